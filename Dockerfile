@@ -49,7 +49,7 @@ ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/s
     FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 # Bytecode of what is imported, and of nothing else: a container may not write it, and would make it
 # at each start.
-RUN FEDREC_CACHE=/tmp/cache python -c "import simulations.cli, server.app, simulations.deployment.operator; \
+RUN FEDREC_CACHE=/tmp/cache python -c "import simulations.cli, server.run, simulations.deployment.operator; \
         from simulations.deployment.processes import node, server; node.import_everything()" \
     && rm -r /tmp/cache
 ENV PYTHONDONTWRITEBYTECODE=1

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.factorisation.ials import CentralIals
-from fedrec.data.cache import POPULATIONS
+from fedrec.baselines.linear import CentralIals
+from fedrec.data.population import POPULATIONS
 from fedrec.evaluation.central import CentralEvaluation, make_baseline
 from fedrec.experiment.loading import load
 

@@ -56,8 +56,7 @@ from benchmarks.contestants.shipped_loop import rounds_of  # noqa: E402
 from benchmarks.environment import child_environment  # noqa: E402
 from clients.step import Step  # noqa: E402
 from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
-from fedrec.runtime.atomic_files import write_atomically  # noqa: E402
-from fedrec.runtime.text_files import read_json  # noqa: E402
+from fedrec.runtime.files import read_json, write_atomically  # noqa: E402
 
 USERS = 40
 ROUNDS = 6

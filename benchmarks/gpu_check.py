@@ -47,12 +47,12 @@ from benchmarks.environment import child_environment  # noqa: E402
 from benchmarks.second_device import DEVICE, SecondDevice  # noqa: E402
 from benchmarks.watch import GpuWatch  # noqa: E402
 from benchmarks.workload import experiment  # noqa: E402
-from clients.hosting.node import Node  # noqa: E402
+from clients.node import Node  # noqa: E402
 from fedrec.errors import ExperimentError  # noqa: E402
 from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
 from fedrec.experiment.schema import Experiment  # noqa: E402
 from fedrec.protocol.orders import TrainOrder  # noqa: E402
-from simulations.study.quick import shrunk  # noqa: E402
+from simulations.studies.declaration import shrunk  # noqa: E402
 
 CUDA = torch.cuda.is_available()
 USERS = 256 if CUDA else 4  # a round of `steps`
@@ -62,9 +62,9 @@ CATALOGUE = {"users": 2000, "items": 3706, "mean-interactions": 100} if CUDA els
 SHARES = {"tests": 0.3, "steps": 0.75, "cohorts": 0.85}
 """Share of the time after which no part of it is begun any more."""
 TESTS = (
-    "tests/clients/test_training_devices.py",
-    "tests/clients/test_precision.py",
-    "tests/fedrec/baselines/test_devices.py",
+    "tests/clients/test_client_updates.py",
+    "tests/clients/test_client_updates.py",
+    "tests/fedrec/baselines/test_baselines.py",
 )
 
 

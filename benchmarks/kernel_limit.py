@@ -27,11 +27,10 @@ import numpy as np
 from numba import njit
 
 from benchmarks.contestants.shipped import initial, node_of, orders, trained
-from fedrec.cohort.kernel import training
-from fedrec.nn.native.memory import aligned
-from fedrec.nn.native.products import add_outputs, descend_weights, input_gradients
-from fedrec.nn.native.tiles import WIDE, tile
+from fedrec.kernel.products import WIDE, add_outputs, descend_weights, input_gradients, tile
+from fedrec.kernel.rows import aligned
 from fedrec.runtime.compilation import FAST
+from fedrec.training import kernel
 
 SHAPES = ((8, 32), (10, 32), (12, 32)) if WIDE else ((4, 16), (5, 16), (6, 16))
 """Rows and columns of the tiles that are tried."""
@@ -156,7 +155,7 @@ def main(name: str, step: str, users: str = "64", *overrides: str) -> None:
     warm, order = orders(node, step, int(users), 2)
     trained(node, arrays, warm)
     seen = Seen()
-    training.train_clients = seen.watched(training.train_clients)
+    kernel.train_clients = seen.watched(kernel.train_clients)
     begun = time.process_time()
     trained(node, arrays, order)
     whole = time.process_time() - begun

@@ -79,20 +79,20 @@ def serve() -> None:
 def _round() -> tuple[list[tuple[Any, ...]], Callable[..., None]]:
     """What compiled training is called with in the first round of (a), and the function."""
     from benchmarks.workload import experiment
-    from fedrec.cohort.kernel import training
+    from fedrec.training import kernel
     from simulations.runner import run
 
-    train = training.train_clients
+    train = kernel.train_clients
     given = []
 
     def noted(*arguments: Any) -> None:
         given.append(copied(arguments))
         train(*arguments)
 
-    training.train_clients = noted
+    kernel.train_clients = noted
     with tempfile.TemporaryDirectory() as folder:
         run(experiment(COHORT, ITEMS, 1, "serial"), output=Path(folder) / "run")
-    training.train_clients = train
+    kernel.train_clients = train
     return given, train
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from simulations.bench.probe import never_drawn
-from simulations.study.runs import measure
-from simulations.study.study import Found, TaskJob
+from simulations.studies.declaration import Found, TaskJob
+from simulations.studies.runs import measure
 
 
 def beside(

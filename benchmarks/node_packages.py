@@ -10,14 +10,14 @@ from __future__ import annotations
 import sys
 from importlib.metadata import Distribution, distributions
 
-from simulations.deployment.processes import node
+from simulations.deployment import entry
 
 _SHOWN = 20
 
 
 def main() -> None:
     """Print the largest packages, whether a node imports them, and the sums."""
-    node.import_everything()
+    entry.import_everything()
     imported = {name.partition(".")[0] for name in sys.modules}
     found = sorted(
         ((_size(one), _used(one, imported), one.metadata["Name"]) for one in distributions()),

@@ -37,11 +37,14 @@ from benchmarks.environment import child_environment  # noqa: E402
 from benchmarks.round_ends import RoundEnds  # noqa: E402
 from benchmarks.workload import experiment  # noqa: E402
 from clients.steps.sgd import Sgd  # noqa: E402
-from fedrec.cohort.batches import Batches  # noqa: E402
-from fedrec.cohort.block import Block, UserCodes  # noqa: E402
-from fedrec.cohort.results import Trained  # noqa: E402
 from fedrec.data.client_data import ClientData  # noqa: E402
 from fedrec.experiment.tables import EngineConfig  # noqa: E402
+from fedrec.training.block import (  # noqa: E402
+    Batches,
+    Block,
+    UserCodes,
+)
+from fedrec.training.results import Trained  # noqa: E402
 from simulations.runner import run  # noqa: E402
 
 NOTES = "FEDREC_OVERHEAD_NOTES"  # names the file that the nodes, processes of their own, write to

@@ -25,7 +25,7 @@ import torch  # noqa: E402
 
 from benchmarks.contestants.shipped import initial, peak_mib  # noqa: E402
 from clients.evaluation import evaluate_clients  # noqa: E402
-from clients.hosting.node import Node  # noqa: E402
+from clients.node import Node  # noqa: E402
 from fedrec.experiment.loading import load  # noqa: E402
 from fedrec.protocol.orders import EvaluateOrder  # noqa: E402
 

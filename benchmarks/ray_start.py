@@ -18,7 +18,7 @@ import sys
 _START = """
 import time, json, sys
 from contextlib import nullcontext
-from simulations.engines.ray_alone import alone
+from simulations.engines.ray import alone
 with alone() if sys.argv[1] == "token" else nullcontext():
     import ray
     began = time.perf_counter()

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from simulations.study.runs import finished, measure
-from simulations.study.study import Found, TaskJob
+from simulations.studies.declaration import Found, TaskJob
+from simulations.studies.runs import finished, measure
 
 
 def _upload(rounds: pd.DataFrame) -> float:
@@ -35,6 +35,6 @@ def beside(
     figure: str,
     set: Sequence[str] = (),
 ) -> Iterator[Found]:
-    """The numbers of one run, see `simulations.study.runs.measure`, and one of `FIGURES`."""
+    """The numbers of one run, see `simulations.studies.runs.measure`, and one of `FIGURES`."""
     yield from measure(job, experiment, dataset, metrics, row, set=set)
     yield Found(dataset, row, figure, FIGURES[figure](finished(job, experiment, set).rounds))

@@ -90,7 +90,7 @@ class SecondDevice(_python_dispatch.TorchDispatchMode):
         self._others = ExitStack()
 
     def __enter__(self) -> SecondDevice:
-        place = "fedrec.cohort.recorded_steps.recorder_of"
+        place = "fedrec.training.recorded_steps.recorder_of"
         self._others.enter_context(mock.patch(place, lambda _: _Repeating(self)))
         self._others.enter_context(_Numbers())
         return super().__enter__()

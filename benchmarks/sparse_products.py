@@ -20,14 +20,9 @@ import numpy as np
 from numba import njit
 
 from benchmarks.kernel_limit import least_seconds
-from fedrec.nn.native import products
-from fedrec.nn.native.memory import aligned
-from fedrec.nn.native.sparse_products import (
-    add_sparse_outputs,
-    descend_sparse,
-    room_of_sparse,
-    sparse_enough,
-)
+from fedrec.kernel import products
+from fedrec.kernel.rows import aligned
+from fedrec.kernel.sparse import add_sparse_outputs, descend_sparse, room_of_sparse, sparse_enough
 from fedrec.runtime.compilation import FAST
 
 BATCHES = 200

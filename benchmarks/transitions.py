@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.contestants.shipped import peak_mib
 from fedrec.baselines.base import Histories
-from fedrec.baselines.transitions import TransitionsBaseline
+from fedrec.baselines.simple import TransitionsBaseline
 
 
 def histories(users: int, items: int, each: int) -> Histories:

@@ -17,10 +17,10 @@ import numpy as np
 from fedrec.data.population import Population
 from fedrec.evaluation.central import CentralEvaluation, make_baseline
 from fedrec.experiment.schema import Experiment
-from fedrec.perturb.disclosure import disclosure
-from fedrec.perturb.mean_similarity import FIGURE, measured_similarity
+from fedrec.perturb.noisy_cooccurrence import disclosure
+from fedrec.perturb.substitutes import FIGURE, measured_similarity
 from fedrec.rng import stream
-from simulations.study.study import Found, TaskJob
+from simulations.studies.declaration import Found, TaskJob
 
 
 def told(

@@ -19,7 +19,7 @@ import numpy as np
 def example(size: int, seed: int) -> list[str]:
     """The table in Markdown."""
     from fedrec.baselines.base import Histories
-    from fedrec.baselines.factorisation.bprmf import Bprmf, BprmfConfig
+    from fedrec.baselines.pairwise import Bprmf, BprmfConfig
     from fedrec.data.population import Population
     from fedrec.experiment.loading import load
 

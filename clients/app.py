@@ -1,25 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Flower ClientApp of a node: unpack the message, let the node do the work, pack the answer."""
+"""The Flower ClientApp of a node, the node that a Flower context describes, and the time limits of
+its work."""
 
 from __future__ import annotations
 
 import logging
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from clients.device.node import at_multiples_of
 from clients.device.policy import Policy
-from clients.device.reply_times import at_multiples_of
-from clients.device.time_limit import ended_after, seconds_left
 from clients.evaluation import evaluate_clients, mean_metrics
 from clients.generated import requested_items
-from clients.node_of_context import is_real, node_of
+from clients.node import Node
+from clients.round import only_reads, train_clients, train_each
 from clients.secure import channel_key, masked_sum, share, unmask
-from clients.training.round import only_reads, train_clients, train_each
 from fedrec.errors import ClientError, RefusalError
+from fedrec.experiment.loading import from_run_config
 from fedrec.protocol.messages import (
+    array_names,
+    own_arrays,
     pack_each,
     pack_item_requests,
     pack_parameters,
@@ -27,17 +34,83 @@ from fedrec.protocol.messages import (
     pack_standard,
     pack_sum,
     pack_table,
+    read_arrays,
     refuse_strange_settings,
     unpack_evaluate,
     unpack_item_query,
     unpack_train_order,
 )
 from fedrec.protocol.orders import Presence, TrainOrder
-from fedrec.protocol.records import array_names, own_arrays, read_arrays
 from fedrec.protocol.secure import ShareOrder, UnmaskOrder
 from fedrec.protocol.secure_messages import pack_channel, pack_masked, pack_words, unpack_words
-from fedrec.protocol.sparse_update import apply_changes
-from fedrec.protocol.zero_copy import for_the_network, from_the_network
+from fedrec.protocol.serialization import for_the_network, from_the_network
+from fedrec.protocol.updates import apply_changes
+
+
+def is_real(context: Context) -> bool:
+    """Whether a context is that of a real node; determined by the node's own configuration, not by
+    the server."""
+    return "private-dir" in context.node_config
+
+
+def node_of(context: Context) -> Node:
+    """The node that a Flower context describes; made once per process.
+
+    Reads `partition-id` and `num-partitions` from the node configuration and the experiment from
+    the run configuration; real nodes are made by `clients.device.node`.
+    """
+    if is_real(context):
+        from clients.device.node import (
+            device_node_of,  # imports certificates, which simulations do not need
+        )
+
+        return device_node_of(context)
+    given = context.run_config
+    config = context.node_config
+    experiment = str(given.get("resolved") or from_run_config(given).model_dump_json())
+    output = str(given.get("output", "") or "")
+    return _node(
+        experiment, int(config.get("partition-id", 0)), int(config.get("num-partitions", 1)), output
+    )
+
+
+@lru_cache(maxsize=64)
+def _node(experiment: str, partition: int, nodes: int, output: str) -> Node:
+    private = Path(output) / "private" if output else None
+    return Node(from_run_config({"resolved": experiment}), partition, nodes, private)
+
+
+@contextmanager
+def ended_after(processor: float, elapsed: float) -> Iterator[None]:
+    """End this process after so many seconds of processor time of all its threads (by the signal
+    SIGVTALRM), or of elapsed time (SIGALRM); 0 sets no limit.
+
+    This also ends work in native code, which no exception would interrupt. The executor reports the
+    failure.
+    """
+    limits = {signal.ITIMER_VIRTUAL: processor, signal.ITIMER_REAL: elapsed}
+    before = {timer: signal.setitimer(timer, limit) for timer, limit in limits.items() if limit}
+    try:
+        yield
+    finally:
+        for timer, earlier in before.items():
+            signal.setitimer(timer, *earlier)
+
+
+def seconds_left(sent: float, lives: float, now: float) -> float:
+    """Seconds until nobody waits for the answer to a message.
+
+    Args:
+        sent: the server's time when the message was created, in seconds.
+        lives: seconds that it is valid after that.
+        now: this machine's time. If the clocks differ so much that the message would be of the
+            future or no longer valid, all its seconds are left, as if it were created now.
+    """
+    left = sent + lives - now
+    return left if 0 < left < lives else lives
+
+
+# The Flower ClientApp of a node: unpack the message, let the node do the work, pack the answer.
 
 log = logging.getLogger("fedrec")
 ClientAppCallable = Callable[[Message, Context], Message]

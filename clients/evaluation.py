@@ -17,18 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clients.blocks import train_in_blocks
 from clients.generated import generated_ratings
-from clients.hosting.node import Node
+from clients.node import Node
+from clients.one_client import private_parameters, to_device
 from clients.step import Step
-from clients.training.blocks import train_in_blocks
-from clients.training.one_client import private_parameters, to_device
-from fedrec.data.time_weighting import last_items
+from fedrec.data.interactions import last_items
 from fedrec.errors import ExperimentError
-from fedrec.evaluation.groups import known_means
 from fedrec.evaluation.lists import HeldOutLists
-from fedrec.evaluation.table import Evaluated
+from fedrec.evaluation.tables import Evaluated, known_means
 from fedrec.experiment.sections import Section
-from fedrec.metrics.rated import RatedBlock
+from fedrec.metrics.base import RatedBlock
 from fedrec.models.base import HistoryModel, Parameters
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import EvaluateOrder, HeldOutPart

@@ -7,17 +7,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from clients.hosting.node import Node
+from clients.node import Node
+from clients.one_client import to_device
 from clients.step import Step
-from clients.training.one_client import to_device
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError, FedrecError
 from fedrec.experiment.sections import Section
-from fedrec.metrics.rated import RatedBlock
+from fedrec.metrics.base import RatedBlock
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.orders import HeldOutPart, ItemQuery
 from fedrec.rng import stream
-from fedrec.runtime.grouping import distinct
+from fedrec.runtime.ragged import distinct
 
 
 def requested_items(node: Node, order: ItemQuery) -> ItemRequests:

@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from clients.hosting.node import Node
-from clients.training.round import train_clients
+from clients.node import Node
+from clients.round import train_clients
 from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.phases import symmetric_of
 from fedrec.experiment.tables import SecureAggregationConfig
@@ -46,9 +46,9 @@ from fedrec.protocol.secure import (
     there,
     unlisted,
 )
-from fedrec.protocol.sparse_update import Change
-from fedrec.secure import fixed_point, masks, shares, vector
-from fedrec.secure.common_order import digest_of
+from fedrec.protocol.updates import Change
+from fedrec.secure import fixed_point, keys, vector
+from fedrec.secure.fixed_point import digest_of
 
 log = logging.getLogger("fedrec")
 _PLACE_BYTES = 4
@@ -62,7 +62,7 @@ def channel_key(node: Node) -> tuple[bytes, bytes]:
         ClientError: the run has no secure aggregation.
     """
     _settings(node)
-    key = masks.public_of(_channel(node))
+    key = keys.public_of(_channel(node))
     return key, b"" if node.identity is None else node.identity.proof(_statement(node, key))
 
 
@@ -77,14 +77,12 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
     nodes = len(channels)
     quorum = _quorum(node, len(channels))
     terms = _terms(order)
-    mask_seed = masks.fresh_seed()
-    self_seed = masks.fresh_seed()
-    mask_key = masks.public_of(masks.key_of(mask_seed))
+    mask_seed = keys.fresh_seed()
+    self_seed = keys.fresh_seed()
+    mask_key = keys.public_of(keys.key_of(mask_seed))
     channel = _channel(node)
     dealt = list(
-        zip(
-            *(shares.split(secret, quorum, nodes) for secret in (mask_seed, self_seed)), strict=True
-        )
+        zip(*(keys.split(secret, quorum, nodes) for secret in (mask_seed, self_seed)), strict=True)
     )
     node.session_secrets.begin(
         order.session,
@@ -102,13 +100,13 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
         },
     )
     sealed = {
-        place: shares.sealed(
+        place: keys.sealed(
             channel, channels[place], _route(terms, order.place, place), pair, mask_key
         )
         for place, pair in enumerate(dealt)
         if place != order.place
     }
-    return ShareReply(mask_key, masks.commitment_of(self_seed), joined(sealed, nodes, SEALED_BYTES))
+    return ShareReply(mask_key, keys.commitment_of(self_seed), joined(sealed, nodes, SEALED_BYTES))
 
 
 def masked_sum(
@@ -143,8 +141,8 @@ def masked_sum(
     kept = _received(node, secure, secrets, mask_keys)
     accepted = node.accept(order)
     if node.sums_once and not (order.protection and order.protection.noise_scale):
-        group = masks.digest(b"group", *pieces(secrets["channels"], KEY_BYTES))
-        own = masks.digest(b"clients", np.unique(np.asarray(accepted.clients)).tobytes())
+        group = keys.digest(b"group", *pieces(secrets["channels"], KEY_BYTES))
+        own = keys.digest(b"clients", np.unique(np.asarray(accepted.clients)).tobytes())
         if not node.session_secrets.first_sum(order.round, own, group):
             raise _second_sum(order.round)
         kept |= {"round": _number(order.round), "group": group}
@@ -158,10 +156,10 @@ def masked_sum(
             " other nodes' clients"
         )
     numbers = _encoded(node, reply, arrays, shapes, form, len(counts))
-    numbers += masks.own_mask(secrets["self-seed"], len(numbers))
-    others = masks.without(mask_keys, place)
-    numbers += masks.pairwise_mask(
-        masks.key_of(secrets["mask-seed"]), place, others, secure.session, len(numbers)
+    numbers += keys.own_mask(secrets["self-seed"], len(numbers))
+    others = keys.without(mask_keys, place)
+    numbers += keys.pairwise_mask(
+        keys.key_of(secrets["mask-seed"]), place, others, secure.session, len(numbers)
     )
     return vector.sent_parts(numbers, form.kind)
 
@@ -242,9 +240,9 @@ def _received(
         raise _unsound(f"{len(mask_keys)} of {nodes} nodes")
     found = {place: (secrets["mask-share"], secrets["self-share"])}
     try:
-        for other, mask_key in masks.without(mask_keys, place).items():
+        for other, mask_key in keys.without(mask_keys, place).items():
             route = _route(secrets["terms"], other, place)
-            found[other] = shares.opened(
+            found[other] = keys.opened(
                 _channel(node), channels[other], route, sealed[other], mask_key
             )
     except ValueError as error:
@@ -261,7 +259,7 @@ def _channels(node: Node, order: ShareOrder) -> list[bytes]:
     """Public channel keys of all nodes, of a session that this node takes part in."""
     sound = len(order.session) == SESSION_BYTES and len(order.channels) % KEY_BYTES == 0
     channels = pieces(order.channels, KEY_BYTES) if sound else []
-    if not 0 <= order.place < len(channels) or channels[order.place] != masks.public_of(
+    if not 0 <= order.place < len(channels) or channels[order.place] != keys.public_of(
         _channel(node)
     ):
         raise _unsound("a list of nodes without this one")
@@ -306,7 +304,7 @@ def _form_of_order(
 def _terms(order: ShareOrder) -> bytes:
     """Digest of the terms that must be the same for all nodes of a session, 32 bytes."""
     session = order.session, order.channels, order.counts, _number(order.bits), order.training
-    return masks.digest(b"terms", *session)
+    return keys.digest(b"terms", *session)
 
 
 def _statement(node: Node, key: bytes) -> bytes:

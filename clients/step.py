@@ -13,17 +13,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedrec.cohort.batches import Batches, OwnData
-from fedrec.cohort.block import Block, UserCodes
-from fedrec.cohort.outcome import Outcome
-from fedrec.components.contract_check import covers_overrides
 from fedrec.components.errors import named
-from fedrec.components.registry import MODEL, ours
+from fedrec.components.registry import MODEL, covers_overrides, ours
 from fedrec.config import Config
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
-from fedrec.privacy.adjacency import Contributions
+from fedrec.privacy.accounting.sampling import Contributions
+from fedrec.training.block import Batches, Block, OwnData, UserCodes
+from fedrec.training.results import Outcome
 
 _REPLACED = ("batches", "block", "train_block", "objective", "trained", "settings")
 """What `train_in_kernel` does, or reads, itself."""
@@ -62,8 +60,8 @@ class Step(ABC):
     Attributes:
         contributions: kind of its updates, which determines the sensitivity to replacing a client.
             `non-negative` only if any two clients' updates have an inner product of at least 0 by
-            construction, for all data (`fedrec.privacy.adjacency`). A subclass with other batches
-            or training is `signed` unless it declares otherwise.
+            construction, for all data (`fedrec.privacy.accounting.sampling`). A subclass with other
+            batches or training is `signed` unless it declares otherwise.
         symmetric: names of the parameters that every client changes by a symmetric matrix, for all
             data, so that one half is sent. A subclass with other batches or training has none
             unless it declares otherwise.
@@ -81,7 +79,7 @@ class Step(ABC):
             takes one after the other: more do not fit into its cache, from which several gradient
             steps read them again.
         kernels: names of the compiled functions that `train_in_kernel` calls
-            (`fedrec.cohort.kernel.warm_up`).
+            (`fedrec.training.warm_up`).
     """
 
     Config: ClassVar[type[StepConfig]] = StepConfig
@@ -110,7 +108,7 @@ class Step(ABC):
                 got="`update`, for one client",
                 fix=(
                     "rename it to `_train` and let train_block return"
-                    " `clients.local.one_by_one.one_by_one(parameters, block, own, self._train)`"
+                    " `clients.steps.descent.one_by_one(parameters, block, own, self._train)`"
                 ),
             )
 
@@ -123,7 +121,7 @@ class Step(ABC):
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """All batches of one client's local work; by default its data and random stream, for steps
-        that draw their batches in `train_block` (`clients.local.one_by_one`)."""
+        that draw their batches in `train_block` (`clients.steps.descent`)."""
         return OwnData.of(data, random)
 
     def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:

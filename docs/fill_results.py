@@ -39,7 +39,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the results beside these pages, whichever checkout is installed
 
-from fedrec.report.input_codes import budgets, input_codes  # noqa: E402
+from fedrec.report.inputs import budgets, input_codes  # noqa: E402
 from simulations.bench.declaration import bench  # noqa: E402
 from simulations.bench.results import NUMBERS, number_text, recorded_cells, state  # noqa: E402
 from simulations.reproduce.recorded import (  # noqa: E402

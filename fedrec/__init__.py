@@ -16,7 +16,7 @@ import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from fedrec.neighbours import require_own_packages
+from fedrec.errors import require_own_packages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ __all__ = [
 _HOMES = {
     "run": "simulations.runner",
     "resume": "simulations.runner",
-    "try_table": "simulations.own_data",
+    "try_table": "simulations.own_table",
     "load": "fedrec.experiment.loading",
     "Experiment": "fedrec.experiment.schema",
     "FedrecError": "fedrec.errors",

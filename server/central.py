@@ -17,10 +17,9 @@ from typing import Any
 import pandas as pd
 
 from fedrec.baselines.base import Baseline
-from fedrec.baselines.private._private import PrivateBaseline
-from fedrec.data.cache import POPULATIONS
+from fedrec.baselines.private.system import PrivateBaseline
 from fedrec.data.independence import refuse_dependent_clients
-from fedrec.data.population import sample_clients
+from fedrec.data.population import POPULATIONS, sample_clients
 from fedrec.device import resolve_device
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import (
@@ -29,18 +28,17 @@ from fedrec.evaluation.central import (
     settings_that_fit,
     stated_privacy,
 )
-from fedrec.evaluation.table import Evaluated
+from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.accountant import Report
 from fedrec.privacy.accounting.events import Event
-from fedrec.privacy.caveats import SIMULATION
-from fedrec.privacy.explain import sentence
 from fedrec.privacy.ledger import Ledger
+from fedrec.privacy.statement import SIMULATION, sentence
 from fedrec.report.privacy_total import systems_together
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
-from fedrec.runtime.strict_json import finite
-from server.callbacks.callback_list import CallbackList
+from fedrec.runtime.shared_memory import finite
+from server.callbacks.base import CallbackList
 
 log = logging.getLogger("fedrec")
 LEDGER = "privacy.jsonl"

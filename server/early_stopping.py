@@ -26,15 +26,14 @@ from flwr.app import ArrayRecord
 from fedrec.config import did_you_mean
 from fedrec.data.population import sample_clients
 from fedrec.errors import ExperimentError
-from fedrec.evaluation.metrics import main_metric
+from fedrec.evaluation.tables import main_metric
 from fedrec.experiment.phases import rounds_before_last_phase
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import EarlyStoppingConfig
-from fedrec.prefixes import strip_prefix
-from fedrec.protocol.zero_copy import zero_copy_arrays
-from server.checkpoint import State
+from fedrec.protocol.serialization import zero_copy_arrays
+from fedrec.runtime.ragged import strip_prefix
+from server.checkpoint import RunExtension, State
 from server.evaluation import Evaluator
-from server.extension import RunExtension
 
 NAME = "early-stopping"
 _PARAMETERS = "parameters/"

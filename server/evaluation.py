@@ -14,18 +14,15 @@ from flwr.serverapp import Grid
 from fedrec.components.registry import STEP, resolve
 from fedrec.data.population import sample_clients
 from fedrec.errors import ClientError, ExperimentError
-from fedrec.evaluation.metrics import Metrics
-from fedrec.evaluation.table import Evaluated
+from fedrec.evaluation.tables import Evaluated, Metrics
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
 from fedrec.protocol.messages import pack_evaluate, unpack_sums, unpack_table
 from fedrec.protocol.orders import EvaluateOrder, HeldOutPart, Purpose
-from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
-from server.cohorts.roster import Roster
-from server.deployed.reply_validation import evaluated, of_usual_size
-from server.exchange.dropped_replies import DroppedReplies
-from server.exchange.item_requests import request_items
-from server.exchange.replies import answers
+from fedrec.protocol.serialization import to_record, zero_copy_arrays
+from server.cohort import Roster
+from server.deployed.validation import evaluated, of_usual_size
+from server.exchange import DroppedReplies, answers, request_items
 from strategies.base import GeneratingStrategy
 
 log = logging.getLogger("fedrec")

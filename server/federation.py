@@ -13,11 +13,10 @@ from flwr.serverapp.strategy import Strategy
 
 from fedrec.experiment.schema import Experiment
 from fedrec.protocol.messages import INITIAL, unpack_parameters
-from server.cohorts.roster import Roster, call_roster
-from server.devices.choice import timeline_of
-from server.devices.late_devices import LateDevices
-from server.exchange.dropped_replies import DroppedReplies
-from server.exchange.replies import answers
+from server.buffer import timeline_of
+from server.cohort import Roster, call_roster
+from server.devices import LateDevices
+from server.exchange import DroppedReplies, answers
 from server.privacy.secure_sums import secure_sums
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One execution of a run folder on a grid: baselines, rounds, evaluation, and the final status,
-also after errors."""
+"""The Flower ServerApp, and one execution of a run folder on a grid."""
 
 from __future__ import annotations
 
@@ -9,20 +8,28 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import torch
-from flwr.serverapp import Grid
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
 from threadpoolctl import threadpool_limits
 
+from fedrec.experiment.loading import from_run_config
 from fedrec.runs.folder import RunFolder
+from fedrec.runs.ids import default_folder
 from fedrec.runs.result import Result
-from fedrec.runtime.end_signals import interrupting
-from server.callbacks.base import Callback
-from server.callbacks.callback_list import CallbackList, callbacks_of
+from fedrec.runtime.files import parse_json
+from fedrec.runtime.process import interrupting
+from server.callbacks.base import Callback, CallbackList, callbacks_of
 from server.central import central_result, run_baselines
-from server.exchange.dropped_replies import name_nodes
+from server.deployed.grid import DeployedGrid
+from server.exchange import name_nodes
 from server.federation import node_names
 from server.loop import Loop
+
+# One execution of a run folder on a grid: baselines, rounds, evaluation, and the final status, also
+# after errors.
 
 
 def execute(run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> Result:
@@ -106,3 +113,32 @@ def _log_to(run: RunFolder, names: Mapping[str, str]) -> Iterator[None]:
         logger.removeHandler(handler)
         logger.setLevel(before)
         handler.close()
+
+
+# The Flower ServerApp: runs the experiment that the run configuration names, on Flower's own grid.
+#
+# Run configuration: `experiment` (TOML file or shipped name), `overrides` (like `--set`, separated
+# by `;`), `output` (absolute path of the run folder, new or to be continued; default: below the
+# runs directory).
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run to the end; an error is raised, so that Flower marks its run as failed."""
+    run = _run_folder(context)
+    logging.getLogger("fedrec").info("run folder %s", run.path)
+    deployed = bool(context.run_config.get("deployment"))
+    most = int(context.run_config.get("most-clients", 0))
+    names = parse_json(str(context.run_config.get("node-names") or "{}"))
+    result = execute(run, DeployedGrid(grid, most or None, names) if deployed else grid)
+    logging.getLogger("flwr").info("fedrec: %s", result.metrics)
+
+
+def _run_folder(context: Context) -> RunFolder:
+    output = str(context.run_config.get("output", "") or "")
+    if output and (Path(output) / "run.json").is_file():
+        return RunFolder(Path(output))
+    experiment = from_run_config(context.run_config)
+    return RunFolder.create(experiment, Path(output) if output else default_folder(experiment))

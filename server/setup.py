@@ -10,17 +10,15 @@ from flwr.serverapp.strategy import Strategy
 
 from fedrec.runs.folder import RunFolder
 from server.central import refuse_central
-from server.cohorts.selection import SampledCohorts
+from server.checkpoint import RunExtension, make_strategy
+from server.cohort import SampledCohorts
 from server.deployed.federation import federation_of
 from server.early_stopping import early_stopping_of
 from server.evaluation import Evaluator
-from server.extension import RunExtension
 from server.federation import Federation
 from server.privacy.guard import guard_of
 from server.privacy.personal_budgets import accounts_of
-from server.strategy_checks import refuse_non_additive, refuse_to_wait
-from server.strategy_state import make_strategy
-from strategies.base import GeneratingStrategy
+from strategies.base import GeneratingStrategy, refuse_non_additive, refuse_to_wait
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,8 +16,7 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.folder import RunFolder
-from fedrec.runtime.atomic_files import write_atomically
-from fedrec.runtime.text_files import read_json
+from fedrec.runtime.files import read_json, write_atomically
 
 CHANGEABLE = (
     "rounds",

@@ -17,7 +17,7 @@ from fedrec.report.inputs import system_inputs
 from fedrec.report.page.page import report
 from fedrec.report.rows import epsilon_of, system_rows
 from fedrec.runs.result import Result
-from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.files import write_atomically
 from server.callbacks.base import Callback
 from simulations.runner import run
 

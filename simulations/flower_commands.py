@@ -1,18 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flower's commands, in this process or as processes of their own: functions, paths, environment,
-configuration and logs."""
+"""Flower's commands in this process or as processes of their own, without telemetry."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 
 from fedrec.errors import EngineError
-from simulations.telemetry import disable_telemetry
+
+# Switches off telemetry and automatic installations of Flower and Ray, unless the user has set
+# them.
+
+_SETTINGS = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def disable_telemetry(environment: MutableMapping[str, str]) -> None:
+    """Set the switches that an environment does not set already."""
+    for name, value in _SETTINGS.items():
+        environment.setdefault(name, value)
 
 
 def load(name: str) -> Callable[[], None]:

@@ -17,11 +17,11 @@ import numpy as np
 import pandas as pd
 
 from fedrec.components.registry import DATASET
-from fedrec.data.files.tables import TableLayout, columns_of, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
 from fedrec.data.readers.table import TableConfig, indexed
-from fedrec.data.split import Partition
+from fedrec.data.splits.rules import Partition
+from fedrec.data.tables import TableLayout, columns_of, read_table
 from fedrec.errors import DataError
 from fedrec.experiment.schema import Experiment
 

@@ -19,14 +19,13 @@ import numpy as np
 import torch
 
 from clients.evaluation import client_scorer
-from clients.hosting.node import Node
+from clients.node import Node
+from clients.one_client import to_device
 from clients.step import Step
-from clients.training.one_client import to_device
-from fedrec.data.cache import POPULATIONS
 from fedrec.data.interactions import Interactions
-from fedrec.data.population import Population
+from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import DataError, ExperimentError
-from fedrec.metrics.long_rows import best_items
+from fedrec.metrics.ranks import best_items
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.ids import read_ids, write_ids
 from fedrec.runs.result import Result

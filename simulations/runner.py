@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from fedrec.components.registry import SAMPLER, STRATEGY, resolve
-from fedrec.data.cache import POPULATIONS
+from fedrec.data.population import POPULATIONS
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.phases import last_phase
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
 from fedrec.experiment.tables import EngineConfig
-from fedrec.runs.directory import default_folder
 from fedrec.runs.folder import RunFolder
+from fedrec.runs.ids import default_folder
 from fedrec.runs.result import Result
-from fedrec.runtime.end_signals import interrupting
+from fedrec.runtime.process import interrupting
 from server.callbacks.base import Callback
 from simulations.amend import amend
 from strategies.base import CohortStrategy

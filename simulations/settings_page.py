@@ -9,10 +9,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fedrec.components.registry import KINDS, available, ours
-from fedrec.components.settings import Setting, settings_of
+from fedrec.components.registry import KINDS, Setting, available, ours, settings_of
 from fedrec.errors import FedrecError
-from simulations.cli.experiments.listing import SECTIONS, section_class
+from simulations.cli.listing import SECTIONS, section_class
 
 _HEAD = """# Settings
 

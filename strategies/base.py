@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flower strategies that train a cohort of clients per round, one message per node.
+"""Flower strategies that train a cohort of clients per round, and the checks of a strategy.
 
 A round: the sampler draws the cohort, the cohort is grouped by node, every node gets one message
 (all messages share the parameters) and replies with one sum. The sums are added in node order, and
@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -19,28 +20,52 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from pydantic import Field
 
+from fedrec.components.errors import component_errors, finite, named, refuse_other_arrays
+from fedrec.components.registry import STRATEGY
 from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.phases import MAIN, Phase, phase_at
 from fedrec.experiment.sections import Section
-from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
-from fedrec.protocol.compact import network_bytes
 from fedrec.protocol.messages import pack_train, unpack_each, unpack_sum
 from fedrec.protocol.orders import Reply, TrainEach, TrainOrder, TrainSum, Weighting
-from fedrec.protocol.sparse_update import (
+from fedrec.protocol.serialization import to_record, zero_copy_arrays
+from fedrec.protocol.updates import (
     Change,
     SparseUpdate,
     added,
     apply_changes,
     dense_change,
+    network_bytes,
     scaled,
 )
-from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
-from strategies._server_rate import ServerRate
+from fedrec.runtime.ragged import add_prefix, strip_prefix
 from strategies.dp import DpFedAvg
+
+# A server learning rate that may decay over the rounds.
+
+
+class ServerRate(Config):
+    """Settings of strategies with a server learning rate."""
+
+    server_lr: float = Field(default=1.0, gt=0)
+    """Server learning rate."""
+    anneal_rounds: int | None = Field(default=None, ge=1)
+    """Number of rounds T over which the server rate falls linearly to zero: `server-lr * (1 - (t -
+    1) / T)` in round t, and 0 after T."""
+    anneal_after: int = Field(default=0, ge=0)
+    """Rounds at the full rate before it begins to fall, such as those of an earlier phase; rounds
+    are counted from the experiment's first."""
+
+    def rate(self, round_number: int) -> float:
+        """The server rate of a round, from 1."""
+        if self.anneal_rounds is None:
+            return self.server_lr
+        falling = max(0, round_number - 1 - self.anneal_after)
+        return self.server_lr * max(0.0, 1.0 - falling / self.anneal_rounds)
 
 
 class Cohorts(Protocol):
@@ -146,7 +171,7 @@ class Aggregate:
 
     def added_to(self, theta: Mapping[str, np.ndarray], rate: float) -> dict[str, np.ndarray]:
         """`theta + rate * sum`; may change `theta` in place, see
-        `fedrec.protocol.sparse_update.apply_changes`."""
+        `fedrec.protocol.updates.apply_changes`."""
         return apply_changes(theta, self.changes, rate)
 
 
@@ -527,3 +552,79 @@ def _without_drift(change: Change, table: np.ndarray) -> Change:
     """A change of a table `[...]` whose untouched rows stay."""
     drifts = isinstance(change, SparseUpdate) and change.drift
     return dense_change(change, table) if drifts else change
+
+
+def refuse_to_wait(strategy: Strategy, nodes: int) -> None:
+    """Refuse a strategy that waits for more nodes than there are: Flower's strategies would wait
+    forever.
+
+    Raises:
+        ExperimentError: its minimum is above `nodes`.
+    """
+    needed = max(
+        getattr(strategy, "min_available_nodes", 0), getattr(strategy, "min_train_nodes", 0)
+    )
+    if needed > nodes:
+        raise ExperimentError(
+            f"strategy {type(strategy).__name__!r} waits for more nodes than there are",
+            expected=f"at least {needed} nodes",
+            got=f"{nodes}",
+            fix="set engine.nodes, or strategy.min-available-nodes and strategy.min-train-nodes",
+        )
+
+
+def refuse_non_finite(
+    parameters: Mapping[str, np.ndarray], number: int, strategy: Strategy
+) -> None:
+    """Refuse parameters with NaN or infinity after a round.
+
+    Raises:
+        ClientError: NaN or infinity is in one of them.
+    """
+    for name, array in parameters.items():
+        if not finite(array):
+            raise ClientError(
+                f"training diverged in round {number}",
+                expected="finite parameters",
+                got=f"NaN or infinity in {name!r} from {named(STRATEGY.name, strategy)}",
+                fix=(
+                    "lower step.learning-rate or strategy.server-lr, or fix that file; "
+                    "the previous checkpoint is intact"
+                ),
+            )
+
+
+def strategy_errors(strategy: Strategy, doing: str) -> AbstractContextManager[None]:
+    """Errors within name the strategy and what it was doing, see `component_errors`."""
+    return component_errors(STRATEGY.name, strategy, doing)
+
+
+def refuse_other_parameters(
+    strategy: Strategy, number: int, found: ArrayRecord, before: ArrayRecord
+) -> None:
+    """Refuse aggregated parameters whose names or shapes differ from those before the round.
+
+    Raises:
+        ComponentError: they differ.
+    """
+    shapes = {name: tuple(array.shape) for name, array in before.items()}
+    refuse_other_arrays(STRATEGY.name, strategy, f"in round {number}", found, shapes)
+
+
+def refuse_non_additive(strategy: Strategy) -> None:
+    """Refuse a strategy that needs more of a round than the sum of its clients' updates.
+
+    Raises:
+        ExperimentError: it is one of Flower's own, sends each client parameters of its own, or
+            aggregates by itself.
+    """
+    parts = list(strategy.by_phase.values()) if isinstance(strategy, CohortStrategy) else [strategy]
+    for part in parts:
+        if not isinstance(part, CohortStrategy) or not part.uses_only_sums():
+            raise ExperimentError(
+                f"strategy {type(part).__name__!r} needs more than the sum, which is all that"
+                " secure aggregation provides",
+                expected="one of fedrec's additive strategies, such as 'reptile' or 'fedavg'",
+                got="a strategy that needs the replies of single nodes or clients",
+                fix="set strategy.name = 'reptile', or leave out secure-aggregation",
+            )

@@ -27,11 +27,11 @@ import numpy as np
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import Event
 from fedrec.privacy.clipping import AdaptiveClip, Clip
-from fedrec.privacy.noise_source import NoiseSource, noisy_count
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainSum, Weighting
-from fedrec.protocol.sparse_update import Change, SparseUpdate, added, dense_change, scaled
+from fedrec.protocol.updates import Change, SparseUpdate, added, dense_change, scaled
+from fedrec.rng import NoiseSource, noisy_count
 
 log = logging.getLogger("fedrec")
 

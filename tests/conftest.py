@@ -149,9 +149,9 @@ def first_sums():
     and as sent."""
     import numpy as np
 
-    from clients.training.round import train_clients
+    from clients.round import train_clients
     from fedrec.protocol.orders import TrainOrder
-    from fedrec.protocol.sparse_update import dense_change
+    from fedrec.protocol.updates import dense_change
     from fedrec.rng import torch_stream
 
     def train(node):
@@ -170,7 +170,7 @@ def first_sums():
 @pytest.fixture(scope="session")
 def identity():
     """Lets tests make Flower messages."""
-    from simulations.engines.flwr_private import identify_server
+    from simulations.engines.grid import identify_server
 
     identify_server()
 
@@ -184,7 +184,7 @@ def world():
     from fedrec.data.features import Feature, FeatureTable
     from fedrec.data.interactions import Interactions
     from fedrec.data.population import Population
-    from fedrec.data.split import Partition
+    from fedrec.data.splits.rules import Partition
 
     users = (
         Feature.single("gender", ["F", "M", "F", "M"]),

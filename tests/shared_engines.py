@@ -41,8 +41,7 @@ ENGINES = SharedEngines()
 def _ray():
     import ray
 
-    from simulations.engines.ray import connect
-    from simulations.engines.ray_alone import alone
+    from simulations.engines.ray import alone, connect
 
     with alone():
         connect(None, CORES, STORE_BYTES)

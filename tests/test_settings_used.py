@@ -23,10 +23,10 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.runtime.text_files import read_toml
-from simulations.cli.experiments.listing import SECTIONS, section_class
+from fedrec.runtime.files import read_toml
+from simulations.cli.listing import SECTIONS, section_class
 from simulations.deployment.layout import DeploymentConfig
-from simulations.study.declaration import declared
+from simulations.studies.declaration import declared
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", *(ROOT / "examples").rglob("*.md")]
@@ -63,7 +63,7 @@ SET_BY_NOBODY = {
     "BandedConfig": "momentum optimised_for",
     "BandwagonConfig": "popular_share",
     "BiasedMfConfig": "factors sweeps",
-    "BoundedConfig": "delta dimension inner omega",
+    "BoundedConfig": "dimension inner omega",
     "BprmfConfig": "biases negatives spread",
     "CentralIalsConfig": "cg_steps frequency_exponent seed",
     "CentralNeumfConfig": "pretrain_epochs product_share",
@@ -124,7 +124,6 @@ SET_BY_NOBODY = {
     "MadeUpUsersConfig": "user_std users",
     "MamlConfig": "learning_rate",
     "MeansStartConfig": "scale step",
-    "MembershipConfig": "delta",
     "MetaMfConfig": "embedding hidden user",
     "MetaMfStepConfig": "negatives",
     "MetaMfStrategyConfig": "undecayed weighting",
@@ -139,8 +138,7 @@ SET_BY_NOBODY = {
     "PersonalNoise": "budget_seed quantile",
     "PfedrecConfig": "embedding",
     "PieckConfig": "emphasis popular variant",
-    "PnbmConfig": "scale start",
-    "PnbmStepConfig": "learning_rate",
+    "PnbmConfig": "scale",
     "PoissonConfig": "cohort",
     "Policy": (
         "largest_parameter least_noise most_epochs most_epsilon most_evaluations "
@@ -173,8 +171,9 @@ SET_BY_NOBODY = {
     "ReplacementConfig": "users",
     "RoundingConfig": "largest",
     "SampledListsConfig": "items",
-    "SasRecConfig": "heads",
+    "SasRecConfig": "blocks heads",
     "ScaleConfig": "scale",
+    "SequenceConfig": "width",
     "SessionConfig": "hidden item_table lambda_im segment_length segment_negatives sessions_of",
     "SgdConfig": "negatives_policy",
     "ShuffledConfig": "batch_size negatives",

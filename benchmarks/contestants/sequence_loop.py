@@ -25,10 +25,9 @@ from benchmarks.contestants.shipped import (
     section_of,
     trained,
 )
-from clients.hosting.node import Node
+from clients.node import Node
 from clients.steps.sequence import SequenceBatches, SequenceStep
-from fedrec.models.sequential.base import SequenceModel
-from fedrec.models.sequential.sasrec import SasRec
+from fedrec.models.sequential import SasRec, SequenceModel
 from fedrec.protocol.orders import TrainOrder
 from fedrec.rng import stream
 

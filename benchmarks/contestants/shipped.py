@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from clients.evaluation import evaluate_clients
-from clients.hosting.node import Node
-from clients.training.round import train_clients
+from clients.node import Node
+from clients.round import train_clients
 from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
-from fedrec.protocol.sparse_update import dense_change
+from fedrec.protocol.updates import dense_change
 
 Numbers = dict[str, np.ndarray]
 

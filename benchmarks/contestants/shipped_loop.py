@@ -23,17 +23,16 @@ from torch.nn import functional as F
 
 from benchmarks.contestants.sequence_loop import SequenceLoop
 from benchmarks.contestants.shipped import Numbers, initial, node_of, orders, trained
-from clients.hosting.node import Node
-from clients.steps.counts import Counts
-from clients.steps.gram import GramStep
+from clients.node import Node
 from clients.steps.sequence import SequenceStep
 from clients.steps.sgd import Sgd
+from clients.steps.statistics import Counts, GramStep
 from fedrec.experiment.sections import Section
-from fedrec.factors.chosen_items import BIAS, chosen_items, item_scale
 from fedrec.models.mf import Mf
 from fedrec.models.privrec import PrivRec
 from fedrec.protocol.orders import TrainOrder
 from fedrec.rng import stream
+from fedrec.sums.products import BIAS, chosen_items, item_scale
 
 ACTIVATIONS = {
     "identity": nn.Identity(),

@@ -14,7 +14,7 @@ from fedrec.experiment.phases import Phase, contributions_of, phase_at
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.noise_multiplier import least_client_noise
+from fedrec.privacy.plan import least_client_noise
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainOrder
 

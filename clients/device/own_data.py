@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from fedrec.data.catalogue import Catalogue
+from fedrec.data.feature_labels import known_labels
 from fedrec.data.features import Feature, FeatureTable
-from fedrec.data.files.feature_labels import known_labels
-from fedrec.data.files.tables import Columns, TableLayout, read_table
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
-from fedrec.data.split import Partition, partition_by
+from fedrec.data.splits.rules import Partition, partition_by
+from fedrec.data.tables import Columns, TableLayout, read_table
 from fedrec.errors import DataError
 from fedrec.experiment.schema import Experiment
 
@@ -94,7 +94,7 @@ def _read_own(
 ) -> tuple[Interactions, list[str], np.ndarray | None]:
     import pandas as pd  # simulated nodes do without
 
-    from fedrec.data.files.columns import SECOND, ids_of, numbers_of, times_of
+    from fedrec.data.columns import SECOND, ids_of, numbers_of, times_of
 
     known = Catalogue.read(catalogue)
     numeric = [name for name, has in (("rating", known.rated), ("time", known.timed)) if has]

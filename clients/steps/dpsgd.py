@@ -32,14 +32,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from clients.local.examples import labelled
-from clients.local.one_by_one import Update, one_by_one
-from clients.local.own_noise import BOUND, OwnNoiseConfig, OwnNoiseStep, clipped_mean
-from clients.local.updates import Updates
 from clients.step import PrivateParameters
-from fedrec.cohort.block import Block
+from clients.steps.descent import Update, labelled, one_by_one
+from clients.steps.own_noise import BOUND, OwnNoiseConfig, OwnNoiseStep, clipped_mean
+from clients.steps.updates import Updates
 from fedrec.data.client_data import ClientData
 from fedrec.models.base import Parameters
+from fedrec.training.block import Block
 
 Examples = tuple[np.ndarray, np.ndarray]
 """Items `int64 [n]` and labels `float32 [n]`."""

@@ -7,7 +7,7 @@ lower bound, clips each over all parameters together, takes their mean, and adds
 every coordinate. The server sees nothing else. The guarantee depends on `mode`:
 
 - `sound`: the bound S does not depend on any user's data. A user's upload has norm at most S before
-  the noise, whatever its data; the cost of n uploads is in `fedrec.privacy.personal.noise`. With
+  the noise, whatever its data; the cost of n uploads is in `fedrec.privacy.personal`. With
   `participations` the noise is set so that this number of uploads together costs epsilon_k, and the
   device makes no more; without, epsilon_k is the cost of one upload, by the paper's formula. The
   loss stays on the device.
@@ -41,16 +41,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.histories import HistoryBlock, HistoryStep, HistoryStepConfig
-from clients.local.own_noise import BOUND, ROUNDING, OwnNoiseConfig, OwnNoiseStep
-from clients.local.per_example_gradients import FactoredGradients, Recorder
-from clients.local.updates import SummedNoiseUpdates, Updates
-from fedrec.cohort.batches import Batches
-from fedrec.cohort.block import Block
-from fedrec.cohort.outcome import Outcome
+from clients.steps.own_noise import (
+    BOUND,
+    ROUNDING,
+    FactoredGradients,
+    OwnNoiseConfig,
+    OwnNoiseStep,
+    Recorder,
+)
+from clients.steps.updates import SummedNoiseUpdates, Updates
+from clients.steps.vae import HistoryBlock, HistoryStep, HistoryStepConfig
 from fedrec.data.client_data import ClientData
 from fedrec.device import on_device
 from fedrec.models.base import Parameters
+from fedrec.training.block import Batches, Block
+from fedrec.training.results import Outcome
 
 
 class DpVaeConfig(OwnNoiseConfig, HistoryStepConfig):

@@ -16,13 +16,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.examples import labelled
-from clients.local.updates import Updates
 from clients.step import Step, StepConfig
-from fedrec.cohort.batches import Batches
-from fedrec.cohort.block import Block
+from clients.steps.descent import labelled
+from clients.steps.updates import Updates
 from fedrec.data.client_data import ClientData
 from fedrec.models.base import Parameters
+from fedrec.training.block import Batches, Block
 
 _WIDTH = 64  # examples side by side; clients of a block are padded to multiples of it
 

@@ -22,14 +22,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.updates import ChangedPart, PartialUpdates
 from clients.step import Step, StepConfig
-from fedrec.cohort.batches import Batches
-from fedrec.cohort.block import Block
+from clients.steps.updates import ChangedPart, PartialUpdates
 from fedrec.data.client_data import ClientData
 from fedrec.models.base import Parameters
 from fedrec.models.pnbm import Pnbm
-from fedrec.neighbourhood.own_block import Rest, own_gradient
+from fedrec.neighbourhood.learned import Rest, own_gradient
+from fedrec.training.block import Batches, Block
 
 
 class PnbmStepConfig(StepConfig):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradient descent of a model of sequences on the client's own sequence.
+"""Gradient descent on the client's own sequence, and on recommendation and self-supervision
+together.
 
 In each epoch a client takes one step on the mean loss of all places of its last items
 (`fedrec.models.sequential`), with new dropout and drawn items. With one epoch its update is a
@@ -9,7 +10,7 @@ one place with the cohort as the batch. A client with fewer than two items train
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -18,15 +19,22 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.local.descent import DescentStep, GradientConfig
-from clients.local.patterns import rates_by_name
 from clients.step import PrivateParameters
-from fedrec.cohort.batches import Batches
-from fedrec.cohort.block import Block
-from fedrec.cohort.sgd import SgdSettings
-from fedrec.data.client_data import ClientData
-from fedrec.data.negatives import draw_negatives
-from fedrec.models.sequential.base import SequenceModel, padded_width
+from clients.steps.descent import (
+    DescentStep,
+    GradientConfig,
+    SessionStep,
+    SessionStepConfig,
+    rates_by_name,
+)
+from clients.steps.sgd import Sgd, SgdConfig
+from fedrec.data.client_data import ClientData, draw_negatives
+from fedrec.models.base import Parameters
+from fedrec.models.sequential import SequenceModel, padded_width
+from fedrec.pretext.contrast import SessionBatches, SessionObjective
+from fedrec.training.block import Batches, Block
+from fedrec.training.descent import Recommending
+from fedrec.training.sgd import SgdSettings
 
 
 class SequenceStepConfig(GradientConfig, PrivateParameters):
@@ -145,3 +153,52 @@ class SequenceObjective:
         generators = [torch.Generator().manual_seed(int(one.seeds[step])) for one in own]
         kept = self.model.keep(generators, 1, items.shape[-1] - own[0].drawn - 1)
         return None if kept is None else kept.to(items.device)
+
+
+# Local SGD on recommendation and self-supervision together (PrivRec section 2.4.3, equation 11).
+#
+#     L = lambda_DSSM * L_DSSM + L_SSL,  L_SSL = lambda_IM * L_IM + lambda_SM * L_SM
+#
+# Where this differs from the paper: the paper does not define a batch. Here batches of labelled
+# examples are those of local SGD, and the session views of an epoch are distributed evenly over its
+# batches.
+
+
+class JointConfig(SgdConfig, SessionStepConfig):
+    """Settings of local SGD and of the self-supervised task."""
+
+    lambda_dssm: float = Field(default=1.0, ge=0)
+    """Weight of the recommender's loss (lambda_DSSM, eq. 11)."""
+
+
+class Joint(SessionStep, Sgd):
+    """Local SGD on the recommender's loss plus the loss on masked views of the client's
+    sessions."""
+
+    name = "joint"
+    Config = JointConfig
+    paper = "PrivRec (Wang et al. 2021), eq. 11"
+    config: JointConfig
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """All batches of one client's local work."""
+        epochs = list(self._joint_epochs(data, random))
+        plain = Batches.cut([examples for examples, _ in epochs], self.config.batch_size)
+        return SessionBatches.deal(
+            plain, [views for _, views in epochs], self.config.batch_size, self.task.layout
+        )
+
+    def objective(self) -> SessionObjective:
+        """Both losses."""
+        return SessionObjective(self.task, Recommending(self.model), self.config.lambda_dssm)
+
+    def trained(self, parameters: Parameters) -> Parameters:
+        """All, the encoders too."""
+        return parameters
+
+    def _joint_epochs(
+        self, data: ClientData, random: np.random.Generator
+    ) -> Iterator[tuple[tuple[np.ndarray, np.ndarray], np.ndarray]]:
+        """Examples (items, labels) and views of each epoch, in the order of training."""
+        for examples in self._epochs(data, random):
+            yield examples, self.task.views(data, random)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local mini-batch SGD on one client's data (PrivRec algorithm 1, lines 9 to 18).
+"""Local mini-batch SGD, also with a profile of the user's own items.
 
-`train_block` trains many clients at once (`fedrec.cohort`), and `train_in_kernel` in native code
-(`fedrec.cohort.kernel`), from the same random draws.
+Local mini-batch SGD on one client's data (PrivRec algorithm 1, lines 9 to 18).
+
+`train_block` trains many clients at once (`fedrec.training`), and `train_in_kernel` in native code
+(`fedrec.training`), from the same random draws.
 
 Where this differs from the paper: it gives no learning rate, batch size or number of negatives, so
 they are settings. The paper turns ratings of 3 and below into negatives; here `low-rated` chooses,
@@ -16,25 +18,32 @@ of a network differently).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
+import torch
 from pydantic import Field
+from torch import Tensor
 
-from clients.local.descent import DescentConfig, DescentStep
-from clients.local.examples import labelled
-from clients.local.patterns import fits, rates_by_name, refuse_idle
 from clients.step import PrivateParameters
-from fedrec.cohort.batches import Batches
-from fedrec.cohort.block import Block
-from fedrec.cohort.kernel.suitability import kernel_refusal, required
-from fedrec.cohort.results import Trained
-from fedrec.cohort.sgd import SgdSettings
+from clients.steps.descent import (
+    DescentConfig,
+    DescentStep,
+    fits,
+    labelled,
+    rates_by_name,
+    refuse_idle,
+)
 from fedrec.data.client_data import ClientData
 from fedrec.models.base import Parameters
-from fedrec.pretext.encoder import recommender_part
+from fedrec.models.privrec import ITEMS, PROFILE, PrivRecProfile
+from fedrec.pretext.views import mean_directions, recommender_part
+from fedrec.training.block import Batches, Block
+from fedrec.training.kernel import kernel_refusal, required
+from fedrec.training.results import Trained
+from fedrec.training.sgd import SgdSettings
 
 
 class SgdConfig(DescentConfig, PrivateParameters):
@@ -80,7 +89,7 @@ class Sgd(DescentStep):
         self, parameters: Parameters, block: Block, own: Parameters | None = None
     ) -> Trained:
         """The same as `train_block` in native code; called if `kernel_refusal` is None."""
-        from fedrec.cohort.kernel.training import (
+        from fedrec.training.kernel import (
             train_block,  # imports Numba, which the other paths do not need
         )
 
@@ -115,3 +124,79 @@ class Sgd(DescentStep):
     ) -> tuple[np.ndarray, np.ndarray]:
         config = self.config
         return labelled(data, self.model.schema, config.negatives, config.low_rated, random)
+
+
+# Local SGD of PrivRec's network, and a profile of the user's own items: an extension of Wang et al.
+# 2021 (`fedrec.models.privrec`).
+#
+# The device takes the profile from the item embeddings as they are after its local training. The
+# profile is private: what is sent is the change of the network and of the embeddings, the same as
+# from `sgd`. It is taken anew in each round, so a device needs no memory of it.
+#
+# The term of the profile is not in the local loss. With it there the network learns what the term
+# leaves, which ranks worse, in fine-tuning and more so in training (`docs/papers/privrec.md`).
+
+
+class SgdProfileConfig(SgdConfig):
+    """Settings of local SGD."""
+
+
+class SgdProfile(Sgd):
+    """Local SGD of the network; afterwards the profile of the user's own items.
+
+    Attributes:
+        keeps: the setting's parameters alone, as the profile is taken anew in each round.
+    """
+
+    name = "sgd-profile"
+    Config = SgdProfileConfig
+    trains = PrivRecProfile
+    tasks = ("ranking",)
+    private = (PROFILE,)
+    paper = "an extension of PrivRec (Wang et al. 2021), algorithm 1"
+    config: SgdProfileConfig
+
+    def __init__(
+        self, config: SgdProfileConfig, model: PrivRecProfile, device: torch.device
+    ) -> None:
+        super().__init__(config, model, device)
+        self.model = model.network
+
+    def train_block(
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
+    ) -> Trained:
+        """Train every client of a block."""
+        found = super().train_block(_network(parameters), block, own)
+        return self._with_profiles(found, parameters, own)
+
+    def train_in_kernel(
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
+    ) -> Trained:
+        """The same as `train_block` in native code; asked for where `kernel_refusal` gives None."""
+        found = super().train_in_kernel(_network(parameters), block, own)
+        return self._with_profiles(found, parameters, own)
+
+    @property
+    def keeps(self) -> bool:
+        return bool(self.config.private_parameters)
+
+    def _with_profiles(
+        self, found: Trained, start: Mapping[str, Tensor], own: Mapping[str, Tensor] | None
+    ) -> Trained:
+        """A trained block with the profiles of its clients, `[C, d]`, from the positives in their
+        batches."""
+        block = found.block
+        table = found.values[ITEMS]
+        if self.config.epochs:
+            liked = torch.zeros(table.shape[:2], dtype=torch.bool, device=table.device)
+            places = block.places[:, :, : block.items.shape[2]]
+            liked.view(-1)[places[block.labels > 0]] = True
+            profiles = mean_directions(table, liked)
+        else:
+            profiles = (own or {}).get(PROFILE, start[PROFILE].expand(len(block), -1))
+        return replace(found, start=start, values={**found.values, PROFILE: profiles})
+
+
+def _network(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All parameters but the profile."""
+    return {name: value for name, value in parameters.items() if name != PROFILE}

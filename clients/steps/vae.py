@@ -1,39 +1,284 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local training of the variational autoencoder on the client's own history (Fang et al. 2022,
-equations 7 and 19).
-
-A client is one example: its whole history. In each epoch it draws new dropout and a new code and
-takes one gradient step on minus the evidence lower bound. With one epoch the update is a gradient,
-and the server's optimiser does the rest; that is batch training with the cohort as the batch.
-
-Where this differs from the paper: it raises beta "gradually from 0 to 1" and keeps the best, here
-beta rises linearly over `anneal-rounds` rounds to `beta` and stays there (its table 3: 0.5 for
-MovieLens-100K).
-"""
+"""Local training on whole histories, and that of the variational autoencoder."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
-from clients.local.histories import (
-    HistoryBlock,
-    HistoryObjective,
-    HistoryStep,
-    HistoryStepConfig,
-)
-from clients.local.per_example_gradients import Recorder
-from clients.local.updates import FactoredUpdates
-from fedrec.cohort.batches import Batches
-from fedrec.cohort.block import Block
-from fedrec.cohort.descent import descend
-from fedrec.cohort.outcome import Outcome
-from fedrec.cohort.sgd import SgdSettings
+from clients.step import Step, StepConfig
+from clients.steps.own_noise import Recorder
+from clients.steps.updates import FactoredUpdates
 from fedrec.data.client_data import ClientData
+from fedrec.device import on_device
 from fedrec.models.base import Parameters
+from fedrec.models.priors import user_priors
+from fedrec.models.vae import Draw, Prior, Tap, Vae
+from fedrec.privacy.personal import PersonalNoise, PriorsConfig
+from fedrec.training.block import Batches, Block, UserCodes
+from fedrec.training.descent import descend
+from fedrec.training.results import Outcome
+from fedrec.training.sgd import SgdSettings
+
+
+@dataclass(frozen=True, eq=False)
+class HistoryBatches(Batches):
+    """One client's work: the same history in every step, with other random numbers.
+
+    Attributes:
+        history: `int64 [N]`, distinct items.
+        amounts: `float32 [N]`, how much each is liked.
+        kept: `bool [S, N]`, which of them dropout leaves in each step.
+        noise: `float32 [S, K]`, standard normal, for the code.
+        prior: mean and variance of the client's prior, `float32 [K]` each; None: the standard one.
+        drawn: `int64 [J]`, the items that are examples, if an example is a single item.
+        random: the client's stream after all these draws, for noise on the update.
+        client: the client's id.
+    """
+
+    history: np.ndarray
+    amounts: np.ndarray
+    kept: np.ndarray
+    noise: np.ndarray
+    prior: tuple[np.ndarray, np.ndarray] | None
+    drawn: np.ndarray
+    random: np.random.Generator
+    client: int
+
+    @classmethod
+    def of(
+        cls,
+        history: np.ndarray,
+        amounts: np.ndarray,
+        draws: Sequence[Draw],
+        random: np.random.Generator,
+        *,
+        client: int,
+        prior: tuple[np.ndarray, np.ndarray] | None = None,
+        drawn: np.ndarray | None = None,
+        examples: int | None = None,
+    ) -> Self:
+        """One step per draw (`[1, 1]` each); without a draw nothing is trained. `examples`: default
+        1 with a draw."""
+        steps = len(draws)
+        return cls(
+            items=np.zeros((steps, 0), dtype=np.int64),
+            labels=np.zeros((steps, 0), dtype=np.float32),
+            sizes=np.zeros(steps, dtype=np.int64),
+            examples=min(steps, 1) if examples is None else examples,
+            last_epoch=min(steps, 1),
+            history=history,
+            amounts=amounts,
+            kept=np.array([draw.kept[0, 0].numpy()[history] for draw in draws], bool).reshape(
+                steps, len(history)
+            ),
+            noise=np.array([draw.noise[0, 0].numpy() for draw in draws], np.float32).reshape(
+                steps, -1 if steps else 0
+            ),
+            prior=prior,
+            drawn=np.zeros(0, dtype=np.int64) if drawn is None else drawn,
+            random=random,
+            client=client,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class HistoryBlock(Block):
+    """A block of clients with histories.
+
+    Attributes:
+        histories: `float32 [C, items]`.
+        kept: `bool [S, C, items]`.
+        noise: `float32 [S, C, K]`.
+        prior: `[C, 1, K]`; None where every client has the standard one.
+        drawn: `int64 [C, J]`, padded with item 0.
+        drawn_counts: `int64 [C]`.
+    """
+
+    histories: Tensor
+    kept: Tensor
+    noise: Tensor
+    prior: Prior | None
+    drawn: Tensor
+    drawn_counts: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        users: UserCodes,
+        batches: Sequence[Batches],
+        device: torch.device,
+        model: Vae | None = None,
+    ) -> Self:
+        """Make a block of clients from `HistoryBatches`; the model determines the number of items
+        and of random numbers."""
+        own = [batch for batch in batches if isinstance(batch, HistoryBatches)]
+        if model is None or len(own) != len(batches):
+            raise TypeError("Expected HistoryBatches and the model that they are for.")
+        steps = max(1, *(len(batch.sizes) for batch in own))
+        items = model.schema.num_items
+        latent = model.config.latent
+        histories = np.zeros((len(own), items), dtype=np.float32)
+        kept = np.zeros((steps, *histories.shape), dtype=bool)
+        noise = np.zeros((steps, len(own), latent), np.float32)
+        drawn = np.zeros((len(own), max(1, *(len(batch.drawn) for batch in own))), dtype=np.int64)
+        for place, batch in enumerate(own):
+            count = len(batch.sizes)
+            histories[place, batch.history] = batch.amounts
+            if count:
+                kept[:count, place, batch.history] = batch.kept
+                noise[:count, place] = batch.noise
+            drawn[place, : len(batch.drawn)] = batch.drawn
+        plain = Block.of(users, batches, device)
+        shared = {field.name: getattr(plain, field.name) for field in fields(Block)}
+        return cls(
+            **shared,
+            histories=on_device(histories, device),
+            kept=on_device(kept, device),
+            noise=on_device(noise, device),
+            prior=_prior(own, device),
+            drawn=on_device(drawn, device),
+            drawn_counts=on_device(np.array([len(batch.drawn) for batch in own]), device),
+        )
+
+    @property
+    def histories_of(self) -> list[HistoryBatches]:
+        """The clients' batches."""
+        return [batch for batch in self.members if isinstance(batch, HistoryBatches)]
+
+    def draw(self, step: int) -> Draw:
+        """The random numbers of a step for all clients, with the clients as cohort dimension."""
+        return Draw(self.kept[step].unsqueeze(1), self.noise[step].unsqueeze(1))
+
+    def parts(
+        self, model: Vae, parameters: Mapping[str, Tensor], tap: Tap
+    ) -> tuple[Tensor, Tensor]:
+        """The terms of the bound: log-probabilities of the items `[C, B, items]`, and divergences
+        `[C, B]`. For the first step of all clients under the same parameters: `[C, items]` and
+        `[C]`."""
+        shared = {name: value.unsqueeze(0) for name, value in parameters.items()}
+        prior = (
+            None if self.prior is None else Prior(self.prior.mean[:, 0], self.prior.variance[:, 0])
+        )
+        draw = Draw(self.kept[:1], self.noise[:1])
+        log_chances, distances = model.parts(shared, self.histories.unsqueeze(0), draw, prior, tap)
+        return log_chances[0], distances[0]
+
+
+class HistoryObjective:
+    """Negative evidence lower bound of each client.
+
+    Args:
+        model: the variational autoencoder.
+        beta: weight of the divergence from the prior.
+    """
+
+    capturable = False  # with one epoch, as shipped, there is one step
+
+    def __init__(self, model: Vae, beta: float) -> None:
+        self.model = model
+        self.beta = beta
+
+    def __call__(
+        self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
+    ) -> Tensor:
+        if not isinstance(block, HistoryBlock):
+            raise TypeError(f"Expected a HistoryBlock, got {type(block).__name__}.")
+        drawn = block.draw(step)
+        prior = block.prior
+        draw = Draw(drawn.kept[:active], drawn.noise[:active])
+        prior = None if prior is None else Prior(prior.mean[:active], prior.variance[:active])
+        histories = block.histories[:active, None]
+        return self.model.negative_elbo(parameters, histories, draw, self.beta, prior)[:, 0]
+
+
+def _prior(batches: Sequence[HistoryBatches], device: torch.device) -> Prior | None:
+    priors = [batch.prior for batch in batches if batch.prior is not None]
+    if len(priors) != len(batches):
+        return None
+    mean, variance = (
+        on_device(np.stack(part).astype(np.float32), device).unsqueeze(1)
+        for part in zip(*priors, strict=True)
+    )
+    return Prior(mean, variance)
+
+
+class HistoryStepConfig(StepConfig):
+    """Settings of training on histories."""
+
+    beta: float = Field(default=0.5, ge=0)
+    """Weight of the divergence from the prior after annealing (paper: 0.5 for MovieLens-100K)."""
+    anneal_rounds: int = Field(default=0, ge=0)
+    """Rounds over which beta rises linearly from 0; 0: full weight from the start."""
+    priors: PriorsConfig | None = None
+    """Priors of the users' codes from their metadata (equation 11), without noise; default:
+    standard normal."""
+
+
+class HistoryStep(Step):
+    """Base of steps that train the variational autoencoder on a client's own history."""
+
+    trains = Vae
+    model: Vae
+    config: HistoryStepConfig
+
+    def __init__(self, config: HistoryStepConfig, model: Vae, device: torch.device) -> None:
+        super().__init__(config, model, device)
+        noise = config if isinstance(config, PersonalNoise) else None
+        self.priors = user_priors(config.priors, noise, model)
+
+    def in_round(self, round_number: int) -> Self:
+        """The step with the beta of a training round, from 1: linear from 0, the whole from round
+        `anneal_rounds` on."""
+        rounds = self.config.anneal_rounds
+        share = min(1.0, (round_number - 1) / rounds) if rounds else 1.0
+        beta = self.config.beta * share
+        return type(self)(self.config.model_copy(update={"beta": beta}), self.model, self.device)
+
+    def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
+        """Put clients together, see `Block.of`."""
+        return HistoryBlock.of(users, batches, device, self.model)
+
+    def history_batches(
+        self, data: ClientData, steps: int, random: np.random.Generator, **examples: Any
+    ) -> HistoryBatches:
+        """The batches of one client, with draws for so many steps; `examples` as in
+        `HistoryBatches.of`."""
+        draws = [self.model.draw((1, 1), generator_of(random)) for _ in range(steps)]
+        return HistoryBatches.of(
+            data.positives,
+            data.amounts(self.model.rated),
+            draws,
+            random,
+            client=data.client,
+            prior=None if self.priors is None else self.priors.of(data),
+            **examples,
+        )
+
+
+def generator_of(random: np.random.Generator) -> torch.Generator:
+    """A torch generator on the CPU that depends on the next number of a client's stream."""
+    return torch.Generator().manual_seed(int(random.integers(2**63)))
+
+
+# Local training of the variational autoencoder on the client's own history (Fang et al. 2022,
+# equations 7 and 19).
+#
+# A client is one example: its whole history. In each epoch it draws new dropout and a new code and
+# takes one gradient step on minus the evidence lower bound. With one epoch the update is a
+# gradient, and the server's optimiser does the rest; that is batch training with the cohort as the
+# batch.
+#
+# Where this differs from the paper: it raises beta "gradually from 0 to 1" and keeps the best, here
+# beta rises linearly over `anneal-rounds` rounds to `beta` and stays there (its table 3: 0.5 for
+# MovieLens-100K).
 
 
 class VaeStepConfig(HistoryStepConfig):

@@ -1,30 +1,311 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attribute inference: how well a user's attribute (such as gender) can be inferred from what an
-attacker sees of it.
-
-The attacker knows the attribute of some users, trains a classifier on their data, and applies it to
-the others. This is done in folds, so that the attribute of every user is predicted once. The result
-is balanced accuracy, the mean of the shares of right answers in each class: accuracy alone is high
-for a classifier that always answers with the most frequent class.
-
-Where this differs from the poster "targeted DP": it names a neural attacker without further
-details. What the attacker sees, its network and its training are ours
-(`fedrec.attacks.classifier`).
-"""
+"""Attribute inference: the attack, its classifier, and the figures of its success."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
+from scipy.special import ndtri
 from scipy.stats import rankdata
+from torch import Tensor
+from torch.nn import functional as F
 
-from fedrec.attacks.classifier import Attacker, Classifier, Training
-from fedrec.attacks.intervals import mean_of, wilson
-from fedrec.attacks.success import Figure
+from fedrec.attacks.bounds import Interval, clopper_pearson, mean_of, wilson
 from fedrec.errors import ExperimentError
-from fedrec.rng import stream
+from fedrec.nn.layers import AdamW
+from fedrec.privacy.statement import attack_ceiling
+from fedrec.rng import stream, torch_stream
+
+# Success of membership attacks: the same figures, with intervals, for all attacks. Accuracy, which
+# papers report, says little: it depends on the share of members and on a threshold. So it is
+# reported with balanced accuracy, the area under the ROC curve, and the share of members found at a
+# small share of false alarms (Carlini et al. 2022, section III), which measures attacks that
+# succeed on a few users only.
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure with its interval of 95 % confidence (unless said otherwise).
+
+    Attributes:
+        value: in [0, 1].
+        low, high: ends of the interval.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, value: float, interval: Interval) -> Figure:
+        """A figure from a value and an interval."""
+        return cls(float(value), float(interval[0]), float(interval[1]))
+
+
+@dataclass(frozen=True)
+class Success:
+    """Success of an attack on the users of a target system.
+
+    Attributes:
+        members, others: number of attacked users of each kind.
+        accuracy: share of right answers (Wilson's interval); always giving the majority answer gets
+            `majority`.
+        majority: the larger share of the two kinds.
+        balanced_accuracy: mean of the shares of right answers among members and among others; 1/2
+            is chance.
+        auc: area under the ROC curve (interval of DeLong et al. 1988); 1/2 is chance.
+        found: share of members whose score lies above the threshold that `alarms` of the others
+            pass; Clopper-Pearson at that threshold, whose own uncertainty is not in it. Chance is
+            `false_alarms`.
+        false_alarms: share of the others that pass it, at most the requested one.
+        wanted: the requested largest share of false alarms, such as .01.
+    """
+
+    members: int
+    others: int
+    accuracy: Figure
+    majority: float
+    balanced_accuracy: Figure
+    auc: Figure
+    found: Figure
+    false_alarms: float
+    wanted: float
+
+    def table(self) -> dict[str, Any]:
+        """All figures as plain numbers."""
+        return asdict(self)
+
+    def ceilings(self, epsilon: float, delta: float) -> dict[str, float]:
+        """The most that (epsilon, delta)-DP allows: see
+        `fedrec.privacy.statement.attack_ceiling` and `found_ceiling`."""
+        return {
+            "balanced_accuracy": attack_ceiling(epsilon, delta),
+            "found": found_ceiling(self.wanted, epsilon, delta),
+        }
+
+
+def measure(
+    scores: np.ndarray,
+    member: np.ndarray,
+    *,
+    threshold: float,
+    wanted: float = 0.01,
+    confidence: float = 0.95,
+) -> Success:
+    """Compare an attack's scores with the truth.
+
+    Args:
+        scores: `float [users]`, higher where the attacker thinks "member"; none may be NaN.
+        member: `bool [users]`, the truth; both kinds must occur.
+        threshold: a score above it is the answer "member" (for the two accuracies).
+        wanted: largest share of false alarms at which `found` is measured, in [0, 1].
+        confidence: of all intervals, in (0, 1).
+
+    Raises:
+        ValueError: lengths differ, a score is NaN, or there are no members or no others.
+    """
+    scores = np.asarray(scores, dtype=np.float64)
+    member = np.asarray(member, dtype=bool)
+    if (
+        scores.shape != member.shape
+        or scores.ndim != 1
+        or np.isnan(scores).any()
+        or member.all()
+        or not member.any()
+    ):
+        raise ValueError("Expected one number per user, and users of both kinds.")
+    inside = scores[member]
+    outside = scores[~member]
+    right_in = int((inside > threshold).sum())
+    right_out = int((outside <= threshold).sum())
+    sizes = (len(inside), len(outside))
+    users = len(scores)
+    cut = _cut(outside, wanted)
+    caught = int((inside > cut).sum())
+    return Success(
+        *sizes,
+        accuracy=Figure.of(
+            (right_in + right_out) / users, wilson(right_in + right_out, users, confidence)
+        ),
+        majority=max(sizes) / users,
+        balanced_accuracy=Figure.of(
+            (right_in / sizes[0] + right_out / sizes[1]) / 2,
+            mean_of([(right_in, sizes[0]), (right_out, sizes[1])], confidence),
+        ),
+        auc=_area(inside, outside, confidence),
+        found=Figure.of(caught / sizes[0], clopper_pearson(caught, sizes[0], confidence)),
+        false_alarms=float((outside > cut).mean()),
+        wanted=wanted,
+    )
+
+
+def found_ceiling(false_alarms: float, epsilon: float, delta: float) -> float:
+    """Largest share of members found: `min(e^eps FPR + delta, 1 - e^-eps (1 - delta - FPR))`, at
+    most 1."""
+    if math.isinf(epsilon):
+        return 1.0
+    rise = math.exp(min(epsilon, 700.0)) * false_alarms + delta
+    return float(np.clip(min(rise, 1 - math.exp(-epsilon) * (1 - delta - false_alarms)), 0.0, 1.0))
+
+
+def _cut(outside: np.ndarray, wanted: float) -> float:
+    """The smallest score of the others (or below all of them) that at most the requested share of
+    them exceeds."""
+    allowed = math.floor(wanted * len(outside) + 1e-9)
+    descending = np.sort(outside)[::-1]
+    return -math.inf if allowed >= len(outside) else float(descending[allowed])
+
+
+def _area(inside: np.ndarray, outside: np.ndarray, confidence: float) -> Figure:
+    """Area under the ROC curve; its variance from each user's own share of won comparisons."""
+    ranks = rankdata(np.concatenate([inside, outside]))
+    n = len(inside)
+    m = len(outside)
+    won = (ranks[:n] - rankdata(inside)) / m
+    lost = 1 - (ranks[n:] - rankdata(outside)) / n
+    variance = sum(np.var(part, ddof=1) / len(part) for part in (won, lost) if len(part) > 1)
+    area = float(won.mean())
+    half = float(ndtri((1 + confidence) / 2)) * math.sqrt(variance)
+    return Figure(area, max(0.0, area - half), min(1.0, area + half))
+
+
+# The attribute attacker's classifier: a small neural network, or without hidden layer logistic
+# regression.
+#
+# Trained by Adam on class-balanced cross-entropy. Early stopping on a part of the training users
+# makes tuning unnecessary, and keeps an overfitting attacker from being mistaken for a private
+# system.
+
+Attacker = Literal["neural", "logistic"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the classifier is trained.
+
+    Attributes:
+        hidden: units of the hidden layer of the neural attacker.
+        learning_rate: of Adam.
+        weight_decay: decoupled L2 decay per step.
+        batch: users per step.
+        epochs: most passes over the training users.
+        patience: passes without a better validation loss after which training stops.
+        validation: share of the training users that chooses the pass to keep, in (0, 1).
+    """
+
+    hidden: int = 128
+    learning_rate: float = 3e-3
+    weight_decay: float = 1e-2
+    batch: int = 128
+    epochs: int = 60
+    patience: int = 8
+    validation: float = 0.15
+
+
+class Classifier:
+    """Class scores from descriptions.
+
+    Args:
+        attacker: `"neural"` (one hidden layer, ReLU) or `"logistic"`.
+        columns: width of a description.
+        classes: number of classes.
+        training: how it is trained.
+        seed: of the stream `"attribute-classifier"`; `address` names one of several classifiers
+            below it.
+    """
+
+    def __init__(
+        self,
+        attacker: Attacker,
+        columns: int,
+        classes: int,
+        training: Training,
+        seed: int,
+        *address: int,
+    ) -> None:
+        self.classes = classes
+        self.training = training
+        self._random = torch_stream(seed, "attribute-classifier", *address)
+        widths = [columns, training.hidden, classes] if attacker == "neural" else [columns, classes]
+        self._layers = [
+            (self._uniform(fan_in, fan_out), torch.zeros(fan_out))
+            for fan_in, fan_out in itertools.pairwise(widths)
+        ]
+
+    def fit(self, described: np.ndarray, labels: np.ndarray) -> Classifier:
+        """Train.
+
+        Args:
+            described: `float32 [users, columns]`.
+            labels: `int64 [users]`, each in `[0, classes)`.
+        """
+        inputs = torch.from_numpy(described)
+        targets = torch.from_numpy(labels)
+        counts = torch.bincount(targets, minlength=self.classes).clamp(min=1)
+        weight = len(labels) / (self.classes * counts.float())
+        order = torch.randperm(len(labels), generator=self._random)
+        held = max(1, round(self.training.validation * len(labels)))
+        check = order[:held]
+        learn = order[held:]
+        leaves = [value.requires_grad_() for layer in self._layers for value in layer]
+        rate = self.training.learning_rate
+        decay = self.training.weight_decay
+        optimiser = AdamW(leaves, lr=rate, weight_decay=decay)
+        best = float("inf")
+        kept = [leaf.detach().clone() for leaf in leaves]
+        waited = 0
+        for _ in range(self.training.epochs):
+            shuffled = learn[torch.randperm(len(learn), generator=self._random)]
+            for batch in shuffled.split(self.training.batch):
+                optimiser.zero_grad()
+                F.cross_entropy(
+                    self._logits(inputs[batch]), targets[batch], weight=weight
+                ).backward()
+                optimiser.step()
+            with torch.no_grad():
+                loss = float(
+                    F.cross_entropy(self._logits(inputs[check]), targets[check], weight=weight)
+                )
+            if loss < best:
+                best = loss
+                kept = [leaf.detach().clone() for leaf in leaves]
+                waited = 0
+            elif (waited := waited + 1) > self.training.patience:
+                break
+        self._layers = list(zip(kept[::2], kept[1::2], strict=True))
+        return self
+
+    def scores(self, described: np.ndarray) -> np.ndarray:
+        """Chance of each class, `float64 [users, classes]`."""
+        with torch.no_grad():
+            return torch.softmax(self._logits(torch.from_numpy(described)).double(), 1).numpy()
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        for place, (weight, bias) in enumerate(self._layers):
+            inputs = (F.relu(inputs) if place else inputs) @ weight + bias
+        return inputs
+
+    def _uniform(self, fan_in: int, fan_out: int) -> Tensor:
+        bound = (6 / (fan_in + fan_out)) ** 0.5
+        return (2 * torch.rand(fan_in, fan_out, generator=self._random) - 1) * bound
+
+
+# Attribute inference: how well a user's attribute (such as gender) can be inferred from what an
+# attacker sees of it.
+#
+# The attacker knows the attribute of some users, trains a classifier on their data, and applies it
+# to the others. This is done in folds, so that the attribute of every user is predicted once. The
+# result is balanced accuracy, the mean of the shares of right answers in each class: accuracy alone
+# is high for a classifier that always answers with the most frequent class.
+#
+# Where this differs from the poster "targeted DP": it names a neural attacker without further
+# details. What the attacker sees, its network and its training are ours
+# (`fedrec.attacks.attribute`).
 
 Scaling = Literal["rows", "columns"]
 

@@ -1,22 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The membership attack of PrivRec (Wang et al. 2021, section 4.6), with a shadow system and a
-random forest.
-
-A user is described by what the paper gives the attacker: its features and its top-10 recommendation
-list. A random forest learns, from users of a shadow system of whom the attacker knows it, which
-descriptions belong to members.
-
-Where this differs from the paper:
-
-- The encoding of the list for the forest is not stated there. `Encoding` selects one; the default
-  joins all of them.
-- Members are 80 % of the shadow users but 50 % of the attacked ones; a forest that has learned
-  nothing then answers "member" nearly always. The paper reports accuracy only. We also report
-  balanced accuracy and AUC, and `balanced` weights the two kinds equally.
-- Whether lists hold items that a user already has, and whether the model is fine-tuned first, is
-  not stated. The stated knowledge of the attacker (features, global model) suggests neither; the
-  driver offers both.
-"""
+"""Membership attacks: the shadow system of PrivRec, the likelihood-ratio attack, and the signals of
+both."""
 
 from __future__ import annotations
 
@@ -24,14 +8,36 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
+from scipy.special import log_ndtr
 
 from fedrec.data.features import FeatureTable
 from fedrec.errors import ExperimentError
-from fedrec.metrics.long_rows import best_items
+from fedrec.metrics.ranks import best_items
 from fedrec.rng import seed_sequence
 
 if TYPE_CHECKING:
     from sklearn.ensemble import RandomForestClassifier
+
+    from fedrec.data.population import Population
+
+
+# The membership attack of PrivRec (Wang et al. 2021, section 4.6), with a shadow system and a
+# random forest.
+#
+# A user is described by what the paper gives the attacker: its features and its top-10
+# recommendation list. A random forest learns, from users of a shadow system of whom the attacker
+# knows it, which descriptions belong to members.
+#
+# Where this differs from the paper:
+#
+# - The encoding of the list for the forest is not stated there. `Encoding` selects one; the default
+#   joins all of them.
+# - Members are 80 % of the shadow users but 50 % of the attacked ones; a forest that has learned
+#   nothing then answers "member" nearly always. The paper reports accuracy only. We also report
+#   balanced accuracy and AUC, and `balanced` weights the two kinds equally.
+# - Whether lists hold items that a user already has, and whether the model is fine-tuned first, is
+#   not stated. The stated knowledge of the attacker (features, global model) suggests neither; the
+#   driver offers both.
 
 Encoding = Literal["multi-hot", "pooled", "both"]
 
@@ -134,3 +140,125 @@ def forest_scores(forest: RandomForestClassifier, described: np.ndarray) -> np.n
     """`float64 [n]`: the forest's probability of "member"; above 1/2 is its answer."""
     chances = np.asarray(forest.predict_proba(described))
     return chances[:, np.asarray(forest.classes_, dtype=bool)][:, 0]
+
+
+# The likelihood-ratio attack (Carlini et al. 2022, algorithm 1 and section VI) with federations in
+# place of models.
+#
+# Shadow systems are trained on random halves of the users. For each user, the signals of systems
+# that were trained with it and of those that were not are fitted by two normal distributions; the
+# attack's score is the log ratio of their densities at the target system's signal (online), or how
+# improbable so large a signal is without the user (offline).
+#
+# Where this differs from the paper: one "example" is one user with all its data; the signal is a
+# mean over the user's positives (`fedrec.attacks.membership`); there is no augmentation, so one
+# signal per user and system.
+
+Mode = Literal["online", "offline"]
+Variance = Literal["global", "user"]
+
+_SMALLEST_SD = 1e-12
+
+
+def lira_scores(
+    target: np.ndarray,
+    shadows: np.ndarray,
+    member: np.ndarray,
+    *,
+    mode: Mode = "online",
+    variance: Variance = "global",
+) -> np.ndarray:
+    """Score of each user; higher means "member".
+
+    Args:
+        target: `float [users]`, signals under the target system.
+        shadows: `float [runs, users]`, signals under the shadow systems.
+        member: `bool [runs, users]`, which users trained which system; each user needs two systems
+            of each kind (offline: two that it did not train).
+        mode: `"online"` compares both fits; `"offline"` uses only systems that the user did not
+            train, which an attacker can train before choosing whom to attack.
+        variance: `"user"` fits a variance per user; `"global"` pools it over users, better with few
+            shadow systems.
+
+    Returns:
+        `float64 [users]`: online, log density ratio (0 is undecided); offline, minus the log of the
+        probability of such a large signal without the user (log 2 is the middle).
+
+    Raises:
+        ValueError: shapes differ, or a user has too few systems of a kind.
+    """
+    target = np.asarray(target, np.float64)
+    shadows = np.asarray(shadows, np.float64)
+    if shadows.shape != member.shape or shadows.shape[1:] != target.shape:
+        raise ValueError(
+            f"Expected [users] and [runs, users] twice, got {target.shape}, {shadows.shape},"
+            f" {member.shape}."
+        )
+    mean, sd = _fit(shadows, ~member, variance)
+    if mode == "offline":
+        return -log_ndtr(-(target - mean) / sd)
+    mean_in, sd_in = _fit(shadows, member, variance)
+    return _log_density(target, mean_in, sd_in) - _log_density(target, mean, sd)
+
+
+def _fit(
+    signals: np.ndarray, chosen: np.ndarray, variance: Variance
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation `[users]` over the chosen runs of each user."""
+    counts = chosen.sum(axis=0)
+    if counts.min(initial=2) < 2:
+        raise ValueError("Expected at least two shadow systems of each kind for every user.")
+    mean = np.where(chosen, signals, 0.0).sum(axis=0) / counts
+    squares = np.where(chosen, np.square(signals - mean), 0.0).sum(axis=0)
+    freedom = counts - 1
+    spread = (
+        squares / freedom
+        if variance == "user"
+        else np.full(len(mean), squares.sum() / freedom.sum())
+    )
+    return mean, np.sqrt(np.maximum(spread, _SMALLEST_SD**2))
+
+
+def _log_density(value: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> np.ndarray:
+    return -np.log(sd) - np.square((value - mean) / sd) / 2
+
+
+# Membership signals: one number per user, larger if a model fits the user's data better.
+#
+# Carlini et al. 2022 use `log(p / (1 - p))` of the right class, because it is nearly normal. Our
+# models' scores for ranking are that number already. A user has several positives: we take their
+# mean.
+
+Signal = Literal["positives", "contrast"]
+
+
+def fit_signals(
+    scores: np.ndarray, population: Population, users: np.ndarray, signal: Signal
+) -> np.ndarray:
+    """How well scores fit the users' training rows.
+
+    Args:
+        scores: `float [n, items]`, the model's scores of the catalogue for each user: logits, or
+            predicted ratings.
+        population: the users' data.
+        users: `int64 [n]`.
+        signal: ranking: `"positives"`, the mean logit of a user's positives; `"contrast"`, the same
+            minus the mean logit of all other items, which removes the general level of a model's
+            logits. For ratings both are minus the mean squared error.
+
+    Returns:
+        `float64 [n]`; 0 for a user without positives (without rows, for ratings).
+    """
+    found = np.zeros(len(users))
+    for place, user in enumerate(users.tolist()):
+        data = population.client(user)
+        own = scores[place].astype(np.float64)
+        if population.task == "rating":
+            found[place] = (
+                -np.square(own[data.items] - data.labels).mean() if len(data.items) else 0.0
+            )
+        elif len(data.positives):
+            found[place] = own[data.positives].mean()
+            if signal == "contrast" and len(data.positives) < len(own):
+                found[place] -= np.delete(own, data.positives).mean()
+    return found

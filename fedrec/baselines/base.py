@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of centralised recommenders, the baselines of the federated ones."""
+"""The interface of centralised recommenders, and how their native code is compiled and run in
+threads."""
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -12,10 +17,12 @@ import torch
 
 from fedrec.config import Config
 from fedrec.data.features import FeatureNames, FeatureTable
-from fedrec.data.schema import Schema
+from fedrec.data.interactions import Schema
 from fedrec.errors import ExperimentError
-from fedrec.privacy.stated import Stated
-from fedrec.runtime.grouping import spans
+from fedrec.privacy.statement import Stated
+from fedrec.runtime.ragged import spans
+
+# The interface of centralised recommenders, the baselines of the federated ones.
 
 Sparse: TypeAlias = Any
 """A `scipy.sparse.csr_array`; according to scipy's annotations its shape may be unknown."""
@@ -281,3 +288,49 @@ class RatingBaseline(Baseline):
 
     def scores(self, histories: Histories) -> torch.Tensor:
         raise NotImplementedError("Expected a baseline that ranks.")
+
+
+# Native code of centralised systems: compiled when it is first called, on rows in threads.
+
+
+def native(**flags: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a function that Numba compiles at its first call: importing Numba is slow, and not
+    needed to read settings.
+
+    Args:
+        flags: of `numba.njit`.
+    """
+
+    def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.cache
+        def code() -> Any:
+            from fedrec.runtime.compilation import compiled
+
+            return compiled(function, flags)
+
+        return functools.wraps(function)(lambda *given: code()(*given))
+
+    return decorated
+
+
+def pointers(table: Sparse) -> tuple[np.ndarray, np.ndarray]:
+    """Where each row begins, `int64 [rows + 1]`, and its columns, `int64 [entries]`: native code is
+    compiled for each type."""
+    return table.indptr.astype(np.int64, copy=False), table.indices.astype(np.int64, copy=False)
+
+
+def over_rows(
+    function: Callable[..., Any], given: tuple[Any, ...], bounds: np.ndarray, found: np.ndarray
+) -> np.ndarray:
+    """Rows `found`, which native code writes in a thread for each part of them.
+
+    Args:
+        function: takes `given`, the first row, the row after the last, and `found`.
+        given: its first arguments.
+        bounds: ascending, `int64 [threads + 1]`, rows between the parts.
+        found: `[rows, ...]`.
+    """
+    function(*given, 0, 0, found)  # compiled by one thread
+    with ThreadPoolExecutor(len(bounds) - 1) as pool:
+        list(pool.map(lambda part: function(*given, *part, found), pairwise(bounds.tolist())))
+    return found

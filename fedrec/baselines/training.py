@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training in one place: gradient descent over epochs of batches, moving averages, early
-stopping."""
+"""Training in one place: examples, triples, epochs of batches, and rows of parameters per user."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal
+from itertools import starmap
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
+from fedrec.baselines.base import Baseline, Histories, Sparse, native
 from fedrec.config import Config
 from fedrec.device import one_thread
-from fedrec.nn.optimisers import SGD, Adam
+from fedrec.errors import DataError
+from fedrec.nn.layers import SGD, Adam
+from fedrec.rng import stream
 
 HELD_OUT = 0.1
 """Share of the training data that early stopping holds out."""
@@ -159,3 +166,340 @@ class BestValues:
             self._since = 0
             self.values = [value.detach().clone() for value in tensors]
         return self._since >= self._patience
+
+
+class Triples:
+    """Draws triples.
+
+    Args:
+        liked: binary `[users, items]`, columns ascending within a row. Users without a liked item,
+            or without any other, are never drawn.
+        draw: unit of uniform draws: users, followed by one of the user's items, or liked pairs.
+        random: source of randomness.
+
+    Raises:
+        DataError: no user has both a liked item and another.
+    """
+
+    def __init__(
+        self, liked: Sparse, draw: Literal["users", "pairs"], random: np.random.Generator
+    ) -> None:
+        counts = np.diff(liked.indptr)
+        self._liked = liked
+        self._counts = counts
+        self._draw = draw
+        self._random = random
+        self._owner = np.repeat(np.arange(len(counts)), counts)
+        self._free = liked.shape[1] - counts
+        self._users = np.flatnonzero((counts > 0) & (self._free > 0))
+        self._pairs = np.flatnonzero(self._free[self._owner] > 0)
+        if not len(self._users):
+            raise DataError(
+                "there is nothing to rank",
+                expected="a user with liked and other items",
+                got="none",
+                fix="lower positive-above, or choose another split or dataset",
+            )
+
+    @property
+    def per_epoch(self) -> int:
+        """Number of triples in an epoch."""
+        return len(self._pairs)
+
+    def epoch(self, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """The triples of an epoch in batches, as many as there are liked pairs: users, liked items
+        and others, `int64 [batch]` each."""
+        random = self._random
+        total = len(self._pairs)
+        if self._draw == "users":
+            users = random.choice(self._users, total)
+            places = self._liked.indptr[users] + random.integers(0, self._counts[users])
+        else:
+            places = random.permutation(self._pairs)
+            users = self._owner[places]
+        good = self._liked.indices[places].astype(np.int64)
+        others = self.others(users)
+        for start in range(0, total, batch_size):
+            batch = slice(start, start + batch_size)
+            yield users[batch], good[batch], others[batch]
+
+    def hold_out(self, share: float, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Users and liked items, `int64 [pairs]` each, of a random share of the pairs, which later
+        epochs leave out (with `draw = "pairs"`); they are still no negatives."""
+        out = random.random(len(self._pairs)) < share
+        places = self._pairs[out]
+        self._pairs = self._pairs[~out]
+        return self._owner[places], self._liked.indices[places].astype(np.int64)
+
+    def others(self, users: np.ndarray) -> np.ndarray:
+        """An item that each user does not like, drawn uniformly, `int64 [users]`."""
+        rank = self._random.integers(0, self._free[users])
+        return _ranked_others(self._liked.indptr, self._liked.indices, users, rank)
+
+
+@native()
+def _ranked_others(offsets, liked, users, ranks) -> np.ndarray:
+    """The item of a rank among those that a user does not like.
+
+    Args:
+        offsets: `int [all users + 1]`, where each user's liked items begin.
+        liked: `int [pairs]`, ascending within a user.
+        users: `int64 [n]`.
+        ranks: `int64 [n]`, from 0 up to less than the number of other items.
+
+    Returns:
+        `int64 [n]`.
+    """
+    found = np.empty(len(users), dtype=np.int64)
+    for n in range(len(users)):
+        start = offsets[users[n]]
+        low = offsets[users[n]]
+        high = offsets[users[n] + 1]
+        # The number of liked items before the rank-th other item is the number of liked items with
+        # at most `rank` others before them.
+        while low < high:
+            middle = (low + high) // 2
+            if liked[middle] - (middle - start) <= ranks[n]:
+                low = middle + 1
+            else:
+                high = middle
+        found[n] = ranks[n] + low - start
+    return found
+
+
+# Shared code of systems with a row of parameters per user: the treatment of users who were not
+# training users.
+#
+# `transductive`: evaluated users are in training, with their known items. `fold-in`: they are not;
+# when they are scored, their row is computed from their known items with all other parameters
+# fixed. A transductive system also folds in users that it does not know.
+
+
+class UserRowsConfig(Config):
+    """Settings of all systems with a row per user."""
+
+    unseen_users: Literal["transductive", "fold-in"] = "transductive"
+    """Evaluated users who are not training users: also trained on (`transductive`), or folded in
+    afterwards (`fold-in`)."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of all random draws."""
+
+
+class UserRowsBaseline(Baseline):
+    """A baseline with a row of parameters per user; `fit` keeps the histories and the rows.
+
+    Attributes:
+        fitted: the histories of the training users.
+        own: `float32 [users, width]`, a row for each user of `fitted`.
+    """
+
+    config: UserRowsConfig
+    fitted: Histories
+    own: np.ndarray
+
+    @property
+    def transductive(self) -> bool:
+        """Whether it must also be fitted to the known items of the users to be scored."""
+        return self.config.unseen_users == "transductive"
+
+    def rows(self, histories: Histories) -> np.ndarray:
+        """`float32 [users, width]`: rows of some users, fitted or folded in."""
+        places = self.fitted.places(histories)
+        unseen = np.flatnonzero(places < 0)
+        found = np.zeros((histories.num_users, self.own.shape[1]), dtype=np.float32)
+        found[places >= 0] = self.own[places[places >= 0]]
+        if len(unseen):
+            found[unseen] = self.folded_in(histories.take(unseen))
+        return found
+
+    @abstractmethod
+    def folded_in(self, histories: Histories) -> np.ndarray:
+        """`float32 [users, width]`: rows of users that were not in training, each computed from its
+        own items only."""
+
+
+def own_seed(items: np.ndarray) -> int:
+    """A seed that depends on a user's items `int64 [n]` only, so that the other users of a block
+    make no difference."""
+    return zlib.crc32(np.sort(items).astype(np.int64).tobytes())
+
+
+# Systems with a row of parameters per user, trained on examples: items and their labels.
+#
+# Of likes, each liked pair comes with a number of items that the user does not like, drawn again in
+# each epoch. A new user is folded in by gradient descent on its own row, which starts from the mean
+# of all users, on its liked items and as many drawn items as in training; all other parameters are
+# fixed.
+
+FOLD_IN_STEPS = 60
+"""Steps of Adam on the row of a user who is folded in."""
+_FOLD_IN_RATE = 0.02  # of these steps
+
+
+class ExamplesConfig(UserRowsConfig, PatienceConfig):
+    """Settings of systems that are trained on examples."""
+
+    negatives: int = Field(default=4, ge=1)
+    """Negatives sampled per liked pair."""
+    regularisation: float = Field(default=0.0, ge=0)
+    """L2 penalty on the embeddings of a batch, averaged over its examples."""
+
+
+class ExampleBatch(NamedTuple):
+    """Examples of some users.
+
+    Attributes:
+        users: `int64 [n]`, places of the users among the fitted ones.
+        items: `int64 [n, B]`.
+        labels: `float32 [n, B]`.
+    """
+
+    users: np.ndarray
+    items: np.ndarray
+    labels: np.ndarray
+
+
+class ExamplesBaseline(UserRowsBaseline):
+    """Parameters of users and shared ones, trained together on batches of examples.
+
+    Attributes:
+        shared: the other parameters, by name.
+    """
+
+    config: ExamplesConfig
+    shared: dict[str, Tensor]
+
+    @abstractmethod
+    def logits(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
+        """Predictions `[n, B]` of items `int64 [n, B]`, from the users' rows `[n, width]`; `users`
+        are their numbers in the dataset, `int64 [n]`, -1 for unknown ones."""
+
+    @abstractmethod
+    def batch_loss(self, rows: Tensor, items: Tensor, labels: Tensor, users: np.ndarray) -> Tensor:
+        """Mean over the `n` of a batch of the sum of their losses, with the penalty; arguments as
+        in `logits`, labels `[n, B]`."""
+
+    def losses(self, predictions: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        """Weighted sum of the losses of examples, `[n, B]` each: the cross-entropy of logits."""
+        return F.binary_cross_entropy_with_logits(predictions, labels, weights, reduction="sum")
+
+    def train_pairs(self, users: Tensor, random: np.random.Generator) -> None:
+        """Train on the liked pairs of `fitted`, from the shared parameters and the users' rows
+        `[users, width]`."""
+        config = self.config
+        triples = Triples(self.fitted.csr(), "pairs", random)
+
+        def examples(own: np.ndarray, *columns: np.ndarray) -> ExampleBatch:
+            more = config.negatives + 1 - len(columns)
+            items = np.stack([*columns, *(triples.others(own) for _ in range(more))], axis=1)
+            labels = np.zeros(items.shape, np.float32)
+            labels[:, 0] = 1.0
+            return ExampleBatch(own, items, labels)
+
+        held_out = []
+        if config.patience is not None:
+            pairs = triples.hold_out(HELD_OUT, stream(config.seed, "baseline-held-out"))
+            held_out.append(examples(*pairs))
+        steps = -(-triples.per_epoch // config.batch_size)
+        self.train_examples(
+            users, lambda: starmap(examples, triples.epoch(config.batch_size)), steps, held_out
+        )
+
+    def train_examples(
+        self,
+        users: Tensor,
+        epoch: Callable[[], Iterable[ExampleBatch]],
+        steps: int,
+        held_out: Sequence[ExampleBatch] = (),
+    ) -> None:
+        """Train all parameters.
+
+        Args:
+            users: `[users, width]`, the users' first rows.
+            epoch: the batches of an epoch.
+            steps: their number.
+            held_out: for early stopping.
+        """
+        names = list(self.shared)
+        trained = [one.requires_grad_() for one in (users, *self.shared.values())]
+
+        def loss(values: Sequence[Tensor], batch: ExampleBatch) -> Tensor:
+            self.shared = dict(zip(names, values[1:], strict=True))
+            own, items, labels = (torch.from_numpy(part).to(self.device) for part in batch)
+            rows = F.embedding(own, values[0])
+            return self.batch_loss(rows, items, labels, self.fitted.numbers[batch.users])
+
+        @torch.no_grad()
+        def measured(values: Sequence[Tensor]) -> float:
+            return sum(float(loss(values, batch)) for batch in held_out)
+
+        last = train(
+            trained,
+            self.config,
+            lambda _: epoch(),
+            lambda batch: loss(trained, batch).backward(),
+            steps=steps,
+            patience=self.config.patience,
+            held_out=measured if held_out else None,
+        )
+        self.shared = dict(zip(names, last[1:], strict=True))
+        self.own = last[0].cpu().numpy()
+
+    def folded_in(self, histories: Histories) -> np.ndarray:
+        """`float32 [users, width]`: rows of users that were not in training, each computed from its
+        own items only. Users without items get the mean row."""
+        counts = np.diff(histories.csr().indptr)
+        return self.descended(counts > 0, histories.numbers, lambda: self._own_examples(histories))
+
+    @torch.enable_grad()
+    @one_thread()
+    def descended(
+        self,
+        able: np.ndarray,
+        numbers: np.ndarray,
+        steps: Callable[[], Iterator[tuple[Tensor, Tensor, Tensor]]],
+    ) -> np.ndarray:
+        """Rows `float32 [users, width]` after steps of Adam, each user's on its own examples.
+
+        Args:
+            able: `bool [users]`, who has examples; the others have the mean row.
+            numbers: `int64 [users]`, the users' numbers in the dataset, -1 for unknown ones.
+            steps: items, labels and weights of each step, `[users, examples]` each.
+        """
+        start = torch.from_numpy(self.own.mean(0)).expand(len(able), -1).contiguous()
+        if not able.any():
+            return start.numpy()
+        rows = start.to(self.device).requires_grad_()
+        config = self.config
+        kept = torch.from_numpy(able).to(self.device)
+        adam = Adam([rows], lr=_FOLD_IN_RATE)
+        for items, labels, weights in steps():
+            losses = self.losses(self.logits(rows, items, numbers), labels, weights)
+            (losses + config.regularisation * rows[kept].square().sum()).backward()
+            adam.step()
+            adam.zero_grad()
+        return rows.detach().cpu().numpy()
+
+    def _own_examples(self, histories: Histories) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """For each step: items, labels and weights, `[users, examples]`; those of a user depend on
+        its own items only."""
+        liked = histories.csr()
+        config = self.config
+        counts = np.diff(liked.indptr)
+        longest = counts.max()
+        shape = (FOLD_IN_STEPS, histories.num_users, counts.max() * (1 + config.negatives))
+        items = np.zeros(shape, np.int64)
+        labels = np.zeros(shape[1:], np.float32)
+        weights = np.zeros(shape[1:], np.float32)
+        labels[:, :longest] = 1.0
+        for user in np.flatnonzero((counts > 0) & (counts < histories.num_items)):
+            own = liked[[user]]
+            random = stream(own_seed(own.indices), "fold-in")
+            number = counts[user]
+            drawn = number * config.negatives
+            others = Triples(own, "pairs", random).others(np.zeros(FOLD_IN_STEPS * drawn, np.int64))
+            items[:, user, :number] = own.indices
+            items[:, user, longest : longest + drawn] = others.reshape(-1, drawn)
+            weights[user, :number] = weights[user, longest : longest + drawn] = 1 / number
+        on_device = [torch.from_numpy(part).to(self.device) for part in (items, labels, weights)]
+        return ((step, on_device[1], on_device[2]) for step in on_device[0])

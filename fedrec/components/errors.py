@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedrec.errors import ComponentError, FedrecError
-from fedrec.runtime import end_signals
+from fedrec.runtime import process
 
 
 def file_of(component: object) -> str:
@@ -57,7 +57,7 @@ def raised_by_code(error: KeyboardInterrupt) -> bool:
     code = innermost.tb_frame.f_code.co_code[innermost.tb_lasti]
     return (
         dis.opname[code] == "RAISE_VARARGS"
-        and innermost.tb_frame.f_globals.get("__name__") != end_signals.__name__
+        and innermost.tb_frame.f_globals.get("__name__") != process.__name__
     )
 
 

@@ -1,18 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Name -> class, for every kind of component.
-
-A name is resolved in this order:
-
-1. `"package.module:Class"`: that class, from anywhere on `sys.path`;
-2. a built-in: a class with `name = "..."` in its body, in any module of the kind's home, which is
-   a module, or a package with its subpackages;
-3. an entry point of the group `fedrec.<kind>` that an installed package declares.
-
-There is no list to edit: a new built-in is a new class with a `name`. The name is public. A class
-without one of its own is no component, even if it inherits one. Names are read from the text of the
-modules, without importing them, so `name = "..."` stands on a line of its own. Homes and base
-classes are named by strings because this core library must not import the packages above it.
-"""
+"""Name -> class, for every kind of component; its settings; and the check of its methods'
+signatures."""
 
 from __future__ import annotations
 
@@ -21,16 +9,276 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import json
 import re
-from collections.abc import Iterator
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from fedrec.components.contract_check import refuse_unusable
-from fedrec.components.errors import line_of, raised_by_code
-from fedrec.config import did_you_mean
+import annotated_types
+from pydantic.fields import FieldInfo
+
+from fedrec.components.errors import line_of, named, raised_by_code
+from fedrec.config import Config, did_you_mean
 from fedrec.errors import ExperimentError
+
+# The settings of a component: type, default, range and description of each.
+#
+# Everything is read from the component's configuration class, so that help, documentation and error
+# messages agree.
+
+_WORDS = {int: "integer", float: "number", bool: "true or false", str: "text"}
+_BOUNDS = {
+    annotated_types.Ge: (">=", "ge"),
+    annotated_types.Gt: (">", "gt"),
+    annotated_types.Le: ("<=", "le"),
+    annotated_types.Lt: ("<", "lt"),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting.
+
+    Attributes:
+        key: as written in TOML, with the enclosing tables: `adaptive-clip.quantile`.
+        type: such as `number`, `list of integer` or the allowed values.
+        default: in TOML syntax; `required` without one, empty if the key is left out.
+        range: such as `>= 0, < 1`; empty without bounds.
+        about: its sentence.
+    """
+
+    key: str
+    type: str
+    default: str
+    range: str
+    about: str
+
+    def table(self) -> dict[str, str]:
+        """As JSON values."""
+        return {name: getattr(self, name) for name in ("key", "type", "default", "range", "about")}
+
+
+def settings_of(component: type, *, nested: bool = True) -> list[Setting]:
+    """The settings of a component, or of a configuration class itself.
+
+    With `nested` the keys of nested tables are included if they are fixed.
+
+    For a component without a configuration class, such as Flower's own strategies, these are the
+    arguments of its constructor.
+    """
+    config = component if issubclass(component, Config) else getattr(component, "Config", None)
+    if config is not None:
+        return list(_of_config(config, nested=nested))
+    return [
+        Setting(
+            name.replace("_", "-"),
+            "" if parameter.annotation is parameter.empty else str(parameter.annotation),
+            "required" if parameter.default is parameter.empty else _default(parameter.default),
+            "",
+            "",
+        )
+        for name, parameter in inspect.signature(component).parameters.items()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        or parameter.kind is parameter.KEYWORD_ONLY
+        if not callable(parameter.default)
+    ]
+
+
+def _of_config(config: type[Config], within: str = "", *, nested: bool) -> Iterator[Setting]:
+    texts = config.descriptions()
+    for name, field in config.model_fields.items():
+        key = within + name.replace("_", "-")
+        yield Setting(
+            key,
+            words_of(field.annotation),
+            _default_of(field),
+            ", ".join(_bounds(field.metadata)),
+            " ".join(texts.get(name, "").split()),
+        )
+        inner = _nested(field.annotation) if nested else None
+        if inner is not None:
+            named = "NAME." if get_origin(field.annotation) is dict else ""
+            yield from _of_config(inner, f"{key}.{named}", nested=True)
+
+
+def words_of(annotation: Any) -> str:
+    """A type in words."""
+    origin = get_origin(annotation)
+    arguments = get_args(annotation)
+    if origin is Annotated:
+        bounds = ", ".join(_bounds(arguments[1:]))
+        return words_of(arguments[0]) + (f" {bounds}" if bounds else "")
+    if origin is Literal:
+        return " or ".join(_default(value) for value in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(words_of(a) for a in arguments if a is not type(None)))
+    if origin in (tuple, list, frozenset, set):
+        inner = " or ".join(dict.fromkeys(words_of(a) for a in arguments if a is not Ellipsis))
+        return f"list of {inner}" if inner else "list"
+    if origin in (dict, Mapping) or annotation is dict:
+        return "table"
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return "table"
+    return _WORDS.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())
+
+
+def _nested(annotation: Any) -> type[Config] | None:
+    """The configuration class of a table with fixed keys, or that of the component named in the
+    table."""
+    for one in (annotation, *get_args(annotation)):
+        if (
+            isinstance(one, type)
+            and issubclass(one, Config)
+            and one.model_config.get("extra") == "forbid"
+        ):
+            return one
+    return None
+
+
+def _bounds(metadata: Iterable[Any]) -> Iterator[str]:
+    for one in metadata:
+        if isinstance(one, FieldInfo):
+            yield from _bounds(one.metadata)
+        for kind, (sign, attribute) in _BOUNDS.items():
+            if isinstance(one, kind):
+                yield f"{sign} {getattr(one, attribute):g}"
+        if isinstance(one, annotated_types.MinLen):
+            yield f"at least {one.min_length}"
+        elif pattern := getattr(one, "pattern", None):
+            yield f"matches {pattern}"
+
+
+def _default_of(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    return _default(value)
+
+
+def _default(value: Any) -> str:
+    """A value in TOML syntax; empty for None."""
+    if value is None:
+        return ""
+    if isinstance(value, Config):
+        value = value.table()
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{key} = {_default(one)}" for key, one in value.items())
+        return "{ " + inner + " }" if inner else "{}"
+    if isinstance(value, list | tuple | set | frozenset):
+        return "[" + ", ".join(map(_default, value)) + "]"
+    return repr(value) if isinstance(value, float) else json.dumps(value, default=str)
+
+
+# Checks when a class is loaded that its methods have the signatures of its contract, so that errors
+# do not occur in the middle of a run.
+
+_CONTRACT_PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations", "flwr")
+_CONTRACT_FILES = (
+    *("base", "reader", "rules", "perturbation", "strategy"),
+    *("samplers", "sequential", "per_client"),
+)
+
+
+def refuse_unusable(kind: str, cls: type, base: type) -> None:
+    """Refuse a class that lacks methods of its contract or has them with other parameters.
+
+    Raises:
+        ExperimentError: names the class, its file and the method.
+    """
+    if inspect.isabstract(cls):
+        raise ExperimentError(
+            f"{cls.__module__}:{cls.__qualname__} is an abstract {kind}",
+            expected=(
+                f"a class derived from {base.__module__}:{base.__qualname__} with all its methods"
+            ),
+            got=f"no {', '.join(sorted(cls.__abstractmethods__))}",  # type: ignore[attr-defined]
+            fix="name a class that has them, or implement them",
+        )
+    for name, own, contract in _overridden(cls, base):
+        if not _takes(own, contract):
+            raise ExperimentError(
+                f"{named(kind, cls)} has a method with the wrong signature",
+                expected=f"{name}{inspect.signature(contract)}",
+                got=f"{name}{inspect.signature(own)}",
+                fix=f"give {cls.__name__}.{name} these parameters",
+            )
+
+
+def _overridden(cls: type, base: type) -> Iterator[tuple[str, Any, Any]]:
+    """Name, own function and the contract's function of every method that a class overrides."""
+    contracts = [one for one in cls.__mro__[1:] if one is base or _is_contract(one)]
+    for contract in contracts:
+        for name, function in vars(contract).items():
+            own = inspect.getattr_static(cls, name, None)
+            public = name == "__init__" or not name.startswith("_")
+            if (
+                public
+                and inspect.isfunction(function)
+                and inspect.isfunction(own)
+                and own is not function
+            ):
+                yield name, own, function
+
+
+def _is_contract(cls: type) -> bool:
+    package, _, file = cls.__module__.rpartition(".")
+    return (
+        package.split(".")[0] in _CONTRACT_PACKAGES
+        and file in _CONTRACT_FILES
+        and not vars(cls).get("name")  # a component beside its base
+    )
+
+
+def _takes(own: Any, contract: Any) -> bool:
+    """Whether a function accepts the contract's arguments: positionally, and the optional ones also
+    by name."""
+    kinds = inspect.Parameter
+    known = list(inspect.signature(contract).parameters.values())
+    ordered = [
+        one for one in known if one.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+    ]
+    needed = [one for one in ordered if one.default is one.empty]
+    named_only = {one.name: None for one in known if one.kind is kinds.KEYWORD_ONLY}
+    by_name = {one.name: None for one in ordered if one.default is not one.empty}
+    signature = inspect.signature(own)
+    try:
+        signature.bind(*ordered, **named_only)
+        signature.bind(*needed, **by_name, **named_only)
+    except TypeError:
+        return False
+    return True
+
+
+def covers_overrides(cls: type, name: str, others: Sequence[str]) -> bool:
+    """Whether a subclass that overrides some of the `others` also overrides the method `name`,
+    which describes them.
+
+    Otherwise it inherits a description that is no longer true.
+    """
+
+    def age(method: str) -> int:
+        return next(place for place, owner in enumerate(cls.__mro__) if method in vars(owner))
+
+    return all(age(name) <= age(other) for other in others)
+
+
+# Name -> class, for every kind of component.
+#
+# A name is resolved in this order:
+#
+# 1. `"package.module:Class"`: that class, from anywhere on `sys.path`;
+# 2. a built-in: a class with `name = "..."` in its body, in any module of the kind's home, which is
+#    a module, or a package with its subpackages;
+# 3. an entry point of the group `fedrec.<kind>` that an installed package declares.
+#
+# There is no list to edit: a new built-in is a new class with a `name`. The name is public. A class
+# without one of its own is no component, even if it inherits one. Names are read from the text of
+# the modules, without importing them, so `name = "..."` stands on a line of its own. Homes and base
+# classes are named by strings because this core library must not import the packages above it.
 
 
 @dataclass(frozen=True)
@@ -55,20 +303,20 @@ class Kind:
 
 
 DATASET = Kind("dataset", "fedrec.data.readers", "fedrec.data.reader:Reader")
-SPLIT = Kind("split", "fedrec.data.splits", "fedrec.data.split:Split")
+SPLIT = Kind("split", "fedrec.data.splits", "fedrec.data.splits.rules:Split")
 MODEL = Kind("model", "fedrec.models", "fedrec.models.base:Model")
 STEP = Kind("step", "clients.steps", "clients.step:Step")
 STRATEGY = Kind("strategy", "strategies", "flwr.serverapp.strategy:Strategy")
-SAMPLER = Kind("sampler", "server.samplers", "server.samplers.base:Sampler")
+SAMPLER = Kind("sampler", "server.samplers", "server.samplers:Sampler")
 BASELINE = Kind("baseline", "fedrec.baselines", "fedrec.baselines.base:Baseline")
 CALLBACK = Kind("callback", "server.callbacks", "server.callbacks.base:Callback")
 PERTURBATION = Kind(
     "perturbation",
-    "fedrec.perturb.members",
+    "fedrec.perturb",
     "fedrec.data.perturbation:Perturbation",
     table="perturb",
 )
-ATTACK = Kind("attack", "simulations.attacks.builtin", "simulations.attacks.base:Attack")
+ATTACK = Kind("attack", "simulations.attacks", "simulations.attacks.base:Attack")
 MECHANISM = Kind(
     "mechanism",
     "fedrec.privacy.mechanisms",
@@ -77,13 +325,11 @@ MECHANISM = Kind(
 )
 POISONING = Kind(
     "poisoning",
-    "simulations.poisoning.attacks",
+    "simulations.poisoning",
     "simulations.poisoning.base:Poisoning",
     table="adversary.attack",
 )
-COMPRESSION = Kind(
-    "compression", "fedrec.compression.members", "fedrec.compression.base:Compression"
-)
+COMPRESSION = Kind("compression", "fedrec.compression", "fedrec.compression.codec:Compression")
 METRIC = Kind("metric", "fedrec.metrics", "fedrec.metrics.base:Metric")
 
 KINDS = (

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrec.errors import DataError
-from fedrec.runtime.grouping import numbered, spans, within_groups
+from fedrec.runtime.ragged import numbered, spans, within_groups
 
 _WORD = re.compile(r"[^\W_]{2,}")
 

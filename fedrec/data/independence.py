@@ -16,11 +16,11 @@ from fedrec.components import registry
 from fedrec.data.features import FeatureNames
 from fedrec.data.perturbation import perturbation_of
 from fedrec.data.population import reader_of
-from fedrec.data.split import split_of
+from fedrec.data.splits.rules import split_of
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import DataSettings
-from fedrec.privacy.adjacency import Adjacency
+from fedrec.privacy.accounting.sampling import Adjacency
 
 
 def refuse_dependent_clients(settings: DataSettings, adjacency: Adjacency, what: str) -> None:

@@ -19,7 +19,7 @@ from fedrec.components import registry
 from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.data.split import Partition
+from fedrec.data.splits.rules import Partition
 from fedrec.experiment.sections import component_of
 from fedrec.experiment.tables import DataSettings
 
@@ -61,7 +61,7 @@ class Perturbed:
 class Perturbation(ABC):
     """Changes the training rows of clients.
 
-    A built-in has a `name` and lives in `fedrec/perturb/members/`, its configuration class
+    A built-in has a `name` and lives in `fedrec/perturb/`, its configuration class
     above it. Its result is a function of the data, its settings and the seed.
 
     Args:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clients of an experiment: the training and test data of each device, from interactions and a
-partition."""
+"""The clients of an experiment with the data of each, and the cache of populations in a process."""
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
 from functools import cached_property
 from typing import Literal
 
@@ -11,21 +12,25 @@ import numpy as np
 
 from fedrec.components import registry
 from fedrec.components.errors import component_errors, refuse_wrong
-from fedrec.data.adversary.known import Known
-from fedrec.data.adversary.users import with_malicious
+from fedrec.components.registry import DATASET, resolve
 from fedrec.data.client_data import ClientData, HeldOut
-from fedrec.data.grouped_rows import GroupedRows, UserRows
-from fedrec.data.interactions import Interactions, no_times
+from fedrec.data.interactions import (
+    Interactions,
+    RecencyConfig,
+    Schema,
+    no_times,
+    recent_weights,
+    time_weighted,
+)
+from fedrec.data.malicious_users import Known, with_malicious
 from fedrec.data.perturbation import Perturbed, apply_perturbation
-from fedrec.data.reader import Reader
-from fedrec.data.schema import Schema
-from fedrec.data.split import Partition, partition_by
-from fedrec.data.time_order import TimeOrder
-from fedrec.data.time_weighting import RecencyConfig, recent_weights, time_weighted
+from fedrec.data.reader import Reader, data_directory
+from fedrec.data.splits.rules import Partition, partition_by
+from fedrec.data.time_order import GroupedRows, TimeOrder, UserRows
 from fedrec.errors import DataError
 from fedrec.experiment.tables import DataSettings
 from fedrec.rng import stream
-from fedrec.runtime.grouping import distinct
+from fedrec.runtime.ragged import distinct
 
 _AT_ONCE = 2**17  # clients or rows
 
@@ -275,7 +280,7 @@ class Population:
 
     def recent(self, clients: np.ndarray, recency: RecencyConfig) -> np.ndarray:
         """`float32 [clients, items]`: how much each item of some clients counts for what comes next
-        (`fedrec.data.time_weighting.recent_weights`)."""
+        (`fedrec.data.interactions.recent_weights`)."""
         return recent_weights(*self.sequences(clients), self.interactions.num_items, recency)
 
     def histories(
@@ -283,7 +288,7 @@ class Population:
     ) -> np.ndarray:
         """`float32 [clients, items]`: preference of some clients for the items of their training
         rows: 1 for positive ones, or if `rated` their ratings weighted by time
-        (`fedrec.data.time_weighting`); `low_rated`, >= 0, for other rated ones; 0 elsewhere."""
+        (`fedrec.data.interactions`); `low_rated`, >= 0, for other rated ones; 0 elsewhere."""
         rows = self._rows(clients)
         users, items, amounts = time_weighted(rows.place, rows.items, rows.ratings, rows.times)
         table = np.zeros((len(clients), self.interactions.num_items), dtype=np.float32)
@@ -453,3 +458,80 @@ def read_interactions(settings: DataSettings) -> Interactions:
         got = type(interactions).__name__
         refuse_wrong(registry.DATASET.name, reader, "from read()", expected=expected, got=got)
     return made.described(interactions)
+
+
+# The populations of this process: read once, or received from another process of the run.
+#
+# While a run goes on its population stays the same; what begins anew calls `renew` first, so that
+# data rewritten in between are read again.
+
+_MOST = 2  # populations in the cache
+FileStamp = tuple[str, int, int, int]
+"""Path, size in bytes, time of the last change in nanoseconds, and inode of a file."""
+
+
+class PopulationCache:
+    """A cache of a few populations; the least recently used one is dropped first."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[str, Population] = OrderedDict()
+        self._read: dict[str, tuple[FileStamp, ...]] = {}  # the files that were read, by key
+
+    def population(self, settings: DataSettings) -> Population:
+        """The population of these settings; read if it is not cached.
+
+        Raises:
+            DataError: the dataset is missing or damaged.
+        """
+        key = _key(settings)
+        if key not in self._held:
+            self._read[key] = _stamps(settings)
+            self.hold(settings, Population.of(settings))
+        self._held.move_to_end(key)
+        return self._held[key]
+
+    def cached(self, settings: DataSettings) -> Population | None:
+        """The population of these settings, if it is cached; nothing is read."""
+        return self._held.get(_key(settings))
+
+    def take(self, settings: DataSettings) -> Population:
+        """The population of these settings, no longer cached, for a caller who stores another copy
+        of it."""
+        return self._held.pop(_key(settings))
+
+    def hold(self, settings: DataSettings, population: Population) -> None:
+        """Store a population that was read elsewhere."""
+        self._held[_key(settings)] = population
+        while len(self._held) > _MOST:
+            self._read.pop(self._held.popitem(last=False)[0], None)
+
+    def drop(self, settings: DataSettings) -> None:
+        """Remove the population of these settings from the cache."""
+        key = _key(settings)
+        self._held.pop(key, None)
+        self._read.pop(key, None)
+
+    def renew(self, settings: DataSettings) -> None:
+        """Remove the population of these settings if this process read it from files that have
+        changed since."""
+        read = self._read.get(_key(settings))
+        if read is not None and read != _stamps(settings):
+            self.drop(settings)
+
+
+POPULATIONS = PopulationCache()
+
+
+def _key(settings: DataSettings) -> str:
+    """The cache key: everything that a population depends on, and the location of its data."""
+    parts = settings.model_dump(mode="json", include=set(DataSettings.model_fields))
+    return json.dumps([parts, str(data_directory())], sort_keys=True)
+
+
+def _stamps(settings: DataSettings) -> tuple[FileStamp, ...]:
+    """The files that a dataset is read from; empty for generated data."""
+    reader = resolve(DATASET, settings.dataset.name)
+    with component_errors(DATASET.name, reader, "when its files were looked for"):
+        files = reader_of(settings).every_file()
+    found = ((str(file), file.stat()) for file in files)
+    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found)

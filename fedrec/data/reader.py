@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from fedrec.config import Config
+from fedrec.data.catalogue import read_vectors, vector_files
 from fedrec.data.features import FeatureNames
-from fedrec.data.files.published import DatasetSource, require_complete_lines, require_match
-from fedrec.data.files.vectors import read_vectors, vector_files
 from fedrec.data.interactions import Interactions
+from fedrec.data.published import DatasetSource, require_complete_lines, require_match
 from fedrec.errors import DataError
 
 

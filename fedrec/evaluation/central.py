@@ -17,12 +17,10 @@ from fedrec.components.registry import BASELINE, resolve
 from fedrec.data.interactions import no_times
 from fedrec.data.population import Population
 from fedrec.errors import DataError
-from fedrec.evaluation.groups import user_groups
 from fedrec.evaluation.lists import HeldOutLists
-from fedrec.evaluation.metrics import Metrics
-from fedrec.evaluation.table import Evaluated
+from fedrec.evaluation.tables import Evaluated, Metrics, user_groups
 from fedrec.experiment.tables import EvaluationConfig
-from fedrec.metrics.rated import RatedBlock
+from fedrec.metrics.base import RatedBlock
 
 _LOG = logging.getLogger("fedrec")
 Names = Sequence[str] | Mapping[str, Mapping[str, Any]]
@@ -199,7 +197,7 @@ def evaluate_baselines(
 
     Returns:
         For each baseline its metrics; of those whose paper states a guarantee also
-        `nominal-epsilon` and `epsilon`, the exact one, see `fedrec.privacy.stated`.
+        `nominal-epsilon` and `epsilon`, the exact one, see `fedrec.privacy.statement`.
 
     Raises:
         ExperimentError: a name is unknown, settings are wrong, or a baseline refuses the catalogue.

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from fedrec.data.population import Population
-from fedrec.evaluation.metrics import Metrics
-from fedrec.evaluation.table import UNTRAINED, Evaluated
+from fedrec.evaluation.tables import UNTRAINED, Evaluated, Metrics
 from fedrec.experiment.schema import TARGET_METRICS
 from fedrec.experiment.tables import EvaluationConfig
-from fedrec.metrics.block import RankedBlock
+from fedrec.metrics.ranks import RankedBlock
 
 _Masks = dict[str, Tensor]
 

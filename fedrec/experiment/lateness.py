@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedrec.devices.devices import DevicesConfig
+from fedrec.devices import DevicesConfig
 from fedrec.experiment.tables import AsynchronousConfig, ClosingConfig
 from fedrec.privacy.config import PrivacyConfig
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
-from fedrec.experiment.overrides import override
 from fedrec.experiment.schema import Experiment
-from fedrec.runtime.text_files import parse_json, read_toml
+from fedrec.experiment.sections import override
+from fedrec.runtime.files import parse_json, read_toml
 
 
 def load(

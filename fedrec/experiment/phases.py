@@ -14,7 +14,7 @@ from typing import Any
 from fedrec.components import registry
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
-from fedrec.privacy.adjacency import Contributions
+from fedrec.privacy.accounting.sampling import Contributions
 
 MAIN = "main"
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One TOML file is one whole experiment: strict, frozen, resolved before anything runs.
+"""An experiment as one strict TOML file, and what some of its settings mean together.
+
+One TOML file is one whole experiment: strict, frozen, resolved before anything runs.
 
 A section such as `[strategy]` names a component and carries its settings; they are checked by the
 component's own configuration class. `resolve` fills in every default, so the copy in a run folder
@@ -16,11 +18,12 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedrec.components import registry
-from fedrec.devices.devices import DevicesConfig
-from fedrec.experiment.common_grid import common_grid
+from fedrec.devices import DevicesConfig
+from fedrec.errors import ExperimentError
 from fedrec.experiment.lateness import Lateness
 from fedrec.experiment.sections import (
     Section,
+    component_of,
     component_settings,
     nested_sections,
     resolved_section,
@@ -39,6 +42,30 @@ from fedrec.experiment.tables import (
     SecureAggregationConfig,
 )
 from fedrec.privacy.config import PrivacyConfig
+
+# Compression beside secure aggregation: masks are integers, so what clients send has to be whole
+# multiples of one step.
+
+
+def common_grid(compression: Section) -> tuple[float, int]:
+    """The step of a compression, and the largest multiple of it that a client sends.
+
+    Raises:
+        ExperimentError: its clients do not round to one grid.
+    """
+    grid = component_of(registry.COMPRESSION, compression).grid
+    if grid is None:
+        raise ExperimentError(
+            f"compression {compression.name!r} does not work with secure-aggregation: masks hide"
+            " the sum of integers over whole tables, so rows, scales and coordinates that differ"
+            " between clients cannot be added up behind them",
+            expected="compression.name = 'rounding' with compression.largest, which rounds all"
+            " clients' numbers to the same multiples of one step",
+            got=f"compression {compression.name!r} without a common grid",
+            fix="set compression.name = 'rounding' and compression.largest = 0.1 or another bound"
+            " on a number of an update, or leave out one of the two tables",
+        )
+    return grid
 
 
 class Experiment(DataSettings):
@@ -318,3 +345,31 @@ FEDERATED = (
     "early-stopping",
 )
 """Keys of an experiment that only a federated system uses."""
+
+
+# Warnings of a run whose clients' negatives reveal the held-out items.
+#
+# The leak needs no model: an item that a user never draws as a negative, and that is not a training
+# positive, is a held-out one. If items are ranked by how rarely they were drawn, held-out items are
+# first after some rounds.
+
+
+def leaks(experiment: Experiment) -> bool:
+    """Whether held-out items are kept out of the clients' negatives."""
+    return bool(experiment.split.options.get("leaky-negatives", False))
+
+
+def marked(experiment: Experiment) -> str:
+    """The experiment's name in tables."""
+    return f"{experiment.name} [leak]" if leaks(experiment) else experiment.name
+
+
+def leak_words(experiment: Experiment) -> list[str]:
+    """Remarks on the leak for a result, one paragraph each; none without a leak."""
+    if not leaks(experiment):
+        return []
+    return [
+        "LEAK: split.leaky-negatives kept held-out items out of the negatives that clients learn"
+        " from, so that they can be identified without a model. These figures say"
+        " nothing of how well the system recommends."
+    ]

@@ -7,7 +7,7 @@ from those that its user never interacted with. With N such items of which g sco
 number of higher ones in a sample without replacement is hypergeometric, and the rank is that number
 plus one. So the expected `hits-of-M@k` and `ndcg-of-M@k`, with M = n + 1 the length of the list,
 follow from the full ranking: no figure here depends on which items were drawn. Items of equal score
-are ordered at random, as in `fedrec.metrics.block`; a constant score gets k / M hits.
+are ordered at random, as in `fedrec.metrics.ranks`; a constant score gets k / M hits.
 
 Sampled metrics are not consistent with full ones (Krichene and Rendle 2020): they are provided for
 comparison with published figures, in addition to the full ranking.
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedrec.config import Config
 from fedrec.metrics.base import UserMetric
-from fedrec.metrics.block import RankedBlock
+from fedrec.metrics.ranks import RankedBlock
 
 _LOG = logging.getLogger("fedrec")
 

@@ -19,14 +19,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.components.contract_check import covers_overrides
+from fedrec.components.registry import covers_overrides
 from fedrec.config import Config
 from fedrec.data.features import FeatureNames
-from fedrec.data.schema import Schema
-from fedrec.data.time_weighting import RecencyConfig
+from fedrec.data.interactions import RecencyConfig, Schema
 from fedrec.errors import ExperimentError
-from fedrec.nn.declaration import KernelModel
-from fedrec.nn.layers import weighted_cross_entropy
+from fedrec.nn.layers import KernelModel, weighted_cross_entropy
 
 Parameters = Mapping[str, Tensor]
 Users = tuple[Tensor, ...]
@@ -48,7 +46,7 @@ class Model(ABC):
             few of their rows, so local training may pass compact tables, with the row of each item
             in `rows`.
         products: name of a parameter `[m, m]` as whose change clients send the products of m chosen
-            items of their histories (step `gram`, `fedrec.factors.chosen_items`); empty: none.
+            items of their histories (step `gram`, `fedrec.sums.products`); empty: none.
         generated: whether `predict` takes parameters that a server generates for each client, from
             those of `initial`.
         capturable: whether `predict` and `loss` neither read from a GPU nor copy to it, once they

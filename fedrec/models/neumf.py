@@ -21,11 +21,18 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedrec.config import Config, Width
-from fedrec.data.schema import Schema
+from fedrec.data.interactions import Schema
 from fedrec.models.base import INIT_STD, Model, Parameters, Users
-from fedrec.nn.declaration import KernelModel, Layer, Product
-from fedrec.nn.initial import glorot, kaiming
-from fedrec.nn.layers import gather_rows, perceptron, single_output
+from fedrec.nn.layers import (
+    KernelModel,
+    Layer,
+    Product,
+    gather_rows,
+    glorot,
+    kaiming,
+    perceptron,
+    single_output,
+)
 
 
 class NeumfConfig(Config):

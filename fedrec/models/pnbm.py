@@ -14,7 +14,7 @@ deviation, shrunk towards 0.
 Where this differs from the paper: there is a `prior` in the denominator (0 in the paper, where the
 scale of S means nothing); similarities may be of low rank, S = start + A B^T; and the model is
 designed for noise on sums of users' updates (`clients/steps/pnbm.py`,
-`strategies/wrappers/means_start.py`).
+`strategies/phases.py`).
 """
 
 import torch
@@ -22,10 +22,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.config import Config
-from fedrec.data.schema import Schema
+from fedrec.data.interactions import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.base import INIT_STD, HistoryModel, Parameters
-from fedrec.neighbourhood.means import Scale
+from fedrec.neighbourhood.learned import Scale
 
 
 class PnbmConfig(Config):

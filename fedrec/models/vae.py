@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The multinomial variational autoencoder (Liang et al. 2018; Fang et al. 2022, sections 2.3 and
+"""Autoencoders over whole histories: variational and denoising.
+
+The multinomial variational autoencoder (Liang et al. 2018; Fang et al. 2022, sections 2.3 and
 3.3, equation 19).
 
 A user enters by its known liked items, never by an id. The encoder computes mean and log-variance
@@ -31,10 +33,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.config import Config, Width
-from fedrec.data.schema import Schema
+from fedrec.data.interactions import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Parameters
-from fedrec.nn.initial import glorot
+from fedrec.nn.layers import glorot
 
 Tap = Callable[[str, Tensor, Tensor], Tensor]
 """Called with name, inputs `[C, B, in]` and outputs `[C, B, out]` of an affine layer; returns the
@@ -251,3 +253,61 @@ def _affine(parameters: Parameters, name: str, inputs: Tensor, tap: Tap | None =
         parameters[f"{name}.bias"].unsqueeze(1), inputs, parameters[f"{name}.weight"]
     )
     return outputs if tap is None else tap(name, inputs, outputs)
+
+
+# A denoising autoencoder over whole histories (Mult-DAE, Liang et al. 2018, section 2.2.2).
+#
+# The network of `fedrec.models.vae` with the encoder's mean as the code: only dropout is random,
+# and there are no variance and no prior. It is trained by the steps of the variational autoencoder;
+# `beta` has no effect, and priors of users' codes are rejected.
+#
+# Where this differs from the paper: Liang et al. have no layer between code and output. Fang et al.
+# 2022 (tables 4 and 11) say of their autoencoder only that its code has 20 numbers.
+
+
+class AeConfig(VaeConfig):
+    """Settings of the autoencoder."""
+
+
+class Ae(Vae):
+    """Encoder and decoder."""
+
+    name = "ae"
+    Config = AeConfig
+    paper = "Mult-DAE (Liang et al. 2018)"
+    config: AeConfig
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Like the variational autoencoder's parameters, without the layer of log-variances."""
+        drawn = super().initial(generator)
+        return {name: value for name, value in drawn.items() if not name.startswith("log-variance")}
+
+    def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
+        """Scores of the whole catalogue, `[C, B, items]`."""
+        return self.decode(parameters, self.code(parameters, histories))
+
+    def parts(
+        self,
+        parameters: Parameters,
+        histories: Tensor,
+        draw: Draw,
+        prior: Prior | None = None,
+        tap: Tap | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The terms of the bound: log-probabilities of the items `[C, B, items]`, and divergences
+        `[C, B]`. The divergence is zero here.
+
+        Raises:
+            ExperimentError: priors are given, although codes have no distribution.
+        """
+        if prior is not None:
+            raise ExperimentError(
+                "an autoencoder's codes have no prior",
+                expected="no step.priors, or model.name = 'vae'",
+                got="priors and model.name = 'ae'",
+                fix="leave out step.priors",
+            )
+        codes = self.code(parameters, histories, draw.kept, tap)
+        return torch.log_softmax(self.decode(parameters, codes, tap), -1), codes.new_zeros(
+            codes.shape[:-1]
+        )

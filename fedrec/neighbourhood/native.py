@@ -62,7 +62,7 @@ def add_gradients(similarity, offsets, items, deviations, means, users, examples
         means: `float64 [items]`.
         users: `int64 [n]`, the user of each example.
         examples: `int64 [n]`, its index among the ratings.
-        bounds: error, factor, floor, prior, low, high, see `fedrec.neighbourhood.gradients.Bounds`.
+        bounds: error, factor, floor, prior, low, high, see `fedrec.neighbourhood.learned.Bounds`.
         gradient: `float64 [items, items]`, added to.
 
     Returns:

@@ -1,21 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Similarities between items from users' ratings: cosine and Pearson correlation (PNBM, section
-5.1, PCC and COS).
+"""Users' ratings as profiles, and similarities between items."""
 
-    cos_ij = sum_u r_ui r_uj / sqrt(sum_u r_ui^2 sum_u r_uj^2)
-    pcc_ij = the same with the item's mean subtracted from each rating
+from __future__ import annotations
 
-The papers do not specify the users in the sums of the denominator and the means: those who rated
-both items (`co-raters`), or all who rated the item (`all`). Without co-raters, or without variance
-among them, it is 0.
-"""
-
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from scipy.sparse import csr_array
 
-from fedrec.neighbourhood.profiles import Profiles
+# Users' ratings in the form used by neighbourhood models: grouped by user, each item once.
+
+
+@dataclass(frozen=True, eq=False)
+class Profiles:
+    """Ratings grouped by user.
+
+    Attributes:
+        num_items: size of the catalogue.
+        offsets: `int64 [users + 1]`; user u's ratings are `offsets[u]:offsets[u + 1]`.
+        items: `int64 [ratings]`, ascending and distinct within a user.
+        values: `float64 [ratings]`.
+    """
+
+    num_items: int
+    offsets: np.ndarray
+    items: np.ndarray
+    values: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        num_users: int,
+        num_items: int,
+        users: np.ndarray,
+        items: np.ndarray,
+        values: np.ndarray,
+    ) -> Profiles:
+        """Group ratings, `[rows]` each; repeated ratings of an item by a user are averaged."""
+        pairs, place, counts = np.unique(
+            users * num_items + items, return_inverse=True, return_counts=True
+        )
+        means = np.bincount(place, values, len(pairs)) / np.maximum(counts, 1)
+        own, rated = np.divmod(pairs, num_items)
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(own, minlength=num_users))])
+        return cls(num_items, offsets.astype(np.int64), rated.astype(np.int64), means)
+
+    @property
+    def num_users(self) -> int:
+        """Number of users, including those without ratings."""
+        return len(self.offsets) - 1
+
+    @property
+    def counts(self) -> np.ndarray:
+        """`int64 [users]`: number of ratings of each user."""
+        return np.diff(self.offsets)
+
+    @property
+    def users(self) -> np.ndarray:
+        """`int64 [ratings]`: the user of each rating."""
+        return np.repeat(np.arange(self.num_users), self.counts)
+
+    def centred(self, means: np.ndarray) -> Profiles:
+        """The same with each item's mean, `float64 [items]`, subtracted from its ratings."""
+        return replace(self, values=self.values - means[self.items])
+
+    def only(self, kept: np.ndarray) -> Profiles:
+        """The ratings for which `bool [ratings]` is true; all users are kept."""
+        counts = np.bincount(self.users[kept], minlength=self.num_users)
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return Profiles(self.num_items, offsets, self.items[kept], self.values[kept])
+
+    def more_than(self, ratings: int) -> Profiles:
+        """The ratings of users with more than `ratings` ratings; all users are kept."""
+        return self.only((self.counts > ratings)[self.users])
+
+    def at_most(self, ratings: int, keys: np.ndarray) -> Profiles:
+        """At most a given number of ratings of each user: those with the smallest of the random
+        keys, `float64 [ratings]`."""
+        users = self.users
+        order = np.lexsort((keys, users))
+        rank = np.empty(len(users), dtype=np.int64)
+        rank[order] = np.arange(len(users)) - self.offsets[:-1][users]
+        return self.only(rank < ratings)
+
+    def matrix(self, values: np.ndarray | None = None) -> csr_array:
+        """Sparse `[users, items]` of the values, or of other values `[ratings]` instead."""
+        data = self.values if values is None else values
+        return csr_array((data, self.items, self.offsets), shape=(self.num_users, self.num_items))
+
+
+def item_means(profiles: Profiles, damping: float = 0.0) -> tuple[np.ndarray, float]:
+    """Mean rating of each item, `float64 [items]`, and of all ratings.
+
+    Args:
+        profiles: the ratings.
+        damping: number of additional ratings of every item, equal to the overall mean. An item
+            without any has the mean of all.
+    """
+    mean = float(profiles.values.mean()) if len(profiles.values) else 0.0
+    counts = np.bincount(profiles.items, minlength=profiles.num_items) + damping
+    sums = np.bincount(profiles.items, profiles.values, profiles.num_items) + damping * mean
+    return np.divide(sums, counts, out=np.full(profiles.num_items, mean), where=counts > 0), mean
+
+
+# Similarities between items from users' ratings: cosine and Pearson correlation (PNBM, section 5.1,
+# PCC and COS).
+#
+#     cos_ij = sum_u r_ui r_uj / sqrt(sum_u r_ui^2 sum_u r_uj^2)
+#     pcc_ij = the same with the item's mean subtracted from each rating
+#
+# The papers do not specify the users in the sums of the denominator and the means: those who rated
+# both items (`co-raters`), or all who rated the item (`all`). Without co-raters, or without
+# variance among them, it is 0.
 
 Among = Literal["co-raters", "all"]
 

@@ -50,13 +50,13 @@ def recurrent_states(
 
 
 class _States(torch.autograd.Function):
-    """`recurrent_states` in compiled code, see `fedrec.nn.native.recurrence`."""
+    """`recurrent_states` in compiled code, see `fedrec.kernel.recurrence`."""
 
     @staticmethod
     def forward(
         ctx: Any, given: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None
     ) -> Tensor:
-        from fedrec.nn.native.recurrence import (
+        from fedrec.kernel.recurrence import (
             recurrent_forward,  # imports Numba, which is slow and not always needed
         )
 
@@ -76,7 +76,7 @@ class _States(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        from fedrec.nn.native.recurrence import recurrent_backward
+        from fedrec.kernel.recurrence import recurrent_backward
 
         real, weight, states, gates, recalled = ctx.saved_tensors
         to_given = torch.empty_like(gates)

@@ -1,26 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contrastive loss on masked views (PrivRec equations 8 to 10), with a leading cohort
-dimension, for both kinds of encoders.
+"""Self-supervised training on sessions: batches, task and contrastive loss."""
 
-Where this differs from the paper:
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple, Self
 
-- Equations 8 and 9 are maximised; this is their negative, which is minimised.
-- Their normalising sum is over the negatives only, so the loss is unbounded. Here the true item or
-  segment is in it too, as in InfoNCE (van den Oord et al. 2018), which the paper cites; the loss is
-  then a cross-entropy and at least 0.
-- A temperature divides the inner products, as is usual where they are cosines (Chen et al. 2020,
-  SimCLR); 1 is the paper's.
-"""
-
-from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
-
+import numpy as np
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedrec.pretext.encoder import encode_items, encode_sessions
-from fedrec.pretext.mean_encoder import mean_directions, unit_rows
-from fedrec.pretext.views import ViewLayout
+from fedrec.config import Config, Width, did_you_mean
+from fedrec.data.client_data import ClientData
+from fedrec.errors import ExperimentError
+from fedrec.models.base import Model
+from fedrec.nn.layers import gather_rows
+from fedrec.pretext.views import (
+    ViewLayout,
+    draw_views,
+    encode_items,
+    encode_sessions,
+    initial_encoder,
+    mean_directions,
+    unit_rows,
+)
+from fedrec.training.block import Batches, Block, Rectangle, UserCodes
+from fedrec.training.descent import Recommending
+
+# The contrastive loss on masked views (PrivRec equations 8 to 10), with a leading cohort dimension,
+# for both kinds of encoders.
+#
+# Where this differs from the paper:
+#
+# - Equations 8 and 9 are maximised; this is their negative, which is minimised.
+# - Their normalising sum is over the negatives only, so the loss is unbounded. Here the true item
+# or   segment is in it too, as in InfoNCE (van den Oord et al. 2018), which the paper cites; the
+# loss is   then a cross-entropy and at least 0. - A temperature divides the inner products, as is
+# usual where they are cosines (Chen et al. 2020,   SimCLR); 1 is the paper's.
 
 EncoderName = Literal["gru", "mean"]
 
@@ -130,3 +146,271 @@ def segment_loss(
 def _mean(losses: Tensor, counted: Tensor) -> Tensor:
     """Mean of `[C, V]` over the views that count, `[C]`; 0 where none does."""
     return (losses * counted).sum(-1) / counted.sum(-1).clamp(min=1)
+
+
+# The self-supervised task on a client's sessions: training data and loss (PrivRec equation 10).
+
+
+class SessionConfig(Config):
+    """Settings of the self-supervised task; the paper gives none of the values."""
+
+    session_length: int = Field(default=20, ge=2)
+    """Largest number of items in a session; a user's sequence is cut into sessions of nearly equal
+    length."""
+    sessions_of: Literal["positives", "all"] = "positives"
+    """Training rows in the sequence: those of positive items, or all."""
+    masks: int = Field(default=4, ge=1)
+    """Pairs of views (one item-masked, one segment-masked) per session and epoch."""
+    masked_place: Literal["negative", "empty"] = "negative"
+    """Replacement of the true item in an item-masked session: a negative item (paper), or none."""
+    item_negatives: int = Field(default=16, ge=1)
+    """Negative items per item-masked session."""
+    segment_length: int = Field(default=4, ge=1)
+    """Largest number of items in a segment; at most half of the session."""
+    segment_negatives: int = Field(default=4, ge=1)
+    """Negative segments per segment-masked session."""
+    lambda_im: float = Field(default=1.0, ge=0)
+    """Weight of the item-masked loss (lambda_IM, eq. 10)."""
+    lambda_sm: float = Field(default=1.0, ge=0)
+    """Weight of the segment-masked loss (lambda_SM, eq. 10)."""
+    encoder: EncoderName = "gru"
+    """`gru`: a recurrent network on sessions and a feed-forward one on items (paper); `mean`: a
+    session is the direction of the mean of its items' unit embeddings, an item its own direction,
+    and only the item embedding is trained."""
+    hidden: Width = 64
+    """Width of the encodings of sessions and items by `gru`."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Divisor of scores before the softmax; with `mean`, scores are cosines, and 1 hardly separates
+    them."""
+    item_table: str = "item.id"
+    """Name of the model's item embedding to train."""
+
+    @model_validator(mode="after")
+    def _segment_fits(self) -> Self:
+        if self.segment_length > self.session_length // 2:
+            raise ValueError("segment-length of at most half of session-length")
+        return self
+
+
+class SessionTask:
+    """Draws views of a client's sessions and measures the loss on them.
+
+    Args:
+        config: its settings.
+        model: the recommender whose item embedding is learned.
+
+    Raises:
+        ExperimentError: the model has no such item embedding.
+    """
+
+    def __init__(self, config: SessionConfig, model: Model) -> None:
+        if config.item_table not in model.item_tables:
+            raise ExperimentError(
+                "wrong value for 'step.item-table'",
+                expected=f"an item embedding of model {type(model).__name__!r}",
+                got=repr(config.item_table),
+                fix=did_you_mean(config.item_table, model.item_tables),
+            )
+        self.config = config
+        self.table = config.item_table
+        self._num_items = model.schema.num_items
+        self.layout = ViewLayout(
+            config.session_length,
+            config.item_negatives,
+            config.segment_length if config.lambda_sm else 0,
+            config.segment_negatives,
+            config.masked_place == "empty",
+        )
+        self._contrast = Contrast(config.encoder, config.temperature)
+
+    @property
+    def silent(self) -> bool:
+        """Whether both losses have weight 0, so that nothing is trained."""
+        return not (self.config.lambda_im or self.config.lambda_sm)
+
+    def initial(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+        """Fresh parameters of the encoders, in addition to those of the `model`; `mean` has
+        none."""
+        if self.config.encoder == "mean":
+            return {}
+        return initial_encoder(model[self.table].shape[1], self.config.hidden, generator)
+
+    def views(self, data: ClientData, random: np.random.Generator) -> np.ndarray:
+        """The views of one epoch in a random order, `int64 [views, layout.width]`, -1 for
+        padding."""
+        if self.silent:
+            return np.zeros((0, self.layout.width), dtype=np.int64)
+        sequence = data.items[data.order()]
+        if self.config.sessions_of == "positives":
+            sequence = sequence[np.isin(sequence, data.positives)]
+        views = draw_views(sequence, self.layout, self.config.masks, self._num_items, random)
+        return views[random.permutation(len(views))]
+
+    def loss(self, parameters: Mapping[str, Tensor], embeddings: Tensor, views: Tensor) -> Tensor:
+        """Equation 10: `lambda_IM * L_IM + lambda_SM * L_SM`.
+
+        Args:
+            parameters: `[C, ...]` each, of the encoders.
+            embeddings: `[C, V, width, d]`, of the items in `views`; arbitrary values at padding.
+            views: `int64 [C, V, width]`, -1 for padding.
+
+        Returns:
+            `[C]`; 0 for a client without views.
+        """
+        present = views >= 0
+        loss = embeddings.new_zeros(len(views))
+        for weight, measure in (
+            (self.config.lambda_im, item_loss),
+            (self.config.lambda_sm, segment_loss),
+        ):
+            if weight:
+                loss = loss + weight * measure(
+                    parameters, embeddings, present, self.layout, self._contrast
+                )
+        return loss
+
+    def loss_from_table(self, parameters: Mapping[str, Tensor], views: Tensor) -> Tensor:
+        """The same, with the embeddings taken from the item table among the `parameters`,
+        `[C, items, d]`."""
+        return self.loss(parameters, gather_rows(parameters[self.table], views.clamp(min=0)), views)
+
+
+# Batches and blocks that hold session views beside the usual examples, for self-supervised training
+# in blocks.
+
+
+@dataclass(frozen=True, eq=False)
+class SessionBatches(Batches):
+    """Batches of examples (possibly none, then `sizes` is 0) and of session views (possibly none).
+
+    Attributes:
+        views: `int64 [S, V, width]`, the views of each step; -1 for padding.
+    """
+
+    views: np.ndarray
+
+    @classmethod
+    def deal(
+        cls, plain: Batches, views: Sequence[np.ndarray], views_per_step: int, layout: ViewLayout
+    ) -> Self:
+        """Distribute the views of each epoch evenly over the steps of the epoch, in order.
+
+        Args:
+            plain: batches of examples, equally many in each epoch; they determine the number of
+                steps.
+            views: `int64 [views, layout.width]` of each epoch.
+            views_per_step: largest number of views of a step, if there are no examples.
+            layout: columns of a view.
+        """
+        width = plain.items.shape[1]
+        if len(plain.sizes):
+            steps = [plain.last_epoch] * len(views)
+            examples = plain.examples
+        else:
+            steps = [-(-len(own) // views_per_step) for own in views]
+            examples = len(views[-1]) if len(views) else 0
+            none = np.zeros((sum(steps), width))
+            plain = Batches(
+                none.astype(np.int64), none.astype(np.float32), np.zeros(len(none), np.int64), 0, 0
+            )
+        return cls(
+            plain.items,
+            plain.labels,
+            plain.sizes,
+            examples,
+            steps[-1] if steps else 0,
+            _dealt(views, steps, layout.width),
+        )
+
+    def references(self) -> tuple[np.ndarray, np.ndarray]:
+        """The items whose rows each step needs, `int64 [S, N]`, and which of them are not padding,
+        `bool [S, N]`. The items of the views follow those of the examples."""
+        items, real = super().references()
+        steps, views, width = self.views.shape
+        own = self.views.reshape(steps, views * width)
+        return np.concatenate([items, own.clip(min=0)], axis=1), np.concatenate(
+            [real, own >= 0], axis=1
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SessionBlock(Block):
+    """A block of clients with session views.
+
+    Attributes:
+        views: `int64 [S, C, V, width]`, -1 for padding. In a step's item rows they follow the
+            examples.
+    """
+
+    stepwise = (*Block.stepwise, "views")
+
+    views: Tensor
+
+    @classmethod
+    def of(cls, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Self:
+        """Build a block from the data of some clients, whose batches are `SessionBatches`."""
+        own = [batch for batch in batches if isinstance(batch, SessionBatches)]
+        rectangle = Rectangle.of(own, device)
+        most = max(batch.views.shape[1] for batch in own)
+        views = np.full((len(rectangle.places), most, own[0].views.shape[2]), -1, dtype=np.int64)
+        start = 0
+        for batch in own:
+            stop = start + len(batch.views)
+            views[start:stop, : batch.views.shape[1]] = batch.views
+            start = stop
+        none = torch.full((len(own),), -1, device=device)
+        plain = Block.of(users, batches, device)
+        shared = {field.name: getattr(plain, field.name) for field in fields(Block)}
+        return cls(**shared, views=rectangle.filled(views, none))
+
+
+class SessionObjective:
+    """The loss of a step on session views, and on its examples if there is a `recommending`
+    objective.
+
+    Args:
+        task: the self-supervised task (equation 10 of PrivRec).
+        recommending: the loss on the examples; None: there are no examples.
+        weight: weight of that loss (lambda_DSSM, equation 11).
+    """
+
+    def __init__(
+        self, task: SessionTask, recommending: Recommending | None = None, weight: float = 1.0
+    ) -> None:
+        self.task = task
+        self.recommending = recommending
+        self.weight = weight
+
+    @property
+    def capturable(self) -> bool:
+        """Whether the loss on the examples is; that on views is."""
+        return self.recommending is None or self.recommending.capturable
+
+    def __call__(
+        self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
+    ) -> Tensor:
+        if not isinstance(block, SessionBlock):
+            raise TypeError(f"Expected a SessionBlock, got {type(block).__name__}.")
+        views = block.views[step, :active]
+        embeddings = parameters[self.task.table][:, block.items.shape[2] :]
+        loss = self.task.loss(parameters, embeddings.unflatten(1, views.shape[1:]), views)
+        if self.recommending is None:
+            return loss
+        tables = {name: parameters[name] for name in self.recommending.model.item_tables}
+        examples = {name: rows[:, : block.items.shape[2]] for name, rows in tables.items()}
+        return loss + self.weight * self.recommending(
+            {**parameters, **examples}, block, step, active
+        )
+
+
+def _dealt(views: Sequence[np.ndarray], steps: Sequence[int], width: int) -> np.ndarray:
+    """The views of each epoch over its steps, `int64 [sum of steps, V, width]`, -1 for padding; the
+    first get more."""
+    most = max(
+        (-(-len(own) // count) for own, count in zip(views, steps, strict=True) if count), default=0
+    )
+    dealt = [np.full((count, most, width), -1, dtype=np.int64) for count in steps]
+    for own, count, places in zip(views, steps, dealt, strict=True):
+        sizes = len(own) // max(count, 1) + (np.arange(count) < len(own) % max(count, 1))
+        places[np.arange(most) < sizes[:, None]] = own
+    return np.concatenate([np.zeros((0, most, width), dtype=np.int64), *dealt])

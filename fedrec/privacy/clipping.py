@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrec.errors import ExperimentError
-from fedrec.privacy.adjacency import Adjacency, Contributions
+from fedrec.privacy.accounting.sampling import Adjacency, Contributions
 
 _ROUNDING = 1e-6
 Floating = TypeVar("Floating", np.float32, np.float64)
@@ -44,7 +44,7 @@ class Clip:
         norm: the bound S, > 0 and finite.
         order: 2 for the L2 (Frobenius) norm, 1 for the L1 norm.
         contributions: `non-negative` only for updates that have no signs by construction, see
-            `fedrec.privacy.adjacency`.
+            `fedrec.privacy.accounting.sampling`.
     """
 
     norm: float

@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
-from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, BackendName
-from fedrec.privacy.adjacency import Adjacency, Contributions
+from fedrec.privacy.accounting.events import DEFAULT_BACKEND, BackendName
+from fedrec.privacy.accounting.sampling import Adjacency, Contributions
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.mechanisms.base import Mechanism, Placement, mechanism_of
 

@@ -18,10 +18,8 @@ from pathlib import Path
 
 from fedrec.errors import FedrecError, RunError
 from fedrec.privacy.accounting.accountant import Accountant, Report
-from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, Backend
-from fedrec.privacy.accounting.events import Event, from_record, to_record
-from fedrec.runtime.atomic_files import append_durably
-from fedrec.runtime.text_files import MOST_JSON, parse_json
+from fedrec.privacy.accounting.events import DEFAULT_BACKEND, Backend, Event, from_record, to_record
+from fedrec.runtime.files import MOST_JSON, append_durably, parse_json
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import numpy as np
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.mechanisms.base import mechanism_of
-from fedrec.privacy.noise_source import NoiseSource
-from fedrec.runtime.text_files import parse_json
+from fedrec.rng import NoiseSource
+from fedrec.runtime.files import parse_json
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from fedrec.prefixes import add_prefix, strip_prefix
-from fedrec.protocol.sparse_update import Change, SparseUpdate
-from fedrec.runtime.grouping import spans
+from fedrec.protocol.updates import Change, SparseUpdate
+from fedrec.runtime.ragged import add_prefix, spans, strip_prefix
 
 _VALUE = "value/"
 _ROW = "row/"

@@ -23,11 +23,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedrec.errors import RefusalError
-from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
-from fedrec.protocol.compact import network_bytes
-from fedrec.protocol.compressed import arrays_as_updates, updates_as_arrays
 from fedrec.protocol.orders import (
     EvaluateOrder,
     ItemQuery,
@@ -35,12 +32,45 @@ from fedrec.protocol.orders import (
     TrainEach,
     TrainOrder,
     TrainSum,
+    arrays_as_updates,
+    updates_as_arrays,
 )
-from fedrec.protocol.records import ARRAYS, CONFIG, METRICS, config_of, own_arrays, read_arrays
 from fedrec.protocol.secure import MaskOrder, ShareOrder, UnmaskOrder, Words
-from fedrec.protocol.sparse_update import Change, SparseUpdate
-from fedrec.protocol.zero_copy import to_record
-from fedrec.runtime.text_files import MOST_TEXT, parse_json
+from fedrec.protocol.serialization import from_record, to_record, zero_copy_arrays
+from fedrec.protocol.updates import Change, SparseUpdate, network_bytes
+from fedrec.runtime.files import MOST_TEXT, parse_json
+from fedrec.runtime.ragged import add_prefix, strip_prefix
+
+# Arrays and settings of a message's records.
+
+ARRAYS = "arrays"
+CONFIG = "config"
+METRICS = "metrics"
+
+
+def own_arrays(content: RecordDict) -> dict[str, np.ndarray]:
+    """Writable arrays of a message."""
+    return from_record(_first(content))
+
+
+def read_arrays(content: RecordDict) -> dict[str, np.ndarray]:
+    """Read-only arrays of a message, without a copy if memory is shared."""
+    return zero_copy_arrays(_first(content))
+
+
+def array_names(content: RecordDict) -> list[str]:
+    """Names of the parameters that came with an order, in their order."""
+    return list(_first(content))
+
+
+def config_of(content: RecordDict) -> ConfigRecord:
+    records = list(content.config_records.values())
+    return records[0] if records else ConfigRecord()
+
+
+def _first(content: RecordDict) -> ArrayRecord:
+    return next(iter(content.array_records.values()))
+
 
 HELLO = "query.hello"
 INITIAL = "query.initial"

@@ -9,9 +9,9 @@ from typing import TypeVar
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
-from fedrec.protocol.records import ARRAYS, CONFIG, config_of, read_arrays
+from fedrec.protocol.messages import ARRAYS, CONFIG, config_of, read_arrays
 from fedrec.protocol.secure import KEY_BYTES, Words
-from fedrec.protocol.zero_copy import to_record
+from fedrec.protocol.serialization import to_record
 
 _MOST_PROOF = 8192  # bytes
 

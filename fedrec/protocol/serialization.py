@@ -1,16 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several arrays as one byte string: a length, a table of contents, and the arrays' bytes. Flower
-requests every array, and every piece of a large one, in a separate call. A round of a small model
-is then a few hundred calls, which cost more than their content.
+"""Arrays of Flower records: as numpy memory within a machine, and several as one byte string.
+
+Flower records whose arrays are numpy memory: within a process by reference, between processes of
+a machine by their address in shared memory, and over a network as one byte string.
+
+Flower's own arrays are bytes from the start, so that every message copies every parameter several
+times.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import json
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
-from fedrec.runtime.text_files import MOST_JSON, parse_json
+import numpy as np
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from fedrec.protocol import updates
+from fedrec.runtime.files import MOST_JSON, parse_json
+from fedrec.runtime.shared_memory import SharedArray, is_shared, kept_open, private
+
+# Several arrays as one byte string: a length, a table of contents, and the arrays' bytes. Flower
+# requests every array, and every piece of a large one, in a separate call. A round of a small model
+# is then a few hundred calls, which cost more than their content.
 
 _LENGTH_BYTES = 8
 
@@ -64,3 +80,136 @@ def opened(data: bytes) -> list[PackedArray]:
     if start != len(data) or len({part.name for part in parts}) != len(parts):
         raise ValueError(f"{len(data) - start} bytes too many, or a name twice")
     return parts
+
+
+_NUMPY = "numpy.ndarray"  # Flower's name of numpy's file format
+_PACKED = "#packed"
+
+
+class ZeroCopyArray(Array):
+    """A Flower array that holds numpy memory and becomes bytes only where it leaves for another
+    machine.
+
+    Args:
+        live: the array; `float [...]` or another type of any shape; `zero_copy_arrays` returns the
+            array itself, all other functions return copies.
+    """
+
+    live: np.ndarray
+
+    def __init__(self, live: np.ndarray) -> None:
+        # Flower's own attribute setter updates derived values, which do not exist yet.
+        vars(self).update(
+            live=live, dtype=_spelling(live.dtype), shape=tuple(live.shape), stype=_NUMPY
+        )
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """The array in numpy's file format, serialised at each call."""
+        buffer = io.BytesIO()
+        np.save(buffer, np.asarray(self.live, order="C"), allow_pickle=False)
+        return buffer.getvalue()
+
+    def numpy(self) -> np.ndarray:
+        """The current values, as a writable copy `[...]` in the array's shape."""
+        if isinstance(self.live, SharedArray) and is_shared(self.live):
+            return private(*self.live.place)
+        return np.array(self.live, order="C", subok=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self.live, SharedArray) and is_shared(self.live):
+            return _OpenedArray, self.live.place
+        return ZeroCopyArray, (np.asarray(self.live, order="C"),)
+
+
+# formatting a type takes numpy longer than everything else for a small array
+@functools.lru_cache
+def _spelling(kind: np.dtype) -> str:
+    return str(kind)
+
+
+class _OpenedArray(ZeroCopyArray):
+    """Shared memory of another process; `live` is read-only."""
+
+    def __init__(self, *place: Any) -> None:
+        self.place = place
+        super().__init__(kept_open(*place))
+
+    def numpy(self) -> np.ndarray:
+        """A writable copy of the values, `[...]`; the owner does not see changes."""
+        return private(*self.place)
+
+
+def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
+    """Named numpy arrays as a Flower record; it holds the arrays themselves."""
+    record = ArrayRecord()  # its constructor would turn all into bytes
+    for name, array in arrays.items():
+        record[name] = ZeroCopyArray(np.asanyarray(array))
+    return record
+
+
+def from_record(record: ArrayRecord) -> dict[str, np.ndarray]:
+    """Named numpy arrays of a Flower record; copies that may be written (of shared memory, page by
+    page as needed)."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def zero_copy_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
+    """Named numpy arrays of a Flower record, with as few copies as possible; for the owner of the
+    record."""
+    return {
+        name: array.live if isinstance(array, ZeroCopyArray) else array.numpy()
+        for name, array in record.items()
+    }
+
+
+def sent_bytes(record: ArrayRecord) -> int:
+    """Number of bytes sent for a record to another process of this machine; arrays in shared memory
+    count 0."""
+    arrays = zero_copy_arrays(record).values()
+    return sum(
+        array.nbytes
+        for array in arrays
+        if not (isinstance(array, SharedArray) and is_shared(array))
+    )
+
+
+def for_the_network(content: RecordDict, made: dict[int, ArrayRecord] | None = None) -> RecordDict:
+    """The same content, changed in place, with the arrays of each record as one string of bytes, in
+    Flower's own class.
+
+    Args:
+        content: what leaves this machine through Flower's own connections.
+        made: cache of packed records by the identity of their record, for records shared by several
+            messages.
+    """
+    made = {} if made is None else made
+    for key, record in list(content.array_records.items()):
+        if len(record) and _PACKED not in record:
+            if id(record) not in made:
+                made[id(record)] = _packed_record(record)
+            content[key] = made[id(record)]
+    return content
+
+
+def from_the_network(content: RecordDict) -> RecordDict:
+    """The inverse of `for_the_network`, in place; other bytes are not changed."""
+    for key, record in list(content.array_records.items()):
+        if list(record) == [_PACKED]:
+            with contextlib.suppress(Exception):  # untrusted input may be anything
+                parts = opened(record[_PACKED].data)
+                content[key] = to_record({part.name: _opened(part) for part in parts})
+    return content
+
+
+def _packed_record(record: ArrayRecord) -> ArrayRecord:
+    parts = [
+        PackedArray(name, array.dtype.str, array.shape, *updates.compacted(array))
+        for name, array in zero_copy_arrays(record).items()
+    ]
+    whole = packed(parts)
+    return ArrayRecord({_PACKED: Array("uint8", (len(whole),), _PACKED, whole)})
+
+
+def _opened(part: PackedArray) -> np.ndarray:
+    return updates.expanded(part.stype, part.data, np.dtype(part.dtype), part.shape)

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedrec.report.comparison import Comparison
-from fedrec.report.input_codes import InputCodes, input_codes
+from fedrec.report.inputs import InputCodes, input_codes
 
 if TYPE_CHECKING:
     from rich.table import Table

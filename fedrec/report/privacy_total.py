@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.accountant import Accountant
-from fedrec.privacy.accounting.backend import DEFAULT_BACKEND
+from fedrec.privacy.accounting.events import DEFAULT_BACKEND
 from fedrec.privacy.ledger import Charge, Ledger
 from fedrec.runs.folder import RunFolder
 

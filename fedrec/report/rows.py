@@ -1,15 +1,157 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The systems of a run as rows of a table, and which of them are private."""
+"""Names of runs, and the systems of a run as rows of a table."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
-from fedrec.attacks.leaky_negatives import marked
-from fedrec.errors import RunError
+from fedrec.components.registry import BASELINE
+from fedrec.errors import ExperimentError, RunError
+from fedrec.experiment.schema import marked
+from fedrec.experiment.sections import Section, resolved_section
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
+from fedrec.runtime.ragged import flat
+
+_APART = ("name", "seed", "title", "settings-tried", "callbacks", "checkpoint", "engine")
+_MOST_SETTINGS = 3  # in a name; runs that differ in more are told apart by their folders
+_LONGEST_VALUE = 40  # characters of a setting in a name, likewise
+
+
+class Run(NamedTuple):
+    """A run among others.
+
+    Attributes:
+        name: of its system; runs that differ in their seed alone have the same.
+        label: name and seed.
+        result: what came out.
+    """
+
+    name: str
+    label: str
+    result: Result
+
+
+def named(results: Sequence[Result]) -> list[Run]:
+    """Runs with their names."""
+    return [
+        Run(name, f"{name}, seed {result.experiment.seed}", result)
+        for name, result in zip(system_names(results), results, strict=True)
+    ]
+
+
+def system_names(results: Sequence[Result]) -> list[str]:
+    """A name per run: the experiment's name, marked if its negatives leak, and in brackets the
+    settings in which runs of that name differ. Runs that differ only in their seed have the same
+    name; repetitions under one seed are told apart by their folders."""
+    runs = [
+        _System(marked(result.experiment), dict(flat(_decisive(result))), result)
+        for result in results
+    ]
+    return [_name(one, _of_title(runs, one.title), repeats=True) for one in runs]
+
+
+def baseline_names(results: Sequence[Result]) -> list[dict[str, str]]:
+    """Per run the name of each of its centralised systems, by label: the label, and in brackets
+    the settings in which systems of that label differ, such as `dp-popularity (epsilon=5)`.
+    Equal settings under one seed are one system."""
+    systems = [
+        {label: _System(label, _baseline(result, label), result) for label in result.baseline_users}
+        for result in results
+    ]
+    every = [one for own in systems for one in own.values()]
+    return [
+        {label: _name(one, _of_title(every, label), repeats=False) for label, one in own.items()}
+        for own in systems
+    ]
+
+
+class _System(NamedTuple):
+    """A system of a run: its name, the settings on which its results depend, and the run."""
+
+    title: str
+    settings: Mapping[str, Any]
+    result: Result
+
+
+def _of_title(systems: Sequence[_System], title: str) -> list[_System]:
+    return [one for one in systems if one.title == title]
+
+
+def _name(one: _System, group: Sequence[_System], *, repeats: bool) -> str:
+    """The name of a system among those of its title; with `repeats`, equal settings under one seed
+    are repetitions."""
+    same = [other.result for other in group if other.settings == one.settings]
+    seeds = [result.experiment.seed for result in same]
+    twice = repeats and seeds.count(one.result.experiment.seed) > 1
+    keys = _differing([other.settings for other in group])
+    texts = [_text(other.settings.get(key)) for key in keys for other in group]
+    if twice or len(keys) > _MOST_SETTINGS or max(map(len, texts), default=0) > _LONGEST_VALUE:
+        said = [_folder(one.result if twice else same[0], [other.result for other in group])]
+    else:
+        said = [f"{_short(key, keys)}={_text(one.settings.get(key))}" for key in keys]
+    return one.title + (f" ({', '.join(said)})" if said else "")
+
+
+def _text(value: Any) -> str:
+    """A value in a name; whole numbers without their decimal."""
+    return "none" if value is None else str(value).removesuffix(".0")
+
+
+def _folder(result: Result, among: Sequence[Result]) -> str:
+    """The last part of a run's folder, where it tells the run apart."""
+    name = result.folder.name
+    alike = {other.folder for other in among if other.folder.name == name}
+    return name if len(alike) == 1 else str(result.folder)
+
+
+def settings_table(result: Result) -> dict[str, Any]:
+    """The experiment as a table, with the defaults of settings that are newer than the run."""
+    try:
+        return result.experiment.resolve().table()
+    except ExperimentError:  # a component that is not installed here, or no longer has a setting
+        return result.experiment.table()
+
+
+def _decisive(result: Result) -> dict[str, Any]:
+    """The settings on which results of the federated system depend."""
+    table = {key: value for key, value in settings_table(result).items() if key not in _APART}
+    evaluation = {**table.get("evaluation", {})}
+    evaluation.pop("baselines", None)
+    return {**table, "evaluation": evaluation}
+
+
+def _baseline(result: Result, label: str) -> dict[str, Any]:
+    """The settings on which results of a centralised system depend, with their defaults."""
+    options = result.experiment.evaluation.baseline_settings().get(label, {})
+    section = Section.model_validate({"name": label, **options})
+    with suppress(ExperimentError):  # see `settings_table`
+        section = resolved_section(BASELINE, section)
+    perturbed = settings_table(result).get("perturb")
+    return dict(flat({"name": section.name, **section.options, "perturb": perturbed}))
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys whose values are not all the same."""
+    keys = dict.fromkeys(key for own in settings for key in own)
+    absent = object()
+    return [
+        key
+        for key in keys
+        if any(own.get(key, absent) != settings[0].get(key, absent) for own in settings)
+    ]
+
+
+def _short(key: str, among: Sequence[str]) -> str:
+    """The last word of a key, where it tells the key apart."""
+    last = key.rpartition(".")[2]
+    return last if [other.rpartition(".")[2] for other in among].count(last) == 1 else key
+
+
+# The systems of a run as rows of a table, and which of them are private.
 
 BEFORE = "before fine-tuning"
 

@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrec.attacks.leaky_negatives import marked
 from fedrec.components.registry import MODEL
 from fedrec.errors import ExperimentError
-from fedrec.evaluation.metrics import lower_is_better, main_metric
+from fedrec.evaluation.tables import lower_is_better, main_metric
 from fedrec.experiment.phases import last_phase
+from fedrec.experiment.schema import marked
 from fedrec.experiment.tables import EvaluationConfig
-from fedrec.factors.chosen_items import BIAS
 from fedrec.models.base import ProductsConfig
-from fedrec.report.bootstrap import bootstrap_intervals
-from fedrec.report.input_codes import budgets, input_codes
-from fedrec.report.inputs import Inputs, system_inputs
-from fedrec.report.paired_tests import holm, wilcoxon
+from fedrec.report.comparison import bootstrap_intervals, holm, wilcoxon
+from fedrec.report.inputs import Inputs, budgets, input_codes, system_inputs
 from fedrec.report.rows import is_private, system_rows
 from fedrec.runs.folder import TIED_SHARE, RunFolder
+from fedrec.sums.products import BIAS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run folder: everything needed to read, compare, resume and reproduce one execution of an
+"""The run folder, and its lock.
+
+The run folder: everything needed to read, compare, resume and reproduce one execution of an
 experiment.
 
     experiment.toml    the resolved experiment, every default filled in
@@ -29,32 +31,78 @@ Every file is written atomically.
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pandas as pd
 
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.schema import Experiment
-from fedrec.runs.earlier_names import RENAMED, present_names, written_names
-from fedrec.runs.environment import environment, installed_version
-from fedrec.runs.folder_lock import locked
-from fedrec.runs.result import Result
-from fedrec.runs.tables import UNREADABLE, USER, digests, read_content, table_of
-from fedrec.runtime.atomic_files import write_atomically
-from fedrec.runtime.new_folders import require_new_folder
-from fedrec.runtime.strict_json import finite, is_number, number
-from fedrec.runtime.text_files import MOST_JSON, parse_json, read_json
+from fedrec.runs.ids import environment, installed_version
+from fedrec.runs.result import (
+    RENAMED,
+    UNREADABLE,
+    USER,
+    Result,
+    digests,
+    present_names,
+    read_content,
+    table_of,
+    written_names,
+)
+from fedrec.runtime.files import (
+    MOST_JSON,
+    parse_json,
+    read_json,
+    require_new_folder,
+    write_atomically,
+)
+from fedrec.runtime.shared_memory import finite, is_number, number
+
+# One process at a time in a folder.
+
+
+@contextmanager
+def locked(folder: Path, *, expected: str, got: str, fix: str) -> Iterator[None]:
+    """Lock a folder against a second writing process.
+
+    Args:
+        folder: an existing folder.
+        expected: text of the error, like `got` and `fix`.
+
+    Raises:
+        RunError: another process holds it, or its file cannot be opened.
+    """
+    with _opened(folder / ".lock") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"{folder} is in use", expected=expected, got=got, fix=fix) from None
+        yield
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return open(path, "w")
+    except OSError as error:
+        raise RunError(
+            f"{path.parent} cannot be locked",
+            expected=f"a file {path.name} that can be written, or none",
+            got=error.strerror or str(error),
+            fix=f"make the folder writable; if {path} is a folder, remove it",
+        ) from None
+
 
 FORMAT = RENAMED
 """Version of the run folder, in run.json; folders without one are read as 1."""
@@ -385,7 +433,7 @@ class RunFolder:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The machine and the packages of the run, see `fedrec.runs.environment`."""
+        """The machine and the packages of the run, see `fedrec.runs.ids`."""
         return self._read_json("environment.json")
 
     def read_result(self) -> Result:

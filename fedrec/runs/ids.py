@@ -1,22 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The map between the data's ids and the numbers that clients and items have in a run folder.
-
-ids/users.txt      line n (from 0): the data's id of user n, as a JSON text
-ids/items.txt      the same of items
-"""
+"""What a run folder records beside results: ids of the data, the environment, and its default
+path."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import os
+import platform
+import subprocess
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedrec.data.interactions import Interactions
 from fedrec.errors import RunError
-from fedrec.runtime.atomic_files import write_atomically
-from fedrec.runtime.text_files import parse_json
+from fedrec.experiment.schema import Experiment
+from fedrec.runtime.files import parse_json, write_atomically
+
+# The map between the data's ids and the numbers that clients and items have in a run folder.
+#
+# ids/users.txt      line n (from 0): the data's id of user n, as a JSON text ids/items.txt      the
+# same of items
 
 _AT_ONCE = 2**17
 
@@ -65,3 +74,61 @@ def _read(file: Path) -> np.ndarray:
             got=str(error),
             fix="restore it from a backup, or start the run anew",
         ) from None
+
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def environment() -> dict[str, Any]:
+    """The machine and the installed packages, for a run folder."""
+    packages = ("fedrec", "flwr", "ray", "torch", "numpy", "numba", "pandas", "autodp", "pydantic")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "commit": commit(),
+        "packages": {name: installed_version(name) for name in packages},
+    }
+
+
+@functools.cache
+def commit() -> str | None:
+    """Short name of the commit that is checked out, with a plus if files differ from it; None where
+    fedrec is not run from a checkout of its own."""
+    git = ["git", "-C", str(_ROOT)]
+    command = [*git, "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        if not (_ROOT / ".git").exists():
+            return None
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
+
+
+@functools.cache
+def installed_version(package: str) -> str | None:
+    """Version of an installed package; None where it is missing.
+
+    Asked once in a process: what an installed package says of itself takes milliseconds to parse.
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def default_folder(experiment: Experiment) -> Path:
+    """Where a run goes without `--output`: `$FEDREC_RUNS` or `runs/`, by name, time and digest."""
+    return runs_directory() / f"{experiment.name}-{stamp()}-{experiment.digest()[:6]}"
+
+
+def stamp() -> str:
+    """The present time as a part of a folder's name."""
+    return datetime.now().strftime("%Y%m%d-%H%M%S")
+
+
+def runs_directory() -> Path:
+    """Where run folders go without `--output`: `$FEDREC_RUNS`, or `runs/`."""
+    return Path(os.environ.get("FEDREC_RUNS", "runs")).expanduser()

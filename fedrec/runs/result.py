@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a run: metrics, curves and parameters."""
+"""The result of a run, and its tables as files."""
 
 from __future__ import annotations
 
+import hashlib
 import html
 import importlib
+import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
-from fedrec.evaluation.groups import group_gaps
+from fedrec.evaluation.tables import group_gaps
 from fedrec.experiment.schema import Experiment
+from fedrec.runtime.files import read_json
 
 # in packages above this library, or that need this one, looked up by name on first use, like
 # `fedrec.run`
@@ -159,3 +164,119 @@ class Result:
     def gaps(self) -> pd.DataFrame:
         """Gaps between groups of users, one row per kind of group, as from `group_gaps`."""
         return group_gaps(self.groups)
+
+
+# The tables of a run folder: read as they were written, or refused.
+
+USER = "user"
+"""Column of users.csv with the data's ids."""
+UNREADABLE = (ValueError, IndexError, OverflowError)  # those of pandas: ValueErrors
+"""What reading a damaged table raises."""
+_TABLES = (
+    "rounds.csv",
+    "users.csv",
+    "groups.csv",
+    "baselines/*/users.csv",
+    "baselines/*/groups.csv",
+)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of each table of a run folder, by its path within the folder."""
+    files = sorted(file for pattern in _TABLES for file in folder.glob(pattern))
+    return {str(file.relative_to(folder)): _sha256(file.read_bytes()) for file in files}
+
+
+def read_content(folder: Path, name: str) -> bytes:
+    """The file of a table of a run folder; if the run is finished, compared with the digest in
+    result.json.
+
+    Args:
+        folder: of the run.
+        name: path of the table within the folder.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or was changed after it was written.
+    """
+    content = (folder / name).read_bytes()
+    written = _written(folder).get(name)
+    if written is not None and written != _sha256(content):
+        raise ValueError("the file was changed after the run had written it")
+    return content
+
+
+def table_of(content: bytes, index: int | None = None) -> pd.DataFrame:
+    """A table of what its file has.
+
+    Args:
+        content: of the file.
+        index: column of the names of the rows, in a table whose other columns are numbers, but for
+            the data's ids of users, which are left out; None: no such column.
+
+    Raises:
+        `UNREADABLE`: it is no table, or has text in a column of numbers.
+    """
+    table = pd.read_csv(io.BytesIO(content), index_col=index)
+    if index is not None:
+        table = table.drop(columns=USER, errors="ignore")
+    text = [column for column in table.columns if not is_numeric_dtype(table[column])]
+    if index is not None and len(table) and text:
+        raise ValueError(f"text in column {text[0]!r}, which has numbers")
+    return table
+
+
+def _written(folder: Path) -> dict[str, str]:
+    """The digests in result.json; none in that of an earlier version or of an unfinished run."""
+    try:
+        found = read_json(folder / "result.json")
+    except FileNotFoundError:
+        return {}
+    known = found.get("tables", {}) if isinstance(found, dict) else None
+    if not isinstance(known, dict):
+        raise ValueError("result.json has no digests by name under 'tables'")
+    return known
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+# Metrics that had other names in run folders of format 1, and the texts of these folders.
+#
+# A run folder keeps the names of its format to its end, also while a later version resumes it, so
+# that all of its files have the same ones: texts are translated where they are read and written.
+# Format 2 renamed two metrics, because `ndcg` is what others call the NDCG of a whole list.
+#
+#     format 1       since format 2
+#     ndcg@k         discounted-hits@k
+#     ndcg-list@k    ndcg@k
+
+RENAMED = 2
+"""The format that has the present names."""
+_PRESENT = {"ndcg": "discounted-hits", "ndcg-list": "ndcg"}
+_WRITTEN = {present: written for written, present in _PRESENT.items()}
+
+
+def present_names(text: str, version: int) -> str:
+    """A text of a run folder, such as a table, JSON or the experiment, with the present names of
+    metrics.
+
+    Args:
+        text: as it is in the folder.
+        version: format of the folder.
+    """
+    return text if version >= RENAMED else _renamed(text, _PRESENT)
+
+
+def written_names(text: str, version: int) -> str:
+    """The inverse of `present_names`: a text as it is written into a folder of this format."""
+    return text if version >= RENAMED else _renamed(text, _WRITTEN)
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    """The text with metrics renamed: before a list length, as in `validation-ndcg@5`, and where a
+    whole quoted text is one, as in `metrics = ["ndcg"]`. Other metrics, such as `target-ndcg@5`,
+    stay."""
+    known = "|".join(sorted(names, key=len, reverse=True))
+    pattern = rf'(?<![\w-])(validation-)?({known})(?=@)|(?<=")({known})(?=")'
+    return re.sub(pattern, lambda found: (found[1] or "") + names[str(found[2] or found[3])], text)

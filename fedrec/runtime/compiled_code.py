@@ -20,14 +20,14 @@ from pathlib import Path
 
 log = logging.getLogger("fedrec")
 _HERE = Path(__file__).resolve().parent
-_KERNEL = _HERE.parent / "cohort" / "kernel"
-_CALLED = _HERE.parent / "nn" / "native"
+_KERNEL = _HERE.parent / "training"
+_CALLED = _HERE.parent / "kernel"
 _COMPILING = (_HERE / "compilation.py", _HERE / "compiled_code.py")
 
 
 def cache_folder(sources: Path = _KERNEL) -> Path:
-    """`$FEDREC_CACHE/kernel-DIGEST`, default `~/.cache/fedrec`; of other sources that folder's name
-    and digest."""
+    """`$FEDREC_CACHE/training-DIGEST`, default `~/.cache/fedrec`; of other sources that folder's
+    name and digest."""
     base = Path(os.environ.get("FEDREC_CACHE") or "~/.cache/fedrec").expanduser()
     return base / f"{sources.name}-{digest(sources)[:16]}"
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real numbers as integers modulo 2^64, so that masks cancel exactly and sums of masked numbers are
+"""Real numbers modulo 2^64, and the digest of an order that all nodes must share.
+
+Real numbers as integers modulo 2^64, so that masks cancel exactly and sums of masked numbers are
 sums.
 
 A number x is round(x * 2^bits), negative ones as two's complement. Each of n nodes may contribute
@@ -9,12 +11,17 @@ refuses, because an overflow could not be detected.
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from fractions import Fraction
 
 import numpy as np
+from cryptography.hazmat.primitives.hashes import SHA256, Hash
 
 from fedrec.errors import ExperimentError, RefusalError
+from fedrec.protocol.orders import TrainOrder
+from fedrec.secure import keys
 
 _LARGEST = 2**63 - 1
 MOST_BITS = 100
@@ -93,3 +100,43 @@ def _representable(most: int) -> float:
     """The largest float64 that is not above an integer."""
     found = float(most)
     return found if int(found) <= most else math.nextafter(found, 0.0)
+
+
+# Digest of a training order that must be the same for all nodes of a session.
+#
+# Masks cancel whatever the nodes compute. A server that sends parameters or settings under which
+# the updates of all nodes but one are zero would learn that node's update from the sum (Pasquini,
+# Francati and Ateniese 2022, "Eluding secure aggregation in federated learning via model
+# inconsistency"). So the nodes agree on the order before they mask a sum.
+
+
+def digest_of(order: TrainOrder, arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Digest of an order and the parameters that came with it, without what differs between nodes:
+    the clients and the masking.
+
+    Args:
+        order: the order.
+        arrays: the parameters by name, of any shapes.
+
+    Returns:
+        32 bytes (SHA-256).
+    """
+    settings = {
+        "round": order.round,
+        "weighting": order.weighting,
+        "step": order.step,
+        "overrides": dict(order.overrides or {}),
+        "protection": None if order.protection is None else order.protection.text(),
+        "each": order.each,
+    }
+    parts = [json.dumps(settings, sort_keys=True).encode()]
+    for name, value in sorted(arrays.items()):
+        kind = f"{value.dtype.str} {list(value.shape)}"
+        parts += [name.encode(), kind.encode(), _digest_of_values(value)]
+    return keys.digest(b"training order", *parts)
+
+
+def _digest_of_values(value: np.ndarray) -> bytes:
+    found = Hash(SHA256())
+    found.update(np.asarray(value, order="C").reshape(-1).view(np.uint8).data)
+    return found.finalize()

@@ -27,7 +27,8 @@ from fedrec.protocol.secure import (
     listed,
     pieces,
 )
-from fedrec.secure import masks, shares
+from fedrec.secure import keys as masks
+from fedrec.secure import keys as shares
 
 log = logging.getLogger("fedrec")
 
@@ -40,7 +41,7 @@ class Session:
         quorum: number of nodes required for a sum, and of shares for a secret.
         bits: binary digits after the point.
         counts: number of clients that each node is asked for.
-        training: digest of the training order, see `fedrec.secure.common_order`.
+        training: digest of the training order, see `fedrec.secure.fixed_point`.
         proofs: proof of the origin of each channel key; empty without proofs.
 
     Attributes:

@@ -19,13 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedrec.errors import ExperimentError
-from fedrec.experiment.common_grid import common_grid
-from fedrec.experiment.schema import Experiment
+from fedrec.experiment.schema import Experiment, common_grid
 from fedrec.experiment.tables import SecureAggregationConfig
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainOrder, TrainSum
-from fedrec.protocol.sparse_update import dense_change
-from fedrec.protocol.triangle import mirrored, numbers_of, upper
+from fedrec.protocol.updates import dense_change, mirrored, numbers_of, upper
 from fedrec.secure import fixed_point
 
 _COUNTED = ("clients", "weight", "examples", "loss", "losses", "unclipped")

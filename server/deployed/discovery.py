@@ -25,9 +25,9 @@ from flwr.serverapp import Grid
 from fedrec.errors import EngineError
 from fedrec.protocol.messages import HELLO, unpack_presence
 from fedrec.protocol.orders import Presence
-from server.cohorts.roster import Roster
+from server.cohort import Roster
 from server.deployed.roster_file import RosterFile
-from server.exchange.replies import is_refusal, reason_of
+from server.exchange import is_refusal, reason_of
 
 log = logging.getLogger("fedrec")
 MOST_CLIENTS = 1_000_000

@@ -15,13 +15,13 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.protocol.messages import unpack_train_order
 from fedrec.runs.folder import RunFolder
-from server.cohorts.roster import Roster
+from server.buffer import refuse_personal
+from server.cohort import Roster
 from server.deployed.discovery import MOST_CLIENTS, Discovery
 from server.deployed.grid import DeployedGrid
 from server.deployed.initial import most_common_parameters
-from server.deployed.reply_validation import ReplyValidator
-from server.devices.choice import refuse_personal
-from server.devices.late_devices import LateDevices
+from server.deployed.validation import ReplyValidator
+from server.devices import LateDevices
 from server.federation import Federation
 
 

@@ -19,9 +19,9 @@ import httpx
 from flwr.app import ArrayRecord, Message, Metadata
 from flwr.serverapp import Grid
 
-from fedrec.protocol.zero_copy import for_the_network, from_the_network
-from fedrec.runtime.backoff import Backoff
-from server.exchange.wrapped_grid import WrappedGrid
+from fedrec.protocol.serialization import for_the_network, from_the_network
+from fedrec.runtime.process import Backoff
+from server.exchange import WrappedGrid
 
 log = logging.getLogger("fedrec")
 _FIRST_POLL = 0.1

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 
 from fedrec.errors import ClientError
 from fedrec.protocol.messages import INITIAL, unpack_parameters
-from server.cohorts.roster import Roster
+from server.cohort import Roster
 
 log = logging.getLogger("fedrec")
 ASKED = 5

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedrec.errors import RunError
 from fedrec.protocol.orders import Presence
-from fedrec.runtime.database_file import DatabaseFile
+from fedrec.runtime.files import DatabaseFile
 
 
 class RosterFile(DatabaseFile):

@@ -15,18 +15,17 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.errors import RunError
-from fedrec.prefixes import add_prefix, strip_prefix
 from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound, Event, to_record
 from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
-from fedrec.privacy.noise_source import source_of
+from fedrec.rng import source_of
 from fedrec.runs.folder import RunFolder
-from fedrec.runtime.atomic_files import write_atomically
-from fedrec.runtime.strict_json import finite
-from fedrec.runtime.text_files import read_json
-from server.extension import RunExtension
-from server.privacy.noise_files import NoiseFiles
+from fedrec.runtime.files import read_json, write_atomically
+from fedrec.runtime.ragged import add_prefix, strip_prefix
+from fedrec.runtime.shared_memory import finite
+from server.checkpoint import RunExtension
+from server.privacy.personal_budgets import NoiseFiles
 from server.privacy.phase_plans import PhasePlans, private_strategy
 from strategies.base import CohortStrategy
 from strategies.dp import DpFedAvg

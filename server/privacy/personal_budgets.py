@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Privacy budgets of users who add their own noise: guarantees, exhausted budgets, and the epsilon
+"""Budgets of users who add their own noise, and files of noise that later rounds take back.
+
+Privacy budgets of users who add their own noise: guarantees, exhausted budgets, and the epsilon
 of each user.
 
 The cohorts are known from the sampler; a sampled user is charged whether or not its upload arrived,
@@ -11,7 +13,11 @@ not resumed.
 
 from __future__ import annotations
 
+import io
 import logging
+import zipfile
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +29,15 @@ from fedrec.data.independence import refuse_collected_categories, refuse_depende
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import phases_of
 from fedrec.experiment.schema import Experiment
-from fedrec.privacy.personal.noise import PersonalNoise
-from fedrec.privacy.personal.report import epsilon_table, promises, summary, words
+from fedrec.privacy.personal import PersonalNoise, epsilon_table, promises, summary, words
 from fedrec.runs.folder import RunFolder
-from fedrec.runtime.atomic_files import append_durably, write_atomically
-from server.extension import RunExtension
+from fedrec.runtime.files import append_durably, open_atomically, write_atomically
+from server.checkpoint import RunExtension
 from strategies.base import Cohorts, CohortStrategy
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 log = logging.getLogger("fedrec")
 
@@ -234,3 +240,72 @@ def uploads_in(file: Path) -> list[int]:
             fix="restore it from a backup; without it what users have spent is unknown",
         ) from None
     return rounds
+
+
+# The noise of earlier rounds that later rounds take back, in files of their own: whoever reads it
+# can remove noise from a model, so it must not be in a checkpoint, which is one.
+#
+# A file belongs to the checkpoint with the same number of charges in the ledger. Noise is charged
+# before it is drawn, so that no other noise has that number, and a round that is repeated after an
+# interruption starts with the noise that it had. The files are in `private/` of the run folder,
+# readable by their owner only; a finished run keeps none (`fedrec.runs.folder`).
+
+_DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError)
+"""What reading a damaged file may raise."""
+
+
+class NoiseFiles:
+    """The noise of a run's checkpoints.
+
+    Args:
+        run: the run folder.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+
+    def file(self, charges: int) -> Path:
+        """The file of the checkpoint with so many charges in the ledger."""
+        return self.run.path / "private" / f"noise-{charges:09d}.npz"
+
+    def save(self, charges: int, noise: Mapping[str, np.ndarray]) -> None:
+        """Write the noise of a checkpoint, before the checkpoint itself, and drop that of
+        checkpoints which are no longer kept.
+
+        Args:
+            charges: number of charges in the ledger at this checkpoint.
+            noise: named arrays.
+
+        Raises:
+            RunError: it cannot be written; the earlier files are intact.
+        """
+        file = self.file(charges)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.parent.chmod(0o700)
+        with open_atomically(file, mode=0o600) as opened:
+            np.savez(opened, **noise)  # pyright: ignore[reportArgumentType]
+        # one more than there are checkpoints, as the new one is not yet written
+        files = sorted(file.parent.glob("noise-*.npz"))
+        for old in files[: -self.run.experiment.checkpoint.keep - 1]:
+            old.unlink()
+
+    def read(self, charges: int) -> dict[str, np.ndarray] | None:
+        """The noise of the checkpoint with so many charges in the ledger; None if there is no file.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        file = self.file(charges)
+        try:
+            with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
+                return dict(archive)
+        except FileNotFoundError:
+            return None
+        except _DAMAGE as error:
+            raise RunError(
+                f"{file} is damaged",
+                expected="the noise of earlier rounds, as fedrec wrote it",
+                got=f"{type(error).__name__}: {error}",
+                fix="restore it from a backup, or delete it: later noise is then drawn anew, and"
+                " all rounds of its phase are charged once more",
+            ) from None

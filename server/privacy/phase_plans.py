@@ -15,22 +15,21 @@ import numpy as np
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.config import did_you_mean
-from fedrec.data.cache import POPULATIONS
 from fedrec.data.independence import refuse_collected_categories, refuse_dependent_clients
+from fedrec.data.population import POPULATIONS
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import contributions_of
 from fedrec.experiment.schema import Experiment
-from fedrec.privacy import explain
+from fedrec.privacy import statement
 from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.events import Event, Volunteered
-from fedrec.privacy.accounting.sampling import FixedSize, Full, Scheduled
-from fedrec.privacy.adjacency import Contributions
-from fedrec.privacy.caveats import SIMULATION, caveats
+from fedrec.privacy.accounting.sampling import Contributions, FixedSize, Full, Scheduled
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.noise_source import NoiseSource, source_of
 from fedrec.privacy.plan import Plan
-from server.cohorts.selection import SampledCohorts
-from server.strategy_state import make_strategy
+from fedrec.privacy.statement import SIMULATION, caveats
+from fedrec.rng import NoiseSource, source_of
+from server.checkpoint import make_strategy
+from server.cohort import SampledCohorts
 from strategies.base import CohortStrategy
 from strategies.dp import DpFedAvg
 
@@ -200,7 +199,7 @@ class PhasePlans:
 
     def lines(self, report: Report) -> list[str]:
         """A report as sentences."""
-        said = explain.lines(report, self.config.adjacency)
+        said = statement.lines(report, self.config.adjacency)
         if self.config.mode == "reproducible":
             said[0] = f"{said[0]} {SIMULATION}"
         for phase, who in self.volunteers.items():

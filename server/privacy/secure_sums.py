@@ -16,7 +16,7 @@ A node that fails before its second answer counts as not having answered in this
 nodes than the quorum complete the session, the round has no sum, as if no node had answered:
 nothing is revealed.
 
-Where this differs from the paper: see `fedrec.secure.masks`; mask keys and shares come in one
+Where this differs from the paper: see `fedrec.secure.keys`; mask keys and shares come in one
 exchange instead of two. The paper's exchange of signatures on the list of survivors, against a
 server that tells different nodes different things, is not here: to unmask one node, such a server
 would need both kinds of shares from a quorum each, which is more than half of the nodes, and no
@@ -40,6 +40,7 @@ from fedrec.experiment.phases import symmetric_of
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import SecureAggregationConfig
 from fedrec.protocol.messages import (
+    ARRAYS,
     SECURE_CHANNEL,
     SECURE_SHARES,
     SECURE_UNMASK,
@@ -48,16 +49,14 @@ from fedrec.protocol.messages import (
     unpack_train_order,
 )
 from fedrec.protocol.orders import TrainSum
-from fedrec.protocol.records import ARRAYS
 from fedrec.protocol.secure import KEY_BYTES, SEALED_BYTES, SEED_BYTES, ShareReply, UnmaskReply
 from fedrec.protocol.secure_messages import pack_words, unpack_channel, unpack_masked, unpack_words
-from fedrec.protocol.zero_copy import zero_copy_arrays
+from fedrec.protocol.serialization import zero_copy_arrays
 from fedrec.secure import vector
-from fedrec.secure.common_order import digest_of
+from fedrec.secure.fixed_point import digest_of
 from fedrec.secure.session import Session
-from server.cohorts.roster import Roster
-from server.exchange.dropped_replies import DroppedReplies
-from server.exchange.replies import answers
+from server.cohort import Roster
+from server.exchange import DroppedReplies, answers
 
 log = logging.getLogger("fedrec")
 FEDERATION = 1

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of attacks: which runs an attack needs, what it sees of them, and what it found.
+"""The interface of attacks, and how the runs that they need are trained.
+
+The interface of attacks: which runs an attack needs, what it sees of them, and what it found.
 
 `fedrec attack NAME EXPERIMENT` trains these runs, or reuses them, and writes the outcome
-(`simulations.attacks.driver`).
+(`simulations.attacks.base`).
 """
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,16 +19,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from fedrec.components.errors import refuse_wrong
+from fedrec.components.errors import component_errors, refuse_wrong
+from fedrec.components.registry import ATTACK
 from fedrec.config import Config
+from fedrec.data.population import POPULATIONS
+from fedrec.experiment.loading import load
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import Section, component_of
 from fedrec.rng import seed_sequence
+from fedrec.runtime.files import write_atomically
+from fedrec.runtime.shared_memory import finite
+from server.callbacks.base import Callback
+from simulations.attacks.members import Members
+from simulations.attacks.system import TrainedSystem, section
+from simulations.studies.runs import run_once
 
 if TYPE_CHECKING:
-    from fedrec.attacks.success import Figure, Success
+    from fedrec.attacks.attribute import Figure, Success
     from fedrec.data.population import Population
-    from fedrec.experiment.schema import Experiment
-    from server.callbacks.base import Callback
-    from simulations.attacks.system import TrainedSystem
+
 
 TARGET = "target"
 """Name of the run that is attacked."""
@@ -87,7 +99,7 @@ class AttackOutcome:
     """The outcome of an attack.
 
     Attributes:
-        found: the figures, such as a `fedrec.attacks.success.Success`.
+        found: the figures, such as a `fedrec.attacks.attribute.Success`.
         table: plain values, which are saved as JSON.
         rows: a table to print, the titles of its columns first.
         lines: what is printed below it.
@@ -107,7 +119,7 @@ class AttackOutcome:
 class Attack(ABC):
     """Measures what training reveals.
 
-    A built-in has a `name` and lives in `simulations/attacks/builtin/`, its configuration class
+    A built-in has a `name` and lives in `simulations/attacks/`, its configuration class
     above it; every setting is an option of the command. Its outcome is a function of what it sees,
     its settings and the seed.
 
@@ -191,7 +203,7 @@ class MembershipAttack(Attack):
         Raises:
             ComponentError: `suspicion` is not one finite number per user.
         """
-        from fedrec.attacks.success import measure
+        from fedrec.attacks.attribute import measure
 
         users = self.victims(attacked)
         suspicion = self._checked(self.suspicion(replace(attacked, users=users)), len(users))
@@ -243,3 +255,67 @@ def figure_rows(
         ceiling = [f"{ceilings[key]:.3f}" if key in ceilings else "-"] if ceilings else []
         printed.append([words, f"{figure.value:.3f}", interval, f"{chance:.3f}", *ceiling])
     return printed
+
+
+# Attacks an experiment: trains the runs that an attack needs, unless they are there, and saves what
+# the attack found.
+
+
+def run_attack(
+    experiment: Experiment,
+    chosen: Mapping[str, Any],
+    output: Path,
+    callbacks: Sequence[Callback] = (),
+) -> AttackOutcome:
+    """Attack an experiment.
+
+    Args:
+        experiment: the attacked experiment, resolved.
+        chosen: name and settings of the attack, as in TOML.
+        output: folder of the runs and of the outcome; finished runs in it are reused, interrupted
+            ones continued.
+        callbacks: called on each event of the runs.
+
+    Raises:
+        ExperimentError: the attack is unknown, one of its settings is wrong, or the experiment
+            cannot be attacked in this way.
+        ComponentError: the attack failed, or its answer is of the wrong form.
+        RunError: the folder holds a run of another experiment.
+        FedrecError: see `simulations.runner.run`.
+    """
+    given = Section.model_validate(chosen)
+    attack: Attack = component_of(ATTACK, given, experiment.seed)
+    POPULATIONS.renew(experiment)
+    population = POPULATIONS.population(experiment)
+    users = population.partition.training_clients
+    attacked = Attacked(experiment, population, users, output)
+    with component_errors(ATTACK.name, attack, "in trainings"):
+        trainings = attack.trainings(attacked)
+    systems = {}
+    for name, training in trainings.items():
+        watching = [*training.callbacks, *callbacks]
+        run = run_once(_derived(experiment, name, training), output / name, watching)
+        members = users if training.members is None else users[training.members]
+        systems[name] = TrainedSystem(experiment, run, members)
+    with component_errors(ATTACK.name, attack, "in its outcome"):
+        found = attack.outcome(replace(attacked, systems=systems))
+    recommends = {"recommends": systems[TARGET].metrics} if TARGET in systems else {}
+    options = attack.config.model_dump(mode="json")
+    table = finite({"attack": given.name, "options": options, **found.table, **recommends})
+    write_atomically(output / attack.file, json.dumps(table, indent=2) + "\n")
+    return replace(found, table=table)
+
+
+def _derived(experiment: Experiment, name: str, training: AttackRun) -> Experiment:
+    """An experiment like the attacked one."""
+    table = experiment.table()
+    split = {}
+    if training.members is not None:
+        base = section(experiment, "split")
+        split = {"split": Members.section(base, experiment.seed_of_split, training.members)}
+    own = {
+        "name": f"{experiment.name}-{name}",
+        "seed": experiment.seed if training.seed is None else training.seed,
+        "evaluation": {**table["evaluation"], "baselines": [], **training.evaluation},
+    }
+    return load({**table, **own, **split, **training.changes})

@@ -19,10 +19,10 @@ import numpy as np
 
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.data.split import Partition, Split, partition_by, split_of
+from fedrec.data.splits.rules import Partition, Split, partition_by, split_of
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section
-from fedrec.privacy.adjacency import Adjacency
+from fedrec.privacy.accounting.sampling import Adjacency
 from fedrec.rng import stream
 
 

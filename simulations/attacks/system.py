@@ -20,7 +20,7 @@ from fedrec.runs.folder import RunFolder
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from clients.hosting.node import Node
+    from clients.node import Node
 
 _BLOCK = 256  # users whose scores or generated parameters are in memory at a time
 
@@ -143,7 +143,7 @@ class TrainedSystem:
             users: `int64 [users]`.
             without: patterns of parameters that are left out.
         """
-        from clients.training.one_client import update_of
+        from clients.one_client import update_of
 
         def seen(name: str) -> bool:
             return not any(fnmatchcase(name, pattern) for pattern in without)
@@ -168,13 +168,13 @@ class TrainedSystem:
     @cached_property
     def _node(self) -> Node:
         """All clients of the attacked experiment."""
-        from clients.hosting.node import Node
+        from clients.node import Node
 
         return Node(self.experiment, 0, 1, None)
 
     @cached_property
     def _tensors(self) -> dict[str, Tensor]:
-        from clients.training.one_client import to_device
+        from clients.one_client import to_device
 
         copies = {name: value.copy() for name, value in self.parameters.items()}
         return to_device(copies, self._node.device)
@@ -200,7 +200,7 @@ def _generated_updates(
     import torch
 
     from clients.generated import requested_items
-    from clients.training.round import train_each
+    from clients.round import train_each
     from fedrec.models.metamf import generate
     from fedrec.protocol.client_arrays import ClientArrays
     from fedrec.protocol.orders import ItemQuery, TrainOrder

@@ -10,19 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from fedrec.attacks.leaky_negatives import marked
-from fedrec.data.cache import POPULATIONS
+from fedrec.data.population import POPULATIONS
 from fedrec.errors import ExperimentError
-from fedrec.evaluation.groups import group_gaps
+from fedrec.evaluation.tables import group_gaps
 from fedrec.experiment.loading import read
+from fedrec.experiment.schema import marked
 from fedrec.experiment.tables import TRIED
 from fedrec.report.rows import epsilon_of
 from fedrec.runs.result import Result
 from simulations.bench.declaration import Bench, BenchCell
 from simulations.bench.probe import never_drawn
-from simulations.study.runs import SYSTEM, finished, values
-from simulations.study.study import Found, Study, Task, TaskJob
-from simulations.study.templates import filled
+from simulations.studies.declaration import Found, Study, Task, TaskJob, filled
+from simulations.studies.runs import SYSTEM, finished, values
 
 NAME = "bench"
 K = 10

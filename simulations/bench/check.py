@@ -15,8 +15,8 @@ from simulations.bench.cell import PROBE, study_of
 from simulations.bench.declaration import Bench, BenchCell
 from simulations.bench.results import at_chance
 from simulations.reproduce.recorded import Number, Recorded, decimal
-from simulations.study.execution import folder_of, run_study
-from simulations.study.study import Found
+from simulations.studies.declaration import Found
+from simulations.studies.runs import folder_of, run_study
 
 TOLERANCE = 0.003
 """Largest difference of a metric in [0, 1]: other processors round sums otherwise, and training

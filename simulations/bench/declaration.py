@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from fedrec.config import Config, did_you_mean
 from fedrec.errors import ExperimentError
-from fedrec.runtime.text_files import read_toml
+from fedrec.runtime.files import read_toml
 
 FILE = Path(__file__).with_name("bench.toml")
 CONTRIBUTED = Path(__file__).with_name("contributed")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from clients.hosting.node import Node
+from clients.node import Node
 from clients.step import Step
 from fedrec.components.registry import SAMPLER, resolve
 from fedrec.evaluation.lists import ranking_metrics

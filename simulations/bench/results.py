@@ -28,15 +28,14 @@ from pydantic import Field, TypeAdapter
 
 from fedrec.config import Config
 from fedrec.errors import ExperimentError, RunError
-from fedrec.report.page.costs import byte_text
-from fedrec.runs.environment import installed_version
-from fedrec.runtime.atomic_files import write_atomically
-from fedrec.runtime.text_files import read_json
+from fedrec.report.page.sections import byte_text
+from fedrec.runs.ids import installed_version
+from fedrec.runtime.files import read_json, write_atomically
 from simulations.bench.cell import CHANCE, DOWN, EPSILON, NAME, PROBE, QUALITY, SPREAD, UP
 from simulations.bench.declaration import Bench, BenchCell, contributed
 from simulations.reproduce.recorded import Number, Recorded, entry, recorded, text_of
-from simulations.study.study import Study, TaskJob
-from simulations.study.tables import duration
+from simulations.studies.declaration import Study, TaskJob
+from simulations.studies.tables import duration
 
 FILE = Path(__file__).with_name("results.json")
 SCHEMA = Path(__file__).with_name("schema.json")

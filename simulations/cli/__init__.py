@@ -15,27 +15,22 @@ from typing import Annotated
 import typer
 
 from fedrec.errors import DataError, FedrecError, RunError
-from simulations.cli import attacks, doctor
-from simulations.cli.data import datasets, glove, perturb
-from simulations.cli.data.split import split
-from simulations.cli.deployment import client, deploy, keys
-from simulations.cli.experiments import (
+from simulations.cli import (
+    attacks,
     bench,
-    compare,
-    demo,
-    export,
+    data,
+    deploy,
+    doctor,
     listing,
-    new,
-    own_data,
-    recommend,
-    report,
+    privacy,
     reproduce,
+    results,
     run,
     sweep,
 )
-from simulations.cli.help_texts import GroupedCommands, command_of
-from simulations.cli.privacy import accounting, personal
-from simulations.telemetry import disable_telemetry
+from simulations.cli.data import split
+from simulations.cli.options import GroupedCommands, command_of
+from simulations.flower_commands import disable_telemetry
 
 app = typer.Typer(
     cls=GroupedCommands,
@@ -60,9 +55,9 @@ fedrec --help                   all commands"""
 app.command("run", rich_help_panel=RUN, short_help="Run an experiment.")(run.run)
 app.command(
     "try", rich_help_panel=RUN, short_help="Train a federated recommender on your own table."
-)(own_data.try_)
+)(run.try_)
 app.command("demo", rich_help_panel=RUN, short_help="PrivRec beside others; no data needed.")(
-    demo.demo
+    run.demo
 )
 app.command("resume", rich_help_panel=RUN, short_help="Continue a run or a sweep.")(run.resume)
 app.command(
@@ -73,9 +68,9 @@ app.command("reproduce", rich_help_panel=RUN, short_help="Reproduce a table or f
 )
 app.command(
     "compare", rich_help_panel=COMPARE, short_help="Compare systems by paired tests over users."
-)(compare.compare)
+)(results.compare)
 app.command("report", rich_help_panel=COMPARE, short_help="Write an HTML report of runs.")(
-    report.report
+    results.report
 )
 app.add_typer(
     bench.app,
@@ -87,37 +82,37 @@ app.command(
     "recommend",
     rich_help_panel=COMPARE,
     short_help="Recommend new items with the model of a finished run.",
-)(recommend.recommend)
+)(results.recommend)
 app.command(
     "export", rich_help_panel=COMPARE, short_help="Write a finished run's model for devices (ONNX)."
-)(export.export)
+)(results.export)
 app.add_typer(
-    datasets.app,
+    data.app,
     name="data",
     rich_help_panel=DATA,
     help="List, fetch, import and inspect datasets.",
 )
-datasets.app.command("split", short_help="Write the rows of a run and the part of each.")(split)
-datasets.app.command("glove-subset", short_help="Extract the GloVe vectors of users' metadata.")(
-    glove.glove_subset
+data.app.command("split", short_help="Write the rows of a run and the part of each.")(split)
+data.app.command("glove-subset", short_help="Extract the GloVe vectors of users' metadata.")(
+    data.glove_subset
 )
 app.command(
     "perturb",
     rich_help_panel=DATA,
     short_help="Apply an experiment's perturbation without training.",
-)(perturb.perturb)
+)(data.perturb)
 app.command(
     "synthesise",
     rich_help_panel=DATA,
     short_help="Write synthetic training rows, and measure what they reveal.",
-)(perturb.synthesise)
+)(data.synthesise)
 app.add_typer(
-    accounting.app,
+    privacy.app,
     name="privacy",
     rich_help_panel=PRIVACY,
     help="Epsilon of a run, noise for a target, explanations.",
 )
-accounting.app.command("users", short_help="Compute each user's epsilon.")(personal.users)
+privacy.app.command("users", short_help="Compute each user's epsilon.")(privacy.users)
 app.add_typer(
     attacks.app,
     name="attack",
@@ -138,10 +133,10 @@ app.add_typer(
     help="Deploy on real clients: create, start, run experiments, stop.",
 )
 deploy.app.command("renew", short_help="Replace the certificates by new ones for the same keys.")(
-    keys.renew
+    deploy.renew
 )
-deploy.app.command("revoke", short_help="Refuse the keys of a node from now on.")(keys.revoke)
-app.command("client", rich_help_panel=DEPLOYMENT)(client.client)
+deploy.app.command("revoke", short_help="Refuse the keys of a node from now on.")(deploy.revoke)
+app.command("client", rich_help_panel=DEPLOYMENT)(deploy.client)
 app.command(
     "list",
     rich_help_panel=EXTEND,
@@ -151,7 +146,7 @@ app.command(
     "new",
     rich_help_panel=EXTEND,
     short_help="Create a component of your own and its test.",
-)(new.new)
+)(results.new)
 app.command("doctor", rich_help_panel=EXTEND, short_help="Check the installation.")(doctor.doctor)
 
 DEBUG = "FEDREC_DEBUG"

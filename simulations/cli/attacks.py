@@ -13,8 +13,7 @@ import typer
 import typer.core
 
 from simulations.cli import options
-from simulations.cli.help_texts import command_of
-from simulations.cli.options import AsJson, Named, overrides_of, setting_option
+from simulations.cli.options import AsJson, Named, command_of, overrides_of, setting_option
 
 if TYPE_CHECKING:
     from fedrec.errors import FedrecError
@@ -45,10 +44,10 @@ def attack(
 ) -> None:
     """Attack an experiment; the exit status is 1 if a claim is refuted."""
     from fedrec.experiment.loading import load
-    from fedrec.experiment.overrides import override
-    from fedrec.runs.directory import default_folder
+    from fedrec.experiment.sections import override
+    from fedrec.runs.ids import default_folder
     from server.callbacks.progress import Progress
-    from simulations.attacks.driver import run_attack
+    from simulations.attacks.base import run_attack
 
     name = str(ctx.command.name)
     chosen = dict(ctx.obj or {})

@@ -51,7 +51,7 @@ def _python() -> str:
 def _origins() -> str:
     """Four of the five package names are common words; another package of that name must not
     precede ours on the path."""
-    from fedrec.neighbours import ROOT, require_own_packages
+    from fedrec.errors import ROOT, require_own_packages
 
     require_own_packages()
     return f"all below {ROOT}"
@@ -65,7 +65,7 @@ def _version(package: str) -> str:
 
 
 def _flower() -> str:
-    from simulations.engines.flwr_private import TaskIdentity, identify_server
+    from simulations.engines.grid import TaskIdentity, identify_server
 
     identify_server()
     commands = Path(sys.executable).parent

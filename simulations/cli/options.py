@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options and arguments that several commands share, and options that stand for settings.
+"""Options and arguments that several commands share, and their help texts.
+
+Options and arguments that several commands share, and options that stand for settings.
 
 Meaning, type, range and default of an option for a setting are those of the setting. Of single
 settings (`setting_option`) they are looked up when the help is printed, because importing the
@@ -8,17 +10,20 @@ settings takes longer than a help text may.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import click
 import typer
 import typer.core
+from typer.models import ArgumentInfo
 
 if TYPE_CHECKING:
-    from fedrec.components.settings import Setting
+    from fedrec.components.registry import Setting
     from fedrec.config import Config
+
 
 _EXPERIMENT = "fedrec.experiment.schema:Experiment"
 _TYPES = {bool: click.BOOL, int: click.INT, float: click.FLOAT}
@@ -100,7 +105,7 @@ def look_up_help(option: click.Parameter) -> None:
 def _help_of(where: str, key: str) -> str:
     from pkgutil import resolve_name
 
-    from fedrec.components.settings import settings_of
+    from fedrec.components.registry import settings_of
 
     one = next(one for one in settings_of(resolve_name(where)) if one.key == key)
     default = "" if one.default in ("", "required") else f"default: {one.default}"
@@ -111,7 +116,7 @@ def _help_of(where: str, key: str) -> str:
 def options_of(config: type[Config]) -> Iterator[click.Option]:
     """An option for each setting of a component that is no table, with the same name, type,
     description and default. What is given is in `ctx.obj`, as in TOML."""
-    from fedrec.components.settings import settings_of
+    from fedrec.components.registry import settings_of
 
     for setting, field in zip(
         settings_of(config, nested=False), config.model_fields.values(), strict=True
@@ -147,3 +152,66 @@ def _keep(ctx: click.Context, option: click.Parameter, value: Any) -> None:
     if value is not None and value != ():
         key = str(option.name).replace("_", "-")
         given[key] = list(value) if isinstance(value, tuple) else value
+
+
+# Help texts of arguments, which typer 0.20 loses together with click 8.5: click's argument has a
+# help text of its own since then, and overwrites typer's with None.
+
+
+class GroupedCommands(typer.core.TyperGroup):
+    """A group whose help lists its commands by their panels (`rich_help_panel`), in the order in
+    which these were added."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one section for each panel."""
+        panels: dict[str, list[click.Command]] = {}
+        for command in self.commands.values():
+            if not command.hidden:
+                panels.setdefault(_panel(command), []).append(command)
+        width = max(map(len, self.commands))
+        for panel, commands in panels.items():
+            with formatter.section(panel):
+                limit = formatter.width - 6 - width
+                formatter.write_dl(
+                    [(f"{one.name:<{width}}", one.get_short_help_str(limit)) for one in commands]
+                )
+
+
+def _panel(command: click.Command) -> str:
+    panel = getattr(command, "rich_help_panel", None)
+    return panel if isinstance(panel, str) else "Commands"
+
+
+def command_of(app: typer.Typer) -> click.Command:
+    """The command line of an application, with a help text for each argument that declares one, and
+    without the backslashes that typer writes before brackets for rich's markup."""
+    typer.core.HAS_RICH = False  # no markup is printed here, so nothing would remove them
+    command = typer.main.get_command(app)
+    _restore(command)
+    return command
+
+
+def _restore(command: click.Command) -> None:
+    for one in getattr(command, "commands", {}).values():
+        _restore(one)
+    declared = _declared(command.callback) if command.callback else {}
+    for parameter in command.params:
+        if isinstance(parameter, typer.core.TyperArgument) and parameter.help is None:
+            parameter.help = declared.get(parameter.name)
+        look_up_help(parameter)
+    command.format_arguments = _left_to_typer  # type: ignore[attr-defined]
+
+
+def _declared(function: Callable[..., Any]) -> dict[str | None, str | None]:
+    """Help texts of a function's arguments by name."""
+    found: dict[str | None, str | None] = {}
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        for info in getattr(parameter.annotation, "__metadata__", ()):
+            if isinstance(info, ArgumentInfo):
+                found[name] = info.help
+    return found
+
+
+def _left_to_typer(ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """As click's, but without arguments that have a help text, which it would print a second
+    time."""

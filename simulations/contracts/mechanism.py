@@ -13,9 +13,9 @@ from fedrec.privacy.accounting.accountant import Accountant, releases_of
 from fedrec.privacy.accounting.events import Release
 from fedrec.privacy.accounting.sampling import Full, Scheduled
 from fedrec.privacy.ledger import Ledger
-from fedrec.privacy.mechanisms._least_cost import refuse_understated
 from fedrec.privacy.mechanisms.base import Mechanism
-from fedrec.privacy.noise_source import NoiseSource, Reproducible, Secure
+from fedrec.privacy.mechanisms.blt import refuse_understated
+from fedrec.rng import NoiseSource, Reproducible, Secure
 from simulations.contracts.base import RunContract, assert_that, same_bits
 
 ROUNDS = 8

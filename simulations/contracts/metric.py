@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from fedrec.components.registry import METRIC
-from fedrec.evaluation.metrics import Metrics
-from fedrec.evaluation.table import Evaluated
+from fedrec.evaluation.tables import Evaluated, Metrics
 from fedrec.experiment.sections import Section
 from fedrec.experiment.tables import EvaluationConfig
-from fedrec.metrics.base import ListMetric, RatingMetric, UserMetric
-from fedrec.metrics.block import RankedBlock
-from fedrec.metrics.rated import RatedBlock
+from fedrec.metrics.base import ListMetric, RatedBlock, RatingMetric, UserMetric
+from fedrec.metrics.ranks import RankedBlock
 from simulations.contracts.base import Contract, assert_that, unchanged
 
 KS = (2, 5)

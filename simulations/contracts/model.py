@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from clients.hosting.node import Node
-from clients.training.round import train_clients
+from clients.node import Node
+from clients.round import train_clients
 from fedrec.components.registry import MODEL
 from fedrec.data.features import FeatureNames, FeatureTable
+from fedrec.data.interactions import Schema
 from fedrec.data.population import Population
-from fedrec.data.schema import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Model
 from fedrec.protocol.orders import TrainOrder
-from fedrec.protocol.sparse_update import dense_change
-from fedrec.protocol.zero_copy import from_record, to_record
+from fedrec.protocol.serialization import from_record, to_record
+from fedrec.protocol.updates import dense_change
 from simulations.contracts.base import (
     RunContract,
     assert_close,

@@ -8,7 +8,7 @@ import numpy as np
 from fedrec.components.registry import PERTURBATION
 from fedrec.data.perturbation import Perturbed, TrainingData
 from fedrec.data.population import Population, read_interactions
-from fedrec.data.split import partition_by
+from fedrec.data.splits.rules import partition_by
 from simulations.contracts.base import (
     RunContract,
     assert_equal,

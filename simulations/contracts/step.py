@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from clients.hosting.node import Node
-from clients.local.one_by_one import Update
+from clients.node import Node
+from clients.one_client import update_of
+from clients.round import train_clients
 from clients.step import Step
-from clients.training.one_client import update_of
-from clients.training.round import train_clients
+from clients.steps.descent import Update
 from fedrec.components.registry import STEP
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainOrder
-from fedrec.protocol.sparse_update import dense_change
+from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream
 from simulations.contracts.base import (
     RunContract,

@@ -12,21 +12,21 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message
 
-from clients.local.one_by_one import Update, as_block
-from clients.training.update_sum import UpdateSum
+from clients.steps.descent import Update, as_block
+from clients.sums import UpdateSum
 from fedrec.components.registry import STRATEGY
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
-from fedrec.privacy.noise_source import Reproducible
 from fedrec.privacy.plan import Plan
 from fedrec.protocol.messages import pack_sum, unpack_train
-from fedrec.protocol.sparse_update import dense_change
-from fedrec.protocol.zero_copy import to_record
+from fedrec.protocol.serialization import to_record
+from fedrec.protocol.updates import dense_change
+from fedrec.rng import Reproducible
 from server.privacy.phase_plans import refuse_own_rounds
 from simulations.contracts.base import RunContract, assert_close, assert_equal, assert_that
-from simulations.engines.flwr_private import identify_server
+from simulations.engines.grid import identify_server
 from strategies.base import Aggregate, CohortStrategy
 from strategies.dp import DpFedAvg
 
@@ -52,7 +52,7 @@ class StrategyContract(RunContract):
 
     def test_a_run_moves_finite_parameters_and_keeps_their_shapes(self, tmp_path: Path) -> None:
         """After two rounds names, shapes and types are the same, and the values are not."""
-        from clients.hosting.node import Node
+        from clients.node import Node
 
         result = self.plain(tmp_path)
         drawn = Node(result.experiment, 0, 1, None).initial()

@@ -19,15 +19,21 @@ from pathlib import Path
 from clients.device.own_data import read_own
 from clients.device.policy import Policy
 from fedrec.errors import DataError, EngineError, RunError
-from fedrec.experiment.overrides import override
-from fedrec.runtime.text_files import read_toml
-from simulations.deployment.flower.unfinished import UNFINISHED
-from simulations.deployment.flower.work_signal import WORK_SIGNAL
+from fedrec.experiment.sections import override
+from fedrec.runtime.files import read_toml
+from simulations.deployment.health import WORK_SIGNAL
 from simulations.deployment.layout import CATALOGUE, DATA, refuse_unwritable
-from simulations.deployment.pki.certificates import RENEWED_DAYS, Authority, days_left
-from simulations.deployment.pki.keys import new_secret, private_folder, write_private
-from simulations.deployment.processes.commands import (
+from simulations.deployment.pki import (
+    RENEWED_DAYS,
+    Authority,
+    days_left,
+    new_secret,
+    private_folder,
+    write_private,
+)
+from simulations.deployment.processes import (
     TASK_POLL,
+    UNFINISHED,
     Process,
     executor_flags,
     flags,
@@ -270,8 +276,8 @@ def run_client(plan: ClientPlan, part: str = "all") -> None:
 
 def run_nodes(processes: Sequence[Process], folder: Path) -> None:
     """Run processes of nodes, as forks of this one, until a stop signal."""
-    from simulations.deployment.processes import node
-    from simulations.deployment.processes.node_pool import NodePool
+    from simulations.deployment import entry
+    from simulations.deployment.entry import NodePool
 
-    node.import_everything(trains=any(process.command[0] == "executor" for process in processes))
-    NodePool(processes, folder, {"supernode": node.supernode, "executor": node.executor}).run()
+    entry.import_everything(trains=any(process.command[0] == "executor" for process in processes))
+    NodePool(processes, folder, {"supernode": entry.supernode, "executor": entry.executor}).run()

@@ -8,13 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedrec.errors import RunError
-from fedrec.runtime.atomic_files import write_atomically
-from fedrec.runtime.new_folders import require_new_folder
+from fedrec.runtime.files import require_new_folder, write_atomically
 from fedrec.secure.identity import CERTIFICATE, KEY, REVOKED
-from simulations.deployment.containers import write_compose
+from simulations.deployment.compose import write_compose
 from simulations.deployment.layout import Deployment, DeploymentConfig, refuse_unwritable
-from simulations.deployment.pki.certificates import Authority, Issued
-from simulations.deployment.pki.keys import NodeKey, new_secret, private_folder, write_private
+from simulations.deployment.pki import (
+    Authority,
+    Issued,
+    NodeKey,
+    new_secret,
+    private_folder,
+    write_private,
+)
 from simulations.flower_commands import connection
 
 SUPERLINK_HOSTS = ("superlink", "localhost", "127.0.0.1")

@@ -28,13 +28,13 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
-from fedrec.runtime.text_files import parse_json
+from fedrec.runtime.files import parse_json
 from server.callbacks.base import Callback
-from server.exchange.dropped_replies import with_names
-from simulations.deployment.flower.control import Control, RunState
+from server.exchange import with_names
+from simulations.deployment.flower import Control, RunState
 from simulations.deployment.layout import Deployment
-from simulations.deployment.pki.keys import private_folder, write_private
-from simulations.deployment.processes.commands import Process, environment_of
+from simulations.deployment.pki import private_folder, write_private
+from simulations.deployment.processes import Process, environment_of
 from simulations.engines.flower import app_folder
 from simulations.flower_commands import connection, script
 

@@ -14,8 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedrec.config import Config
 from fedrec.errors import RunError
-from fedrec.runtime.atomic_files import write_atomically
-from fedrec.runtime.text_files import read_toml
+from fedrec.runtime.files import read_toml, write_atomically
 from fedrec.secure.identity import REVOKED
 
 SETTINGS = "deployment.toml"

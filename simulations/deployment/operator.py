@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 import httpx
 
 from fedrec.errors import EngineError, FedrecError
-from fedrec.runtime.text_files import read_json
+from fedrec.runtime.files import read_json
+from simulations.deployment.health import is_healthy
 from simulations.deployment.layout import REVOKED_KEY, Deployment
-from simulations.deployment.processes.commands import (
+from simulations.deployment.processes import (
     Process,
     environment_of,
     node_process,
     python,
     server_processes,
 )
-from simulations.deployment.processes.health import is_healthy
 from simulations.flower_commands import last_lines
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def register_nodes(deployment: Deployment) -> dict[str, int]:
     Raises:
         EngineError: the SuperLink refused.
     """
-    from simulations.deployment.flower.control import Control
+    from simulations.deployment.flower import Control
 
     with closing(Control(deployment.superlink, deployment.authority)) as control:
         folders = deployment.node_folders()
@@ -194,7 +194,7 @@ def _wait_for(deployment: Deployment, processes: Sequence[Process], deadline: fl
 
 
 def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None:
-    from simulations.deployment.flower.control import Control
+    from simulations.deployment.flower import Control
 
     online = 0
     with closing(Control(deployment.superlink, deployment.authority)) as control:
@@ -262,7 +262,7 @@ def run_nodes_here(deployment: Deployment) -> None:
 
 def supervise(deployment: Deployment) -> None:
     """Run the deployment's processes until a stop signal; what `up` starts in the background."""
-    from simulations.deployment.processes.supervisor import Supervisor
+    from simulations.deployment.processes import Supervisor
 
     sys.stdin.close()
     Supervisor([*server_processes(deployment), *node_process(deployment)], deployment.logs).run()

@@ -9,12 +9,12 @@ from shlex import quote
 
 from fedrec.config import did_you_mean
 from fedrec.errors import RunError
-from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.files import write_atomically
 from fedrec.secure.identity import CERTIFICATE, REVOKED
-from simulations.deployment.containers import hand_over
+from simulations.deployment.compose import hand_over
 from simulations.deployment.initialise import authority_of
 from simulations.deployment.layout import REVOKED_KEY, Deployment
-from simulations.deployment.pki.certificates import days_left
+from simulations.deployment.pki import days_left
 
 
 def renew(deployment: Deployment) -> list[Path]:

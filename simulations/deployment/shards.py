@@ -15,14 +15,14 @@ import pandas as pd
 import tomli_w
 
 from fedrec.data.catalogue import Catalogue
+from fedrec.data.feature_labels import SEVERAL
 from fedrec.data.features import Feature
-from fedrec.data.files.feature_labels import SEVERAL
 from fedrec.data.population import Population
 from fedrec.experiment.schema import Experiment
-from fedrec.runtime.atomic_files import write_atomically
-from simulations.deployment.containers import hand_over
+from fedrec.runtime.files import write_atomically
+from simulations.deployment.compose import hand_over
 from simulations.deployment.layout import Deployment
-from simulations.deployment.pki.keys import write_private
+from simulations.deployment.pki import write_private
 
 _RUNS = 10
 """Runs of the experiment in which every user may take part in every round, by the limits of its

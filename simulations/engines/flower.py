@@ -33,7 +33,7 @@ from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from server.callbacks.base import Callback
 from simulations.engines import process_groups
-from simulations.engines.ray_alone import settings_of_a_local_ray
+from simulations.engines.ray import settings_of_a_local_ray
 from simulations.flower_commands import connection, environment_with, last_lines, script
 
 _SUPERLINK_START_SECONDS = 60.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of fedrec's grids: node ids, numbering of messages, and waiting for replies."""
+"""Base of fedrec's grids, and the private modules of Flower that they import."""
 
 from __future__ import annotations
 
@@ -9,11 +9,41 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import Message, Metadata, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 
 from fedrec.runtime.shared_memory import share
-from simulations.engines.flwr_private import identify_server, number
+
+# The only imports of Flower's private modules, for grids of our own.
+#
+# Flower makes messages inside a running task and lets its SuperLink number them. fedrec's grids
+# have neither, so they set an identity and number the messages themselves. A test reports what
+# broke when a new version of Flower changes this.
+
+SERVER_NODE_ID = 1
+CLIENT_RAISED = 2  # Flower's code for "the ClientApp raised an exception"
+
+
+def identify_server() -> None:
+    """Let this process make messages as the server of run 1; a no-op inside a real Flower task."""
+    if TaskIdentity._run_id is None:
+        TaskIdentity.run_id = 1
+        TaskIdentity.node_id = SERVER_NODE_ID
+        TaskIdentity.task_id = 1
+
+
+def number(message: Message, identifier: str) -> None:
+    """Give a message its id."""
+    message.metadata.__dict__["_message_id"] = identifier
+
+
+def rebuilt(metadata: Metadata, content: RecordDict) -> Message:
+    """A message from its parts."""
+    return Message(content, metadata=metadata)  # type: ignore[call-overload]
+
+
+# Base of fedrec's grids: node ids, numbering of messages, and waiting for replies.
 
 FIRST_NODE_ID = 2  # 1 is the server
 

@@ -5,7 +5,7 @@ On one machine without GPUs the first node is in this process, which would other
 nodes train: a third process for two nodes takes 250 MiB, and a second to start. On a cluster or
 with GPUs every node is an actor, on the machine or GPU that Ray gives it.
 
-A local Ray is restricted to its user, see `simulations.engines.ray_alone`; access to a cluster is
+A local Ray is restricted to its user, see `simulations.engines.ray`; access to a cluster is
 decided by its owner. The data are read once, before Ray is started, and put into Ray's object
 store, where all actors of a machine share one copy. Parameters that several messages share are in
 shared memory on one machine and in the object store on a cluster. Flower's own simulation is not
@@ -14,11 +14,15 @@ used, because its dispatch time grows with the number of registered nodes and of
 
 from __future__ import annotations
 
+import functools
+import importlib
 import logging
 import os
 import pickle
+import secrets
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, contextmanager, nullcontext
 from typing import Any
@@ -26,23 +30,191 @@ from typing import Any
 import numpy as np
 from flwr.app import Error, Message, RecordDict
 
-from fedrec.data.cache import POPULATIONS
+from fedrec.data.population import POPULATIONS
 from fedrec.errors import EngineError
 from fedrec.protocol.messages import INITIAL
-from fedrec.protocol.zero_copy import sent_bytes
+from fedrec.protocol.serialization import sent_bytes
 from fedrec.runs.folder import RunFolder
 from simulations.engines import reply_buffers, serial
-from simulations.engines.flwr_private import CLIENT_RAISED
-from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of, place_of
-from simulations.engines.node_thread import NodeThread
-from simulations.engines.object_store import ObjectStore
-from simulations.engines.placement import Placement
-from simulations.engines.ray_alone import alone, has_token
+from simulations.engines.grid import CLIENT_RAISED, FIRST_NODE_ID, LocalGrid, contexts_of, place_of
+from simulations.engines.process_groups import few_processes
 from simulations.engines.ray_node import Answer, NodeActor
-from simulations.engines.ray_processes import few_processes
-from simulations.engines.serial import SerialGrid
-from simulations.engines.shared_population import share, shared_bytes
-from simulations.telemetry import disable_telemetry
+from simulations.engines.serial import NodeThread, SerialGrid
+from simulations.engines.shared_population import ObjectStore, share, shared_bytes
+from simulations.flower_commands import disable_telemetry
+
+# Restricts a local Ray to its user: it listens on loopback, and its processes authenticate by a
+# token. It collects no metrics, and its nodes have this process's priority.
+#
+# By default Ray listens on all interfaces without authentication: anyone who reaches its port can
+# run code as the user who started it. The token is only in the environment of Ray's processes,
+# which other users cannot read. These settings apply to a local Ray only; a cluster is joined with
+# the user's settings.
+
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+_MODE = "RAY_AUTH_MODE"
+_TOKEN = "RAY_AUTH_TOKEN"
+_METRICS = "RAY_enable_metrics_collection"
+_NICENESS = "RAY_worker_niceness"
+_TOKEN_BYTES = 32
+
+
+@functools.cache
+def _token() -> str:
+    """The token of this process: Ray reads it once, so a second local Ray must use that of the
+    first."""
+    return secrets.token_hex(_TOKEN_BYTES)
+
+
+def settings_of_a_local_ray() -> dict[str, str]:
+    """Environment variables of Ray's processes."""
+    return {
+        # without clusters Ray takes 127.0.0.1 for the machine's address, on Linux too
+        _LOOPBACK: "0",
+        _MODE: "token",
+        _TOKEN: _token(),
+        _METRICS: "0",  # which it would offer at a port
+        # by default other processes come before the nodes, and a round waits for the last node
+        _NICENESS: "0",
+    }
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """The environment in which a local Ray is started, used and stopped; the user's own settings
+    are kept."""
+    before = dict(os.environ)
+    given = _MODE in before or _TOKEN in before
+    settings = settings_of_a_local_ray()
+    for name, value in settings.items():
+        if not given or name not in (_MODE, _TOKEN):
+            os.environ.setdefault(name, value)
+    _authentication_is_read_again()
+    try:
+        with _seen_by_ray():
+            yield
+    finally:
+        for name in settings:
+            os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]
+        _authentication_is_read_again()
+
+
+@contextmanager
+def _seen_by_ray() -> Iterator[None]:
+    """Ray reads its address when it is imported, which may have happened before."""
+    constants: Any = sys.modules.get("ray._private.ray_constants")
+    if constants is None or os.environ[_LOOPBACK] != "0":
+        yield
+        return
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+def _authentication_is_read_again() -> None:
+    """Make Ray read its authentication mode and token from the environment.
+
+    It reads them when it is imported, which may have happened before. If it then starts a local Ray
+    that requires a token, it cannot connect to it. A Ray that runs keeps what it has.
+    """
+    raylet: Any = sys.modules.get("ray._raylet")
+    if raylet is None or sys.modules["ray"].is_initialized():
+        return
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+    raylet.Config.initialize("")
+
+
+def has_token() -> bool:
+    """Whether this process's Ray authenticates by a token."""
+    raylet: Any = importlib.import_module("ray._raylet")
+    return raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN
+
+
+# Starts the actors of a Ray grid, and restarts those that died before they ran.
+#
+# A cluster detects the loss of a machine by checks that fail for some seconds. Until then it still
+# places actors there; these never run, and die when the machine is declared dead.
+
+_TRIES = 3  # per actor: one for a lost machine, one for another that is lost meanwhile
+_PATIENCE = 120.0  # seconds per try; Ray declares a machine dead after some 20
+
+
+class Placement:
+    """The actors of a run.
+
+    Args:
+        start: starts the actor of the node at a place, without waiting for it.
+        places: of the nodes that have an actor.
+        tries: largest number of starts per actor.
+        patience: seconds to wait for the actors in each try.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[int], Any],
+        places: Iterable[int],
+        tries: int = _TRIES,
+        patience: float = _PATIENCE,
+    ) -> None:
+        self._start = start
+        self.actors = {place: start(place) for place in places}
+        self._starting = list(self.actors)
+        self._tries = tries
+        self._patience = patience
+
+    def started(self) -> dict[int, Any]:
+        """The actors by the place of their node, once all have started.
+
+        The first call waits, later ones do not. An actor that died before it ran in the last try
+        too, that failed while it started, or that has no core after `patience`, stays here:
+        a message to it is answered with Ray's error, or waits for the core.
+        """
+        for _ in range(self._tries - 1):
+            self._starting = self._died_before_they_ran()
+            if not self._starting:
+                break
+            log.warning("Ray nodes %s died before they ran; restarting them", self._starting)
+            for place in self._starting:
+                self.actors[place] = self._start(place)
+        self._starting = []
+        return self.actors
+
+    def stop(self) -> None:
+        """End all actors, so that a Ray that stays has their cores for the next run."""
+        import ray
+
+        for actor in self.actors.values():
+            ray.kill(actor)
+
+    def _died_before_they_ran(self) -> list[int]:
+        """Places of the starting actors that died before they ran."""
+        import ray
+
+        ready = {self.actors[place].__ray_ready__.remote(): place for place in self._starting}
+        if not ready:
+            return []
+        known, _ = ray.wait(list(ready), num_returns=len(ready), timeout=self._patience)
+        return sorted(ready[ref] for ref in known if _never_ran(ref))
+
+
+def _never_ran(ready: Any) -> bool:
+    """Whether the actor whose first task this is died before it ran."""
+    import ray
+    from ray.exceptions import ActorDiedError, RayError
+
+    try:
+        ray.get(ready)
+    except ActorDiedError as error:
+        return not error.actor_init_failed
+    except RayError:
+        return False
+    return False
+
 
 log = logging.getLogger("fedrec")
 _INLINE = 2**16  # bytes; smaller arrays are sent with the call

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 
 from fedrec.components.errors import line_of
 from fedrec.errors import FedrecError
-from simulations.engines.flwr_private import CLIENT_RAISED, rebuilt
+from simulations.engines.grid import CLIENT_RAISED, rebuilt
 
 if TYPE_CHECKING:
     from simulations.engines.reply_buffers import Spots
@@ -49,7 +49,7 @@ class NodeActor:
         run_config: dict[str, Any],
         population: tuple[Any, tuple[Any, ...]],
     ) -> None:
-        from fedrec.data.cache import POPULATIONS
+        from fedrec.data.population import POPULATIONS
         from fedrec.experiment.loading import from_run_config
         from simulations.engines.shared_population import SharedPopulation
 

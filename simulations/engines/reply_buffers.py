@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 
-from fedrec.protocol.zero_copy import to_record, zero_copy_arrays
+from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.runtime.shared_memory import empty, kept_open, offered
 
 _ALIGNED = 64  # bytes: alignment of arrays

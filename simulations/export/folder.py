@@ -29,15 +29,14 @@ import torch
 from torch import Tensor
 
 from clients.evaluation import history_of, own_parameters
-from clients.hosting.node import Node
+from clients.node import Node
 from clients.step import Step
 from fedrec.data.interactions import Interactions
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel
 from fedrec.runs.ids import id_lines
 from fedrec.runs.result import Result
-from fedrec.runtime.atomic_files import open_atomically, write_atomically
-from fedrec.runtime.new_folders import require_new_folder
+from fedrec.runtime.files import open_atomically, require_new_folder, write_atomically
 from simulations.export.graph import FEATURE, HISTORY, graph_of, used_parameters
 from simulations.recommending import clients_of, evaluation_of, host_of, population_of
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of poisoning attacks: the profile that a malicious client trains on, or the update
-that it sends instead."""
+"""The interface of poisoning attacks, and what several of them share."""
 
 from __future__ import annotations
 
@@ -9,18 +8,24 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
+import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
-from clients.hosting.malicious import MaliciousBlock
+from clients.malicious import MaliciousBlock
+from clients.steps.descent import rates_by_name
 from fedrec.config import Config
-from fedrec.data.adversary.known import Known
+from fedrec.data.malicious_users import Known
+from fedrec.errors import ExperimentError
+from fedrec.models.base import HistoryModel, Parameters
+from fedrec.rng import torch_stream
 
 
 class Poisoning(ABC):
     """What malicious clients do. Derive from `ProfilePoisoning` or `UpdatePoisoning`.
 
-    A built-in has a `name` and lives in `simulations/poisoning/attacks/`, its configuration
+    A built-in has a `name` and lives in `simulations/poisoning/`, its configuration
     class above it. It holds no state between calls: what it returns is a function of its input.
 
     Args:
@@ -109,3 +114,172 @@ class UpdatePoisoning(Poisoning):
             name: value * factors.view(-1, *[1] * (value.dim() - 1))
             for name, value in found.items()
         }
+
+
+class ProfileConfig(Config):
+    """Settings of made-up profiles."""
+
+    items: int | None = Field(default=None, ge=1)
+    """Number of items of a profile, targets included; default: the median of honest clients."""
+
+    def fillers(self, known: Known) -> int:
+        """Number of items beside the targets."""
+        return max(0, (self.items or known.usual) - len(known.targets))
+
+
+def with_fillers(
+    known: Known, random: np.random.Generator, chosen: np.ndarray, count: int
+) -> np.ndarray:
+    """The targets, chosen items and random others, `int64 [n]`, in random order.
+
+    Args:
+        known: what the adversary knows.
+        random: where the random items come from.
+        chosen: `int64 [m]`, items without targets.
+        count: number of items without targets in all, as far as the catalogue has them.
+    """
+    taken = np.concatenate([known.targets, chosen])
+    others = np.setdiff1d(np.arange(known.items), taken)
+    size = min(max(0, count - len(chosen)), len(others))
+    return random.permutation(
+        np.concatenate([taken, random.choice(others, size=size, replace=False)])
+    )
+
+
+Users = tuple[Parameters, tuple[Tensor, ...]]
+"""Private parameters `[U, ...]` of some users, and their category codes per feature,
+`int64 [U, width]`."""
+
+
+def generator_of(random: np.random.Generator) -> torch.Generator:
+    """A generator of torch from a client's stream, on the CPU."""
+    return torch.Generator().manual_seed(int(random.integers(2**62)))
+
+
+def target_scores(block: MaliciousBlock, parameters: Parameters, users: Users) -> Tensor:
+    """Scores of the targets, `[U, targets]`.
+
+    Args:
+        block: knows targets and model.
+        parameters: the shared ones, without cohort dimension.
+        users: the users.
+
+    Raises:
+        ExperimentError: the model represents users by whole histories.
+    """
+    if isinstance(block.model, HistoryModel):
+        name = type(block.model).__name__
+        raise ExperimentError(
+            f"{name} represents users by whole histories, which this attack has none of",
+            expected="a model that predicts single items, such as privrec, mf or neumf",
+            got=f"model {name}",
+            fix="set adversary.attack = 'random', or another attack with made-up profiles",
+        )
+    own, features = users
+    count = max([1, *map(len, [*own.values(), *features])])
+    tables = {name: value.expand(count, *value.shape) for name, value in parameters.items()}
+    targets = torch.from_numpy(block.known.targets).to(next(iter(tables.values())).device)
+    return block.model.predict({**tables, **own}, features, targets.expand(count, -1))
+
+
+def made_up_users(
+    block: MaliciousBlock, count: int, std: float, generator: torch.Generator
+) -> Users:
+    """Users with normal private parameters around zero, and random categories.
+
+    Args:
+        block: knows the model.
+        count: their number.
+        std: standard deviation of the private parameters.
+        generator: of random numbers, on the CPU.
+    """
+    device = block.step.device
+    private = [name for name in block.parameters if name not in block.shared]
+    own = {
+        name: (std * torch.randn(count, *block.parameters[name].shape, generator=generator)).to(
+            device
+        )
+        for name in private
+    }
+    features = tuple(
+        torch.randint(categories, (count, 1), generator=generator).to(device)
+        for _, categories in block.model.schema.user_features
+    )
+    return own, features
+
+
+def learning_rates(block: MaliciousBlock) -> dict[str, float]:
+    """Learning rate of each shared parameter in honest clients' steps; 0.1 for steps without."""
+    config = block.step.config
+    rate = float(getattr(config, "learning_rate", 0.1))
+    factors: Mapping[str, float] = rates_by_name(
+        list(block.parameters), getattr(config, "rates", {})
+    )
+    return {name: rate * factors[name] for name in block.shared}
+
+
+def seed_of_round(block: MaliciousBlock) -> torch.Generator:
+    """A generator that all malicious clients of a round share, on the CPU."""
+    return torch_stream(block.known.seed, "coalition", block.round)
+
+
+def embedding_tables(block: MaliciousBlock) -> list[str]:
+    """Names of the shared item tables with more than one column."""
+    return [
+        name
+        for name in block.model.item_tables
+        if name in block.shared and block.parameters[name].shape[1] > 1
+    ]
+
+
+def gradients_of(value: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of a number `[]` by some leaves, `[...]` each; zeros by those that it does not
+    depend on."""
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(leaf) if gradient is None else gradient
+        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
+    }
+
+
+# What A-ra and A-hum share: the gradient of the targets' loss for made-up users.
+
+
+class MadeUpUsersConfig(UpdatePoisoningConfig):
+    """Settings of attacks with made-up users."""
+
+    users: int = Field(default=10, ge=1)
+    """Number of users that each malicious client makes up in a round."""
+    user_std: float = Field(default=0.01, gt=0)
+    """Standard deviation of their private parameters."""
+
+
+class MadeUpUsers(UpdatePoisoning):
+    """One step of gradient descent, with the learning rates of honest clients, on the cross-entropy
+    of the targets as positives of made-up users; every shared parameter moves."""
+
+    Config = MadeUpUsersConfig
+    config: MadeUpUsersConfig
+
+    @abstractmethod
+    def users(self, block: MaliciousBlock, generator: torch.Generator) -> Users:
+        """The users that one client makes up; `generator` is its own."""
+
+    def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
+        """The steps of gradient descent, `[C, ...]` by parameter."""
+        rates = learning_rates(block)
+        found: dict[str, list[Tensor]] = {name: [] for name in block.shared}
+        for member in block.clients:
+            users = self.users(block, generator_of(member.random))
+            leaves = {
+                name: block.parameters[name].clone().requires_grad_() for name in block.shared
+            }
+            loss = promotion_loss(target_scores(block, leaves, users))
+            for name, gradient in gradients_of(loss, leaves).items():
+                found[name].append(-rates[name] * gradient)
+        return {name: torch.stack(parts) for name, parts in found.items()}
+
+
+def promotion_loss(scores: Tensor) -> Tensor:
+    """Mean cross-entropy `[]` of logits `[...]` as positives."""
+    return F.binary_cross_entropy_with_logits(scores, torch.ones_like(scores))

@@ -1,40 +1,198 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attacks with made-up profiles share: the number of items, and filler items."""
+"""Poisoning attacks by made-up profiles or sums."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import torch
 from pydantic import Field
+from torch import Tensor
 
-from fedrec.config import Config
-from fedrec.data.adversary.known import Known
+from clients.malicious import MaliciousBlock
+from fedrec.data.malicious_users import Known
+from fedrec.errors import ExperimentError
+from fedrec.sums.products import BIAS, chosen_items
+from simulations.poisoning.base import (
+    ProfileConfig,
+    ProfilePoisoning,
+    UpdatePoisoning,
+    UpdatePoisoningConfig,
+    gradients_of,
+    target_scores,
+    with_fillers,
+)
+
+# Explicit boosting (Zhang et al. 2022, PipAttack, section 3.3; the baseline EB of Rong, He and Chen
+# 2022): each malicious client raises its own predicted score of the targets.
+#
+# The whole update is in the targets' rows of the item tables, in the direction of the gradient of
+# the score under the client's private parameters, and has the norm of an honest client's update
+# times `norm`.
+#
+# Where this differs from the papers: their update is a step of gradient descent on the
+# cross-entropy, which vanishes once the score is high; here the norm is chosen, because that is
+# what a server can bound.
 
 
-class ProfileConfig(Config):
-    """Settings of made-up profiles."""
+class ExplicitBoostingConfig(UpdatePoisoningConfig):
+    """Settings of explicit boosting."""
 
-    items: int | None = Field(default=None, ge=1)
-    """Number of items of a profile, targets included; default: the median of honest clients."""
-
-    def fillers(self, known: Known) -> int:
-        """Number of items beside the targets."""
-        return max(0, (self.items or known.usual) - len(known.targets))
+    norm: float | None = Field(default=1.0, gt=0)
+    """L2 norm of each malicious update, in units of that of an honest client with a profile of
+    random items."""
 
 
-def with_fillers(
-    known: Known, random: np.random.Generator, chosen: np.ndarray, count: int
-) -> np.ndarray:
-    """The targets, chosen items and random others, `int64 [n]`, in random order.
+class ExplicitBoosting(UpdatePoisoning):
+    """Moves the targets' embeddings towards higher scores."""
 
-    Args:
-        known: what the adversary knows.
-        random: where the random items come from.
-        chosen: `int64 [m]`, items without targets.
-        count: number of items without targets in all, as far as the catalogue has them.
+    name = "explicit-boosting"
+    Config = ExplicitBoostingConfig
+    paper = "Zhang et al. 2022; Rong, He and Chen 2022"
+
+    def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
+        """Gradients of the targets' mean score in the targets' rows, `[C, ...]` by parameter."""
+        tables = [name for name in block.model.item_tables if name in block.shared]
+        found: dict[str, list[Tensor]] = {name: [] for name in tables}
+        for place, trained in enumerate(block.honest):
+            after = trained.parameters_of(0)
+            own = {name: value for name, value in after.items() if name not in block.shared}
+            leaves = {name: block.parameters[name].clone().requires_grad_() for name in tables}
+            shared = {name: block.parameters[name] for name in block.shared} | leaves
+            score = target_scores(block, shared, (own, block.features(place))).mean()
+            for name, gradient in gradients_of(score, leaves).items():
+                found[name].append(gradient)
+        return {name: torch.stack(parts) for name, parts in found.items()}
+
+
+# Bandwagon profiles (Kapoor et al. 2017): the targets among some popular and many random items.
+#
+# A tenth of the profile is drawn from the tenth of the catalogue that is most popular, the rest
+# from all items, as in the comparison of FedRecAttack (Rong et al. 2022). Popularity is what the
+# adversary knows of it (`adversary.public-share`).
+
+
+class BandwagonConfig(ProfileConfig):
+    """Settings of bandwagon profiles."""
+
+    popular_share: float = Field(default=0.1, ge=0, le=1)
+    """Share of the profile that is drawn from the popular items, a tenth of the catalogue."""
+
+
+class BandwagonProfiles(ProfilePoisoning):
+    """Likes the targets, some popular items and random ones."""
+
+    name = "bandwagon"
+    Config = BandwagonConfig
+    paper = "Kapoor et al. 2017; Rong et al. 2022"
+    config: BandwagonConfig
+
+    def profile(self, known: Known, random: np.random.Generator) -> np.ndarray:
+        """The targets, popular and random items, `int64 [n]`."""
+        count = self.config.fillers(known)
+        popular = known.popular(max(1, known.items // 10))
+        size = min(int(self.config.popular_share * count), len(popular))
+        return with_fillers(known, random, random.choice(popular, size=size, replace=False), count)
+
+
+# Popular profiles (Gunes et al. 2014): the targets among the most popular items, the same for all
+# malicious clients. Popularity is what the adversary knows of it (`adversary.public-share`).
+
+
+class PopularProfiles(ProfilePoisoning):
+    """Likes the targets and the most popular items."""
+
+    name = "popular"
+    Config = ProfileConfig
+    paper = "Gunes et al. 2014; Rong et al. 2022"
+    config: ProfileConfig
+
+    def profile(self, known: Known, random: np.random.Generator) -> np.ndarray:
+        """The targets and the most popular items, `int64 [n]`."""
+        popular = known.popular(self.config.fillers(known))
+        return np.concatenate([known.targets, popular])
+
+
+# Random profiles (Lam and Riedl 2004): the targets among items drawn at random.
+
+
+class RandomProfiles(ProfilePoisoning):
+    """Likes the targets and random items."""
+
+    name = "random"
+    Config = ProfileConfig
+    paper = "Lam and Riedl 2004"
+    config: ProfileConfig
+
+    def profile(self, known: Known, random: np.random.Generator) -> np.ndarray:
+        """The targets and random items, `int64 [n]`."""
+        none = np.empty(0, dtype=np.int64)
+        return with_fillers(known, random, none, self.config.fillers(known))
+
+
+# An attack on sums of products (steps `gram` and `counts`): what one client can put into them.
+#
+# A linear model is solved from the sum of x x^T over clients. A malicious client sends such a
+# product of a vector in which a target has as much weight as the popular items together, so that
+# the weights from these, which most users know, to the targets rise. It stays a product, as a
+# server that solves for weights would notice a sum that is not positive semi-definite. Where items
+# are counted first, it counts the targets alone. This attack is not from a paper. Its norm is in
+# units of an honest client's: a matrix of n items has the norm n.
+
+
+class ProductBoostingConfig(UpdatePoisoningConfig):
+    """Settings of the attack on sums of products."""
+
+    norm: float | None = Field(default=1.0, gt=0)
+    """L2 norm of each malicious update, in units of that of an honest client with a profile of
+    random items."""
+    popular: int = Field(default=50, ge=1)
+    """Number of popular items that the targets are paired with; popularity is what the adversary
+    knows of it."""
+
+
+class ProductBoosting(UpdatePoisoning):
+    """Sends products of the targets with popular items.
+
+    Raises:
+        ExperimentError: the model is not computed from products.
     """
-    taken = np.concatenate([known.targets, chosen])
-    others = np.setdiff1d(np.arange(known.items), taken)
-    size = min(max(0, count - len(chosen)), len(others))
-    return random.permutation(
-        np.concatenate([taken, random.choice(others, size=size, replace=False)])
-    )
+
+    name = "product-boosting"
+    Config = ProductBoostingConfig
+    config: ProductBoostingConfig
+
+    def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
+        """The same matrix or the same counts for each client, `[C, ...]` by parameter."""
+        name = block.model.products
+        if not name:
+            raise ExperimentError(
+                f"model {type(block.model).__name__} is not computed from products of items",
+                expected="model.name = 'item-weights' or 'fold-in'",
+                got=", ".join(block.shared),
+                fix="choose another attack, such as random",
+            )
+        if getattr(block.step, "outer", False):
+            change = self._pairs(block, block.parameters[name])
+        else:
+            name = BIAS
+            change = torch.zeros_like(block.parameters[name])
+            change[torch.from_numpy(block.known.targets)] = 1.0
+        return {name: change.expand(len(block.clients), *change.shape)}
+
+    def _pairs(self, block: MaliciousBlock, products: Tensor) -> Tensor:
+        """The product of targets and popular items, `[m, m]`; zeros for items that no products are
+        about."""
+        bias = block.parameters.get(BIAS)
+        catalogue = block.known.items
+        counted = torch.zeros(catalogue) if bias is None else bias[:, 0].cpu()
+        row_of = torch.full((catalogue,), -1)
+        chosen = chosen_items(counted, len(products))
+        row_of[chosen] = torch.arange(len(chosen))
+        targets = row_of[torch.from_numpy(block.known.targets)]
+        popular = row_of[torch.from_numpy(block.known.popular(self.config.popular))]
+        weights = torch.zeros(len(products))
+        for rows in (targets[targets >= 0], popular[popular >= 0]):
+            weights[rows] = max(1, len(rows)) ** -0.5
+        return torch.outer(weights, weights).to(products)

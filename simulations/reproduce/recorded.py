@@ -23,14 +23,12 @@ from typing import Any
 
 from fedrec.errors import RunError
 from fedrec.report.inputs import Inputs
-from fedrec.runtime.atomic_files import write_atomically
-from fedrec.runtime.strict_json import number
-from fedrec.runtime.text_files import read_json
-from simulations.reproduce.catalogue import PAPERS, find
-from simulations.reproduce.published import published
-from simulations.study.folder import StudyFolder
-from simulations.study.study import Cell, Found, Study, TaskJob, made
-from simulations.study.tables import comparison, differences, draws, inputs_of
+from fedrec.runtime.files import read_json, write_atomically
+from fedrec.runtime.shared_memory import number
+from simulations.reproduce.catalogue import PAPERS, find, published
+from simulations.studies.declaration import Cell, Found, Study, TaskJob, made
+from simulations.studies.runs import StudyFolder
+from simulations.studies.tables import comparison, differences, draws, inputs_of
 
 FILE = Path(__file__).with_name("results.json")
 _HEADLINES = ("Hits@10", "Hits@20", "NDCG@100", "Recall@20")
@@ -40,7 +38,7 @@ _DECIMALS = 4
 
 @dataclass(frozen=True)
 class Number:
-    """A mean over draws with its interval, see `simulations.study.tables.draws`.
+    """A mean over draws with its interval, see `simulations.studies.tables.draws`.
 
     Attributes:
         mean: over the draws.

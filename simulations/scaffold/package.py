@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
-from fedrec.runtime.atomic_files import write_atomically
+from fedrec.runtime.files import write_atomically
 
 TEMPLATES = ("dataset", "split", "model", "step", "strategy", "baseline", "metric", "attack")
 """Kinds of components that have a template."""

@@ -10,24 +10,22 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from clients.local.examples import labelled
-from clients.local.histories import generator_of
-from clients.local.one_by_one import Update, one_by_one
-from clients.local.own_noise import clipped_mean
-from clients.steps import contrastive, dpvae, joint, sgd, vae
+from clients.steps import als, dpvae, fedrap, gpfedrec, maml, sequence, sgd, vae
+from clients.steps import descent as contrastive
+from clients.steps import sgd as sgd_profile
+from clients.steps.als import MOMENTS
+from clients.steps.descent import Update, labelled, one_by_one
 from clients.steps.dpvae import _network as _without_bound
-from clients.steps.personal import als, fedrap, maml, pfedrec, sgd_profile
-from clients.steps.personal.als import MOMENTS
-from clients.steps.personal.fedrap import PERSONAL, SHARED, _refuse_divergence
-from clients.steps.personal.maml import _minus_gradients
-from clients.steps.personal.pfedrec import BIAS, ITEMS, WEIGHT
-from clients.steps.personal.sgd_profile import PROFILE, _network
-from fedrec.cohort.batches import OwnData
-from fedrec.cohort.block import Block
-from fedrec.cohort.sgd import SgdSettings
-from fedrec.factors.packed import packed
-from fedrec.pretext.encoder import recommender_part
-from fedrec.pretext.mean_encoder import mean_directions
+from clients.steps.fedrap import PERSONAL, SHARED, _refuse_divergence
+from clients.steps.gpfedrec import BIAS, ITEMS, WEIGHT
+from clients.steps.maml import _minus_gradients
+from clients.steps.own_noise import clipped_mean
+from clients.steps.sgd import PROFILE, _network
+from clients.steps.vae import generator_of
+from fedrec.pretext.views import mean_directions, recommender_part
+from fedrec.sums.products import packed
+from fedrec.training.block import Block, OwnData
+from fedrec.training.sgd import SgdSettings
 
 
 class OneByOne:
@@ -153,7 +151,7 @@ class Contrastive(OneByOne, contrastive.Contrastive):
         return lambda parameters: self.task.loss_from_table(parameters, batch)
 
 
-class Joint(OneByOne, joint.Joint):
+class Joint(OneByOne, sequence.Joint):
     _loss = Sgd._loss
     _held = Sgd._held
 
@@ -339,7 +337,7 @@ class Fedrap(OneByOne, fedrap.FedrapStep):
         return float(entropy.detach())
 
 
-class Pfedrec(OneByOne, pfedrec.PfedrecStep):
+class Pfedrec(OneByOne, gpfedrec.PfedrecStep):
     def alone(self, parameters, data, random):
         values = {name: value.clone() for name, value in parameters.items()}
         examples, loss = in_batches(

@@ -10,7 +10,7 @@ which takes the same number of steps.
 
 import numpy as np
 
-from fedrec.protocol.sparse_update import dense_change
+from fedrec.protocol.updates import dense_change
 
 _MULTIPLE = 32  # times the reference's own rounding: blocks have longer sums, over padded batches
 # relative to the largest number of an array, because the reference's rounding may be near zero by

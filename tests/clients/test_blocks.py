@@ -1,27 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training in blocks equals training one client after the other: updates, sums, norms,
-evaluations."""
+"""Blocks of clients: training together equals training alone, also of private parts and of
+autoencoders."""
 
 import functools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from clients.blocks import train_in_blocks
 from clients.evaluation import evaluate_clients
-from clients.hosting.block_size import block_memory, cut_blocks
-from clients.hosting.node import Node
+from clients.node import Node, block_memory, cut_blocks
+from clients.one_client import update_of
+from clients.round import train_clients
 from clients.steps.sgd import Sgd
-from clients.training.blocks import train_in_blocks
-from clients.training.one_client import update_of
-from clients.training.round import train_clients
-from fedrec.cohort.batches import Batches
 from fedrec.data.population import Population
 from fedrec.errors import ClientError
+from fedrec.experiment.sections import Section
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream, torch_stream
+from fedrec.training.block import Batches
 from tests.clients.oracles import with_oracle
 from tests.clients.rounding import assert_within_rounding, numbers, whole
 from tests.runs import parameters_in
@@ -321,3 +323,277 @@ def test_an_error_in_a_block_is_that_of_the_client_at_fault(pair, monkeypatch):
         ClientError, match=r"(?s)for none of them alone.*clients .*\b9\b.*path=reference"
     ):
         train_clients(fast, arrays, TrainOrder(1, np.array([2, 9])))
+
+
+# The variational autoencoder's steps in blocks equal those client by client.
+
+VAE = ("model={name='vae', hidden=6, latent=3}", "evaluation.fine-tune={epochs=0}")
+STEPS = {
+    "one-epoch": "step={name='vae', learning-rate=0.3, beta=0.7}",
+    "epochs": "step={name='vae', epochs=3, learning-rate=0.2}",
+    "annealed": "step={name='vae', anneal-rounds=4}",
+    "no-epoch": "step={name='vae', epochs=0}",
+    "ratings": "step={name='vae', learning-rate=0.3}",
+    "dp-ratings": "step={name='dpvae', clip-norm=0.3, examples=3}",
+    "vae-priors": "step={name='vae', learning-rate=0.3, priors={}}",
+    "epochs-priors": "step={name='vae', epochs=2, priors={features=['gender']}}",
+    "sound": "step={name='dpvae', clip-norm=0.3, examples=3}",
+    "paper": "step={name='dpvae', mode='paper', examples=3}",
+    "all-examples": "step={name='dpvae', clip-norm=0.01, examples=100, weighting='precision'}",
+    "whole-user": "step={name='dpvae', clip='user', clip-norm=0.2, participations=4}",
+    "quantile": (
+        "step={name='dpvae', clip-norm=0.3, examples=3, quantile={quantile=0.3}, participations=4}"
+    ),
+    "priors": "step={name='dpvae', clip-norm=0.3, priors={}, participations=4}",
+    "own-priors": "step={name='dpvae', mode='paper', priors={features=['gender'], noise=false}}",
+    "no-upload": "step={name='dpvae', epochs=0}",
+    "autoencoder": "step={name='vae', learning-rate=0.3}",
+    "autoencoder-epochs": "step={name='vae', epochs=3, learning-rate=0.2}",
+    "autoencoder-sound": "step={name='dpvae', clip-norm=0.3, examples=3}",
+    "autoencoder-paper": "step={name='dpvae', mode='paper', examples=3}",
+}
+
+
+@pytest.fixture
+def pair_of_vae_blocks(load_tiny):
+    """A node, one with the oracle in place of the step, and the initial parameters."""
+
+    def make(*overrides):
+        fast, slow = (
+            Node(load_tiny(*VAE, *overrides, f"engine.path={p}"), 0, 1, None)
+            for p in ("blocks", "reference")
+        )
+        with_oracle(slow)
+        return fast, slow, {name: value.numpy() for name, value in slow.initial().items()}
+
+    return make
+
+
+def settings(case):
+    model = ["model.history=ratings"] * ("ratings" in case) + ["model.name='ae'"] * (
+        "autoencoder" in case
+    )
+    return (STEPS[case], *model)
+
+
+def close(got, expected):
+    assert set(got) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(
+            got[name], value, rtol=1e-4, atol=1e-6 * max(1.0, np.abs(np.asarray(value)).max())
+        )
+
+
+def without_noise(*nodes):
+    """Large noise would hide differences between gradients, so the noise is almost zero."""
+    for node in nodes:
+        step = node.experiment.step
+        if step.name == "dpvae":
+            tiny = {**step.options, "epsilon": 1e7, "budgets": "equal", "delta": 0.1}
+            table = node.experiment.model_copy(
+                update={"step": Section.model_validate({"name": "dpvae", **tiny})}
+            )
+            node.experiment = table
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [True, False])
+@pytest.mark.parametrize("case", STEPS)
+def test_sums_are_equal_of_vae_blocks(pair_of_vae_blocks, case, noise):
+    fast, slow, arrays = pair_of_vae_blocks(*settings(case))
+    if not noise:
+        without_noise(fast, slow)
+    order = TrainOrder(2, np.arange(18), "examples")
+    got, expected = train_clients(fast, arrays, order), train_clients(slow, arrays, order)
+    close(
+        *({n: dense_change(c, arrays[n]) for n, c in one.total.items()} for one in (got, expected))
+    )
+    assert (got.clients, got.examples, got.losses) == (
+        expected.clients,
+        expected.examples,
+        expected.losses,
+    )
+    assert got.loss == pytest.approx(expected.loss, rel=1e-5)
+
+
+@pytest.fixture
+def odd(world):
+    """One positive; the same item twice; only a low rating; no row; the whole catalogue."""
+    population = world()
+    first = population.client(0)
+    everything, ones = np.arange(6), np.ones(6, np.float32)
+    longest = replace(
+        first, client=4, items=everything, labels=ones, positives=everything, ratings=5 * ones
+    )
+    return {
+        **{client: population.client(client) for client in range(4)},
+        4: longest,
+    }, population.schema()
+
+
+def given(node, odd):
+    """A node that hosts these clients."""
+    clients, schema = odd
+    population = SimpleNamespace(
+        client=clients.__getitem__, clients=lambda ids: [clients[one] for one in ids.tolist()]
+    )
+    population.schema = lambda: schema
+    node.__dict__["population"] = population
+    node.__dict__.pop("model", None)
+    return node
+
+
+@pytest.mark.parametrize("noise", [True, False])
+@pytest.mark.parametrize("case", STEPS)
+def test_odd_clients_are_equal(pair_of_vae_blocks, odd, case, noise):
+    fast, slow = (given(node, odd) for node in pair_of_vae_blocks(*settings(case))[:2])
+    if not noise:
+        without_noise(fast, slow)
+    parameters = slow.initial()
+    step, reference = fast.step(fast.experiment.step), slow.step(slow.experiment.step)
+    seen = []
+    for places, trained in train_in_blocks(
+        fast, step, fast.path(step), parameters, np.arange(5), "client", 1
+    ):
+        norms, losses = trained.norms(), trained.losses()
+        for member, place in enumerate(places):
+            update = update_of(reference, parameters, odd[0][place], stream(0, "client", place, 1))
+            close(
+                {n: v[0] - parameters[n] for n, v in trained.parameters_of(member).items()},
+                update.delta,
+            )
+            norm = math.sqrt(
+                sum(float(delta.double().square().sum()) for delta in update.delta.values())
+            )
+            assert float(norms[member]) == pytest.approx(norm, rel=1e-4, abs=1e-7)
+            assert trained.block.examples[member] == update.examples
+            assert losses[member] == pytest.approx(update.loss, rel=1e-5, nan_ok=True)
+            seen.append(place)
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+
+
+# Clients with private parameters, trained in blocks: equal to training one after the other, over
+# several rounds.
+
+PRIVATE_BLOCKS_SETTINGS = {
+    "plain": {},
+    "everything": {"momentum": 0.5, "weight-decay": 0.05, "proximal-mu": 0.3},
+    "items late": {"late-parameters": ["item.*"], "rates": {"item.*": 5.0, "bias": 0.0}},
+}
+
+
+@pytest.fixture
+def nodes(tiny_experiment, tmp_path):
+    """Two nodes that differ in the path, each with its own private folder."""
+    from fedrec.experiment.loading import load
+
+    def make(task, settings, model=None):
+        found = []
+        for path in ("auto", "reference"):
+            table = tiny_experiment() | {
+                "task": task,
+                "split": {"name": "ratio", "stream": "dataset"},
+            }
+            if task == "rating":
+                del table["positive-above"]
+            table["model"] = model or {"name": "mf", "factors": 3, "center": 3.0}
+            common = {
+                "learning-rate": 0.05,
+                "epochs": 3,
+                "batch-size": 4,
+                "private-parameters": ["user.*"],
+            }
+            table["step"] = {"name": "sgd", **common, **settings}
+            table["evaluation"]["fine-tune"] = {"epochs": 0}
+            table["engine"]["path"] = path
+            found.append(Node(load(table), 0, 1, tmp_path / path))
+        return found
+
+    return make
+
+
+def assert_close(got, expected):
+    np.testing.assert_allclose(
+        got, expected, rtol=1e-4, atol=2e-6 * max(1.0, np.abs(expected).max())
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["rating", "ranking"])
+@pytest.mark.parametrize("case", PRIVATE_BLOCKS_SETTINGS)
+def test_two_rounds_are_equal(nodes, case, task):
+    """The second round starts from the private state of the first one; some clients are new in
+    it."""
+    fast, slow = nodes(task, PRIVATE_BLOCKS_SETTINGS[case])
+    arrays = {name: value.numpy() for name, value in slow.initial().items()}
+    for number, clients in ((1, np.arange(0, 14)), (2, np.arange(6, 24))):
+        order = TrainOrder(number, clients)
+        got, expected = train_clients(fast, arrays, order), train_clients(slow, arrays, order)
+        for name in arrays:
+            assert_close(
+                dense_change(got.total[name], arrays[name]),
+                dense_change(expected.total[name], arrays[name]),
+            )
+        assert got.loss == pytest.approx(expected.loss, rel=1e-4)
+        assert got.examples == expected.examples
+        assert not dense_change(got.total["user.factors"], arrays["user.factors"]).any()
+        changes = {name: dense_change(got.total[name], value) for name, value in arrays.items()}
+        arrays = {
+            name: value + changes[name].astype(np.float32) / 20 for name, value in arrays.items()
+        }
+    for client in range(24):
+        own, other = fast.private.load(client, 3), slow.private.load(client, 3)
+        assert list(own) == list(other) == ["user.factors", "user.bias"]
+        for name in own:
+            assert_close(own[name], other[name])
+    assert (
+        np.abs(
+            fast.private.load(8, 3)["user.factors"] - fast.private.load(8, 2)["user.factors"]
+        ).max()
+        > 1e-3
+    )
+    order = EvaluateOrder(2, None)
+    mine, others = (evaluate_clients(node, arrays, order).table for node in (fast, slow))
+    np.testing.assert_allclose(mine.to_numpy(), others.to_numpy(), rtol=1e-4, atol=1e-6)
+    # there is no state before the first round
+    later = evaluate_clients(fast, arrays, EvaluateOrder(0, None)).table
+    assert not np.allclose(later.iloc[:, 0], mine.iloc[:, 0])
+
+
+NEUMF = {
+    "both": {"name": "neumf", "factors": 3, "tower": [4, 5, 3]},
+    "tower": {"name": "neumf", "factors": 0, "tower": [6, 4]},
+}
+
+
+@pytest.mark.parametrize("task", ["rating", "ranking"])
+@pytest.mark.parametrize("case", NEUMF)
+def test_neumf_in_the_kernel_is_equal(nodes, case, task):
+    rates = {"user.*": 2.0, "item.*": 3.0, "output.*": 0.5}
+    fast, slow = nodes(task, {"rates": rates}, NEUMF[case])
+    assert fast.paths == {"sgd": "kernel"}
+    arrays = {name: value.numpy() for name, value in slow.initial().items()}
+    order = TrainOrder(1, np.arange(12))
+    got, expected = (train_clients(node, arrays, order) for node in (fast, slow))
+    for name, start in arrays.items():
+        wanted = dense_change(expected.total[name], start)
+        assert_close(dense_change(got.total[name], start), wanted)
+    assert got.loss == pytest.approx(expected.loss, rel=1e-4)
+    for name, own in fast.private.load(5, 2).items():
+        assert_close(own, slow.private.load(5, 2)[name])
+        assert np.abs(own - arrays[name]).max() > 1e-3
+
+
+def test_neumf_without_a_tower_trains_in_blocks(nodes):
+    fast, _ = nodes("ranking", {}, {"name": "neumf", "factors": 3, "tower": []})
+    assert fast.paths == {"sgd": "blocks (model Neumf declares no kernel)"}
+
+
+def test_private_item_tables_go_one_by_one(nodes):
+    """Whole tables per client are not compatible with compact ones."""
+    fast, slow = nodes("rating", {"private-parameters": ["item.bias", "user.*"]})
+    arrays = {name: value.numpy() for name, value in slow.initial().items()}
+    for node in (fast, slow):
+        reply = train_clients(node, arrays, TrainOrder(1, np.arange(5)))
+        assert not dense_change(reply.total["item.bias"], arrays["item.bias"]).any()
+        assert node.private.load(3, 2)["item.bias"].shape == (30, 1)

@@ -8,12 +8,12 @@ import re
 import numpy as np
 import pytest
 
-from clients.hosting.node import Node
-from clients.training.round import train_clients
+from clients.node import Node
+from clients.round import train_clients
 from fedrec.errors import ClientError
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainOrder
-from fedrec.protocol.sparse_update import SparseUpdate, dense_change
+from fedrec.protocol.updates import SparseUpdate, dense_change
 from fedrec.rng import torch_stream
 
 CLIENTS = np.arange(18)

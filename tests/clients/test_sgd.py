@@ -1,17 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local SGD against `torch.optim.SGD` on plain modules, and its selection of examples."""
+"""Local SGD, also with a profile, and sums without training."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from clients.blocks import train_in_blocks
+from clients.evaluation import client_scorer
+from clients.node import Node
+from clients.one_client import update_of
+from clients.round import train_clients
 from clients.steps.sgd import Sgd, SgdConfig
-from clients.training.one_client import update_of
-from fedrec.data.negatives import draw_negatives
+from clients.steps.statistics import GramStep
+from fedrec.data.client_data import draw_negatives
 from fedrec.errors import ExperimentError
+from fedrec.experiment.loading import load
 from fedrec.models.privrec import PrivRec, PrivRecConfig
-from fedrec.rng import stream
+from fedrec.privacy.protection import Protection
+from fedrec.protocol.messages import pack_sum, read_arrays
+from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.updates import SparseAccumulator, dense_change, network_bytes
+from fedrec.rng import stream, torch_stream
+
+# Local SGD against `torch.optim.SGD` on plain modules, and its selection of examples.
 
 PARTS = {
     "rates": {"item.id": 20.0, "user.gender": 0.0, "layer0.*": 0.5},
@@ -229,3 +243,263 @@ def test_private_names_are_patterns(make):
     step, parameters, _ = make(private_parameters=("layer1.*", "user.gender"))
     assert step.private_names(list(parameters)) == ["user.gender", "layer1.weight", "layer1.bias"]
     assert make()[0].private_names(list(parameters)) == []
+
+
+WEIGHT = 5.0
+STEP = {"epochs": 2, "batch-size": 16, "negatives": 3, "learning-rate": 0.2}
+PATHS = ("kernel", "blocks", "reference")
+
+
+@pytest.fixture
+def node(tiny_experiment, tmp_path):
+    """A node whose model has a profile, or none."""
+
+    def make(path="auto", profile=True, **step):
+        model = {"name": "privrec", "embedding": 4, "hidden": [5]}
+        own = {"model": model, "step": {"name": "sgd", **STEP, **step}}
+        if profile:
+            own["model"] |= {"name": "privrec-profile", "similarity": WEIGHT}
+            own["step"]["name"] = "sgd-profile"
+        table = tiny_experiment() | own
+        table["evaluation"]["fine-tune"] = {"epochs": 2}
+        table["engine"]["path"] = path
+        return Node(load(table), 0, 1, tmp_path / path)
+
+    return make
+
+
+def sums(one):
+    """What the clients of a round send together, as whole arrays."""
+    arrays = {name: value.numpy() for name, value in one.initial().items()}
+    reply = train_clients(one, arrays, TrainOrder(1, one.training))
+    return {name: dense_change(change, arrays[name]) for name, change in reply.total.items()}
+
+
+def cosines_by_hand(table, positives):
+    """The cosines of all items with the sum of the directions of some."""
+    units = table / np.linalg.norm(table, axis=1, keepdims=True)
+    total = units[positives].sum(0)
+    return units @ total / np.linalg.norm(total)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_is_sent_is_what_plain_sgd_sends(node, path):
+    """A profile changes neither the local work nor the message."""
+    found = sums(node(path, rates={"item.id": 3.0}))
+    assert not found.pop("profile").any()
+    wanted = sums(node(path, profile=False, rates={"item.id": 3.0}))
+    assert found.keys() == wanted.keys() and wanted["item.id"].any()
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_scores_are_the_tuned_network_and_cosines_of_the_tuned_embeddings(node, path):
+    one, plain = node(path), node(path, profile=False)
+    start, clients = one.initial(), one.evaluated[:4]
+    step = one.step(one.experiment.fine_tune_step())
+    found = client_scorer(one, step, start, 1)(clients)
+    without = {name: value for name, value in start.items() if name != "profile"}
+    sgd = plain.step(plain.experiment.fine_tune_step())
+    assert type(sgd) is Sgd
+    network = client_scorer(plain, sgd, without, 1)(clients)
+    for place, client in enumerate(clients.tolist()):
+        data = one.population.client(client)
+        tuned = update_of(sgd, without, data, _stream(one, client)).delta["item.id"]
+        table = (start["item.id"] + tuned).double().numpy()
+        wanted = network[place].numpy() + WEIGHT * cosines_by_hand(table, data.positives)
+        np.testing.assert_allclose(found[place], wanted, atol=2e-4)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_shared_model_has_no_term(node, path):
+    """Without fine-tuning nobody has a profile."""
+    one, plain = node(path, epochs=0), node(path, profile=False, epochs=0)
+    start, clients = one.initial(), one.evaluated
+    scores = client_scorer(one, one.step(one.experiment.step), start, 1)(clients)
+    del start["profile"]
+    wanted = client_scorer(plain, plain.step(plain.experiment.step), start, 1)(clients)
+    torch.testing.assert_close(scores, wanted)
+
+
+def test_another_model_is_refused(tiny_experiment):
+    one = Node(load(tiny_experiment() | {"step": {"name": "sgd-profile"}}), 0, 1, None)
+    with pytest.raises(ExperimentError, match=r"model\.name = 'privrec-profile'"):
+        one.step(one.experiment.step)
+
+
+def _stream(one, client):
+    return stream(one.experiment.seed, "fine-tune", client, 1)
+
+
+# Statistics of many clients at once: the same updates, norms and sums as client by client.
+
+STEPS = [
+    {"name": "counts"},
+    {"name": "counts", "low-rated": 0.3},
+    {"name": "gram"},
+    {"name": "gram", "low-rated": 0.3, "exponent": 0.4},
+    {"name": "gram", "epochs": 0},
+    {"name": "transitions", "exponent": 0.4},
+    {"name": "transitions", "epochs": 0},
+]
+
+
+@pytest.fixture(params=STEPS, ids=str)
+def node_of_sufficient_statistics(request, tiny_experiment):
+    """A node whose model has fewer products than there are items, and biases that scale them."""
+    ordered = request.param["name"] == "transitions"
+    model = {"name": "transitions" if ordered else "item-weights", "items": 20}
+    return Node(load({**tiny_experiment(), "model": model, "step": request.param}), 0, 1, None)
+
+
+@pytest.fixture
+def parameters(node_of_sufficient_statistics):
+    found = node_of_sufficient_statistics.model.initial(torch_stream(0, "init"))
+    biases = torch.rand(found["item.bias"].shape, generator=torch_stream(1, "biases"))
+    return {**found, "item.bias": biases}
+
+
+def updates(node, parameters):
+    """Each client's update by the reference, `[C]` dictionaries."""
+    step = node.step(node.experiment.step)
+    clients = [node.population.client(client) for client in node.training.tolist()]
+    return [update_of(step, parameters, data, stream(0, "x")) for data in clients]
+
+
+def whole(node, parameters):
+    step = node.step(node.experiment.step)
+    found = list(
+        train_in_blocks(node, step, node.path(step), parameters, node.training, "client", 1)
+    )
+    ((places, outcome),) = found
+    assert places == list(range(len(node.training)))
+    return outcome
+
+
+def test_noise_of_clients_on_products_is_the_symmetric_part_of_noise_on_squares(
+    node_of_sufficient_statistics, parameters
+):
+    """A function of squares that have noise on every number, and of no more than these. An entry
+    beside the diagonal is the mean of two of them; without products the sum has them all."""
+    arrays = {name: value.numpy() for name, value in parameters.items()}
+    names = tuple(name for name in arrays if arrays[name].ndim == 2)
+    protection = Protection(2.0, 2, names, noise_scale=0.5)
+    order = TrainOrder(1, node_of_sufficient_statistics.training, protection=protection)
+    reply = train_clients(node_of_sufficient_statistics, arrays, order)
+    clipped = train_clients(
+        node_of_sufficient_statistics,
+        arrays,
+        replace(order, protection=replace(protection, noise_scale=0.0)),
+    )
+    noise = {name: np.zeros(arrays[name].shape) for name in names}
+    for client in node_of_sufficient_statistics.training.tolist():
+        own = protection.noisy(
+            {name: np.zeros_like(one) for name, one in noise.items()},
+            node_of_sufficient_statistics.noise,
+            1,
+            client,
+        )
+        noise = {name: one + own[name] for name, one in noise.items()}
+    expected = {
+        name: dense_change(clipped.total[name], arrays[name]) + one for name, one in noise.items()
+    }
+    products = expected["item.weights"]
+    if node_of_sufficient_statistics.experiment.step.name == "gram":
+        expected["item.weights"] = (products + products.T) / 2
+    for name, one in expected.items():
+        np.testing.assert_allclose(reply.total[name], one, rtol=0, atol=1e-4)
+    assert network_bytes(read_arrays(pack_sum(reply))) * reply.clients == reply.sent
+
+
+def test_each_update_is_the_reference(node_of_sufficient_statistics, parameters):
+    outcome, expected = (
+        whole(node_of_sufficient_statistics, parameters),
+        updates(node_of_sufficient_statistics, parameters),
+    )
+    assert list(outcome.block.examples) == [one.examples for one in expected]
+    assert np.isnan(outcome.losses()).all()
+    for place, one in enumerate(expected):
+        own = outcome.parameters_of(place)
+        for name, delta in one.delta.items():
+            assert torch.allclose(own[name][0] - parameters[name], delta, atol=1e-6), name
+    sent = node_of_sufficient_statistics.experiment.step.options.get("epochs", 1)
+    assert any(delta.any() for one in expected for delta in one.delta.values()) == bool(sent)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("names", [None, ["item.weights"], ["item.bias"]])
+def test_norms_are_those_of_the_updates(node_of_sufficient_statistics, parameters, order, names):
+    found = whole(node_of_sufficient_statistics, parameters).norms(names, order)
+    for norm, one in zip(
+        found.tolist(), updates(node_of_sufficient_statistics, parameters), strict=True
+    ):
+        chosen = [d for name, d in one.delta.items() if names is None or name in names]
+        flat = torch.cat([delta.flatten() for delta in chosen]).double()
+        assert norm == pytest.approx(float(torch.linalg.vector_norm(flat, order)), rel=1e-6)
+
+
+def test_sums_are_weighted_by_the_shares(node_of_sufficient_statistics, parameters):
+    outcome, expected = (
+        whole(node_of_sufficient_statistics, parameters),
+        updates(node_of_sufficient_statistics, parameters),
+    )
+    shares = torch.rand(len(expected), generator=torch_stream(2, "shares")).double()
+    shares[0] = 0.0
+    totals = {name: torch.zeros(v.shape).double() for name, v in parameters.items()}
+    outcome.add_dense(totals, shares)
+    for name, total in totals.items():
+        deltas = zip(shares, expected, strict=True)
+        assert torch.allclose(
+            total, sum(s * one.delta[name].double() for s, one in deltas), atol=1e-5
+        )
+
+
+def test_counts_are_added_to_a_sparse_sum_and_products_are_refused(
+    node_of_sufficient_statistics, parameters
+):
+    outcome = whole(node_of_sufficient_statistics, parameters)
+    shares = torch.linspace(0, 1, len(node_of_sufficient_statistics.training)).double()
+    rows = SparseAccumulator(tuple(parameters["item.bias"].shape))
+    outcome.add_rows("item.bias", rows, shares)
+    found = dense_change(rows.change(parameters["item.bias"].numpy()), parameters["item.bias"])
+    expected = {"item.bias": torch.zeros(parameters["item.bias"].shape).double()}
+    outcome.add_dense(expected, shares)
+    assert found == pytest.approx(expected["item.bias"].numpy(), abs=1e-6)
+    if outcome.outer:
+        with pytest.raises(ValueError, match="outer products"):
+            outcome.add_rows("item.weights", rows, shares)
+
+
+def test_a_round_gives_the_reference_sum_with_and_without_clipping(
+    node_of_sufficient_statistics, parameters
+):
+    arrays = {name: value.numpy() for name, value in parameters.items()}
+    clip = Protection(clip_norm=1.5, order=2, names=tuple(parameters))
+    for protection in (None, clip):
+        order = TrainOrder(1, node_of_sufficient_statistics.training, protection=protection)
+        total = train_clients(node_of_sufficient_statistics, arrays, order).total
+        for name, change in total.items():
+            expected = np.zeros(arrays[name].shape)
+            for one in updates(node_of_sufficient_statistics, parameters):
+                flat = torch.cat([delta.flatten() for delta in one.delta.values()]).double()
+                norm = float(torch.linalg.vector_norm(flat))
+                factor = min(1.0, 1.5 / max(norm, 1e-12)) if protection else 1.0
+                expected += factor * one.delta[name].double().numpy()
+            assert dense_change(change, arrays[name]) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_subclass_with_another_update_is_asked_client_by_client(node_of_sufficient_statistics):
+    class Doubled(GramStep):
+        def train_block(self, parameters, block, own=None):
+            raise NotImplementedError
+
+    class Scaled(GramStep):
+        def entries(self, parameters, items, weights):
+            raise NotImplementedError
+
+    made = [
+        cls(cls.Config(), node_of_sufficient_statistics.model, torch.device("cpu"))
+        for cls in (GramStep, Doubled, Scaled)
+    ]
+    assert [step.whole for step in made] == [True, False, True]

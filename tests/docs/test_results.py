@@ -21,9 +21,8 @@ from simulations.bench.declaration import bench
 from simulations.bench.results import recorded_cells
 from simulations.reproduce.catalogue import NOT_HERE, PAPERS, UNRECORDED, studies
 from simulations.reproduce.recorded import Number, decimal, key, printed, record, recorded
-from simulations.study.declaration import declared
-from simulations.study.execution import folder_of, run_study
-from simulations.study.study import TaskJob
+from simulations.studies.declaration import TaskJob, declared
+from simulations.studies.runs import folder_of, run_study
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = runpy.run_path(str(ROOT / "docs" / "fill_results.py"))

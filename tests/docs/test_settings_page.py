@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from fedrec.components.registry import KINDS, available, ours
-from fedrec.components.settings import settings_of
+from fedrec.components.registry import KINDS, available, ours, settings_of
 from fedrec.config import Config
 from fedrec.privacy.config import PrivacyConfig
 from simulations.settings_page import page

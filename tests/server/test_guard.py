@@ -22,21 +22,21 @@ from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.mechanisms.base import Mechanism
 from fedrec.protocol.messages import unpack_sum
 from fedrec.protocol.orders import Presence
-from fedrec.protocol.zero_copy import to_record
+from fedrec.protocol.serialization import to_record
 from fedrec.report.page.page import report
 from fedrec.runs.folder import RunFolder
+from server import cohort as selection
 from server.callbacks.base import Callback
 from server.callbacks.progress import Progress
-from server.cohorts import selection
 from server.loop import Loop
 from server.privacy.guard import Guard
 from server.privacy.phase_plans import PhasePlans
 from simulations import runner
-from simulations.cli.experiments.finishing import print_table
+from simulations.cli.finishing import print_table
 from simulations.engines import serial
 from strategies import dp
 from strategies.base import Aggregate
-from strategies.reptile import Reptile
+from strategies.optimisers import Reptile
 from tests.runs import assert_close, assert_same_run, parameters_in
 
 PRIVATE = "privacy={clip-norm=1.0, noise-multiplier=1.0, backend='autodp'}"
@@ -297,8 +297,8 @@ def test_secure_runs_never_repeat_and_keep_who_took_part_and_what_was_lost(
     run_tiny, tmp_path, monkeypatch
 ):
     """Ids and losses are in no file of the run, in any form."""
-    from clients.training import update_sum
-    from server.cohorts import selection as server_cohorts
+    from clients import sums as update_sum
+    from server import cohort as server_cohorts
 
     cohorts, losses = [], []
     draw, count = server_cohorts.secure_fixed_size, update_sum.UpdateSum._count
@@ -594,9 +594,8 @@ def test_a_run_whose_ledger_lost_charges_is_not_resumed(
 def test_the_population_that_noise_is_for_is_that_of_the_runs_start(load_tiny, tmp_path):
     """A node that claims many clients after the start, or before a run is resumed, does not reduce
     the noise."""
-    from server.cohorts.roster import Roster
-    from server.cohorts.selection import SampledCohorts
-    from server.strategy_state import make_strategy
+    from server.checkpoint import make_strategy
+    from server.cohort import Roster, SampledCohorts
 
     run = RunFolder.create(
         load_tiny("privacy={clip-norm=1.0, epsilon=2.0, delta=1e-5, backend='autodp'}"),
@@ -619,16 +618,16 @@ def test_the_population_that_noise_is_for_is_that_of_the_runs_start(load_tiny, t
 
 
 def test_a_bound_below_what_an_attack_reaches_is_an_error_of_the_accountant(monkeypatch):
-    from fedrec.privacy.accounting.backends import pld
+    from fedrec.privacy.accounting import backends
 
     accountant = Accountant("pld")
     accountant.step(NoisyRound("gaussian", FixedSize(6, 18), "replace-one", 1.0), 3)
     honest = accountant.epsilon(1e-5, attack=True)
     assert 0 < honest.attack < honest.epsilon
-    monkeypatch.setattr(pld, "attack_epsilon", lambda *_: honest.epsilon * 1.001)
+    monkeypatch.setattr(backends, "attack_epsilon", lambda *_: honest.epsilon * 1.001)
     # within the digits of the grid
     assert accountant.epsilon(1e-5, attack=True).attack == honest.epsilon
-    monkeypatch.setattr(pld, "attack_epsilon", lambda *_: honest.epsilon * 1.01)
+    monkeypatch.setattr(backends, "attack_epsilon", lambda *_: honest.epsilon * 1.01)
     with pytest.raises(
         ComponentError, match=r"accountant .* is wrong: the best known attack exceeds"
     ):
@@ -688,10 +687,9 @@ def test_uploads_of_users_own_noise_that_were_lost_are_missed(
 
 def test_users_that_join_later_are_charged_when_they_are_asked(load_tiny, tmp_path):
     """Their coming changes the cohorts that the sampler would draw for the rounds before."""
-    from server.cohorts.roster import Roster
-    from server.cohorts.selection import SampledCohorts
+    from server.checkpoint import make_strategy
+    from server.cohort import Roster, SampledCohorts
     from server.privacy.personal_budgets import accounts_of
-    from server.strategy_state import make_strategy
 
     own = ("model={name='vae', hidden=6, latent=3}", "step={name='dpvae', noise='secure'}")
     run = RunFolder.create(load_tiny(*own, "sampler.cohort=5"), tmp_path / "run")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rounds: callbacks, early end, divergence, reproducible files, and evaluations."""
+"""The rounds of a run, and its exchange with nodes."""
 
 import gc
 import json
+import logging
 import signal
 import time
 from contextlib import suppress
@@ -12,20 +13,23 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 import pytest
-from flwr.app import RecordDict
+from flwr.app import Error, Message, RecordDict
 
 from fedrec.errors import ClientError, RunError
 from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 from server.checkpoint import Checkpoints
-from server.cohorts.roster import call_roster
+from server.cohort import call_roster
 from server.evaluation import Evaluator
+from server.exchange import DroppedReplies, answers, is_refusal, reason_of
 from server.run import execute
 from simulations import runner
 from simulations.engines.serial import open_grid
-from strategies.reptile import Reptile
+from strategies.optimisers import Reptile
 from tests.runs import assert_close, parameters_in
 from tests.systems import SYSTEMS
+
+# The rounds: callbacks, early end, divergence, reproducible files, and evaluations.
 
 
 class Recorder(Callback):
@@ -390,3 +394,125 @@ def test_an_interruption_that_was_dropped_ends_the_run_before_the_next_round(run
         run_tiny("rounds=5", callbacks=[Dropping()])
     status = RunFolder(tmp_path / "run").status()
     assert (status["state"], status["round"]) == ("interrupted", 2)
+
+
+# The record of dropped replies: columns of rounds.csv, and a sentence at the end.
+
+
+def test_a_simulation_has_no_columns_until_a_reply_is_dropped():
+    record = DroppedReplies()
+    assert record.columns() == {} and record.report(1) == ([], {})
+    record.dropped(7, "no answer in time")
+    assert record.columns()["dropped-replies"] == 1
+    assert record.columns() == {
+        "dropped-replies": 0,
+        "bounded-replies": 0,
+        "dropped-or-bounded": "",
+    }
+
+
+def test_the_end_of_a_run_states_the_totals_also_of_a_resumed_one():
+    record = DroppedReplies(always=True)
+    for reason in ("first", "second"):
+        record.dropped(7, f"{reason}\n  long {'x' * 1000}")
+    record.bounded(8, "norm of the update")
+    row = record.columns()
+    assert row["dropped-or-bounded"].startswith("node 7: first long x") and "\n" not in str(row)
+    assert len(row["dropped-or-bounded"]) < 800
+    resumed = DroppedReplies(always=True)
+    resumed.restore(record.memory())
+    resumed.dropped(None, "its metrics: in the final evaluation")
+    (line,), table = resumed.report(3)
+    assert line.startswith("Replies of nodes: 3 dropped or missing, 1 scaled down, in 1 of 3 round")
+    assert "node 7 2, node 8 1" in line and table["dropped"] == 3
+
+
+def test_in_mode_secure_nothing_is_recorded():
+    """A node can fail only if a client of it was drawn."""
+    record = DroppedReplies(always=True, secret=True)
+    untouched = record.memory()["totals"].tobytes()
+    record.dropped(7, "no answer in time")
+    record.bounded(7, "norm of the update")
+    assert record.columns() == {} and record.report(1) == ([], {})
+    assert record.memory()["totals"].tobytes() == untouched
+
+
+# Replies: which are accepted, and the error if too many failed.
+
+
+def replies(good, *errors):
+    asked = [Message(RecordDict(), 2 + place, "train") for place in range(good + len(errors))]
+    failed = [
+        Message(Error(2, text), reply_to=message)
+        for text, message in zip(errors, asked, strict=False)
+    ]
+    return failed + [Message(RecordDict(), reply_to=message) for message in asked[len(errors) :]]
+
+
+def refused(found, **settings):
+    with pytest.raises(ClientError) as caught:
+        answers(found, **settings)
+    return caught.value
+
+
+@pytest.mark.usefixtures("identity")
+def test_all_good():
+    found = replies(3)
+    assert answers(iter(found), sent=[2, 3, 4], max_failures=0.0) == found
+    assert answers([], sent=[], max_failures=0.0) == []
+
+
+@pytest.mark.usefixtures("identity")
+def test_one_failure_is_too_many_by_default_and_its_text_is_shown():
+    error = refused(
+        replies(2, "client 7 failed\n  got: ZeroDivisionError\n", "other"),
+        sent=[2, 3, 4, 5],
+        max_failures=0.0,
+    )
+    assert error.problem == "2 of 4 nodes failed"
+    assert error.got == "client 7 failed\n  got: ZeroDivisionError" and "max-failures" in error.fix
+
+
+@pytest.mark.usefixtures("identity")
+@pytest.mark.parametrize(("share", "fine"), [(0.25, True), (0.249, False), (1.0, True)])
+def test_a_share_of_failures_is_tolerated(share, fine, caplog):
+    found = replies(3, "client 7 failed")
+    with caplog.at_level(logging.WARNING, "fedrec"):
+        if fine:
+            assert answers(found, sent=[2, 3, 4, 5], max_failures=share) == found[1:]
+        else:
+            assert f"{share:g}" in refused(found, sent=[2, 3, 4, 5], max_failures=share).expected
+    assert "node 2 failed: client 7 failed" in caplog.text
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_missing_reply_is_a_failure(caplog):
+    error = refused(replies(3), sent=[2, 3, 4, 5], max_failures=0.0)
+    assert error.problem == "1 of 4 nodes failed" and error.got == "no answer in time"
+    assert "engine.timeout" in error.fix and "1 of 4 nodes did not answer in time" in caplog.text
+    assert len(answers(replies(3), sent=[2, 3, 4, 5], max_failures=0.3)) == 3
+
+
+@pytest.mark.usefixtures("identity")
+def test_all_nodes_may_fail_if_all_failures_are_tolerated():
+    assert answers(replies(0, "a", "b"), sent=[2, 3], max_failures=1.0) == []
+
+
+@pytest.mark.usefixtures("identity")
+def test_failed_and_missing_replies_are_recorded_with_their_nodes():
+    dropped = DroppedReplies()
+    answers(replies(1, "no room"), sent=[2, 3, 9], max_failures=1.0, dropped=dropped)
+    assert dropped.columns() == {
+        "dropped-replies": 2,
+        "bounded-replies": 0,
+        "dropped-or-bounded": "node 2: failed: no room; node 9: no answer in time",
+    }
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_nodes_error_is_read_without_the_class_of_its_exception():
+    error = Error(2, "<class 'fedrec.errors.RefusalError'>:<'no room\n  got: 'x''>")
+    assert reason_of(error) == "no room\n  got: 'x'" and is_refusal(error)
+    other = Error(2, "<class 'fedrec.errors.ClientError'>:<'RefusalError'>")
+    assert reason_of(other) == "RefusalError" and not is_refusal(other)
+    assert reason_of(Error(0, "ended by signal 9")) == "ended by signal 9"

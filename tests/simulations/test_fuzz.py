@@ -1,38 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random input from users, files and attackers is accepted or refused with a reason, never with a
-traceback.
-
-2,250 inputs: experiments, overrides, data and catalogues of nodes, their settings,
-deployments, run folders and their checkpoints, and network messages.
-"""
+"""Damaged experiments and files end in errors that say what is wrong."""
 
 import copy
+import gzip
 import io
 import json
 import shutil
 import struct
+import tarfile
+import zipfile
 
 import numpy as np
+import pandas as pd
 import pytest
 import tomli_w
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clients.device.own_data import read_own
 from clients.device.policy import Policy, experiment_of, run_key
+from fedrec.data.catalogue import read_vectors
+from fedrec.data.download import unpack
+from fedrec.data.recognition import recognise
 from fedrec.experiment.loading import load
-from fedrec.experiment.overrides import override
+from fedrec.experiment.sections import override
 from fedrec.privacy.ledger import Ledger
-from fedrec.protocol.messages import pack_sum, pack_train
+from fedrec.protocol.messages import pack_sum, pack_train, read_arrays
 from fedrec.protocol.orders import TrainOrder, TrainSum
+from fedrec.protocol.serialization import _PACKED, for_the_network, from_the_network, to_record
+from fedrec.report.comparison import compare
+from fedrec.report.formats import comparison_text
+from fedrec.report.page.page import report
 from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
 from server.checkpoint import Checkpoints
 from server.deployed.discovery import Discovery
-from server.deployed.reply_validation import ReplyValidator
+from server.deployed.validation import ReplyValidator
+from simulations.bench.declaration import bench
+from simulations.bench.results import FILE, results
 from simulations.deployment.client import plan_of
 from simulations.deployment.layout import Deployment
+from simulations.export.folder import export
+from simulations.own_table import own_system
+from simulations.reproduce.recorded import recorded
+from simulations.studies.declaration import declared
+from simulations.studies.execution import result_of, sweep
+from simulations.studies.folder import SweepFolder, with_sweeps
+from simulations.studies.search import plan_of as plan_of_of_fuzz_files
 from tests.simulations.fuzzing import fuzzed, told
+
+# Random input from users, files and attackers is accepted or refused with a reason, never with a
+# traceback.
+#
+# 2,250 inputs: experiments, overrides, data and catalogues of nodes, their settings, deployments,
+# run folders and their checkpoints, and network messages.
 
 NUMBERS = st.integers() | st.floats() | st.sampled_from([2**63, -(2**63) - 1, 1e30, 10**400, -0.0])
 WORDS = st.text(max_size=20) | st.sampled_from(
@@ -304,3 +326,319 @@ def test_answers_of_nodes(tmp_path, data):
             return [Message(content, reply_to=one) for one in messages]
 
     Discovery(Grid(), tmp_path / "roster.sqlite", timeout=1.0).refresh_roster()
+
+
+# Random tables, archives, vectors, sweeps, studies, results and runs are read or refused with a
+# reason, never with a traceback, and nothing is written outside of the folder that was asked for.
+#
+# 1,050 inputs, with those of `test_fuzz.py` and `test_fuzz_commands.py` 4,100; `FEDREC_FUZZ=10`
+# tries ten times as many.
+
+DEEP = "[" * 100_000
+
+WORST = 'ann 1 5 -3 4.5 1e999 nan "" " 2020-01-01 26.05.2022 x|y 0x5 99999999999999999999 é'
+CELLS = st.sampled_from([*WORST.split(), "", "a\tb"])
+NAMES = st.sampled_from(["user", "item", "rating", "time", "Kunde", "x", "", "user", "\ufeffuser"])
+
+
+@pytest.mark.slow
+@fuzzed(150)
+@given(
+    st.lists(NAMES, max_size=5),
+    st.lists(st.lists(CELLS, max_size=5), max_size=30),
+    st.sampled_from([",", "\t", ";", "|", " ", "\r"]),
+    st.binary(max_size=6),
+    st.booleans(),
+)
+@example([], [], ",", b"\x00" * 5000, True)
+@example(["user", "item"], [["1" * 200_000, "2"]], ",", b'"', True)
+def test_own_tables(tmp_path, names, rows, separator, rest, rated):
+    text = "\n".join(separator.join(row) for row in [names, *rows])
+    (tmp_path / "d.csv").write_bytes(text.encode() + rest)
+    try_own(tmp_path / "d.csv", rated)
+
+
+def try_own(file, rated=True):
+    """What `fedrec try` does before it trains."""
+    found = told(lambda: recognise(file, {}, rated=rated))
+    if not isinstance(found, str):
+        assert 1 <= found.users <= found.rows and 1 <= found.items <= found.rows
+        assert all(isinstance(line, str) for line in found.lines())
+        told(lambda: own_system(file, found))
+
+
+COLUMNS = st.one_of(
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=3, max_size=3),
+    st.lists(st.floats(width=32), min_size=3, max_size=3),
+    st.lists(st.text(max_size=5), min_size=3, max_size=3),
+    st.lists(st.none() | st.booleans(), min_size=3, max_size=3),
+    st.lists(st.binary(max_size=4), min_size=3, max_size=3),
+    st.lists(st.datetimes(), min_size=3, max_size=3),
+    st.lists(st.lists(st.integers(0, 3), max_size=2), min_size=3, max_size=3),
+    st.lists(st.decimals(-10, 10, places=2), min_size=3, max_size=3),
+)
+
+
+@pytest.mark.slow
+@fuzzed(120)
+@given(st.data())
+def test_parquet_files(tmp_path, data):
+    names = data.draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
+    table = {name: pd.Series(data.draw(COLUMNS), dtype=object) for name in names}
+    file = tmp_path / "d.parquet"
+    try:
+        pd.DataFrame(table).to_parquet(file)
+    except (ValueError, OverflowError, TypeError):  # pyarrow has no such column
+        return
+    if data.draw(st.booleans()):
+        content = file.read_bytes()
+        place = data.draw(st.integers(0, len(content)))
+        file.write_bytes(content[:place] + data.draw(st.binary(max_size=9)) + content[place + 3 :])
+    try_own(file)
+
+
+MEMBERS = st.sampled_from(
+    ["a.csv", "b/c.csv", "../x", "/x", "..", "", ".", "C:\\x", "a/../../x", "b", "a.csv/d", "é"]
+) | st.text(max_size=8)
+
+
+@st.composite
+def archives(draw):
+    """A zip or a tar of any members, possibly damaged."""
+    content = io.BytesIO()
+    names = draw(st.lists(MEMBERS, max_size=4))
+    if draw(st.booleans()):
+        with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as made:
+            for name in names:
+                info = zipfile.ZipInfo(name.replace("\x00", "") or "x")
+                info.external_attr = draw(st.sampled_from([0, 0o120777 << 16, 0o100644 << 16]))
+                made.writestr(info, bytes(draw(st.integers(0, 50))))
+    else:
+        with tarfile.open(fileobj=content, mode="w") as made:
+            for name in names:
+                info = tarfile.TarInfo(name)
+                info.type = draw(st.sampled_from([b"0", b"1", b"2", b"3", b"5", b"6"]))
+                info.linkname = draw(MEMBERS)
+                info.size = 0 if info.type != b"0" else draw(st.integers(0, 50))
+                made.addfile(info, io.BytesIO(bytes(info.size)))
+    found = content.getvalue()
+    if draw(st.booleans()):
+        found = gzip.compress(found, mtime=0)  # tarfile writes the time, other inputs in each run
+    for _ in range(draw(st.integers(0, 2))):
+        place = draw(st.integers(0, len(found)))
+        found = found[:place] + draw(st.binary(max_size=6)) + found[place + 4 :]
+    return found
+
+
+@pytest.mark.slow
+@fuzzed(150)
+@given(archives())
+def test_archives(tmp_path, content):
+    shutil.rmtree(tmp_path / "deep", ignore_errors=True)
+    inside = tmp_path / "deep" / "inside"
+    inside.mkdir(parents=True)
+    file = tmp_path / "archive"
+    file.write_bytes(content)
+    told(unpack, file, inside)
+    found = {path for path in tmp_path.rglob("*") if inside not in (path, *path.parents)}
+    assert found == {file, tmp_path / "deep"}
+    assert not any(path.is_symlink() for path in inside.rglob("*"))
+
+
+@fuzzed(80)
+@given(st.data())
+def test_vectors_of_items(tmp_path, data):
+    ids = np.array(["a", "b", "c"])
+    if data.draw(st.booleans()):
+        shape = data.draw(st.lists(st.integers(0, 3), max_size=3))
+        kind = data.draw(st.sampled_from(["f4", "i8", "?", "U3", "c16", "M8[s]"]))
+        file = tmp_path / "v.npy"
+        np.save(file, np.zeros(shape, kind))
+        (tmp_path / "v.txt").write_text(
+            data.draw(st.sampled_from(["a\nb\nc\n", "a\n", "", "a\na"]))
+        )
+    else:
+        file = tmp_path / "v.parquet"
+        values = data.draw(st.lists(st.lists(st.floats(), max_size=2), min_size=3, max_size=3))
+        pd.DataFrame({"id": ["a", "b", "c"], "v": values}).to_parquet(file)
+    content = file.read_bytes()
+    if data.draw(st.booleans()):
+        place = data.draw(st.integers(0, len(content)))
+        file.write_bytes(content[:place] + data.draw(st.binary(max_size=9)) + content[place + 2 :])
+    found = told(lambda: read_vectors(file, ids, complete=data.draw(st.booleans())))
+    assert isinstance(found, str) or np.isfinite(found.values).all()
+
+
+@pytest.mark.slow
+@fuzzed(100)
+@given(st.text(max_size=30) | st.builds("{}={}".format, WORDS, WORDS), st.data())
+@example("a=" + DEEP, None)
+@example("rounds=[" + "1," * 20_000 + "]", None)
+@example("strategy.server-lr={low=0.1, high=1e308, log=true}", None)
+@example("strategy.server-lr={low=-1e308, high=1e308}", None)
+def test_what_a_sweep_varies(tiny_experiment, text, data):
+    if data is not None:
+        key = data.draw(st.sampled_from(["rounds", "strategy.server-lr", "step.epochs", "x"]))
+        value = data.draw(st.lists(VALUES, max_size=3))
+        told(lambda: plan_of_of_fuzz_files(tiny_experiment(), (), [f"{key}={json.dumps(value)}"]))
+    told(lambda: plan_of_of_fuzz_files(tiny_experiment(), (), [text]))
+    told(lambda: plan_of_of_fuzz_files(tiny_experiment(), (), [text], trials=3))
+
+
+@pytest.fixture(scope="module")
+def swept(tiny_experiment, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("swept") / "sweep"
+    plan = plan_of_of_fuzz_files(tiny_experiment(), (), ["strategy.server-lr=[0.1, 1.0]"])
+    sweep(plan, folder)
+    return folder
+
+
+@pytest.mark.slow
+@fuzzed(80)
+@given(st.data())
+def test_folders_of_sweeps(swept, data):
+    files = [swept / "sweep.json", swept / "trials.json"]
+    files += swept.glob("runs/*/result.json")
+    within_damage(files, data, lambda: read_sweep(swept))
+
+
+def read_sweep(folder):
+    found = told(SweepFolder, folder)
+    if not isinstance(found, str):
+        told(result_of, found)
+    told(with_sweeps, [folder])
+
+
+def within_damage(files, data, action):
+    """Call with one of the files damaged, or nested more deeply than Python reads."""
+    file = data.draw(st.sampled_from(sorted(files)))
+    before = file.read_bytes()
+    try:
+        if data.draw(st.integers(0, 9)):
+            damage(file, before, data)
+        else:
+            file.write_text(DEEP)
+        action()
+    finally:
+        if file.is_dir():
+            file.rmdir()
+        file.write_bytes(before)
+
+
+@pytest.fixture(scope="module")
+def finished_of_fuzz_files(tiny_experiment, tmp_path_factory):
+    from simulations import runner
+
+    table = {**tiny_experiment(), "privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0}}
+    table["evaluation"]["baselines"] = ["popularity"]
+    return runner.run(table, output=tmp_path_factory.mktemp("run") / "run").folder
+
+
+@pytest.mark.slow
+@fuzzed(80)
+@given(st.data())
+def test_runs_that_are_compared_reported_and_exported(finished_of_fuzz_files, tmp_path, data):
+    """Every function that makes something of a finished run."""
+    files = [p for p in finished_of_fuzz_files.rglob("*") if p.is_file() and p.name != ".lock"]
+    within_damage(files, data, lambda: use_run(finished_of_fuzz_files, tmp_path))
+
+
+def use_run(folder, output):
+    result = told(lambda: RunFolder(folder).read_result())
+    if isinstance(result, str):
+        return
+    compared = told(lambda: compare([result, result]))
+    if not isinstance(compared, str):
+        told(comparison_text, compared, "markdown")
+    told(report, [result])
+    shutil.rmtree(output / "export", ignore_errors=True)
+    told(lambda: export(Result.load(folder), output / "export"))
+    told(lambda: Result.load(folder).recommend(result.users.index[:1].tolist(), k=2))
+
+
+STUDY = {
+    "defaults": {"metrics": {"hits@10": "Hits@10"}},
+    "sets": {"quiet": ["evaluation.every=0"]},
+    "parts": {"one": {"name": "p", "experiment": "mf-ml1m", "row": "MF", "seconds": 30}},
+    "table2": {
+        "title": "Systems",
+        "seeds": 2,
+        "tasks": [
+            {"name": "mf", "experiment": "mf-ml1m", "set": ["@quiet"], "row": "MF", "seconds": 30},
+            {"name": "lr-{lr:g}", "vary": {"lr": [0.1, 0.5]}, "experiment": "x", "row": "{lr}",
+             "set": ["strategy.server-lr={lr}"], "seconds": 3},
+        ],
+    },
+}  # fmt: skip
+
+
+@fuzzed(80)
+@given(st.data())
+def test_declarations_of_studies(tmp_path, data):
+    table = copy.deepcopy(STUDY)
+    place = data.draw(st.sampled_from(["study", "task", "text"]))
+    value = data.draw(VALUES | st.sampled_from(["{", "{x}", "{lr:9999999999}", "@", "table2"]))
+    if place == "task":
+        task = data.draw(st.sampled_from(table["table2"]["tasks"]))
+        task[data.draw(st.sampled_from([*task, "vary", "cases", "x"]))] = value
+    else:
+        path = data.draw(st.sampled_from([*paths_in(table), ("table2", "like"), ("x",)]))
+        table = changed(table, path, value)
+    try:
+        text = tomli_w.dumps(table)
+    except (TypeError, ValueError):
+        text = "x = ["
+    (tmp_path / "s.toml").write_text(text, encoding="utf-8", errors="replace")
+    told(lambda: list(declared(tmp_path / "s.toml")))
+
+
+@fuzzed(60)
+@given(st.data())
+def test_declarations_and_results_of_the_bench(tmp_path, data):
+    known = json.loads(FILE.read_text())
+    key = sorted(known)[0]
+    table = {key: known[key]}
+    path = data.draw(st.sampled_from(sorted(paths_in(table))))
+    text = data.draw(
+        st.sampled_from([DEEP, "", "{}", "[]"])
+        | VALUES.map(lambda value: json.dumps(changed(table, path, value)))
+    )
+    (tmp_path / "results.json").write_text(text)
+    told(results, tmp_path / "results.json")
+    told(recorded, tmp_path / "results.json")
+    system = {"systems": {"mine": {"title": "x", "experiment": "e.toml"}}}
+    path = data.draw(st.sampled_from([*paths_in(system), ("systems", "mine", "chosen"), ("x",)]))
+    try:
+        declaration = tomli_w.dumps(changed(system, path, data.draw(VALUES)))
+    except (TypeError, ValueError):
+        declaration = "["
+    (tmp_path / "system.toml").write_text(declaration, encoding="utf-8", errors="replace")
+    bench.cache_clear()
+    told(bench, tmp_path / "system.toml")
+    bench.cache_clear()
+
+
+@pytest.mark.usefixtures("identity")
+@fuzzed(150)
+@given(st.data())
+def test_content_of_the_wire(data):
+    """Bytes of a packed record: read, or left as they are, and never larger than allowed."""
+    arrays = {
+        "w": np.eye(6, dtype=np.float32),
+        "rows": np.zeros((9, 2), np.float32),
+        "n": np.arange(3),
+    }
+    content = for_the_network(RecordDict({"arrays": to_record(arrays)}))
+    body = bytearray(content["arrays"][_PACKED].data)
+    for _ in range(data.draw(st.integers(0, 3))):
+        place = data.draw(st.integers(0, len(body)))
+        new = data.draw(
+            st.binary(max_size=9)
+            | st.sampled_from([b"[1048576,1048576]", b'"fedrec.rows"', b'"O"', b"-1", b"[" * 9999])
+        )
+        body[place : place + data.draw(st.integers(0, 9))] = new
+    packed = Array("uint8", (len(body),), _PACKED, bytes(body))
+    content["arrays"] = ArrayRecord({_PACKED: packed})
+    found = from_the_network(content)
+    if list(found["arrays"]) != [_PACKED]:
+        assert sum(array.nbytes for array in read_arrays(found).values()) < 2**30

@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random input on the command line, in messages, and in the files of nodes and servers is accepted
-or refused with a reason, never with a traceback.
+"""Damaged commands and plug-ins end in errors that say what is wrong.
 
-800 inputs; `FEDREC_FUZZ=10` tries ten times as many.
+A broken plug-in is reported with its file and the reason, and the rest of fedrec works.
+
+Each kind is broken in up to five ways: it cannot be imported, a method has the wrong signature, it
+returns NaN, it returns wrong shapes, it changes its input.
 """
 
+import json
 import sys
+import textwrap
+from functools import partial
+from importlib.metadata import EntryPoint
 from typing import Any, cast
+from uuid import uuid4
 
 import click
 import numpy as np
@@ -16,8 +23,9 @@ from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.storage.participation import Participation
-from clients.storage.session_secrets import SessionSecrets
+from clients.participation import Participation
+from clients.storage import SessionSecrets
+from fedrec.components import registry
 from fedrec.protocol import messages
 from fedrec.protocol.orders import Presence
 from fedrec.protocol.serialization import PackedArray, opened, packed
@@ -25,6 +33,11 @@ from server.deployed.discovery import Discovery
 from server.deployed.roster_file import RosterFile
 from simulations import cli
 from tests.simulations.fuzzing import fuzzed, told
+
+# Random input on the command line, in messages, and in the files of nodes and servers is accepted
+# or refused with a reason, never with a traceback.
+#
+# 800 inputs; `FEDREC_FUZZ=10` tries ten times as many.
 
 SPLIT = "x ../x /nowhere/x * [ a=b a.b=[[[ é ' - -- 0 -1 1e30 nan inf 1.5 localhost:1 tiny.toml run"
 WORDS = st.sampled_from([*SPLIT.split(), "", '"', "a" * 5000, str(2**70), "d.csv"]) | st.text(
@@ -222,3 +235,290 @@ def test_files_of_a_server(tmp_path, data):
     told(lambda: Discovery(cast(Any, None), tmp_path / "roster.sqlite", timeout=1.0))
     found = told(uploads_in, tmp_path / "uploads.txt")
     assert isinstance(found, str) or all(number > 0 for number in found)
+
+
+HEAD = """
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+from clients.steps.descent import Update, one_by_one
+from clients.step import Step
+from clients.steps.sgd import Sgd
+from fedrec.baselines.base import Baseline
+from fedrec.data.interactions import Interactions
+from fedrec.data.readers.synthetic import Synthetic
+from fedrec.data.splits.rules import UserHoldout
+from fedrec.models.privrec import PrivRec
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from server.callbacks.base import Callback
+from server.samplers import Sampler
+from strategies.optimisers import Reptile
+
+class Alone(Step):
+    def train_block(self, parameters, block, own=None):
+        return one_by_one(parameters, block, own, self.alone)
+"""
+
+
+def bad(base, method, body="..."):
+    """The text of a class with one method of its own."""
+    return f"class Bad({base}):\n def {method}:\n" + textwrap.indent(body, "  ")
+
+
+def in_blocks(fault):
+    """A step that does something wrong after a block was trained."""
+    body = f"trained = super().train_block(parameters, block, own)\n{fault}\nreturn trained"
+    return bad("Sgd", "train_block(self, parameters, block, own=None)", body)
+
+
+def predicting(body):
+    """A model with other predictions; `found` are the right ones."""
+    body = f"found = super().predict(parameters, users, items, rows)\n{body}"
+    return bad("PrivRec", "predict(self, parameters, users, items, rows=None)", body)
+
+
+def scoring(scores):
+    """A centralised system with these scores."""
+    return f"{bad('Baseline', 'fit(self, histories)')}\n def scores(self, histories): {scores}"
+
+
+applying = partial(bad, "Reptile", "apply(self, theta, aggregate)")
+drawing = partial(bad, "Sampler", "draw(self, random)")
+reading = partial(bad, "Synthetic", "read(self)")
+splitting = partial(bad, "UserHoldout", "split(self, interactions)")
+alone = partial(bad, "Alone", "alone(self, parameters, data, random)")
+NOTHING = "return Update({n: torch.zeros_like(v) for n, v in parameters.items()}, 1, 0.0)"
+BROKEN = {
+    # kind, how: (the class, what the error says)
+    ("step", "signature"): (
+        bad("Step", "train_block(self, parameters)"),
+        "train_block(self, parameters",
+    ),
+    ("step", "update-alone"): (
+        bad("Step", "update(self, parameters, data, random)"),
+        "defines `update`, which is not called",
+    ),
+    ("step", "nan"): (
+        alone("return Update({n: v * math.nan for n, v in parameters.items()}, 1, 0.0)"),
+        "NaN or infinity in",
+    ),
+    ("step", "nan-in-blocks"): (
+        in_blocks("trained.values['layer0.bias'][0, 0] = math.nan"),
+        "NaN or infinity in 'layer0.bias'",
+    ),
+    ("step", "shapes"): (
+        alone("return Update({n: v.sum() for n, v in parameters.items()}, 1, 0.0)"),
+        "'item.id': (6,)",
+    ),
+    ("step", "shapes-in-blocks"): (
+        in_blocks("trained.values['layer0.bias'] = trained.values['layer0.bias'][:, :1]"),
+        "'layer0.bias': (6, 1)",
+    ),
+    ("step", "no-update"): (alone("return {}"), "got dict"),
+    ("step", "mutates"): (
+        alone(f"for value in parameters.values(): value.add_(1.0)\n{NOTHING}"),
+        "changed 'user.",
+    ),
+    ("step", "mutates-through-numpy"): (
+        alone(f"parameters['item.id'].numpy()[0] += 1\n{NOTHING}"),
+        "changed 'item.id' in place",
+    ),
+    ("step", "mutates-in-blocks"): (
+        in_blocks("parameters['item.id'].mul_(2)"),
+        "changed 'item.id'",
+    ),
+    ("step", "raises"): (alone("return 1 / 0"), "ZeroDivision"),
+    ("step", "constructor"): (
+        bad("Sgd", "__init__(self, config)"),
+        "__init__(self, config: 'StepConfig', model",
+    ),
+    ("model", "signature"): (
+        bad("PrivRec", "predict(self, parameters, items)"),
+        "predict(self, param",
+    ),
+    ("model", "optional-by-another-name"): (
+        bad("PrivRec", "predict(self, parameters, users, items, places=None)"),
+        "rows: 'Tensor | None' = None",
+    ),
+    ("model", "nan"): (predicting("return found * math.nan"), "expected: finite predictions"),
+    ("model", "nan-at-first"): (
+        bad(
+            "PrivRec",
+            "initial(self, generator)",
+            "return {n: v / 0 for n, v in super().initial(generator).items()}",
+        ),
+        "finite initial parameters",
+    ),
+    ("model", "shapes"): (predicting("return found.unsqueeze(-1)"), "got: (2, 3, 1)"),
+    ("model", "mutates"): (
+        predicting("with torch.no_grad(): parameters['item.id'].add_(1)\nreturn found"),
+        "changed 'item.id' in place",
+    ),
+    ("strategy", "signature"): (bad("Reptile", "apply(self, theta)"), "apply(self, theta"),
+    ("strategy", "abstract"): (
+        "from strategies.base import CohortStrategy\nclass Bad(CohortStrategy):\n pass",
+        "got: no apply",
+    ),
+    ("strategy", "nan"): (
+        applying("return {n: v * math.nan for n, v in theta.items()}"),
+        "training diverged in round 1",
+    ),
+    ("strategy", "shapes"): (
+        applying("return {n: v.ravel() for n, v in theta.items()}"),
+        "expected: the shapes {'user.",
+    ),
+    ("strategy", "lacks-one"): (applying("return {}"), "KeyError"),
+    ("strategy", "of-flower"): (
+        bad(
+            "FlowerFedAvg",
+            "aggregate_train(self, server_round, replies)",
+            "raise LookupError('no more replies')",
+        ),
+        "LookupError: no more replies",
+    ),
+    ("sampler", "signature"): (bad("Sampler", "draw(self)"), "draw(self, random"),
+    ("sampler", "shapes"): (drawing("return self.clients[:, None][:3]"), "got: int64 [3, 1]"),
+    ("sampler", "repeats"): (drawing("return self.clients[[0, 0, 1]]"), "ascending and distinct"),
+    ("sampler", "strangers"): (drawing("return np.array([10**6])"), "got: [1000000]"),
+    ("sampler", "mutates"): (
+        drawing("self.clients += 1\nreturn self.clients[:2]"),
+        "read-only",
+    ),
+    ("dataset", "signature"): (bad("Synthetic", "read(self, path)"), "read(self"),
+    ("dataset", "shapes"): (reading("return super().read().frame()"), "got: DataFrame"),
+    ("dataset", "nan"): (
+        reading("data = super().read()\nreturn replace(data, ratings=data.ratings * math.nan)"),
+        "a rating is not finite",
+    ),
+    ("dataset", "raises"): (reading("return open('/nowhere/a.csv')"), "/nowhere/a.csv"),
+    ("split", "shapes"): (splitting("return 3"), "got: int"),
+    ("split", "mutates"): (splitting("interactions.users[0] = 1"), "read-only"),
+    ("baseline", "signature"): (
+        f"{bad('Baseline', 'fit(self)')}\n def scores(self): ...",
+        "fit(self",
+    ),
+    ("baseline", "nan"): (
+        scoring("return torch.full((histories.num_users, histories.num_items), math.nan)"),
+        "got: NaN",
+    ),
+    ("baseline", "shapes"): (
+        scoring("return torch.zeros(histories.num_items)"),
+        "expected: a tensor",
+    ),
+    ("baseline", "mutates"): (
+        f"{bad('Baseline', 'fit(self, histories)', 'histories.items[:] = 0')}"
+        "\n def scores(self, histories): ...",
+        "changed 'items' in place",
+    ),
+    ("callback", "signature"): (bad("Callback", "after_round(self, row)"), "after_round(self, row"),
+    ("callback", "raises"): (
+        bad("Callback", "after_round(self, row, seconds)", "row['no']"),
+        "KeyError: 'no'",
+    ),
+    ("callback", "mutates"): (
+        bad("Callback", "on_update(self, number, before, after)", "after['item.id'][:] = 0"),
+        "read-only",
+    ),
+}
+
+
+@pytest.fixture
+def plugin(monkeypatch, tmp_path):
+    """Writes a module with a class `Bad`, with the entry point `bad` in `fedrec.KIND`; returns its
+    file."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(kind, body, head=HEAD):
+        name = f"broken_{uuid4().hex}"  # never imported before
+        file = tmp_path / f"{name}.py"
+        file.write_text(head + body + "\n")
+        entry = EntryPoint("bad", f"{name}:Bad", f"fedrec.{kind}")
+        found = lambda group: [entry] if group == entry.group else []  # noqa: E731
+        monkeypatch.setattr(registry, "entry_points", found)
+        return file
+
+    return write
+
+
+def chosen(kind):
+    """The override by which an experiment uses the plug-in."""
+    lists = {"baseline": "evaluation.baselines=['bad']", "callback": "callbacks=[{name='bad'}]"}
+    return lists.get(kind, f"{kind}.name=bad")
+
+
+@pytest.mark.parametrize(("kind", "how"), BROKEN)
+def test_a_run_with_a_broken_plug_in_names_it_and_the_reason(
+    kind, how, plugin, tiny_file, fedrec, tmp_path
+):
+    body, reason = BROKEN[kind, how]
+    file = plugin(kind, body)
+    code, out, err = fedrec("run", tiny_file, "-o", tmp_path / "run", "-s", chosen(kind))
+    text = " ".join(err.split())
+    assert code not in (0, None) and "Traceback" not in out + err
+    assert "error:" in err and reason in text, err
+    if (kind, how) != ("dataset", "nan"):  # the invalid interactions are reported themselves
+        assert str(file) in err or "is an abstract" in err, err
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"), [key for key in BROKEN if key[1] in ("signature", "constructor", "abstract")]
+)
+def test_a_wrong_signature_is_seen_in_the_list(kind, how, plugin, fedrec):
+    body, _ = BROKEN[kind, how]
+    file = plugin(kind, body)
+    code, out, _ = fedrec("list", kind, "--json")
+    entries = {entry["name"]: entry for entry in json.loads(out)[kind]}
+    assert code == 0
+    assert entries["bad"]["about"].startswith("BROKEN: ")
+    assert entries["bad"]["file"] == str(file)
+    assert "signature" in entries["bad"]["about"] or "abstract" in entries["bad"]["about"]
+    assert len(entries) > 1
+    assert not any(e["about"].startswith("BROKEN") for n, e in entries.items() if n != "bad")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            "import no_such_module_here",
+            "ModuleNotFoundError: No module named 'no_such_module_here'",
+        ),
+        ("def (:", "SyntaxError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt: "),
+        ("from clients.steps.sgd import Nothing", "ImportError: cannot import name 'Nothing'"),
+    ],
+)
+def test_an_import_error_is_reported_and_the_rest_works(
+    line, reason, plugin, fedrec, tiny_file, tmp_path
+):
+    file = plugin("step", line, head="")
+    code, out, err = fedrec("list", "--json")
+    found = json.loads(out)
+    steps = {entry["name"]: entry for entry in found["step"]}
+    assert code == 0 and reason in steps["bad"]["about"] and steps["bad"]["file"] == str(file)
+    everything = [e for entries in found.values() for e in entries]
+    assert [e["name"] for e in everything if e["about"].startswith("BROKEN")] == ["bad"]
+    assert "Traceback" not in err
+    code, out, err = fedrec("run", tiny_file, "-o", tmp_path / "bad", "-s", "step.name=bad")
+    assert code == 2 and reason in err and f"{file}, line 1" in err and "Traceback" not in out + err
+    code, _, _ = fedrec("run", tiny_file, "-o", tmp_path / "good", "--quiet")
+    assert code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_on_ray_it_is_named_as_well(plugin, tiny_file, fedrec, tmp_path, monkeypatch):
+    """The node is another process, which finds the module by PYTHONPATH and without an entry
+    point."""
+    file = plugin("step", BROKEN["step", "shapes"][0])
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(sys.path)}")
+    arguments = ["--engine", "ray", "--nodes", 1, "-s", f"step.name={file.stem}:Bad"]
+    code, out, err = fedrec("run", tiny_file, "-o", tmp_path / "run", *arguments)
+    assert code not in (0, None)
+    assert "Traceback" not in out + err
+    assert str(file) in err
+    assert "'item.id': (6,)" in err

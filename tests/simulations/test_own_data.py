@@ -14,22 +14,21 @@ from scipy.stats import norm, wilcoxon
 from typer.testing import CliRunner
 
 from fedrec.config import Config
-from fedrec.data.cache import POPULATIONS
 from fedrec.data.interactions import Interactions
-from fedrec.data.split import Partition, Split
+from fedrec.data.population import POPULATIONS
+from fedrec.data.splits.rules import Partition, Split
 from fedrec.errors import DataError, ExperimentError, FedrecError
 from fedrec.evaluation.central import settings_that_fit
-from fedrec.evaluation.groups import UNTRAINED_ITEMS
+from fedrec.evaluation.tables import UNTRAINED_ITEMS
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.report.comparison import compare
 from fedrec.runs.result import Result
 from simulations.cli import app
-from simulations.cli.experiments.own_data import OwnTable
-from simulations.default_system import LINEAR, TITLES
-from simulations.own_data import fold_in_system, try_table
+from simulations.cli.run import OwnTable
+from simulations.own_table import LINEAR, TITLES, fold_in_system, try_table
 from simulations.runner import run
-from simulations.tables.private_signal import Signal, signal_of
+from simulations.table_facts import Signal, signal_of
 
 COLUMNS = ("user", "item", "rating", "time")
 

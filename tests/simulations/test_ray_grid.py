@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Ray engine: the serial engine's numbers, and nodes that fail, hang or die. One Ray for the
-whole file."""
+"""The grid of the Ray engine, on a machine and on a cluster."""
 
+import os
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from clients.hosting.node import Node
-from clients.training.round import train_each
-from fedrec.errors import ClientError, EngineError
+from clients.node import Node
+from clients.round import train_each
+from fedrec.data.population import POPULATIONS
+from fedrec.errors import ClientError, EngineError, FedrecError
+from fedrec.experiment.loading import load
 from fedrec.protocol.messages import (
     HELLO,
     INITIAL,
@@ -21,21 +24,20 @@ from fedrec.protocol.messages import (
     unpack_parameters,
 )
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
-from fedrec.protocol.sparse_update import dense_change
-from fedrec.protocol.zero_copy import to_record
+from fedrec.protocol.serialization import to_record
+from fedrec.protocol.updates import dense_change
 from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
-from server.cohorts.roster import call_roster
+from server.cohort import call_roster
 from server.run import execute
 from simulations import runner
 from simulations.engines import ray as engine
 from simulations.engines import ray_node, reply_buffers
-from simulations.engines.node_thread import NodeThread
-from simulations.engines.ray import open_grid
+from simulations.engines.ray import Placement, open_grid
+from simulations.engines.serial import NodeThread
 from simulations.recommending import ids_of_users
-from tests.runs import assert_same_run
+from tests.runs import assert_close, assert_same_run
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.ray]
 RAY = ("engine.name=ray", "engine.nodes=2")
 ENDLESS = {"name": "sgd", "epochs": 10**9}
 
@@ -67,6 +69,8 @@ def training(theta, node, clients, step=None):
     return Message(pack_train(theta, order), node, "train")
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.ray
 def test_ray_gives_the_serial_engines_numbers(grid, run, run_tiny):
     serial = run_tiny()
     run.user_ids = lambda: ids_of_users(run)  # as the runner does
@@ -74,17 +78,23 @@ def test_ray_gives_the_serial_engines_numbers(grid, run, run_tiny):
     assert_same_run(result, serial, atol=1e-6)
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.ray
 def test_actors_make_the_roster(grid):
     roster = call_roster(grid, timeout=60)
     assert roster.nodes == (2, 3) and len(roster.training) == 18
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.ray
 def test_the_first_node_of_a_machine_is_in_this_process(grid):
     assert list(grid._placement.actors) == [1]
     replies = grid.send_and_receive([Message(RecordDict(), node, HELLO) for node in (2, 3)])
     assert [reply.metadata.src_node_id for reply in replies] == [2, 3]
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.ray
 def test_a_hanging_node_of_this_process_is_not_waited_for(grid, monkeypatch):
     """Its answer can be fetched later."""
     released = threading.Event()
@@ -104,6 +114,8 @@ def test_a_hanging_node_of_this_process_is_not_waited_for(grid, monkeypatch):
     grid._thread.close()
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.ray
 def test_nodes_have_no_library_of_the_server(grid, theta):
     import ray
 
@@ -120,6 +132,8 @@ def test_nodes_have_no_library_of_the_server(grid, theta):
         assert ray.get(actor.__ray_call__.remote(lambda _: libraries & set(sys.modules))) == set()
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.ray
 @pytest.mark.parametrize("large", [True, False])
 def test_large_arrays_that_messages_share_are_stored_once(grid, theta, monkeypatch, large):
     """Small ones go with each call."""
@@ -142,6 +156,8 @@ def test_large_arrays_that_messages_share_are_stored_once(grid, theta, monkeypat
     assert stored == expected
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.ray
 def test_updates_of_each_client_come_as_from_a_node_in_this_process(grid, run, theta):
     clients = call_roster(grid, timeout=60).presences[0].training
     order = TrainOrder(1, clients, each=True)
@@ -157,6 +173,8 @@ def test_updates_of_each_client_come_as_from_a_node_in_this_process(grid, run, t
             assert wanted.any() or name != "layer1.bias"
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.ray
 def test_a_failing_client_is_an_error_reply_with_its_own_words(grid, theta):
     bad = to_record({**theta, "layer1.bias": np.zeros(3, np.float32)})
     clients = [call_roster(grid, timeout=60).presences[0].training[0]]
@@ -170,11 +188,15 @@ def test_a_failing_client_is_an_error_reply_with_its_own_words(grid, theta):
     assert "got: ValueError: Expected parameter 'layer1.bias'" in failed.error.reason
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.ray
 def test_a_defect_is_an_error_reply_with_its_traceback(grid):
     (reply,) = grid.send_and_receive([Message(RecordDict(), 2, "train")], timeout=60)
     assert "Traceback" in reply.error.reason and "clients/app.py" in reply.error.reason
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.ray
 def test_messages_can_be_pushed_and_pulled(grid):
     ids = grid.push_messages([Message(RecordDict(), node, HELLO) for node in (2, 3)])
     got = []
@@ -189,6 +211,8 @@ class Fail(Callback):
         raise AssertionError("a round was run")
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.ray
 def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_error(
     grid, theta, load_tiny, tmp_path, monkeypatch
 ):
@@ -214,6 +238,8 @@ def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_e
     assert pool._buffers and all(memory.free for memory in pool._buffers)
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.ray
 def test_a_missing_cluster_is_reported(load_tiny, tmp_path):
     experiment = runner.settle(load_tiny("engine={name='ray', ray-address='not an address'}"))
     with (
@@ -223,6 +249,8 @@ def test_a_missing_cluster_is_reported(load_tiny, tmp_path):
         pass
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.ray
 @pytest.mark.parametrize(
     ("address", "failures", "started"), [(None, 1, True), (None, 2, False), ("there", 1, False)]
 )
@@ -249,6 +277,8 @@ def test_a_local_ray_that_does_not_start_is_started_once_more(
     assert len(calls) == (2 if address is None else 1)
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.ray
 def test_a_plug_in_that_raises_keyboard_interrupt_fails_with_its_line(monkeypatch):
     """Ray takes a KeyboardInterrupt for a cancelled task, whose text is a traceback."""
 
@@ -262,3 +292,169 @@ def test_a_plug_in_that_raises_keyboard_interrupt_fails_with_its_line(monkeypatc
     error = node._answer(None)
     assert error.reason.startswith("KeyboardInterrupt (")
     assert "test_ray_grid.py, line" in error.reason
+
+
+# A Ray cluster of three raylets with object stores of their own, of which one is killed.
+
+NODES = 4
+SLOW = {"name": "sgd", "epochs": 150, "batch-size": 8}
+"""Makes a round longer than the time to kill a raylet."""
+EACH: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 100 * 2**20}
+SOON = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
+"""A killed raylet is declared dead after two seconds instead of Ray's 15."""
+
+
+@pytest.fixture(scope="module")
+def started():
+    """Head and two further raylets, each with two cores: four nodes do not fit on one."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("RAY_AUTH")]:
+            patch.delenv(name)
+        head = {**EACH, "include_dashboard": False, "_system_config": SOON}
+        made = Cluster(initialize_head=True, head_node_args=head)
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.fixture
+def cluster(started):
+    """Three raylets, also after an earlier test killed one."""
+    import ray
+
+    while len(started.worker_nodes) < 2:
+        started.add_node(**EACH)
+    started.wait_for_nodes(60)
+    yield started
+    ray.shutdown()
+
+
+def on(cluster, table):
+    """Overrides that run an experiment on the cluster."""
+    table["engine"] |= {"name": "ray", "nodes": NODES, "ray-address": cluster.address}
+
+
+def raylets_with_nodes():
+    """Identifiers of the raylets on which actors live."""
+    from ray._private.state import actors
+
+    return {a["Address"]["NodeID"] for a in actors().values() if a["State"] == "ALIVE"}
+
+
+class Killer(Callback):
+    """Kills a raylet that is not the head and has nodes, some seconds after the first round has
+    ended: in the second one, or before it."""
+
+    def __init__(self, cluster, wait=0.3):
+        self.cluster, self.wait, self.used, self.timer = cluster, wait, set(), None
+
+    def after_round(self, row, seconds):
+        if self.used:
+            return
+        self.used = raylets_with_nodes()
+        victim = next(node for node in self.cluster.worker_nodes if node.node_id in self.used)
+        self.timer = threading.Timer(self.wait, kill, [self.cluster, victim])
+        self.timer.start()
+        if not self.wait:
+            self.timer.join()
+
+    def killed(self):
+        """Whether a raylet was killed; waits until its processes have ended."""
+        if self.timer is not None:
+            self.timer.join(60)
+        return self.timer is not None and not self.timer.is_alive()
+
+
+def kill(cluster, raylet):
+    cluster.remove_node(raylet, allow_graceful=False)
+
+
+def serial_run(table, folder):
+    table["engine"] |= {"name": "serial", "nodes": NODES}
+    table["engine"].pop("ray-address", None)
+    return runner.run(table, output=folder)
+
+
+def same(result, serial):
+    assert_close(result.parameters, serial.parameters, atol=1e-6)
+
+
+@pytest.fixture
+def table(tiny_experiment):
+    """Overrides of an experiment in which all four nodes have clients in each round."""
+    table = tiny_experiment() | {"rounds": 4}
+    table["sampler"]["cohort"] = 12
+    table["engine"]["path"] = "reference"
+    return table
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
+def test_three_raylets_give_the_numbers_of_one_process(cluster, table, tmp_path):
+    on(cluster, table)
+    seen = set()
+
+    class Look(Callback):
+        def after_round(self, row, seconds):
+            seen.update(raylets_with_nodes())
+
+    result = runner.run(table, output=tmp_path / "cluster", callbacks=[Look()])
+    assert len(seen) >= 2
+    # its arrays were in the cluster's object store, in memory that other objects use now
+    assert POPULATIONS.cached(load(table)) is None
+    serial = serial_run(table, tmp_path / "serial")
+    assert POPULATIONS.cached(load(table)) is not None
+    assert_same_run(result, serial, atol=1e-6)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
+def test_a_run_continues_without_the_nodes_of_a_killed_raylet(cluster, table, tmp_path):
+    on(cluster, table)
+    table["step"] = SLOW
+    table["engine"]["max-failures"] = 0.75
+    killer = Killer(cluster)
+    runner.run(table, output=tmp_path / "run", callbacks=[killer])
+    assert killer.killed()
+    rows = (tmp_path / "run" / "rounds.csv").read_text().splitlines()
+    place = rows[0].split(",").index("num-clients")
+    clients = [int(float(row.split(",")[place])) for row in rows[1:]]
+    assert len(clients) == 4 and clients[0] == 12 and 0 < clients[-1] < 12
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
+def test_a_run_that_broke_off_with_a_raylet_is_resumed_on_the_others(cluster, table, tmp_path):
+    on(cluster, table)
+    killer = Killer(cluster, wait=0.0)
+    with pytest.raises(FedrecError, match="nodes failed"):
+        runner.run(table, output=tmp_path / "run", callbacks=[killer])
+    assert killer.killed()
+    result = runner.resume(tmp_path / "run")
+    same(result, serial_run(table, tmp_path / "serial"))
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
+def test_actors_on_a_raylet_that_was_killed_before_they_ran_run_on_another(
+    cluster, tiny_experiment, tmp_path, monkeypatch
+):
+    """Six actors need all three raylets, of which one is dead but not yet detected by Ray."""
+    table = tiny_experiment()
+    on(cluster, table)
+    table["engine"] |= {"nodes": 6, "max-failures": 0.0}
+    started = []
+
+    class Watched(Placement):
+        def __init__(self, start, nodes):
+            super().__init__(lambda place: started.append(place) or start(place), nodes)
+            cluster.add_node(**EACH, wait=False)  # which joins before the other is declared dead
+
+    monkeypatch.setattr(engine, "Placement", Watched)
+    kill(cluster, next(iter(cluster.worker_nodes)))
+    result = runner.run(table, output=tmp_path / "run")
+    assert len(started) > 6
+    same(result, serial_run(table, tmp_path / "serial"))

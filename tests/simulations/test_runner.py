@@ -1,16 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running and resuming experiments."""
+"""Runs of experiments from start to end."""
 
+import importlib
+import json
+import math
+import tomllib
+from pathlib import Path
+
+import numpy as np
 import pandas as pd
 import pytest
+import tomli_w
+import torch
+from typer.testing import CliRunner
 
+from fedrec.components import registry
+from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError, RunError
+from fedrec.evaluation.lists import ranking_metrics
+from fedrec.experiment.loading import load
 from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
 from server.callbacks.base import Callback
 from simulations import runner
-from simulations.cli.experiments.finishing import finish
-from simulations.study.runs import run_once
-from tests.runs import Interrupt, assert_same_run
+from simulations.attacks.system import TrainedSystem
+from simulations.cli import app
+from simulations.cli import run as command
+from simulations.cli.finishing import finish
+from simulations.demo import ROWS, demo
+from simulations.studies.runs import run_once
+from tests.runs import Interrupt, assert_close, assert_same_run, parameters_in, resumed
+from tests.simulations.bundles import install
+from tests.systems import DP_TRANSITIONS, FOLD_IN, METAMF, SYSTEMS, TRANSITIONS
+
+# Running and resuming experiments.
 
 
 class Never(Callback):
@@ -167,3 +190,377 @@ def test_a_node_in_this_process_alone_needs_no_ray(run_tiny, monkeypatch):
         run_tiny("engine.nodes=1", output="serial"),
         run_tiny("engine={name='ray', nodes=1, device='cpu'}", output="ray"),
     )
+
+
+# The demonstration on a few users.
+
+FEW = ("engine.name='serial'", "dataset.users=150", "dataset.items=100", "evaluation.every=0")
+
+
+@pytest.mark.slow
+def test_one_table_of_the_same_users_and_a_report(tmp_path, capsys):
+    results: list[Result] = []
+    rows, page = demo(tmp_path, overrides=FEW, show=results.append)
+    assert list(rows) == [row.system for row in ROWS]
+    users = {tuple(result.users.index) for result in results if len(result.users)}
+    assert len(results) == 5 and len(users) == 1
+    private = {"private popularity", "DP-PrivRec", "linear, private"}
+    for system, values in rows.items():
+        assert 0 <= values["hits@10"] <= 1
+        finite = values["epsilon"] is not None and math.isfinite(values["epsilon"])
+        assert finite == (system in private)
+        assert not finite or values["epsilon"] <= 5
+    text = page.read_text(encoding="utf-8")
+    assert all(result.experiment.name in text for result in results)
+    command._print(rows, results)
+    printed = capsys.readouterr().out
+    assert all(row.system in printed for row in ROWS) and "epsilon 5 at delta" in printed
+
+
+# DP-VAE, and its noise on another model, as whole runs: three engines, an interrupted run, reports,
+# cohorts.
+
+COMMON = (
+    "model={name='vae', hidden=6, latent=3}",
+    "split={name='ratio'}",
+    "evaluation.fine-tune={epochs=0}",
+    "sampler.cohort=12",
+)
+MODES = {
+    "sound": "step={name='dpvae', participations=2, clip='user', quantile={}, priors={}}",
+    "paper": "step={name='dpvae', mode='paper', examples=3, learning-rate=1e-4}",
+}
+
+
+def test_the_papers_mode_reports_no_guarantee_before_and_after(run_tiny, caplog):
+    result = run_tiny(*COMMON, MODES["paper"])
+    promise = "no finite guarantee: the clip norm comes from private data"
+    assert any(
+        promise in record.message for record in caplog.records if record.levelname == "WARNING"
+    )
+    assert sum(promise in line for line in result.privacy) == 1
+    assert promise in (result.folder / "log.txt").read_text()
+    assert runner.resume(result.folder).privacy == result.privacy
+    table = pd.read_csv(result.folder / "epsilons.csv", index_col="client")
+    assert np.isinf(table.loc[table["uploads"] > 0, "replace-one"]).all() and len(table) == 24
+
+
+def test_a_sound_run_writes_what_each_user_spent(run_tiny):
+    limited = ("sampler={name='limited', cohort=12, participations=2}", "rounds=9")
+    result = run_tiny(*COMMON, "step={name='dpvae', participations=2}", *limited)
+    table = pd.read_csv(result.folder / "epsilons.csv", index_col="client")
+    assert (table["uploads"] == 2).all() and table["nominal"].nunique() == 24
+    np.testing.assert_allclose(table["replace-one"], table["nominal"], rtol=1e-6)
+    assert any(line.startswith("0 of 24 users spent more") for line in result.privacy)
+
+
+def test_a_run_ends_when_every_budget_is_spent(run_tiny):
+    limited = ("sampler={name='limited', cohort=12, participations=2}", "rounds=9")
+    result = run_tiny(*COMMON, "step={name='dpvae', participations=2}", *limited)
+    assert result.rounds["num-clients"].sum() == 2 * 24 and result.rounds["num-clients"].min() > 0
+    assert RunFolder(result.folder).status() == {"state": "finished", "round": len(result.rounds)}
+    assert len(result.rounds) < 9
+
+
+def test_secure_noise_never_repeats_and_a_repeated_round_counts_again(run_tiny):
+    settings = (
+        *COMMON,
+        "step={name='dpvae', noise='secure', participations=3}",
+        "rounds=1",
+        "evaluation.every=0",
+    )
+    one, two = (parameters_in(run_tiny(*settings, output=name).folder) for name in ("one", "two"))
+    assert all((one[name] != two[name]).all() for name in one)
+
+
+def test_a_sampler_that_draws_too_often_gives_a_warning(run_tiny, caplog):
+    limited = "sampler={name='limited', cohort=12, participations=2}"
+    run_tiny(*COMMON, "step={name='dpvae', participations=2}", limited, output="right")
+    assert "devices will refuse" not in caplog.text
+    run_tiny(*COMMON, "step={name='dpvae', participations=1}", limited, output="wrong")
+    assert "devices will refuse" in caplog.text
+
+
+def test_secret_cohorts_are_refused(run_tiny):
+    with pytest.raises(ExperimentError, match="cannot be counted"):
+        run_tiny(
+            *COMMON, MODES["sound"], "privacy={clip-norm=1.0, noise-multiplier=1.0, mode='secure'}"
+        )
+
+
+def test_the_command_line_knows_before_anything_runs(tmp_path, tiny_experiment):
+    import tomli_w
+
+    file = tmp_path / "tiny.toml"
+    file.write_text(tomli_w.dumps(tiny_experiment()))
+    sets = [word for text in (*COMMON, MODES["sound"], "rounds=40") for word in ("--set", text)]
+    found = CliRunner().invoke(
+        app, ["privacy", "users", str(file), *sets, "--output", str(tmp_path / "users.csv")]
+    )
+    assert found.exit_code == 0, found.output
+    table = pd.read_csv(tmp_path / "users.csv")
+    assert "0 of 24 users spent more" in found.output and (table["uploads"] == 2).all()
+    assert f"{table['nominal'].max():.4g}" in found.output
+    assert math.isfinite(table["replace-one"].max())
+
+
+# Federated systems on all engines, and in interrupted runs: the same numbers.
+
+TRIMMED = ("strategy={name='trimmed-mean', cut=0.3}", "rounds=2")
+
+
+@pytest.fixture
+def run_metamf(run_tiny):
+    return lambda *more, **others: run_tiny(*METAMF, *more, **others)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "flower")]
+)
+@pytest.mark.parametrize(
+    "settings",
+    [*SYSTEMS.values(), FOLD_IN, TRANSITIONS, DP_TRANSITIONS, TRIMMED],
+    ids=[*SYSTEMS, "fold-in", "transitions", "dp-transitions", "plug-in that sees each update"],
+)
+def test_an_engine_gives_the_serial_engines_numbers(run_tiny, settings, engine, shared_engine):
+    serial = run_tiny(*settings, output="serial")
+    found = run_tiny(*settings, f"engine.name={engine}", "engine.nodes=2", output=engine)
+    assert_same_run(found, serial, ids=engine != "flower")
+
+
+REMEMBERING = ("mf", "metamf", "gpfedrec", "fedgnn", "dpvae, sound", "dpsgd")
+"""Systems whose server, clients or budgets remember earlier rounds; contracts resume all others."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", REMEMBERING)
+def test_a_broken_run_ends_as_an_unbroken_one(run_tiny, system):
+    """Round 3 is repeated from the checkpoint of round 2; its uploads are the same, and count
+    once."""
+    settings = (*SYSTEMS[system], "rounds=4", "sampler.cohort=12", "checkpoint.every=2")
+    whole = run_tiny(*settings, output="whole")
+    assert_same_run(resumed(run_tiny, *settings, after=3), whole)
+    if (whole.folder / "epsilons.csv").exists():
+        uploads = pd.read_csv(whole.folder / "epsilons.csv")["uploads"]
+        assert uploads.sum() == whole.rounds["num-clients"].sum() > 24
+
+
+@pytest.mark.parametrize("settings", [TRANSITIONS, DP_TRANSITIONS], ids=["plain", "private"])
+def test_transitions_are_sent_once_by_a_broken_run_too(run_tiny, settings):
+    whole = run_tiny(*settings, output="whole")
+    assert_same_run(resumed(run_tiny, *settings, after=1), whole)
+
+
+def test_attackers_see_the_scores_that_users_are_ranked_by(run_metamf):
+    """The lists behind users.csv follow from the server's parameters in a checkpoint."""
+    experiment, folder = (result := run_metamf()).experiment, result.folder
+    population = Population.of(experiment)
+    users = result.users.index.to_numpy()
+    ((_, scores),) = TrainedSystem(experiment, RunFolder(folder), users).scores(users)
+    held_out = population.held_out(users, "test")
+    masks = {
+        name: torch.from_numpy(getattr(held_out, name)) for name in ("seen", "known", "relevant")
+    }
+    found = ranking_metrics(torch.from_numpy(scores), **masks, ks=(5,))
+    np.testing.assert_allclose(found["hits@5"], result.users["hits@5"].to_numpy())
+
+
+# The packages under examples/ install with pip, are listed by their entry points, and their READMEs
+# are correct.
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted(path.parent for path in ROOT.glob("examples/*/pyproject.toml"))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder with the examples as pip installs them; built from copies, as building leaves files
+    behind."""
+    import shutil
+
+    folder = tmp_path_factory.mktemp("examples")
+    copies = [shutil.copytree(path, folder / path.name) for path in EXAMPLES]
+    install(folder / "site", copies)
+    return folder / "site"
+
+
+@pytest.mark.install
+def test_there_are_three():
+    assert [path.name for path in EXAMPLES] == ["csv-dataset", "geometric-median", "pfedrec"]
+
+
+@pytest.mark.install
+@pytest.mark.slow
+def test_their_components_are_found_by_name(site, monkeypatch):
+    monkeypatch.syspath_prepend(str(site))
+    importlib.invalidate_caches()
+    declared = {}
+    for path in EXAMPLES:
+        for group, names in tomllib.loads((path / "pyproject.toml").read_text())["project"][
+            "entry-points"
+        ].items():
+            declared |= {
+                (group.removeprefix("fedrec."), name): target for name, target in names.items()
+            }
+    assert len(declared) == 6
+    kinds = {kind.name: kind for kind in registry.KINDS}
+    for (kind, name), target in declared.items():
+        found = dict(registry.available(kinds[kind]))[name]
+        assert f"{found.__module__}:{found.__qualname__}" == target
+
+
+@pytest.mark.install
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_each_has_an_experiment_that_loads_and_a_readme_that_names_it(path):
+    assert load(path / "experiment.toml").name in ("geometric-median", "listening-log", "pfedrec")
+    readme = (path / "README.md").read_text(encoding="utf-8")
+    assert "experiment.toml" in readme and "pip install" in readme and "pytest" in readme
+
+
+# `fedrec synthesise`: the table can be read again, the figures are printed, and errors are
+# reported.
+
+QUICK = {
+    "embeddings": {"factors": 4, "epochs": 3},
+    "attention": {"epochs": 1, "hidden": 4},
+    "generator": {"steps": 5},
+}
+
+
+@pytest.fixture
+def call(tiny_experiment, tmp_path):
+    """Runs the command on the tiny experiment with a perturbation."""
+
+    def call(perturb, *arguments, output="synthetic.csv"):
+        table = {**tiny_experiment(), **({"perturb": perturb} if perturb else {})}
+        (tmp_path / "tiny.toml").write_text(tomli_w.dumps(table))
+        command = [
+            "synthesise",
+            str(tmp_path / "tiny.toml"),
+            "--output",
+            str(tmp_path / output),
+            *arguments,
+        ]
+        return table, CliRunner().invoke(app, command)
+
+    return call
+
+
+@pytest.mark.parametrize("output", ["synthetic.csv", "synthetic.parquet"])
+def test_the_table_is_what_clients_learn_from(call, tmp_path, output):
+    table, done = call(
+        {"name": "upc-sdg", "replacement-ratio": 0.5, **QUICK}, "--json", output=output
+    )
+    assert done.exit_code == 0, done.output
+    found, learned = json.loads(done.stdout), Population.of(load(table)).perturbed.rows
+    columns = {"user": "user", "item": "item", "rating": "rating", "time": "time"}
+    dataset = {"name": "table", "path": str(tmp_path / output), **columns}
+    del table["perturb"]
+    data = Population.of(load({**table, "dataset": dataset})).interactions
+    ids = [
+        (one.user_ids[one.users].tolist(), one.item_ids[one.items].tolist())
+        for one in (data, learned)
+    ]
+    pairs = [
+        sorted(zip(*names, one.ratings, strict=True))
+        for names, one in zip(ids, (data, learned), strict=True)
+    ]
+    assert pairs[0] == pairs[1] and found["rows"] == len(learned)
+    assert found["kept"] + found["replaced"] == pytest.approx(1) and 0.3 < found["kept"] < 0.7
+    assert 0 <= found["linked"] <= 1 and set(found["recovered"]) == {"top-1", "top-10"}
+    assert set(found["mean similarity by sensitivity"]["0.9"]) == {
+        "rows",
+        "paper",
+        "released",
+        "cosine",
+    }
+    assert any("no differential privacy" in line for line in found["in words"])
+
+
+def test_people_get_it_in_lines(call):
+    _, done = call({"name": "random-replacement", "replacement-ratio": 0.25})
+    output = " ".join(done.output.split())
+    assert done.exit_code == 0 and "found by their profile in the table: " in output
+    assert "top-10" in output and "mean similarity by sensitivity" in output
+
+
+def test_nothing_replaced_is_nothing_to_measure(call):
+    _, done = call({"name": "random-replacement", "replacement-ratio": 0.0})
+    assert done.exit_code == 0 and "nothing to measure" in done.output and "nan" not in done.output
+
+
+def test_a_run_learns_from_synthetic_rows(run_tiny):
+    settings = ["perturb.name=upc-sdg", "perturb.embeddings.epochs=2", "perturb.generator.steps=3"]
+    one, again = (run_tiny(*settings, output=name) for name in ("one", "again"))
+    assert any("no differential privacy" in line for line in one.privacy)
+    assert_close(again.parameters, one.parameters)
+
+
+@pytest.mark.parametrize(
+    ("perturb", "output", "words"),
+    [
+        (None, "a.csv", "perturbs nothing"),
+        ({"name": "random-replacement"}, "a.txt", "unknown format"),
+        ({"name": "random-replacement"}, ".", "cannot write"),
+        ({"name": "random-replacment"}, "a.csv", "unknown perturbation"),
+        ({"replacement-ratio": 0.5}, "a.csv", "missing key 'perturb.name'"),
+        (
+            {"name": "random-replacement", "replacement-ratio": 2},
+            "a.csv",
+            "perturb.replacement-ratio",
+        ),
+        ({"name": "upc-sdg", "sensitivity": -1}, "a.csv", "perturb.sensitivity"),
+        ({"name": "random-replacement", "users": "nowhere.csv"}, "a.csv", "there is no table"),
+        ({"name": "noisy-cooccurrence", "epsilon": 1.0}, "a.csv", "have no ratings"),
+    ],
+)
+def test_faults_are_reported(call, perturb, output, words):
+    _, done = call(perturb, output=output)
+    assert done.exit_code != 0 and isinstance(done.exception, Exception)
+    assert words in str(done.exception), done.exception
+
+
+def test_faults_are_errors_that_can_be_mended(call):
+    _, done = call({"name": "random-replacement"}, output="a.txt")
+    assert isinstance(done.exception, ExperimentError) and done.exception.fix
+
+
+@pytest.fixture
+def authors_files(tmp_path):
+    """Files as UPC-SDG's authors have them for Clothing, and an experiment on them. The last user
+    is in the training file if asked for."""
+
+    def write(last_user_trains):
+        for name, shift, users in (("train", 0, 11 + last_user_trains), ("test", 40, 12)):
+            pairs = [(3 * user + shift + n, user) for user in range(users) for n in range(6)]
+            lines = [f"{item},{user},A{user},B{item}" for item, user in pairs]
+            text = "\n".join(["itemID,userID,reviewerID,asin", *lines])
+            (tmp_path / f"{name}.csv").write_text(text + "\n")
+        table = {
+            "name": "clothing",
+            "rounds": 1,
+            "dataset": {"name": "amazon-upc", "path": str(tmp_path), "verify": False},
+            "split": {"name": "published"},
+            "sampler": {"name": "fixed-size", "cohort": 4},
+            "perturb": {"name": "upc-sdg", "replacement-ratio": 0.5, **QUICK},
+        }
+        (tmp_path / "clothing.toml").write_text(tomli_w.dumps(table))
+        output = str(tmp_path / "out.csv")
+        command = ["synthesise", str(tmp_path / "clothing.toml"), "--json", "--output", output]
+        return CliRunner().invoke(app, command)
+
+    return write
+
+
+def test_a_table_comes_from_the_authors_files(authors_files):
+    done = authors_files(True)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["rows"] == 12 * 6 and found["replaced rows"] == 12 * 3
+
+
+def test_who_is_tested_has_a_profile_to_make_synthetic_rows_from(authors_files):
+    done = authors_files(False)
+    assert isinstance(done.exception, DataError) and "none of 1 (11)" in str(done.exception)

@@ -14,17 +14,17 @@ import torch
 from flwr.app import ConfigRecord, Error, Message
 from scipy.stats import kstest
 
-from clients.local.one_by_one import Update, as_block
-from clients.training.update_sum import UpdateSum
+from clients.steps.descent import Update, as_block
+from clients.sums import UpdateSum
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.noise_source import Reproducible
 from fedrec.privacy.plan import Plan
 from fedrec.protocol.messages import pack_sum, unpack_train
 from fedrec.protocol.orders import TrainOrder
-from fedrec.protocol.zero_copy import from_record, to_record
+from fedrec.protocol.serialization import from_record, to_record
+from fedrec.rng import Reproducible
 from strategies.base import CohortStrategy
 from strategies.dp import DpFedAvg
-from strategies.reptile import Reptile, ReptileConfig
+from strategies.optimisers import Reptile, ReptileConfig
 
 ITEMS = 3706
 WIDTH = 16

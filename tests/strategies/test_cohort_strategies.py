@@ -1,18 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""REPTILE and FedAvg on arrays small enough to compute by hand, through Flower's Strategy
-interface."""
+"""Strategies over cohorts, Flower's own, and mutants that an audit of noise must find."""
 
+import dataclasses
+from dataclasses import replace
+
+import dp_checks
 import numpy as np
 import pytest
+import torch
+from dp_checks import Parts
 from flwr.app import ConfigRecord, Error, Message
+from flwr.serverapp.strategy import FedAdam
 
-from fedrec.protocol.messages import pack_sum, unpack_train
-from fedrec.protocol.orders import TrainSum
-from fedrec.protocol.zero_copy import from_record, to_record
-from strategies.fedavg import FedAvg, FedAvgConfig
-from strategies.reptile import Reptile, ReptileConfig
+from clients.node import Node
+from clients.round import train_clients, train_each
+from clients.sums import UpdateSum
+from fedrec.components.registry import MODEL
+from fedrec.data.population import Population
+from fedrec.errors import ClientError, ExperimentError
+from fedrec.models.privrec import PrivRec
+from fedrec.privacy.clipping import Clip
+from fedrec.privacy.protection import Protection
+from fedrec.protocol.messages import (
+    pack_each,
+    pack_sum,
+    unpack_each,
+    unpack_parameters,
+    unpack_train,
+)
+from fedrec.protocol.orders import TrainEach, TrainOrder, TrainSum
+from fedrec.protocol.serialization import from_record, to_record
+from fedrec.protocol.updates import dense_change
+from fedrec.rng import Reproducible, torch_stream
+from fedrec.runs.folder import RunFolder
+from server.checkpoint import lasting_state, restore_strategy, strategy_state
+from server.run import execute
+from simulations import runner
+from simulations.engines.serial import open_grid
+from strategies.base import Aggregate
+from strategies.dp import DpFedAvg
+from strategies.optimisers import FedAdam as FedAdamFedAdam
+from strategies.optimisers import FedAdamConfig, FedAvg, FedAvgConfig, Reptile, ReptileConfig
+from tests.runs import assert_same_run, parameters_in, resumed
 
-pytestmark = pytest.mark.usefixtures("identity")
+# REPTILE and FedAvg on arrays small enough to compute by hand, through Flower's Strategy interface.
+
 THETA = {"w": np.array([1, 2], np.float32), "b": np.array(10, np.float32)}
 STEP = {"name": "sgd", "epochs": 2}
 
@@ -49,6 +81,7 @@ def answer(message, w, b, clients, weight, loss=(0.0, 0)):
     return Message(pack_sum(TrainSum(total, clients, weight, 4 * clients, *loss)), reply_to=message)
 
 
+@pytest.mark.usefixtures("identity")
 def test_every_node_gets_one_message_with_its_clients_and_the_step():
     strategy = reptile()
     messages = configured(strategy, 3)
@@ -60,6 +93,7 @@ def test_every_node_gets_one_message_with_its_clients_and_the_step():
     assert messages[0].content["arrays"] is messages[1].content["arrays"]
 
 
+@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize(("make", "weighting"), [(reptile, "uniform"), (fedavg, "examples")])
 def test_clients_get_the_weighting(make, weighting):
     assert {unpack_train(message.content)[1].weighting for message in configured(make())} == {
@@ -67,6 +101,7 @@ def test_clients_get_the_weighting(make, weighting):
     }
 
 
+@pytest.mark.usefixtures("identity")
 def test_reptile_is_equation_6():
     """theta + 0.5 * (1 / 3) * (sum over three clients): w = [1, 2] + [9, -3] / 6, b = 10 + 1.5 /
     6."""
@@ -83,6 +118,7 @@ def test_reptile_is_equation_6():
     assert dict(metrics) == counts | {"loss": 0.5}
 
 
+@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize(("round_number", "moved"), [(1, 8), (2, 6), (4, 2), (5, 0), (9, 0)])
 def test_the_server_rate_falls_linearly_to_zero(round_number, moved):
     """Over T = 4 rounds the rate is 1, 3/4, 1/2, 1/4, and nothing after; one client moves w by
@@ -93,6 +129,7 @@ def test_the_server_rate_falls_linearly_to_zero(round_number, moved):
     assert from_record(arrays)["w"].tolist() == [1 + moved, 2 + moved]
 
 
+@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize(("round_number", "moved"), [(1, 8), (4, 8), (5, 6), (7, 2), (8, 0)])
 def test_the_rate_may_begin_to_fall_later(round_number, moved):
     """After three rounds at the whole rate, over T = 4 rounds."""
@@ -102,6 +139,7 @@ def test_the_rate_may_begin_to_fall_later(round_number, moved):
     assert from_record(arrays)["w"].tolist() == [1 + moved, 2 + moved]
 
 
+@pytest.mark.usefixtures("identity")
 def test_fedavg_divides_by_the_examples():
     """Weights 8 and 2: w = [1, 2] + ([6, -6] + [4, 0]) / 10, b = 10 + (5 + 5) / 10."""
     strategy = fedavg()
@@ -114,6 +152,7 @@ def test_fedavg_divides_by_the_examples():
     assert found["b"] == 11
 
 
+@pytest.mark.usefixtures("identity")
 def test_fedavg_without_any_example_changes_nothing():
     strategy = fedavg()
     one, two = configured(strategy)
@@ -123,6 +162,7 @@ def test_fedavg_without_any_example_changes_nothing():
     assert all(np.array_equal(from_record(arrays)[name], value) for name, value in THETA.items())
 
 
+@pytest.mark.usefixtures("identity")
 def test_only_those_who_answered_count():
     """The failed node is skipped: M is 1, not 3."""
     strategy = reptile(1.0)
@@ -132,6 +172,7 @@ def test_only_those_who_answered_count():
     assert from_record(arrays)["w"].tolist() == [4, 5] and metrics["num-clients"] == 1
 
 
+@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("cohort", [(), (0, 1, 2)])
 def test_without_any_answer_the_parameters_stay(cohort):
     strategy = reptile(cohort=cohort)
@@ -144,6 +185,7 @@ def test_without_any_answer_the_parameters_stay(cohort):
     assert arrays is None and dict(metrics) == {"num-clients": 0, "num-examples": 0} | down
 
 
+@pytest.mark.usefixtures("identity")
 def test_a_round_without_anything_to_learn_from_has_no_loss():
     strategy = reptile()
     one, _ = configured(strategy)
@@ -151,6 +193,7 @@ def test_a_round_without_anything_to_learn_from_has_no_loss():
     assert "loss" not in metrics
 
 
+@pytest.mark.usefixtures("identity")
 def test_sums_are_added_in_float64():
     """In float32, 2^24 + 1 + 1 would stay 2^24."""
     strategy = reptile(1.0)
@@ -166,7 +209,437 @@ def test_sums_are_added_in_float64():
     assert from_record(arrays)["w"].tolist() == [2**23 + 1, 1.5]
 
 
+@pytest.mark.usefixtures("identity")
 def test_evaluation_is_left_to_the_server_loop():
     strategy = reptile()
     assert list(strategy.configure_evaluate(1, to_record(THETA), ConfigRecord(), None)) == []
     assert strategy.aggregate_evaluate(1, []) is None and strategy.state() == {}
+
+
+# Strategies that ask for the update of each client: the updates, engines, refusals.
+
+TRIMMED = "strategy={name='trimmed-mean', cut=0.3}"
+CLIENTS = np.array([1, 4, 7, 9, 11])
+
+
+def start_of(node):
+    return {name: value.numpy() for name, value in node.initial().items()}
+
+
+def wholes(reply, arrays, place):
+    return {n: dense_change(reply.changes(n, table)[place], table) for n, table in arrays.items()}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("engine.path=blocks", "step.weight-decay=0.1"),
+        ("engine.path=reference",),
+        ("step={name='counts'}", "model.item-bias=true"),
+    ],
+)
+def test_each_update_is_the_sum_over_that_client_alone(load_tiny, settings):
+    """Through a message, and joined from two nodes in any order."""
+    node = Node(load_tiny(*settings), 0, 1, None)
+    arrays = start_of(node)
+    parts = [
+        unpack_each(pack_each(train_each(node, arrays, TrainOrder(1, part, each=True))))
+        for part in (CLIENTS[3:], CLIENTS[:3])
+    ]
+    joined = TrainEach.joined(parts)
+    assert joined.clients.tolist() == CLIENTS.tolist()
+    for place, client in enumerate(CLIENTS.tolist()):
+        alone = train_clients(node, arrays, TrainOrder(1, np.array([client])))
+        found = wholes(joined, arrays, place)
+        for name, change in alone.total.items():
+            wanted = dense_change(change, arrays[name])
+            np.testing.assert_allclose(found[name], wanted, rtol=1e-4, atol=1e-6)
+        assert joined.examples[place] == alone.examples
+    assert any(value.any() for value in wholes(joined, arrays, 0).values())
+
+
+def test_private_parameters_are_kept_and_not_in_the_updates(load_tiny, tmp_path):
+    node = Node(load_tiny("step.private-parameters=['user.*']"), 0, 1, tmp_path)
+    arrays = start_of(node)
+    reply = train_each(node, arrays, TrainOrder(1, CLIENTS, each=True))
+    sent = {*reply.updates.values, *reply.updates.rows}
+    assert sent == {name for name in arrays if not name.startswith("user.")}
+    assert set(node.private.load(1, 2)) == set(arrays) - sent
+    assert not any(change.any() for change in reply.changes("user.age", arrays["user.age"]))
+
+
+def test_protection_and_orders_for_nobody_by_name_are_refused(load_tiny):
+    node = Node(load_tiny(), 0, 1, None)
+    arrays = start_of(node)
+    protection = Protection(1.0, 2, tuple(arrays))
+    for order in (
+        TrainOrder(1, CLIENTS, each=True, protection=protection),
+        TrainOrder(1, None, each=True),
+    ):
+        with pytest.raises(ExperimentError, match="update of each client"):
+            train_each(node, arrays, order)
+
+
+def test_it_is_refused_beside_a_user_level_guarantee_and_secure_sums(run_tiny):
+    with pytest.raises(ExperimentError, match="cannot be made private by"):
+        run_tiny(TRIMMED, "privacy={clip-norm=1.0, noise-multiplier=1.0}", output="private")
+    with pytest.raises(ExperimentError, match="needs more than the sum"):
+        run_tiny(TRIMMED, "secure-aggregation=true", "engine.nodes=4", output="secure")
+
+
+def test_answers_that_were_not_asked_for_are_refused(load_tiny):
+    from strategies.per_client import GpfedrecStrategy, GpfedrecStrategyConfig
+
+    node = Node(load_tiny(), 0, 1, None)
+    reply = train_each(node, start_of(node), TrainOrder(1, CLIENTS, each=True))
+    server = GpfedrecStrategy(GpfedrecStrategyConfig(), None, {"name": "gpfedrec"})  # type: ignore[arg-type]
+    server._open = {1, 4}
+    with pytest.raises(ClientError, match="other clients"):
+        server._aggregate_each(1, [reply])
+
+
+# Flower's own strategies run unchanged on fedrec's clients, and can be resumed.
+
+FLOWER = "flwr.serverapp.strategy"
+
+
+def initial(experiment):
+    model = PrivRec(experiment.settings(MODEL), Population.of(experiment).schema())
+    return {
+        name: value.numpy()
+        for name, value in model.initial(torch_stream(experiment.seed, "init")).items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("FedAdam", {"eta": 0.05}),
+        ("FedProx", {"proximal-mu": 0.1}),
+        ("FedMedian", {}),
+        ("Krum", {"num-malicious-nodes": 1}),
+        ("FedAvgM", {"server-momentum": 0.5}),
+    ],
+)
+def test_stock_strategy_trains(run_tiny, name, settings):
+    overrides = [
+        f"strategy.name={FLOWER}:{name}",
+        *(f"strategy.{key}={value}" for key, value in settings.items()),
+    ]
+    result = run_tiny("engine.nodes=4", *overrides)
+    start, end = initial(result.experiment), parameters_in(result.folder)
+    assert list(result.rounds["round"]) == [1, 2] and np.isfinite(result.rounds["loss"]).all()
+    for array_name, before in start.items():
+        after = end[array_name]
+        assert (
+            after.dtype == before.dtype and after.shape == before.shape and np.isfinite(after).all()
+        )
+    assert not np.array_equal(start["item.id"], end["item.id"])
+    assert np.isfinite(result.users["hits@5"]).all()
+
+
+def test_one_step_of_fedadam_by_hand(load_tiny, tmp_path):
+    """Flower's Adam: mean of the nodes by examples, moments from zero, rate corrected with the
+    round's number + 1."""
+    experiment = runner.settle(
+        load_tiny("rounds=1", f"strategy.name={FLOWER}:FedAdam", "strategy.eta=0.05")
+    )
+    replies = []
+    with open_grid(RunFolder.create(experiment, tmp_path / "run")) as grid:
+        send = grid.send_and_receive
+
+        def watch(messages, *, timeout=None):
+            answers = send(messages, timeout=timeout)
+            replies.extend(answer for answer in answers if answer.metadata.message_type == "train")
+            return answers
+
+        grid.send_and_receive = watch
+        result = execute(RunFolder(tmp_path / "run"), grid)
+    assert len(replies) == 2
+    weights = [
+        next(iter(reply.content.metric_records.values()))["num-examples"] for reply in replies
+    ]
+    arrays = [unpack_parameters(reply.content) for reply in replies]
+    beta1, beta2, tau, eta = 0.9, 0.99, 1e-3, 0.05
+    rate = eta * np.sqrt(1 - beta2**2) / (1 - beta1**2)
+    for name, before in initial(experiment).items():
+        mean = np.average([one[name].astype(np.float64) for one in arrays], axis=0, weights=weights)
+        delta = mean - before
+        step = rate * (1 - beta1) * delta / (np.sqrt(1 - beta2) * np.abs(delta) + tau)
+        np.testing.assert_allclose(result.parameters[name], before + step, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["FedAdam", "FedAvgM"])
+def test_a_strategy_with_memory_is_resumed_as_if_unbroken(run_tiny, name):
+    overrides = ["rounds=4", f"strategy.name={FLOWER}:{name}"]
+    if name == "FedAvgM":
+        overrides += ["strategy.server-momentum=0.9"]
+    whole = run_tiny(*overrides, output="whole")
+    assert_same_run(resumed(run_tiny, *overrides, after=2), whole)
+
+
+def test_a_strategy_that_waits_for_more_nodes_than_there_are_is_refused(run_tiny):
+    with pytest.raises(ExperimentError) as caught:
+        run_tiny("engine.nodes=1", f"strategy.name={FLOWER}:FedAdam")
+    assert "min-available-nodes" in caught.value.fix and caught.value.got == "1"
+
+
+def test_what_a_later_round_may_change_is_copied():
+    live, fixed = np.arange(3), np.ones(2)
+    view = live[1:]
+    view.flags.writeable = fixed.flags.writeable = False
+    strategy = FedAdam()
+    strategy.live, strategy.view, strategy.fixed = live, view, fixed
+    memory = lasting_state(strategy)
+    live += 1
+    assert memory["live/array/"].tolist() == [0, 1, 2] and memory["view/array/"].tolist() == [1, 2]
+    assert memory["fixed/array/"] is fixed
+
+
+def test_the_state_of_a_strategy_is_all_attributes_with_arrays(identity):
+    arrays = {"w": np.arange(3, dtype=np.float32), "a/b": np.array(2.5)}
+    strategy = FedAdam(eta=0.25)
+    strategy.m_t = arrays
+    strategy.history = [arrays["w"], arrays["w"] * 2]
+    strategy.last = arrays["w"] * 3
+    strategy.record, strategy.rounds_seen = to_record(arrays), 7
+    memory = strategy_state(strategy)
+    assert all(isinstance(value, np.ndarray) for value in memory.values())
+    fresh = FedAdam()
+    restore_strategy(fresh, memory)
+    assert (
+        fresh.eta == 0.25 and fresh.rounds_seen == 7 and isinstance(fresh.min_available_nodes, int)
+    )
+    assert all(np.array_equal(fresh.m_t[name], value) for name, value in arrays.items())
+    assert [part.tolist() for part in fresh.history] == [[0, 1, 2], [0, 2, 4]]
+    assert fresh.last.tolist() == [0, 3, 6]
+    assert all(
+        np.array_equal(from_record(fresh.record)[name], value) for name, value in arrays.items()
+    )
+
+
+# FedAdam against torch's Adam on the same gradients, and through a resumed run.
+
+GRADIENTS = np.random.default_rng(0).standard_normal((6, 4, 3))
+
+
+def strategy(**settings):
+    return FedAdamFedAdam(FedAdamConfig(**settings), None, {"name": "sgd"})
+
+
+def applied(made, rounds, theta):
+    for place in rounds:
+        total = {"w": -5.0 * GRADIENTS[place]}
+        theta = made.apply(theta, Aggregate(total, 5, 5.0, place + 1))
+    return theta
+
+
+def test_with_one_local_step_it_is_adam_on_the_cohort():
+    weight = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([weight], lr=0.1, betas=(0.8, 0.95), eps=1e-3)
+    for gradient in GRADIENTS:
+        weight.grad = torch.from_numpy(gradient)
+        adam.step()
+    made = strategy(server_lr=0.1, beta1=0.8, beta2=0.95, tau=1e-3)
+    theta = applied(made, range(6), {"w": np.zeros((4, 3))})
+    np.testing.assert_allclose(theta["w"], weight.detach().numpy(), rtol=1e-10)
+
+
+def test_a_falling_rate_is_that_of_torchs_schedule():
+    weight = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([weight], lr=0.1, eps=1e-8)
+    falling = torch.optim.lr_scheduler.LinearLR(adam, 1.0, 0.0, total_iters=4)
+    for gradient in GRADIENTS:
+        weight.grad = torch.from_numpy(gradient)
+        adam.step()
+        falling.step()
+    theta = applied(strategy(server_lr=0.1, anneal_rounds=4), range(6), {"w": np.zeros((4, 3))})
+    np.testing.assert_allclose(theta["w"], weight.detach().numpy(), rtol=1e-10)
+
+
+def test_without_correction_the_first_step_is_that_of_algorithm_2():
+    made = strategy(server_lr=0.1, beta1=0.9, beta2=0.99, tau=0.01, bias_correction=False)
+    theta = applied(made, [0], {"w": np.zeros((4, 3))})
+    update = -GRADIENTS[0]
+    expected = 0.1 * 0.1 * update / (np.sqrt(0.99 * 0.01**2 + 0.01 * update**2) + 0.01)
+    np.testing.assert_allclose(theta["w"], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_a_restored_strategy_continues_as_if_uninterrupted(corrected):
+    unbroken = applied(strategy(bias_correction=corrected), range(6), {"w": np.zeros((4, 3))})
+    first, second = strategy(bias_correction=corrected), strategy(bias_correction=corrected)
+    half = applied(first, range(3), {"w": np.zeros((4, 3))})
+    second.restore(first.state())
+    np.testing.assert_array_equal(applied(second, range(3, 6), half)["w"], unbroken["w"])
+
+
+# Ten broken aggregators, each with the check that must catch it.
+
+
+class Scaled(DpFedAvg):
+    """Adds noise with a factor."""
+
+    factor = 1.0
+
+    def release(self, round_number, theta, sums):
+        plan = self.plan
+        wrong = plan.per_clip_norm * self.factor
+        self.plan = dataclasses.replace(plan, per_clip_norm=wrong)
+        try:
+            return super().release(round_number, theta, sums)
+        finally:
+            self.plan = plan
+
+
+class NoNoise(Scaled):
+    factor = 0.0
+
+
+class HalfNoise(Scaled):
+    factor = 0.5
+
+
+class NoiseByRootOfClients(Scaled):
+    factor = dp_checks.CLIENTS**-0.5
+
+
+class SameSeed(DpFedAvg):
+    """Draws the noise of round 1 in every round."""
+
+    def release(self, round_number, theta, sums):
+        return super().release(1, theta, sums)
+
+
+class SameStream(DpFedAvg):
+    """Draws all parameters' noise from one stream."""
+
+    def __init__(self, plan, phase, source, charge):
+        class Nameless(Reproducible):
+            def gaussian(self, size, name, *address):
+                return super().gaussian(size, "", *address)
+
+        super().__init__(plan, phase, Nameless(source.seed), charge)
+
+
+class TouchedRowsOnly(DpFedAvg):
+    """Adds no noise to untouched rows."""
+
+    def release(self, round_number, theta, sums):
+        noisy = super().release(round_number, theta, sums)
+        for name, value in noisy.items():
+            dense = [dense_change(reply.total[name], theta[name]) for reply, _ in sums]
+            value[~np.any(dense, axis=0)] = 0
+        return noisy
+
+
+class Believing(DpFedAvg):
+    """Does not bound nodes' sums."""
+
+    def _bounded(self, total, names, theta, asked):
+        return total
+
+
+class Unclipped(UpdateSum):
+    def _shares(self, examples, norms):
+        return [float(np.isfinite(norm)) for norm in norms]
+
+
+class Weighted(UpdateSum):
+    """Clips, and then weights by examples."""
+
+    def _shares(self, examples, norms):
+        return [
+            share * count
+            for share, count in zip(super()._shares(examples, norms), examples, strict=True)
+        ]
+
+
+class ClippedByTensor(UpdateSum):
+    """Clips every parameter separately."""
+
+    def _shares(self, examples, norms):
+        return [1.0] * len(examples)
+
+    def add_block(self, clients, trained):
+        clip = Clip(self.protection.clip_norm)
+        changes = {
+            name: torch.from_numpy(clip({name: change.numpy()})[name])
+            for name, change in trained.changes.items()
+        }
+        super().add_block(clients, replace(trained, changes=changes))
+
+
+class Survivors(Reptile):
+    """Divides by the clients that answered."""
+
+    def aggregate_train(self, server_round, replies):
+        replies = list(replies)
+        self.answered = sum(not reply.has_error() for reply in replies)
+        return super().aggregate_train(server_round, replies)
+
+    def apply(self, theta, aggregate):
+        nodes = len(self.cohorts.by_node(self.cohorts.sample(1)))
+        return super().apply(
+            theta, dataclasses.replace(aggregate, clients=aggregate.clients * self.answered / nodes)
+        )
+
+
+class Resampling(Reptile):
+    """Draws replacements for failed clients."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        self.messages = list(super().configure_train(server_round, arrays, config, grid))
+        return self.messages
+
+    def aggregate_train(self, server_round, replies):
+        replies = list(replies)
+        failed = [reply.metadata.src_node_id - 100 for reply in replies if reply.has_error()]
+        self.cohorts.clients = np.setdiff1d(self.cohorts.clients, failed)
+        return super().aggregate_train(server_round, replies)
+
+
+MUTANTS = {
+    "no noise": (Parts(privacy=NoNoise), dp_checks.noise_has_the_accounted_scale),
+    "half the noise": (Parts(privacy=HalfNoise), dp_checks.noise_has_the_accounted_scale),
+    "noise / sqrt(M)": (
+        Parts(privacy=NoiseByRootOfClients),
+        dp_checks.noise_has_the_accounted_scale,
+    ),
+    "same seed every round": (Parts(privacy=SameSeed), dp_checks.noise_is_drawn_anew),
+    "same seed for every parameter": (Parts(privacy=SameStream), dp_checks.noise_is_drawn_anew),
+    "noise on touched rows only": (Parts(privacy=TouchedRowsOnly), dp_checks.every_row_has_noise),
+    "no clip": (
+        Parts(total=Unclipped, privacy=Believing),
+        dp_checks.sum_moves_by_two_clip_norms_at_most,
+    ),
+    "weighted mean": (Parts(total=Weighted, privacy=Believing), dp_checks.clients_count_the_same),
+    "clip per tensor": (
+        Parts(total=ClippedByTensor, privacy=Believing),
+        dp_checks.norm_is_that_of_all_parameters,
+    ),
+    "survivors as denominator": (Parts(strategy=Survivors), dp_checks.denominator_is_fixed),
+    "resampling after failure": (
+        Parts(strategy=Resampling),
+        dp_checks.nobody_is_drawn_for_a_failed_client,
+    ),
+}
+
+
+@pytest.mark.usefixtures("identity")
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_broken_aggregator_is_caught(mutant):
+    parts, check = MUTANTS[mutant]
+    check(Parts())
+    with pytest.raises(AssertionError):
+        check(parts)
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_scale_that_is_one_percent_off_is_caught():
+    for factor in (0.99, 1.01):
+        mutant = type("Off", (Scaled,), {"factor": factor})
+        with pytest.raises(AssertionError):
+            dp_checks.noise_has_the_accounted_scale(Parts(privacy=mutant))

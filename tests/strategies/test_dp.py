@@ -30,13 +30,13 @@ from scipy.stats import chi, gamma, kstest
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.noise_source import Reproducible
 from fedrec.privacy.plan import Plan
 from fedrec.protocol.messages import pack_sum, unpack_sum
 from fedrec.protocol.orders import TrainSum
-from fedrec.protocol.sparse_update import SparseUpdate
-from simulations.engines.flwr_private import identify_server
-from strategies.fedavg import FedAvg, FedAvgConfig
+from fedrec.protocol.updates import SparseUpdate
+from fedrec.rng import Reproducible
+from simulations.engines.grid import identify_server
+from strategies.optimisers import FedAvg, FedAvgConfig
 
 pytestmark = pytest.mark.usefixtures("identity")
 NOBODY = dict.fromkeys(range(CLIENTS))

@@ -12,7 +12,7 @@ import pytest
 from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.data.split import Partition, Split
+from fedrec.data.splits.rules import Partition, Split
 from fedrec.privacy.accounting import events
 from simulations import runner
 from tests.captured_noise import Captured, captured, sensitivities

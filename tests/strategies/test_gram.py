@@ -1,23 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The federated linear item-to-item model against the centralised EASE and PureSVD."""
+"""Products of items summed over clients, and first rounds that start from such sums."""
 
 import copy
+import json
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_array
+from scipy.stats import norm
 
 import fedrec
-from clients.steps.gram import GramStep, GramStepConfig
+from clients.steps.statistics import GramStep, GramStepConfig
 from fedrec.baselines.base import Histories
-from fedrec.baselines.factorisation.ease import Ease, EaseConfig
-from fedrec.data.cache import POPULATIONS
+from fedrec.baselines.linear import CentralIalsConfig, Ease, EaseConfig, solved
+from fedrec.data.features import FeatureTable
+from fedrec.data.interactions import Schema
+from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
-from fedrec.factors.chosen_items import chosen_items, item_scale
-from fedrec.factors.gram import item_weights
+from fedrec.models.mf import Ials
+from fedrec.models.mf import IalsConfig as ModelConfig
+from fedrec.sums.products import chosen_items, item_scale, item_weights
+from server.privacy.phase_plans import PhasePlans
+from simulations import runner
 from simulations.poisoning.base import UpdatePoisoning
+from tests.runs import assert_close, assert_same_run, parameters_in, resumed
 
 
 @pytest.fixture
@@ -224,3 +234,327 @@ class Negative(UpdatePoisoning):
         if getattr(block.step, "outer", False):
             change[:, :2, :2] = -LARGE
         return {"item.weights": change}
+
+
+# Item factors from the sum of the clients' products, and alternating least squares from there.
+
+SYSTEM = (
+    "model={name='ials', factors=5, moments=true, products=true}",
+    "step={name='als', weight=4.0, regularisation=2.0}",
+    "strategy={name='gram-start', main={name='fed-als', weight=4.0, regularisation=2.0}}",
+    "sampler={name='full'}",
+    "evaluation.fine-tune={epochs=1}",
+)
+PRIVATE = (
+    "privacy={epsilon=4.0, delta=1e-5, clip-norm=1.0,"
+    " parameters=['user.gram', 'item.right', 'item.moments'],"
+    " phases={products={clip-norm=6.0, parameters=['item.products'], noise-factor=0.5}}}"
+)
+
+
+def likes(result):
+    population = Population.of(result.experiment)
+    return population.histories(population.training_clients).astype(np.float64)
+
+
+def test_factors_are_the_best_approximation_of_the_clients_histories(run_tiny):
+    """Y Y^T = V s V^T of the five largest singular values of the interactions."""
+    result = run_tiny(*SYSTEM, "rounds=1")
+    _, values, right = np.linalg.svd(likes(result), full_matrices=False)
+    found = result.parameters["item.factors"].astype(np.float64)
+    np.testing.assert_allclose(found @ found.T, (right[:5].T * values[:5]) @ right[:5], atol=1e-5)
+    np.testing.assert_allclose(result.parameters["item.gram"], found.T @ found, atol=1e-5)
+    assert not result.parameters["item.products"].any()
+
+
+@pytest.mark.parametrize("path", ["auto", "reference"])
+def test_the_next_round_is_a_sweep_from_there(run_tiny, path):
+    start = run_tiny(*SYSTEM, "rounds=1", output="start")
+    result = run_tiny(*SYSTEM, "rounds=2", f"engine.path={path}", output="run")
+    rows = csr_array(likes(result))
+    config = CentralIalsConfig(factors=5, weight=4.0, regularisation=2.0)
+    items = torch.from_numpy(start.parameters["item.factors"].astype(np.float64))
+    users = solved(rows, items, config)
+    expected = solved(rows.T.tocsr(), users, config)
+    np.testing.assert_allclose(result.parameters["item.factors"], expected.numpy(), atol=1e-5)
+
+
+def test_under_noise_factors_below_the_edge_start_from_random_numbers(run_tiny):
+    """With 18 users nothing is above it; both releases are charged to one ledger."""
+    drawn = run_tiny(*SYSTEM, PRIVATE, "rounds=1", output="one").parameters["item.factors"]
+    start = Ials(ModelConfig(factors=5), Schema(30, FeatureTable(30), (), "ranking")).initial(
+        torch.Generator()
+    )
+    assert drawn.std() == pytest.approx(float(start["item.factors"].std()), rel=0.3)
+    result = run_tiny(*SYSTEM, PRIVATE, "rounds=2", output="two")
+    lines = (result.folder / "privacy.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"]["phase"] for line in lines] == ["products", "main"]
+    assert 3.9 < result.rounds["epsilon"].iloc[-1] <= 4.0
+
+
+def test_a_model_without_products_is_refused(run_tiny):
+    with pytest.raises(ExperimentError, match="no products of items"):
+        run_tiny(*SYSTEM, "model.products=false")
+
+
+def test_a_large_catalogue_is_refused():
+    schema = Schema(20_001, FeatureTable(20_001), (), "ranking")
+    with pytest.raises(ExperimentError, match="too large for products"):
+        Ials(ModelConfig(products=True), schema)
+
+
+# Item means as a first round, and the federated neighbourhood model under one budget, on every
+# engine.
+
+START = (
+    "strategy={name='means-start', damping=2.0, main={name='reptile', server-lr=1.0}}",
+    "sampler={name='full'}",
+    "evaluation.fine-tune.epochs=0",
+)
+MEANS_START_PRIVATE = (
+    "privacy={epsilon=3.0, delta=1e-5, clip-norm=0.1, backend='pld', parameters=['similarity*']}",
+    "privacy.phases={means={parameters=['item.*'], clip-norm=2.0, noise-factor=0.5}}",
+)
+
+
+@pytest.fixture
+def table_of_means_start(tiny_experiment):
+    made = {
+        **tiny_experiment(),
+        "task": "rating",
+        "model": {"name": "pnbm", "items": 12, "rank": 2},
+    }
+    made["step"] = {"name": "pnbm"}
+    del made["positive-above"]
+    return made
+
+
+@pytest.fixture
+def run(table_of_means_start, tmp_path):
+    def go(*overrides, output="run", callbacks=()):
+        return runner.run(
+            table_of_means_start,
+            [*START, *overrides],
+            output=tmp_path / output,
+            callbacks=callbacks,
+        )
+
+    return go
+
+
+def test_means_are_damped_means_of_the_training_ratings(run, table_of_means_start):
+    found = parameters_in(run("rounds=1").folder)
+    population = Population.of(load(table_of_means_start, START))
+    _, items, ratings = population.rated(population.training_clients)
+    counts, sums = np.bincount(items, minlength=30), np.bincount(items, ratings, 30)
+    np.testing.assert_allclose(
+        found["item.mean"][:, 0], (sums + 2 * ratings.mean()) / (counts + 2), atol=1e-4
+    )
+    assert np.array_equal(found["item.count"][:, 0], counts)
+
+
+def test_means_and_similarities_are_charged_to_one_ledger(run):
+    result = run(*MEANS_START_PRIVATE, "rounds=3")
+    lines = [
+        json.loads(line)["event"]
+        for line in (result.folder / "privacy.jsonl").read_text().splitlines()
+    ]
+    assert [line["phase"] for line in lines] == ["means", "main", "main"]
+    multipliers = [line["noise_multiplier"] for line in lines]
+    assert multipliers[0] == pytest.approx(0.5 * multipliers[1])
+    assert multipliers[1] == multipliers[2]
+    assert result.rounds["epsilon"].iloc[-1] == pytest.approx(3.0, rel=1e-3)
+    one = parameters_in(run(*MEANS_START_PRIVATE, "rounds=1", output="one").folder)
+    # counts are noisy, on every row
+    assert (one["item.count"] != np.round(one["item.count"])).all()
+
+
+def test_the_first_round_is_charged_for_what_has_no_opposite(table_of_means_start):
+    """Sums of ratings in [-1, 1] with counts move by sqrt(2) S, similarities by 2 S."""
+    experiment = load(table_of_means_start, [*START, *MEANS_START_PRIVATE, "rounds=3"])
+    found = PhasePlans.before_a_run(experiment, np.arange(18)).plans
+    assert found["means"].sensitivity == pytest.approx(2.0 * np.sqrt(2))
+    assert found["main"].sensitivity == pytest.approx(2 * 0.1)
+
+
+@pytest.mark.parametrize(
+    "setting", ["strategy.step={name='rating-sums', scale=[0.0, 5.0]}", "model.scale=[0.5, 5.0]"]
+)
+def test_two_scales_are_refused(run, setting):
+    with pytest.raises(ExperimentError, match="rating scales differ"):
+        run("rounds=1", setting)
+
+
+def test_learning_lowers_the_loss(run):
+    """Mean squared error of the clients' own ratings, each from the others, before each round's
+    steps."""
+    losses = run("rounds=8", "step.learning-rate=0.5").rounds["loss"].to_numpy()
+    assert np.isnan(losses[0]) and (np.diff(losses[1:]) < 0).all(), losses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "flower")]
+)
+def test_every_engine_gives_the_same(run, engine, shared_engine):
+    settings = (*MEANS_START_PRIVATE, "rounds=3", "engine.nodes=2")
+    expected = parameters_in(run(*settings, output="serial").folder)
+    found = parameters_in(run(*settings, f"engine.name={engine}", output=engine).folder)
+    assert set(found) == {"item.mean", "item.count", "similarity.left", "similarity.right"}
+    assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_without_means_is_refused(tiny_experiment, tmp_path):
+    with pytest.raises(ExperimentError, match="item means"):
+        runner.run(tiny_experiment(), START, output=tmp_path / "run")
+
+
+# The popularity start: the biases after the first round, and the charges of each phase.
+
+POPULARITY_START_START = (
+    "strategy={name='popularity-start'}",
+    "model.item-bias=true",
+    "evaluation.fine-tune.epochs=0",
+)
+NESTED = (
+    "strategy={name='popularity-start', main={name='two-stage', stage-one={rounds=2,"
+    " step={name='sgd', epochs=1}}}}"
+)
+POPULARITY_START_PRIVATE = (
+    "privacy={epsilon=3.0, delta=1e-5, clip-norm=0.1, backend='pld', parameters=['item.id']}"
+)
+PHASES = "privacy.phases={popularity={parameters=['item.bias'], clip-norm=2.0, noise-factor=3.0}}"
+CHEAP = ("model.item-bias=true", "evaluation.fine-tune.epochs=0", "evaluation.every=0")
+
+
+def multipliers(folder):
+    """Noise multiplier and phase of each charge in the ledger."""
+    lines = [
+        json.loads(line)["event"] for line in (folder / "privacy.jsonl").read_text().splitlines()
+    ]
+    return [(event["phase"], event["noise_multiplier"]) for event in lines]
+
+
+def gaussian_delta(mu, epsilon):
+    return norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+
+
+def test_biases_become_the_log_of_the_share_that_likes_an_item(run_tiny, tiny_experiment):
+    result = run_tiny(
+        *POPULARITY_START_START, "rounds=1", "sampler={name='full'}", "strategy.floor=0.1"
+    )
+    population = Population.of(load(tiny_experiment()))
+    _, items = population.liked(population.partition.training_clients)
+    shares = np.bincount(items, minlength=30) / 18
+    bias = parameters_in(result.folder)["item.bias"][:, 0]
+    assert bias == pytest.approx(np.log(np.maximum(shares, 0.1)), abs=1e-5)
+    assert (shares < 0.1).any() and (shares > 0.1).any()
+
+
+def test_under_noise_the_floor_is_some_standard_deviations(run_tiny):
+    """One release at z = 1: the noise of a share is sqrt(2) S / N, N = 18; 2 % of pure noise is
+    above 2 of it."""
+    result = run_tiny(
+        *POPULARITY_START_START,
+        "rounds=1",
+        "sampler={name='full'}",
+        "privacy={clip-norm=0.001, noise-multiplier=1.0}",
+        "privacy.parameters=['item.bias']",
+        "strategy.floor=1e-9",
+        "strategy.noise-floor=2.0",
+    )
+    bias = parameters_in(result.folder)["item.bias"][:, 0]
+    assert bias.min() == pytest.approx(math.log(2 * math.sqrt(2) * 0.001 / 18), abs=1e-4)
+    assert 0.5 < (bias == bias.min()).mean() < 1
+
+
+def test_counts_cost_sqrt_2_and_updates_2_clip_norms(tiny_experiment):
+    """The counts' standard deviation is smaller by sqrt(2) at the same noise multiplier; Laplace
+    noise is not."""
+    given = "privacy={clip-norm=1.0, noise-multiplier=1.0, mechanism='%s'}"
+    for mechanism, wanted in (("gaussian", math.sqrt(2)), ("laplace", 2.0)):
+        experiment = load(
+            tiny_experiment(), [*POPULARITY_START_START, given % mechanism, "sampler={name='full'}"]
+        )
+        plans = PhasePlans.before_a_run(experiment, np.arange(18)).plans
+        assert plans["popularity"].noise_scale == pytest.approx(wanted)
+        assert plans["main"].noise_scale == pytest.approx(2.0)
+
+
+def test_rounds_keep_their_numbers_so_that_no_noise_is_drawn_twice(run_tiny):
+    result = run_tiny(
+        NESTED, *CHEAP, POPULARITY_START_PRIVATE, PHASES, "rounds=3", "sampler={name='full'}"
+    )
+    assert [phase for phase, _ in multipliers(result.folder)] == ["popularity", "stage-one", "main"]
+    lines = (result.folder / "privacy.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
+
+
+def test_phases_have_noise_of_their_own_and_keep_the_target_together(run_tiny):
+    """Gaussian releases compose to one with mu^2 = sum of 1 / z^2 exactly, so the target epsilon
+    can be checked."""
+    result = run_tiny(
+        *POPULARITY_START_START,
+        POPULARITY_START_PRIVATE,
+        PHASES,
+        "rounds=3",
+        "sampler={name='full'}",
+    )
+    found = multipliers(result.folder)
+    assert [phase for phase, _ in found] == ["popularity", "main", "main"]
+    (_, counts), (_, first), (_, second) = found
+    assert first == second and counts == pytest.approx(3 * first)
+    mu = math.sqrt(sum(z**-2 for _, z in found))
+    assert gaussian_delta(mu, 3.0) == pytest.approx(1e-5, rel=0.02)
+    assert gaussian_delta(mu, 3.0) <= 1e-5 * 1.0001
+    assert result.rounds["epsilon"].iloc[-1] == pytest.approx(3.0, rel=1e-3)
+
+
+def test_each_phase_releases_its_own_parameters(run_tiny):
+    """Clip norms of 2 and .1 determine the noise: the embeddings do not change in the first
+    round."""
+    settings = (*POPULARITY_START_START, POPULARITY_START_PRIVATE, PHASES, "sampler={name='full'}")
+    one = parameters_in(run_tiny(*settings, "rounds=1", output="one").folder)
+    two = parameters_in(run_tiny(*settings, "rounds=2", output="two").folder)
+    plain = parameters_in(
+        run_tiny(
+            *POPULARITY_START_START, "rounds=1", "sampler={name='full'}", output="plain"
+        ).folder
+    )
+    assert np.array_equal(one["item.id"], plain["item.id"])
+    assert not np.array_equal(one["item.bias"], plain["item.bias"])
+    moved = [name for name in two if not np.array_equal(two[name], one[name])]
+    # the noise of round 1 depends on the number of rounds
+    assert sorted(moved) == ["item.bias", "item.id"]
+    assert np.array_equal(two["layer0.weight"], plain["layer0.weight"])
+
+
+def test_a_phase_that_does_not_exist_is_refused(run_tiny):
+    with pytest.raises(ExperimentError, match="no phase 'popular'"):
+        run_tiny(
+            *POPULARITY_START_START,
+            POPULARITY_START_PRIVATE,
+            "privacy.phases={popular={clip-norm=2.0}}",
+        )
+
+
+def test_a_flower_strategy_cannot_follow(run_tiny):
+    with pytest.raises(ExperimentError, match="cannot follow"):
+        run_tiny(
+            "strategy={name='popularity-start', main={name='flwr.serverapp.strategy:FedAvg'}}",
+            *CHEAP,
+        )
+
+
+def test_only_one_strategy_has_a_first_round(run_tiny):
+    with pytest.raises(ExperimentError, match="would never run its first round"):
+        run_tiny("strategy={name='means-start', main={name='popularity-start'}}", *CHEAP)
+
+
+def test_a_run_is_resumed_with_what_the_other_strategy_remembers(
+    run_tiny,
+):
+    adam = "strategy={name='popularity-start', main={name='fed-adam'}}"
+    settings = (adam, *CHEAP, "rounds=4")
+    whole = run_tiny(*settings, output="whole")
+    assert_same_run(resumed(run_tiny, *settings, after=2), whole)

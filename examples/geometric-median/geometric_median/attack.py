@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.hosting.malicious import MaliciousBlock
+from clients.malicious import MaliciousBlock
 from simulations.poisoning.base import UpdatePoisoning, UpdatePoisoningConfig
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import Field
 
 from fedrec.config import Config
-from fedrec.protocol.sparse_update import apply_changes, dense_change
+from fedrec.protocol.updates import apply_changes, dense_change
 from strategies.base import Aggregate, CohortStrategy
 
 

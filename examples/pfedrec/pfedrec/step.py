@@ -24,13 +24,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from clients.local.one_by_one import Update, one_by_one
-from clients.local.updates import Updates
 from clients.step import Step, StepConfig
-from fedrec.cohort.block import Block
-from fedrec.data.client_data import ClientData
-from fedrec.data.negatives import draw_negatives
+from clients.steps.descent import Update, one_by_one
+from clients.steps.updates import Updates
+from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.models.base import Model
+from fedrec.training.block import Block
 from pfedrec.model import LinearScore
 
 WEIGHT = "score.weight"

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from fedrec.config import Config
 from fedrec.errors import ClientError
-from fedrec.protocol.sparse_update import SparseUpdate
+from fedrec.protocol.updates import SparseUpdate
 from strategies.base import Aggregate, CohortStrategy
 
 

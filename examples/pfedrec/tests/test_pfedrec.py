@@ -14,9 +14,9 @@ from pfedrec.step import BIAS, ITEMS, WEIGHT, DualPersonal
 from pfedrec.strategy import SharedItems
 from torch.nn import functional as F
 
-from clients.hosting.node import Node
-from clients.storage.private_state import PrivateState
-from clients.training.one_client import update_of
+from clients.node import Node
+from clients.one_client import update_of
+from clients.storage import PrivateState
 from fedrec.components.registry import STEP
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.experiment.loading import load

@@ -19,12 +19,12 @@ from typing import ClassVar, Literal
 import numpy as np
 import pandas as pd
 
+from fedrec.data.columns import index_rows
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
-from fedrec.data.files.indexing import index_rows
-from fedrec.data.files.published import DatasetSource
-from fedrec.data.files.tables import TableLayout, read_table
 from fedrec.data.interactions import Interactions
+from fedrec.data.published import DatasetSource
 from fedrec.data.reader import Reader, ReaderConfig
+from fedrec.data.tables import TableLayout, read_table
 
 _ROWS = 96_203
 _CONTEXT = ("daytime", "weekday", "isweekend", "homework", "weather", "country", "city")

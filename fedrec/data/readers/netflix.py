@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fedrec.data.columns import index_rows
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
-from fedrec.data.files.indexing import index_rows
-from fedrec.data.files.published import DatasetSource
-from fedrec.data.files.tables import malformed_line
 from fedrec.data.interactions import Interactions
+from fedrec.data.published import DatasetSource
 from fedrec.data.reader import Reader
+from fedrec.data.tables import malformed_line
 from fedrec.errors import DataError
 
 _BLOCK = 1 << 26

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The publisher's own training and test files, such as those of Amazon Office (70:30) and Gowalla
+"""Splits by the publisher's own files, such as the test files of Neural Collaborative Filtering.
+
+The publisher's own training and test files, such as those of Amazon Office (70:30) and Gowalla
 (80:20).
 
 Validation rows, if any, are drawn from the training file: choose settings with them, and report
@@ -8,15 +10,18 @@ with `validation = 0`, so that all published training rows are used for training
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 from pydantic import Field
 
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.data.split import Partition, Split
-from fedrec.data.splits._order import places, sort_key, users_of
+from fedrec.data.splits.rules import Partition, Split, places, sort_key, users_of
 from fedrec.errors import DataError
-from fedrec.privacy.adjacency import Adjacency
+from fedrec.privacy.accounting.sampling import Adjacency
 
 
 class PublishedConfig(Config):
@@ -69,3 +74,46 @@ class Published(Split):
             validation_rows=rows[validation],
             test_rows=np.flatnonzero(test),
         )
+
+
+# Row numbers of the pairs of users and items that a published file names.
+
+
+def rows_of_pairs(
+    interactions: Interactions,
+    users: np.ndarray,
+    items: np.ndarray,
+    path: Path,
+    named: Sequence[Sequence[object]],
+) -> np.ndarray:
+    """Row numbers in `interactions`, `int64 [pairs]`, in the order of the file.
+
+    Args:
+        interactions: each (user, item) pair in one row.
+        users: `int64 [pairs]`, -1 for an unknown one.
+        items: `int64 [pairs]`, likewise.
+        path: the file, for errors.
+        named: users and items as the file has them, `[pairs]` each, for errors.
+
+    Raises:
+        DataError: a pair is not among the interactions, or is in several rows.
+    """
+    known = pd.Index(interactions.users * interactions.num_items + interactions.items)
+    if not known.is_unique:
+        raise DataError(
+            f"{interactions.name}: published pairs need each (user, item) pair once",
+            expected="distinct pairs",
+            got=f"{int(known.duplicated().sum()):,} repeated rows",
+            fix="let the split divide the rows itself, without published files",
+        )
+    codes = np.where((users >= 0) & (items >= 0), users * interactions.num_items + items, -1)
+    rows = known.get_indexer(pd.Index(codes))
+    if (rows < 0).any():
+        line = int((rows < 0).argmax())
+        raise DataError(
+            f"{path}, line {line + 1:,}: a pair that is not among the interactions",
+            expected=f"pairs of {interactions.name}",
+            got=f"user {named[0][line]}, item {named[1][line]}",
+            fix="take both files from one copy of the dataset, and keep all ratings",
+        )
+    return rows.astype(np.int64)

@@ -9,8 +9,7 @@ from functools import cache
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.accountant import backend_of
-from fedrec.privacy.accounting.backend import DEFAULT_BACKEND, Backend
-from fedrec.privacy.accounting.events import Release
+from fedrec.privacy.accounting.events import DEFAULT_BACKEND, Backend, Release
 
 _LEAST = 0.05
 _MOST = 1e4

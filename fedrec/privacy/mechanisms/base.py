@@ -17,9 +17,8 @@ from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import Release
 from fedrec.privacy.accounting.noise_pair import NoisePair
-from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson, Sampling
-from fedrec.privacy.adjacency import Adjacency
-from fedrec.privacy.noise_source import NoiseSource
+from fedrec.privacy.accounting.sampling import Adjacency, FixedSize, Full, Poisson, Sampling
+from fedrec.rng import NoiseSource
 
 Placement = Literal["central", "distributed", "local"]
 Memory = dict[str, np.ndarray]

@@ -9,24 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from fedrec.attacks.leaky_negatives import marked
 from fedrec.errors import RunError
-from fedrec.report.naming import named
-from fedrec.report.page.costs import cost_table, reproductions
-from fedrec.report.page.privacy import privacy_cards
-from fedrec.report.page.rendering import rendered
-from fedrec.report.page.results import (
+from fedrec.experiment.schema import marked
+from fedrec.report.page.charts import rendered
+from fedrec.report.page.sections import (
     answers,
     central_groups,
+    cost_table,
     curves,
     distributions,
     groups,
     lists_tables,
     notes,
+    privacy_cards,
+    reproductions,
     results_tables,
     tests_table,
     what,
 )
+from fedrec.report.rows import named
 from fedrec.runs.result import Result
 
 _SHOWN_RESULTS = 4  # tables of single runs before the comparison of all

@@ -15,8 +15,7 @@ import httpx
 import pandas as pd
 
 from fedrec.errors import FedrecError
-from fedrec.report.page.parts import Cell, Note, PageTable, Row, number_cell
-from fedrec.report.page.rendering import rendered
+from fedrec.report.page.charts import Cell, Note, PageTable, Row, number_cell, rendered
 from fedrec.runs.folder import RunFolder
 from simulations.deployment import operator
 from simulations.deployment.layout import Deployment
@@ -124,7 +123,7 @@ def _processes(deployment: Deployment) -> PageTable:
 
 def _nodes(deployment: Deployment) -> tuple[list[Note], PageTable]:
     """Registered nodes and whether they are online; without a SuperLink, a note."""
-    from simulations.deployment.flower.control import Control
+    from simulations.deployment.flower import Control
 
     notes = []
     found = []

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from fedrec.errors import EngineError
 from simulations.deployment.layout import Deployment
 from simulations.deployment.page.content import page
-from simulations.deployment.pki.keys import new_secret, write_private
+from simulations.deployment.pki import new_secret, write_private
 
 log = logging.getLogger("fedrec")
 USER = "operator"

@@ -9,8 +9,8 @@ import csv
 import numpy as np
 from pydantic import Field
 
+from fedrec.data.columns import index_rows
 from fedrec.data.features import FeatureNames
-from fedrec.data.files.indexing import index_rows
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.errors import DataError

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedrec.config import Config
 from fedrec.metrics.base import UserMetric
-from fedrec.metrics.block import RankedBlock
+from fedrec.metrics.ranks import RankedBlock
 
 
 class ExampleConfig(Config):

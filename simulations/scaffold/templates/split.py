@@ -8,8 +8,8 @@ from pydantic import Field
 
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.data.split import Partition, Split
-from fedrec.privacy.adjacency import Adjacency
+from fedrec.data.splits.rules import Partition, Split
+from fedrec.privacy.accounting.sampling import Adjacency
 from fedrec.rng import stream
 
 

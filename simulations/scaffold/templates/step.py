@@ -11,13 +11,11 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.step import Step, StepConfig
-from fedrec.cohort.batches import Batches
-from fedrec.cohort.block import Block
-from fedrec.cohort.descent import descend
-from fedrec.cohort.outcome import Outcome
-from fedrec.cohort.sgd import SgdSettings
-from fedrec.data.client_data import ClientData
-from fedrec.data.negatives import draw_negatives
+from fedrec.data.client_data import ClientData, draw_negatives
+from fedrec.training.block import Batches, Block
+from fedrec.training.descent import descend
+from fedrec.training.results import Outcome
+from fedrec.training.sgd import SgdSettings
 
 
 class ExampleConfig(StepConfig):

@@ -17,21 +17,19 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
-from clients.app import app
-from clients.device.device_node import DeviceNode, own_node
+from clients.app import app, node_of
+from clients.device.node import DeviceNode, own_node
 from clients.device.own_data import read_own
 from clients.device.policy import Policy
 from clients.evaluation import evaluate_clients
-from clients.hosting.node import Node
-from clients.node_of_context import node_of
-from clients.storage.participation import Limits, Participation
-from clients.training.round import train_clients
+from clients.node import Node
+from clients.participation import Limits, Participation
+from clients.round import train_clients
 from fedrec.data.catalogue import Catalogue
 from fedrec.data.population import Population
 from fedrec.errors import ClientError, DataError, RefusalError
-from fedrec.evaluation.table import GROUP, Evaluated
+from fedrec.evaluation.tables import GROUP, Evaluated
 from fedrec.experiment.loading import load
-from fedrec.privacy.noise_source import Secure
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
     INITIAL,
@@ -44,9 +42,10 @@ from fedrec.protocol.messages import (
     unpack_table,
 )
 from fedrec.protocol.orders import EvaluateOrder, ItemQuery, TrainOrder
-from fedrec.protocol.sparse_update import dense_change
-from fedrec.protocol.zero_copy import from_the_network, to_record
-from simulations.deployment.pki.certificates import Authority
+from fedrec.protocol.serialization import from_the_network, to_record
+from fedrec.protocol.updates import dense_change
+from fedrec.rng import Secure
+from simulations.deployment.pki import Authority
 from simulations.deployment.shards import cut
 
 NUMBERED = {"numbers": True}
@@ -362,7 +361,7 @@ def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, ident
 
 
 def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
-    from clients.training.round import train_clients
+    from clients.round import train_clients
 
     experiment = load_tiny("engine.path=reference")
     for place, folder in enumerate(shards):
@@ -427,7 +426,7 @@ def test_malicious_clients_are_refused_before_their_code_is_loaded(load_tiny, sh
 import json, sys
 from clients.device.policy import Policy, experiment_of
 from fedrec.errors import RefusalError
-import clients.app, clients.device.device_node
+import clients.app, clients.device.node
 experiment = experiment_of({"resolved": sys.stdin.read()})
 try:
     Policy().accepted(experiment)

@@ -16,19 +16,21 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from clients.app import app
-from clients.device import reply_times
-from clients.device.device_node import own_node
+from clients.device import node as reply_times
+from clients.device.node import own_node
 from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError, RefusalError
-from fedrec.evaluation.table import Evaluated
+from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
+    CONFIG,
     HELLO,
     INITIAL,
+    METRICS,
     pack_evaluate,
     pack_train,
     unpack_parameters,
@@ -37,8 +39,7 @@ from fedrec.protocol.messages import (
     unpack_table,
 )
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
-from fedrec.protocol.records import CONFIG, METRICS
-from fedrec.protocol.zero_copy import from_the_network, to_record
+from fedrec.protocol.serialization import from_the_network, to_record
 from simulations.deployment.shards import cut
 
 pytestmark = pytest.mark.usefixtures("identity")
@@ -606,7 +607,7 @@ def test_a_phase_without_noise_is_not_asked_for_in_the_rounds_of_another(victim)
 
 @pytest.mark.parametrize("step", ["sgd", "dpsgd"])
 def test_private_parameters_that_leave_nothing_to_share_are_refused(load_tiny, tmp_path, step):
-    from clients.hosting.node import Node
+    from clients.node import Node
 
     with pytest.raises(ExperimentError, match="leaves none to share"):
         Node(
@@ -616,7 +617,7 @@ def test_private_parameters_that_leave_nothing_to_share_are_refused(load_tiny, t
 
 @pytest.mark.parametrize("step", ["sgd", "dpsgd"])
 def test_private_parameters_that_match_nothing_are_refused(load_tiny, tmp_path, step):
-    from clients.hosting.node import Node
+    from clients.node import Node
 
     with pytest.raises(ExperimentError, match=r"'usr\.\*'.*private-parameters"):
         node = Node(
@@ -773,7 +774,7 @@ def timers(monkeypatch):
         limits.append((timer, seconds))
         return 0.0, 0.0
 
-    monkeypatch.setattr("clients.device.time_limit.signal.setitimer", setitimer)
+    monkeypatch.setattr("clients.app.signal.setitimer", setitimer)
     return limits
 
 

@@ -1,17 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's attack on constructed systems: one that recommends what its members like, and one
-that is independent of its members."""
+"""Membership attacks, their signals and intervals, and the leak by negatives."""
 
+import io
+import re
 import sys
 
 import numpy as np
 import pytest
+import torch
+from rich.console import Console
+from scipy import stats
 from sklearn.preprocessing import MultiLabelBinarizer, OneHotEncoder
 
-from fedrec.attacks.membership import Describer, forest_scores, one_hot, top_lists, train_forest
-from fedrec.attacks.success import measure
+from clients.node import Node
+from clients.steps.descent import labelled
+from fedrec.attacks.attribute import measure
+from fedrec.attacks.bounds import clopper_pearson, exact_lower, exact_upper, mean_of, wilson
+from fedrec.attacks.membership import (
+    Describer,
+    fit_signals,
+    forest_scores,
+    lira_scores,
+    one_hot,
+    top_lists,
+    train_forest,
+)
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.errors import ExperimentError
+from fedrec.evaluation.lists import ranking_metrics
+from fedrec.experiment.loading import load
+from fedrec.experiment.schema import marked
+from fedrec.report.comparison import compare
+from fedrec.report.formats import comparison_text
+from fedrec.report.page.page import report
+from fedrec.report.summary import summary_table
+from fedrec.runs.folder import RunFolder
+from simulations import runner
+from simulations.attacks.members import half_members, half_memberships
+from simulations.cli.sweep import _table
+from simulations.studies.execution import sweep
+from simulations.studies.search import plan_of
+
+# The paper's attack on constructed systems: one that recommends what its members like, and one that
+# is independent of its members.
 
 USERS, ITEMS = 900, 60
 
@@ -127,3 +158,321 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
         train_forest(np.zeros((2, 1)), np.array([True, False]), seed=0)
     assert caught.value.expected == "the extra 'attacks'"
     assert "fedrec[attacks]" in str(caught.value.fix)
+
+
+# Likelihood ratios, against scipy user by user, and on planted signals.
+
+
+def middle(scores, mode):
+    return 0.0 if mode == "online" else float(np.median(scores))
+
+
+def planted(shift, users=400, runs=16, seed=7):
+    """Signals with a level and noise per user, higher by `shift` standard deviations for
+    members."""
+    random = np.random.default_rng(seed)
+    level, noise = random.normal(0, 3, users), random.uniform(0.5, 2, users)
+    masks, member = half_memberships(users, runs, seed=1), half_members(users, seed=1)
+    shadows = level + noise * (random.normal(size=masks.shape) + shift * masks)
+    return level + noise * (random.normal(size=users) + shift * member), shadows, masks, member
+
+
+@pytest.mark.parametrize("variance", ["global", "user"])
+def test_equal_to_scipy_user_by_user(variance):
+    target, shadows, masks, _ = planted(1.0, users=12, runs=6)
+    inside = [shadows[masks[:, u], u] for u in range(12)]
+    outside = [shadows[~masks[:, u], u] for u in range(12)]
+
+    def spread(groups):
+        pooled = np.sqrt(
+            sum(((g - g.mean()) ** 2).sum() for g in groups) / sum(len(g) - 1 for g in groups)
+        )
+        return [pooled if variance == "global" else g.std(ddof=1) for g in groups]
+
+    fits = zip(target, inside, outside, spread(inside), spread(outside), strict=True)
+    online, offline = [], []
+    for value, a, b, sd_a, sd_b in fits:
+        online.append(
+            stats.norm.logpdf(value, a.mean(), sd_a) - stats.norm.logpdf(value, b.mean(), sd_b)
+        )
+        offline.append(-stats.norm.logsf(value, b.mean(), sd_b))
+    assert lira_scores(target, shadows, masks, variance=variance) == pytest.approx(online)
+    assert lira_scores(target, shadows, masks, mode="offline", variance=variance) == pytest.approx(
+        offline
+    )
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+@pytest.mark.parametrize("variance", ["global", "user"])
+def test_a_planted_leak_is_found(mode, variance):
+    target, shadows, masks, member = planted(3.0)
+    scores = lira_scores(target, shadows, masks, mode=mode, variance=variance)
+    found = measure(scores, member, threshold=middle(scores, mode))
+    assert found.auc.low > 0.85 and found.balanced_accuracy.low > 0.75
+    # differences between users hide the raw signal: only the shadow systems reveal the leak
+    assert measure(target, member, threshold=0.0).auc.value < found.auc.low
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_without_a_leak_it_is_at_chance(mode):
+    inside = []
+    for seed in range(40):
+        target, shadows, masks, member = planted(0.0, seed=seed)
+        scores = lira_scores(target, shadows, masks, mode=mode)
+        found = measure(scores, member, threshold=middle(scores, mode))
+        inside.append(
+            [figure.low < 0.5 < figure.high for figure in (found.auc, found.balanced_accuracy)]
+        )
+    assert (np.mean(inside, axis=0) >= 0.85).all()  # intervals of 95 %
+
+
+def test_offline_never_looks_at_systems_that_the_user_trained():
+    target, shadows, masks, _ = planted(1.0, users=20, runs=6)
+    other = np.where(masks, 99.0, shadows)
+    assert np.array_equal(
+        lira_scores(target, shadows, masks, mode="offline"),
+        lira_scores(target, other, masks, mode="offline"),
+    )
+
+
+def test_a_signal_that_never_varies_is_no_division_by_zero():
+    masks = half_memberships(5, 4, seed=0)
+    scores = lira_scores(np.ones(5), np.ones((4, 5)), masks)
+    assert np.isfinite(scores).all() and np.array_equal(scores, np.zeros(5))
+
+
+def test_wrong_input_is_refused():
+    masks = half_memberships(5, 4, seed=0)
+    with pytest.raises(ValueError, match=r"\[runs, users\]"):
+        lira_scores(np.ones(4), np.ones((4, 5)), masks)
+    with pytest.raises(ValueError, match="two shadow systems"):
+        lira_scores(np.ones(5), np.ones((4, 5)), np.ones((4, 5), bool))
+
+
+# Signals of the small world, by hand.
+
+SCORES = np.array([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]).repeat(3, axis=0)
+SIGNALS_USERS = np.array([0, 1, 2])
+
+
+def test_ranking(world):
+    # positives of the training rows: user 0 likes item 0, user 1 item 1 (twice), user 2 none
+    population = world()
+    assert fit_signals(SCORES, population, SIGNALS_USERS, "positives").tolist() == [1.0, 2.0, 0.0]
+    assert fit_signals(SCORES, population, SIGNALS_USERS, "contrast") == pytest.approx(
+        [1 - 20 / 5, 2 - 19 / 5, 0.0]
+    )
+
+
+def test_rating(world):
+    # training rows: user 0 rates items 0 and 1 with 5 and 2, user 1 item 1 with 5 and 4, user 2
+    # item 5 with 1
+    expected = [
+        -((1 - 5) ** 2 + (2 - 2) ** 2) / 2,
+        -((2 - 5) ** 2 + (2 - 4) ** 2) / 2,
+        -((6 - 1) ** 2),
+    ]
+    assert fit_signals(SCORES, world("rating"), SIGNALS_USERS, "contrast") == pytest.approx(
+        expected
+    )
+
+
+def test_users_without_rows_have_no_signal(world):
+    assert fit_signals(SCORES[:1], world("rating"), np.array([3]), "positives").tolist() == [0.0]
+
+
+# The leak of held-out items through negatives: off by default, complete when enabled, and always
+# reported.
+
+
+def never_drawn_hits(experiment, rounds, users=None):
+    """Expected Hits@10 among 99 sampled items, ranked by how rarely an item was a negative in a
+    number of rounds."""
+    node = Node(experiment, 0, 1, None)
+    population, schema = node.population, node.population.schema()
+    clients = population.evaluated_clients("test")[:users]
+    scores = np.empty((len(clients), schema.num_items))
+    for place, data in enumerate(population.clients(clients)):
+        random = np.random.default_rng((1, data.client))
+        examples = (labelled(data, schema, 4, "ignore", random) for _ in range(rounds))
+        drawn = np.concatenate([items[labels == 0] for items, labels in examples])
+        scores[place] = -np.bincount(drawn, minlength=schema.num_items)
+    lists = population.held_out(clients, "test")
+    seen, relevant = torch.from_numpy(lists.seen), torch.from_numpy(lists.relevant)
+    masks = {"seen": seen, "relevant": relevant, "known": seen & ~relevant}
+    return ranking_metrics(torch.from_numpy(scores), ks=(10,), sampled_items=99, **masks)[
+        "hits-of-100@10"
+    ]
+
+
+@pytest.fixture
+def table(tiny_experiment):
+    def make(leaky):
+        dataset = {"name": "synthetic", "users": 60, "items": 250, "mean-interactions": 20}
+        split = {"name": "leave-one-out", "leaky-negatives": leaky}
+        return tiny_experiment() | {"dataset": dataset, "split": split}
+
+    return make
+
+
+@pytest.mark.parametrize("leaky", [False, True])
+def test_undrawn_items_reveal_nothing_without_the_leak(table, leaky):
+    hits = never_drawn_hits(load(table(leaky)), rounds=60)
+    if leaky:
+        assert hits.mean() > 0.97
+    else:
+        assert abs(hits.mean() - 0.1) < 4 * hits.std() / np.sqrt(len(hits)) + 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.parametrize("leaky", [False, True])
+def test_the_same_on_movielens(table, leaky):
+    """With the draws of 100 rounds: published code leaks as much."""
+    experiment = load(table(leaky) | {"dataset": {"name": "ml-100k"}, "positive-above": None})
+    hits = never_drawn_hits(experiment, rounds=100, users=150)
+    assert hits.mean() > 0.99 if leaky else abs(hits.mean() - 0.1) < 0.05
+
+
+@pytest.fixture
+def pair(table, tmp_path):
+    """Two runs that differ in the leak alone."""
+    popular = ["evaluation.baselines=['popularity']"]
+    for on in (False, True):
+        runner.run(table(on), popular, output=tmp_path / str(on))
+    return [RunFolder(tmp_path / str(on)).read_result() for on in (False, True)]
+
+
+def text_of(shown):
+    text = io.StringIO()
+    Console(width=200, file=text).print(shown)
+    return text.getvalue()
+
+
+def test_the_result_states_the_leak(pair):
+    honest, leaky = pair
+    assert marked(honest.experiment) == "tiny" and not honest.privacy
+    assert marked(leaky.experiment) == "tiny [leak]" and leaky.privacy[0].startswith("LEAK")
+
+
+def test_the_table_on_the_terminal_marks_the_system_once(pair):
+    honest, leaky = (text_of(summary_table(result)) for result in pair)
+    assert "[leak]" not in honest and leaky.count("[leak]") == leaky.count("tiny") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["csv", "markdown", "latex"])
+def test_comparisons_mark_the_system(pair, form):
+    """They are tested on the same rows, so that they can be compared; the order makes no
+    difference."""
+    for results in (pair, pair[::-1]):
+        comparison = compare(results, against="popularity")
+        assert set(comparison.systems) == {"tiny", "tiny [leak]", "popularity"}
+        shown = "tiny \\[leak]" if form == "markdown" else "tiny [leak]"
+        assert shown in comparison_text(comparison, form)
+
+
+def test_the_report_marks_the_system(pair):
+    """In its head, in a warning, and in each table but those of the run without the leak alone."""
+    html = report(pair)
+    assert "<title>tiny, tiny [leak]</title>" in html
+    assert re.search(r'class="[^"]*warn[^"]*"[^>]*>\s*tiny \[leak\]', html)
+    tables = html.split("<table")[1:]
+    named = [table for table in tables if "tiny" in table]
+    alone = [table for table in named if "tiny [leak]" not in table]
+    assert len(alone) < len(named) and all("tiny: means" in table for table in alone), alone
+
+
+def test_sweeps_mark_the_runs(table, tmp_path):
+    plan = plan_of(table(False) | {"rounds": 1}, vary=["split.leaky-negatives=[false, true]"])
+    result = sweep(plan, tmp_path / "sweep")
+    assert result.runs["leak"].tolist() == result.settings["leak"].tolist() == [False, True]
+    assert text_of(_table(result)).count("[leak]") == 1
+    inside = plan_of(table(True), vary=["step.learning-rate=[0.1, 0.2]"])
+    assert inside.leaks({"step.learning-rate": 0.1}) and not plan.leaks({})
+
+
+def test_held_out_items_stay_possible_negatives_by_default(table):
+    """Without the switch a client does not get the held-out items."""
+    honest, leaky = (Node(load(table(on)), 0, 1, None).population for on in (False, True))
+    for mine, other in zip(
+        honest.clients(honest.training_clients), leaky.clients(leaky.training_clients), strict=True
+    ):
+        assert mine.avoided is None and np.array_equal(mine.never_negative, mine.positives)
+        held = np.setdiff1d(other.never_negative, mine.items)
+        own = honest.held_out(np.array([mine.client]), "test").seen[0]
+        assert np.array_equal(np.flatnonzero(own), np.union1d(held, mine.items))
+
+
+def test_sampled_metrics_are_reported_with_the_full_ranking(table, tmp_path):
+    """Of the system and of baselines."""
+    settings = ["evaluation.sampled-items=9", "evaluation.baselines=['popularity']"]
+    result = runner.run(table(False), settings, output=tmp_path / "run")
+    for metrics in (result.metrics, result.baselines["popularity"]):
+        assert 0 <= metrics["hits@5"] <= metrics["hits-of-10@5"] <= 1
+
+
+# Intervals of proportions, against scipy and by their coverage.
+
+CASES = [(0, 10), (1, 10), (5, 10), (10, 10), (3, 250), (499, 500), (17, 1000)]
+
+
+@pytest.mark.parametrize(("successes", "trials"), CASES)
+@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.999])
+def test_equal_to_scipy(successes, trials, confidence):
+    test = stats.binomtest(successes, trials)
+    exact = test.proportion_ci(confidence, "exact")
+    assert clopper_pearson(successes, trials, confidence) == pytest.approx(
+        (exact.low, exact.high), abs=1e-10
+    )
+    score = test.proportion_ci(confidence, "wilson")
+    assert wilson(successes, trials, confidence) == pytest.approx(
+        (score.low, score.high), abs=1e-10
+    )
+
+
+def test_one_sided_limits_are_quantiles_of_beta():
+    assert exact_upper(3, 50, 0.01) == pytest.approx(stats.beta.ppf(0.99, 4, 47), abs=1e-10)
+    assert exact_lower(3, 50, 0.01) == pytest.approx(stats.beta.ppf(0.01, 3, 48), abs=1e-10)
+    assert exact_lower(0, 50, 0.01) == 0.0 and exact_upper(50, 50, 0.01) == 1.0
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.5])
+def test_an_exact_limit_has_its_coverage(share):
+    count = np.arange(61)
+    right = np.array([exact_upper(int(n), 60, 0.05) >= share for n in count])
+    assert stats.binom.pmf(count, 60, share)[right].sum() >= 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "second"), [(0.5, 0.5), (0.9, 0.2), (0.05, 0.95)])
+def test_the_interval_of_a_mean_of_two_has_about_its_coverage(first, second):
+    n, m, covered = 40, 25, 0.0
+    for a, chance_a in enumerate(stats.binom.pmf(np.arange(n + 1), n, first)):
+        for b, chance_b in enumerate(stats.binom.pmf(np.arange(m + 1), m, second)):
+            low, high = mean_of([(a, n), (b, m)])
+            covered += chance_a * chance_b * (low <= (first + second) / 2 <= high)
+    assert 0.93 < covered < 0.99
+
+
+@pytest.mark.slow
+def test_the_interval_of_a_mean_of_three_has_about_its_coverage():
+    shares, trials = np.array([0.2, 0.6, 0.9]), np.array([30, 20, 40])
+    drawn = np.random.default_rng(0).binomial(trials, shares, size=(1500, 3))
+    ends = np.array(
+        [mean_of(list(zip(hits.tolist(), trials.tolist(), strict=True))) for hits in drawn]
+    )
+    covered = ((ends[:, 0] <= shares.mean()) & (shares.mean() <= ends[:, 1])).mean()
+    assert 0.93 < covered < 0.98
+    assert mean_of([(3, 10)]) == pytest.approx(wilson(3, 10))
+
+
+def test_without_a_trial_everything_is_possible():
+    assert wilson(0, 0) == (0.0, 1.0) and clopper_pearson(0, 0) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("bad", [(3, 2, 0.95), (-1, 2, 0.95), (1, 2, 1.0)])
+def test_wrong_input_is_refused_of_intervals(bad):
+    for interval in (wilson, clopper_pearson):
+        with pytest.raises(ValueError, match="Expected"):
+            interval(*bad)

@@ -1,18 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any model trained in one place: against plain PyTorch, on two groups of users, with ratings, with
-early stopping; the loop by hand."""
+"""Models trained in one place: of the federation, autoencoders, LightGCN and NeuMF."""
+
+import itertools
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-from fedrec.baselines.base import Ratings
-from fedrec.baselines.central import Central, CentralConfig
-from fedrec.baselines.training import BestValues, MovingAverage, TrainingConfig, train
-from fedrec.data.negatives import nth_outside
-from fedrec.errors import ExperimentError
+from fedrec.baselines.base import Histories, Ratings
+from fedrec.baselines.central import (
+    Central,
+    CentralAe,
+    CentralAeConfig,
+    CentralConfig,
+    CentralMf,
+    CentralNeumf,
+    CentralVae,
+    CentralVaeConfig,
+    Gmf,
+    Mlp,
+)
+from fedrec.baselines.pairwise import Graph, Lightgcn, LightgcnConfig
+from fedrec.baselines.training import BestValues, MovingAverage, TrainingConfig, Triples, train
+from fedrec.data.client_data import nth_outside
+from fedrec.errors import DataError, ExperimentError
 from fedrec.rng import stream, torch_stream
+
+# Any model trained in one place: against plain PyTorch, on two groups of users, with ratings, with
+# early stopping; the loop by hand.
 
 HALF = {"epochs": 30, "batch-size": 120, "learning-rate": 0.05}
 PERSONAL = {
@@ -189,3 +205,478 @@ def test_models_of_histories_predict_no_ratings(ratings):
     made = Central(CentralConfig.parse({"model": {"name": "pnbm"}}))
     with pytest.raises(ExperimentError, match="single ratings"):
         made.fit_ratings(ratings)
+
+
+# The centralised autoencoders on two groups of users.
+
+
+@pytest.fixture(params=[CentralVae, CentralAe])
+def fitted_of_vae_baseline(request):
+    def fit(taste, **settings):
+        beta = {"beta": 0.1} if request.param is CentralVae else {}
+        model = request.param(
+            request.param.Config(
+                hidden=8, latent=2, epochs=60, learning_rate=0.01, **beta, **settings
+            )
+        )
+        model.fit(taste)
+        return model
+
+    return fit
+
+
+def test_it_finds_each_users_own_half(taste, fitted_of_vae_baseline):
+    scores = fitted_of_vae_baseline(taste).scores(taste)
+    own = torch.stack([scores[0::2, :10].min(1).values, scores[1::2, 10:].min(1).values])
+    other = torch.stack([scores[0::2, 10:].max(1).values, scores[1::2, :10].max(1).values])
+    assert (own > other).float().mean() > 0.9
+
+
+@pytest.mark.slow
+def test_users_without_items_neither_train_nor_fail(taste, fitted_of_vae_baseline):
+    longer = Histories(20, np.append(taste.offsets, taste.offsets[-1]), taste.items, np.arange(41))
+    model = fitted_of_vae_baseline(longer)
+    assert torch.equal(model.scores(taste), fitted_of_vae_baseline(taste).scores(taste))
+    assert model.scores(longer).isfinite().all()
+
+
+def test_an_autoencoder_has_no_distribution_of_codes(taste):
+    """It has no divergence term, and its network has no layer of variances."""
+    with pytest.raises(ExperimentError, match="beta"):
+        CentralAeConfig.parse({"beta": 0.5})
+    model = CentralAe(CentralAeConfig(hidden=8, latent=2, epochs=1))
+    model.fit(taste)
+    variational = CentralVae(CentralVaeConfig(hidden=8, latent=2, epochs=1))
+    variational.fit(taste)
+    assert set(variational.parameters) - set(model.parameters) == {
+        "log-variance.weight",
+        "log-variance.bias",
+    }
+
+
+# LightGCN against PyTorch Geometric, the dense formula, automatic differentiation and matrix
+# factorization.
+
+
+def dense(liked, layers):
+    """P of the module's head, `[users + items, users + items]`."""
+    table = liked.matrix().double()
+    users, items = table.shape
+    both = torch.cat(
+        [
+            torch.cat([torch.zeros(users, users), table], 1),
+            torch.cat([table.T, torch.zeros(items, items)], 1),
+        ]
+    )
+    scale = both.sum(1).clamp(min=1).rsqrt()
+    step = scale[:, None] * both * scale
+    return sum(torch.linalg.matrix_power(step, power) for power in range(layers + 1)) / (layers + 1)
+
+
+def fitted_of_lightgcn(histories, **settings):
+    model = Lightgcn(
+        LightgcnConfig(**{"factors": 8, "learning_rate": 0.02, "batch_size": 256, **settings})
+    )
+    model.fit(histories)
+    return model
+
+
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_propagation_is_the_dense_formula(layers, liked):
+    rows = torch.randn(130, 6, generator=torch.Generator().manual_seed(0))
+    expected = dense(liked, layers) @ rows.double()
+    torch.testing.assert_close(
+        Graph(liked.csr()).average(rows, layers).double(), expected, atol=1e-6, rtol=0
+    )
+
+
+def test_propagation_is_that_of_pytorch_geometric(liked):
+    geometric = pytest.importorskip("torch_geometric.nn")
+    model = geometric.LightGCN(130, 6, 3)
+    users, items = torch.from_numpy(liked.rows()), torch.from_numpy(liked.items) + 80
+    edges = torch.cat([torch.stack([users, items]), torch.stack([items, users])], 1)
+    with torch.no_grad():
+        expected = model.get_embedding(edges)
+        found = Graph(liked.csr()).average(model.embedding.weight, 3)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+def test_rows_of_half_the_size_differ_by_their_rounding(liked):
+    """bfloat16 has 8 bits: each of three layers rounds once by 2^-9 of what it has, the rows
+    before it another time."""
+    rows = torch.randn(130, 6, generator=torch.Generator().manual_seed(0))
+    operator = dense(liked, 3)
+    found = Graph(liked.csr(), torch.bfloat16).average(rows, 3)
+    difference = (found.double() - operator @ rows.double()).abs()
+    assert found.dtype == torch.float32
+    assert 0 < difference.max() < 4 * 2**-8 * (operator @ rows.double().abs()).max()
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_some_places_have_what_all_have(precision, liked):
+    rows = torch.randn(130, 6, generator=torch.Generator().manual_seed(0))
+    graph, places = Graph(liked.csr(), precision), torch.tensor([[3, 129], [80, 3]])
+    found = torch.stack(graph.average_at(places, rows, 3))
+    torch.testing.assert_close(found, graph.average(rows, 3)[places])
+
+
+def test_half_the_size_finds_the_same(taste):
+    whole, half = (
+        fitted_of_lightgcn(taste, epochs=30, precision=precision).scores(taste)
+        for precision in ("float32", "bfloat16")
+    )
+    assert not torch.equal(whole, half)
+    assert torch.corrcoef(torch.stack([whole.flatten(), half.flatten()]))[0, 1] > 0.99
+
+
+def test_steps_shrink_to_the_final_rate(taste):
+    """With gradients of one sign and size Adam moves by the rate: over n steps by their sum."""
+    moved = []
+
+    class Constant(Lightgcn):
+        def _gradient(self, first, rows):
+            moved.append(first.clone())
+            return torch.ones_like(first)
+
+    Constant(LightgcnConfig(factors=2, epochs=5, final_rate=0.2, learning_rate=0.1)).fit(taste)
+    steps = [float((before - after).mean()) for before, after in itertools.pairwise(moved)]
+    np.testing.assert_allclose(steps, [0.1, 0.08, 0.06, 0.04], rtol=1e-3)
+
+
+def test_the_gradient_is_that_of_automatic_differentiation(liked):
+    model, operator = fitted_of_lightgcn(liked, epochs=1, layers=2, decay=0.3), dense(liked, 2)
+    first = torch.randn(
+        130, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    ).requires_grad_()
+    rows = torch.stack([torch.randint(0, 80, (40,)), *torch.randint(80, 130, (2, 40))])
+    own, good, other = (operator @ first)[rows]
+    loss = (
+        F.softplus((own * (other - good)).sum(1)).mean() + 0.3 / 2 * first[rows].square().sum() / 40
+    )
+    expected = torch.autograd.grad(loss, first)[0]
+    found = model._gradient(first.detach().float(), rows)
+    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-4)
+
+
+def test_it_finds_each_users_own_half_of_lightgcn(taste):
+    scores = fitted_of_lightgcn(taste, epochs=60, decay=0.01).scores(taste)
+    lower, upper = scores.split(10, dim=1)
+    assert (lower[0::2].mean(1) > upper[0::2].mean(1)).all()
+    assert (lower[1::2].mean(1) < upper[1::2].mean(1)).all()
+
+
+@pytest.mark.slow
+def test_it_beats_popularity_and_serves_folded_in_users(planted):
+    known = planted.known
+    popular = torch.from_numpy(np.bincount(known.items, minlength=200).astype(np.float32)).expand(
+        600, -1
+    )
+    scores = fitted_of_lightgcn(known, epochs=40, factors=16).scores(known)
+    half = fitted_of_lightgcn(
+        known.take(np.arange(0, 600, 2)), epochs=80, factors=16, unseen_users="fold-in"
+    ).scores(known)
+    assert planted.recall(scores) > planted.recall(half) > planted.recall(popular) + 0.03
+
+
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_a_folded_in_user_gets_what_the_graph_brings(layers, liked, others):
+    """A row of zeros, then of each layer the sum over its items by the roots of both degrees; the
+    mean of all."""
+    model = fitted_of_lightgcn(liked, epochs=1, layers=layers)
+    first = torch.randn(130, 8, generator=torch.Generator().manual_seed(2))
+    model._settle(first)
+    table, known = others.matrix().double(), liked.matrix().double()
+    scale = known.sum(0).rsqrt().nan_to_num(posinf=0)  # an item without likes contributes nothing
+    arriving = torch.zeros(9, 8, dtype=torch.float64)
+    for layer in range(layers):
+        rows = (
+            dense(liked, layer) * (layer + 1) - (dense(liked, layer - 1) * layer if layer else 0)
+        ) @ first.double()
+        arriving += table @ (rows[80:] * scale[:, None]) / table.sum(1, keepdim=True).sqrt()
+    np.testing.assert_allclose(
+        model.folded_in(others), (arriving / (layers + 1)).numpy(), atol=1e-5
+    )
+
+
+class TestTriples:
+    def test_others_are_drawn_uniformly_from_what_is_not_liked(self, liked):
+        """Chi-square of each user's draws, over 500 times the number of other items, stays near its
+        mean."""
+        triples = Triples(liked.csr(), "users", np.random.default_rng(0))
+        table = liked.matrix().numpy()
+        for user in range(0, 80, 9):
+            counts = np.bincount(triples.others(np.full(20_000, user)), minlength=50)
+            free = table[user] == 0
+            assert not counts[~free].any()
+            statistic = (np.square(counts[free] - 20_000 / free.sum()) * free.sum() / 20_000).sum()
+            assert statistic < free.sum() + 6 * (2 * free.sum()) ** 0.5
+
+    @pytest.mark.parametrize("draw", ["users", "pairs"])
+    def test_an_epoch_has_as_many_triples_as_pairs(self, draw, liked):
+        own, good, other = (
+            np.concatenate(part)
+            for part in zip(
+                *Triples(liked.csr(), draw, np.random.default_rng(0)).epoch(64), strict=True
+            )
+        )
+        table = liked.matrix().numpy()
+        assert (
+            len(own) == len(liked.items) and table[own, good].all() and not table[own, other].any()
+        )
+        if draw == "pairs":
+            assert len(np.unique(own * 50 + good)) == len(own)
+
+    def test_who_has_nothing_or_everything_is_never_drawn(self):
+        histories = Histories(3, np.array([0, 0, 3, 4]), np.array([0, 1, 2, 1]))
+        for draw in ("users", "pairs"):
+            own = np.concatenate(
+                [
+                    users
+                    for users, _, _ in Triples(
+                        histories.csr(), draw, np.random.default_rng(0)
+                    ).epoch(9)
+                ]
+            )
+            assert set(own.tolist()) == {2}
+
+    def test_there_is_nothing_to_rank(self):
+        with pytest.raises(DataError, match="nothing to rank"):
+            Triples(
+                Histories(2, np.array([0, 2]), np.array([0, 1])).csr(),
+                "users",
+                np.random.default_rng(0),
+            )
+
+
+# NeuMF and its parts against `cornac`, in limiting cases, and for folded-in users.
+
+ALL = [Gmf, CentralMf, Mlp, CentralNeumf]
+LABELS = torch.tensor([1.0, 0, 0]).expand(5, -1)
+"""Of three items, the first of which is liked."""
+
+
+def fitted_of_neumf(baseline, histories, **settings):
+    model = baseline(
+        baseline.Config.parse({key.replace("_", "-"): value for key, value in settings.items()})
+    )
+    model.fit(histories)
+    return model
+
+
+@pytest.mark.parametrize("baseline", ALL)
+def test_scores_are_the_logits_of_every_pair(baseline, liked):
+    """The catalogue is scored in another order than single pairs."""
+    model = fitted_of_neumf(baseline, liked, epochs=2, learning_rate=0.01)
+    with torch.no_grad():
+        every = torch.arange(50).expand(80, -1)
+        pairs = model.logits(torch.from_numpy(model.own), every, liked.numbers)
+    torch.testing.assert_close(model.scores(liked), pairs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("baseline", ALL)
+def test_it_finds_each_users_own_half_of_neumf(baseline, taste):
+    model = fitted_of_neumf(baseline, taste, epochs=60, batch_size=32, learning_rate=0.025)
+    lower, upper = model.scores(taste).split(10, dim=1)
+    assert (lower[0::2].mean(1) > upper[0::2].mean(1)).all()
+    assert (lower[1::2].mean(1) < upper[1::2].mean(1)).all()
+
+
+def test_logits_by_hand(taste):
+    """The formula in the module's head, one pair at a time, with the tower's first layer on the
+    joined rows."""
+    model = fitted_of_neumf(CentralNeumf, taste, factors=3, tower=(6, 5, 4), epochs=1)
+    values = {name: value.numpy() for name, value in model.shared.items()}
+    p, q = model.own[7], values["items"][11]
+    hidden = np.concatenate([p[3:], q[3:]])
+    for place in range(2):
+        hidden = np.maximum(values[f"W{place}"] @ hidden + values[f"b{place}"], 0)
+    expected = np.concatenate([p[:3] * q[:3], hidden]) @ values["h"] + values["b"]
+    assert model.scores(taste)[7, 11].item() == pytest.approx(float(expected), rel=1e-5, abs=1e-6)
+
+
+def test_gmf_with_equal_weights_is_mf(taste):
+    """With h = 1 the logits, and the gradients of rows, are those of MF."""
+    gmf, mf = (
+        fitted_of_neumf(baseline, taste, epochs=1, factors=4) for baseline in (Gmf, CentralMf)
+    )
+    gmf.shared |= {
+        "h": torch.ones(4),
+        "b": mf.shared["b"],
+        "items": mf.shared["items"],
+    }
+    rows = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    items = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11], [0, 0, 0]])
+    losses = [model.batch_loss(rows, items, LABELS, np.arange(5)) for model in (gmf, mf)]
+    gradients = [torch.autograd.grad(loss, rows)[0] for loss in losses]
+    torch.testing.assert_close(losses[0], losses[1])
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_a_batchs_loss_is_cross_entropy(taste):
+    model = fitted_of_neumf(CentralNeumf, taste, epochs=1, regularisation=0.3)
+    rows, items = torch.from_numpy(model.own[:2]), torch.tensor([[0, 5, 9], [11, 2, 3]])
+    their = model.shared["items"][items]
+    logits = model.logits(rows, items, np.arange(2))
+    losses = torch.nn.functional.binary_cross_entropy_with_logits(
+        logits, LABELS[:2], reduction="sum"
+    )
+    expected = losses / 2
+    expected = expected + 0.3 * (rows.square().sum() + their.square().sum()) / 2
+    torch.testing.assert_close(model.batch_loss(rows, items, LABELS[:2], np.arange(2)), expected)
+
+
+@pytest.mark.parametrize(("share", "part"), [(1.0, "product"), (0.0, "tower")])
+def test_joined_with_one_parts_share_it_is_that_part(share, part, liked):
+    """alpha = 1 is GMF, alpha = 0 is MLP, both compared with the baselines `gmf` and `mlp`, which
+    have no pre-training."""
+    shared = {"learning_rate": 0.01, "regularisation": 0.01, "seed": 3}
+    joined = fitted_of_neumf(
+        CentralNeumf, liked, epochs=0, pretrain_epochs=4, product_share=share, **shared
+    )
+    alone = fitted_of_neumf(Gmf if part == "product" else Mlp, liked, epochs=4, **shared)
+    torch.testing.assert_close(joined.scores(liked), alone.scores(liked), atol=1e-5, rtol=1e-4)
+
+
+def test_joined_it_is_the_weighted_mean_of_both_parts_logits(liked):
+    shared = {"learning_rate": 0.01, "factors": 6}
+    joined = fitted_of_neumf(
+        CentralNeumf, liked, epochs=0, pretrain_epochs=4, product_share=0.3, **shared
+    )
+    parts = [
+        fitted_of_neumf(part, liked, epochs=4, learning_rate=0.01, **own)
+        for part, own in ((Gmf, {"factors": 6}), (Mlp, {}))
+    ]
+    product, tower = (part.scores(liked) for part in parts)
+    torch.testing.assert_close(
+        joined.scores(liked), 0.3 * product + 0.7 * tower, atol=1e-5, rtol=1e-4
+    )
+    rows = joined.folded_in(liked)
+    assert rows.shape == joined.own.shape == (80, 6 + 32)
+
+
+def test_after_pre_training_gradient_descent_continues(liked):
+    """One step of plain gradient descent over all pairs: each parameter less the rate times its
+    gradient, at the parameters that were joined."""
+    shared = {"pretrain_epochs": 2, "batch_size": 10_000}
+    start = fitted_of_neumf(CentralNeumf, liked, epochs=0, **shared)
+    users = torch.from_numpy(start.own).requires_grad_()
+    start.shared = {k: v.clone().requires_grad_() for k, v in start.shared.items()}
+    triples = Triples(liked.csr(), "pairs", stream(0, "baseline-joined-triples"))
+    own, good, other = next(triples.epoch(10_000))
+    others = [other, *(triples.others(own) for _ in range(3))]
+    items = torch.from_numpy(np.stack([good, *others], 1))
+    start.batch_loss(users[own], items, LABELS, own).backward()
+    one = fitted_of_neumf(
+        CentralNeumf, liked, epochs=1, optimiser="sgd", learning_rate=0.001, **shared
+    )
+    expected = users - 0.001 * users.grad
+    torch.testing.assert_close(torch.from_numpy(one.own), expected.detach())
+    weights = start.shared["W0"]
+    expected = weights - 0.001 * weights.grad
+    torch.testing.assert_close(one.shared["W0"], expected.detach())
+
+
+def test_a_decay_of_almost_zero_gives_the_last_parameters(liked):
+    scores = [
+        fitted_of_neumf(CentralNeumf, liked, epochs=4, learning_rate=0.01, average=average).scores(
+            liked
+        )
+        for average in (0.0, 1e-12, 0.9)
+    ]
+    torch.testing.assert_close(scores[1], scores[0])
+    assert not torch.allclose(scores[2], scores[0], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_folded_in_users_are_served(planted):
+    """Half of the users do not train; alone and in a block they get the same scores."""
+    known = planted.known
+    model = fitted_of_neumf(
+        Gmf,
+        known.take(np.arange(0, 600, 2)),
+        epochs=60,
+        learning_rate=0.005,
+        unseen_users="fold-in",
+    )
+    scores = model.scores(known)
+    reached = scores.masked_fill(known.matrix() > 0, -torch.inf).topk(10).indices
+    hit = (reached == torch.from_numpy(planted.held_out)[:, None]).any(1).double()
+    popular = np.bincount(known.items, minlength=200).astype(np.float32)
+    assert hit[1::2].mean() > planted.recall(torch.from_numpy(popular).expand(600, -1)) + 0.05
+    torch.testing.assert_close(
+        model.scores(known.take(np.array([5]))), scores[[5]], atol=1e-4, rtol=1e-4
+    )
+
+
+def test_users_without_items_get_the_mean_row(taste):
+    model = fitted_of_neumf(CentralNeumf, taste)
+    nobody = Histories(20, np.zeros(3, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    np.testing.assert_allclose(
+        model.folded_in(nobody), np.tile(model.own.mean(0), (2, 1)), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("baseline", "settings", "word"),
+    [
+        (CentralNeumf, {"factors": 0, "tower": []}, "factors or a tower"),
+        (CentralNeumf, {"tower": [5, 3]}, "even width"),
+        (CentralNeumf, {"tower": [8]}, "at least one layer"),
+        (Mlp, {"factors": 4}, "factors"),
+        (Gmf, {"tower": [8, 4]}, "tower"),
+        (Gmf, {"pretrain-epochs": 2}, "both factors and a tower"),
+        (CentralNeumf, {"epochs": 0}, "pretrain-epochs"),
+    ],
+)
+def test_shapes_that_are_refused(baseline, settings, word):
+    with pytest.raises(ExperimentError, match=word):
+        baseline.Config.parse(settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["NeuMF", "GMF"])
+def test_it_ranks_as_well_as_cornac(name, planted):
+    """Recall over five seeds with default settings, but more epochs and larger steps, because the
+    data are small."""
+    models = pytest.importorskip("cornac.models")
+    from cornac.data import Dataset
+
+    known = planted.known
+    rows = [
+        (user, item, 1.0)
+        for user, item in zip(known.rows().tolist(), known.items.tolist(), strict=True)
+    ]
+    data = Dataset.from_uir(rows)
+    items = torch.tensor([data.iid_map[item] for item in range(200)])
+    shared = {
+        "num_factors": 8,
+        "num_epochs": 30,
+        "batch_size": 256,
+        "num_neg": 4,
+        "lr": 0.003,
+        "verbose": False,
+    }
+    tower = {"layers": (64, 32, 16, 8), "act_fn": "relu"} if name == "NeuMF" else {}
+    ours, theirs = [], []
+    for seed in range(5):
+        settings = {
+            "factors": 8,
+            "epochs": 30,
+            "batch_size": 256,
+            "learning_rate": 0.003,
+            "seed": seed,
+        }
+        settings |= {"tower": [64, 32, 16, 8]} if name == "NeuMF" else {}
+        ours.append(
+            planted.recall(
+                fitted_of_neumf(CentralNeumf if name == "NeuMF" else Gmf, known, **settings).scores(
+                    known
+                )
+            )
+        )
+        reference = getattr(models, name)(**shared, **tower, backend="pytorch", seed=seed)
+        reference.fit(data)
+        scores = np.stack([reference.score(data.uid_map[user]) for user in range(600)])
+        theirs.append(planted.recall(torch.from_numpy(scores)[:, items]))
+    assert planted.agrees(ours, theirs), (ours, theirs)

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interactions as clients: labels, known items, held-out items."""
+"""Populations of clients, their cache, and malicious users."""
 
+import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedrec.data import grouped_rows
 from fedrec.data import population as population_module
+from fedrec.data import time_order
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed
-from fedrec.data.population import Population
-from fedrec.data.split import Partition
-from fedrec.errors import ComponentError, DataError
+from fedrec.data.population import Population, PopulationCache, read_interactions
+from fedrec.data.splits.rules import Partition, partition_by
+from fedrec.errors import ComponentError, DataError, ExperimentError
+from fedrec.evaluation.central import CentralEvaluation, make_baseline
+from fedrec.experiment.loading import load
 from fedrec.experiment.tables import DataSettings
+from simulations import runner
 
 
 @pytest.mark.parametrize(
@@ -250,7 +254,7 @@ def larger(rows):
     ],
 )
 def test_a_perturbation_that_gives_something_else_is_named(load_tiny, monkeypatch, found, words):
-    from fedrec.perturb.members.random_replacement import RandomReplacement
+    from fedrec.perturb.simple import RandomReplacement
 
     give = found if callable(found) else lambda rows: found
     monkeypatch.setattr(RandomReplacement, "perturb", lambda self, data: give(data.rows))
@@ -304,7 +308,7 @@ def test_clients_with_numbers_of_their_own_have_the_data_of_users_by_index(world
 @pytest.mark.parametrize("grouped", [False, True])
 def test_what_is_computed_in_parts_is_that_of_plain_loops(monkeypatch, most, grouped):
     monkeypatch.setattr(population_module, "_AT_ONCE", most)
-    monkeypatch.setattr(grouped_rows, "_AT_ONCE", most)
+    monkeypatch.setattr(time_order, "_AT_ONCE", most)
     random = np.random.default_rng(5)
     users, items = random.integers(0, 12, 90), random.integers(0, 40, 90)
     users = np.sort(users) if grouped else users
@@ -324,3 +328,199 @@ def test_what_is_computed_in_parts_is_that_of_plain_loops(monkeypatch, most, gro
     for client, own in enumerate(found.clients(np.arange(9))):
         mine = [row for row in partition.train_rows if users[row] == client]
         assert own.items.tolist() == items[mine].tolist()
+
+
+# The populations that a process keeps, and data that are rewritten between two of its runs.
+
+DATASETS = {
+    "table": lambda path: {"name": "table", "path": str(path)},
+    "canaries": lambda path: {
+        "name": "simulations.attacks.canary_users:CanaryUsers",
+        "base": {"name": "table", "path": str(path)},
+        "count": 3,
+    },
+}
+
+
+def rewrite(path, users):
+    """A table in which each user has eight items; written over what is there."""
+    rows = [f"{user},{(user + item) % 12}" for user in range(users) for item in range(8)]
+    path.write_text("\n".join(["user,item", *rows]) + "\n")
+
+
+@pytest.fixture
+def table(tiny_experiment):
+    """An experiment on data without ratings."""
+    return {key: value for key, value in tiny_experiment().items() if key != "positive-above"}
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "table.csv"
+    rewrite(path, 18)
+    return path
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_rewritten_data_are_read_again_by_what_begins_anew(table, path, dataset):
+    table["dataset"] = DATASETS[dataset](path)
+    experiment, kept = load(table), PopulationCache()
+    first = kept.population(experiment)
+    kept.renew(experiment)
+    assert kept.population(experiment) is first
+    rewrite(path, 25)
+    assert kept.population(experiment) is first  # within a run it stays the same
+    kept.renew(experiment)
+    assert kept.population(experiment).interactions.num_users - first.interactions.num_users == 7
+
+
+def test_a_table_of_the_same_size_and_a_table_of_features_are_noticed(table, path):
+    features = path.with_name("sorts.csv")
+    features.write_text("item,sort\n0,a\n1,b\n")
+    table["dataset"] = {"name": "table", "path": str(path), "item-features": ["sorts.csv"]}
+    experiment, kept = load(table), PopulationCache()
+    for changed in (path, features):
+        first = kept.population(experiment)
+        changed.write_bytes(changed.read_bytes())
+        os.utime(changed, ns=(1, 1))
+        kept.renew(experiment)
+        assert kept.population(experiment) is not first
+
+
+def test_populations_from_elsewhere_are_kept(table, path):
+    """A node of a cluster has the data from the object store, and perhaps no file."""
+    table["dataset"] = DATASETS["table"](path)
+    experiment, kept, other = load(table), PopulationCache(), PopulationCache()
+    other.hold(experiment, kept.population(experiment))
+    path.unlink()
+    other.renew(experiment)
+    assert other.cached(experiment) is kept.cached(experiment)
+
+
+def test_a_second_run_of_a_process_is_on_the_new_table(table, path, tmp_path):
+    table["dataset"] = DATASETS["table"](path)
+    first = runner.run(table, output=tmp_path / "first")
+    rewrite(path, 60)
+    second = runner.run(table, output=tmp_path / "second")
+    assert len(second.users) > len(first.users)
+
+
+# Malicious users in the data: their number, targets, what the adversary knows, and centralised
+# systems that are fitted to their profiles.
+
+RANDOM = "adversary={attack='random',clients=3}"
+
+
+def populations(load_tiny, *overrides):
+    return Population.of(load_tiny(RANDOM, *overrides)), Population.of(load_tiny())
+
+
+def test_they_are_training_users_behind_the_others(load_tiny):
+    found, plain = populations(load_tiny)
+    honest = plain.interactions.num_users
+    assert found.adversary.malicious.tolist() == [honest, honest + 1, honest + 2]
+    assert set(found.adversary.malicious) <= set(found.training_clients)
+    assert set(found.training_clients) - set(plain.training_clients) == set(
+        range(honest, honest + 3)
+    )
+    features = found.interactions.user_features
+    assert features.names == plain.interactions.user_features.names
+    for codes, known in zip(
+        found.feature_codes(found.adversary.malicious),
+        plain.feature_codes(plain.training_clients),
+        strict=True,
+    ):
+        assert {*map(tuple, codes)} <= {*map(tuple, known)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "number"),
+    [("share=0.1", 1), ("share=0.5", 9), ("share=0.0", 0), ("share=0.001", 1), ("clients=0", 0)],
+)
+def test_their_number_is_a_share_of_the_honest_clients(load_tiny, settings, number):
+    """Of 18 training users."""
+    found = Population.of(load_tiny(f"adversary={{attack='random',{settings}}}"))
+    assert len(found.adversary.malicious) == number
+
+
+def test_share_and_number_together_are_refused(load_tiny):
+    with pytest.raises(ExperimentError, match="but not both"):
+        load_tiny("adversary={attack='random',share=0.1,clients=2}")
+
+
+def test_they_like_the_least_popular_item(load_tiny):
+    found, plain = populations(load_tiny)
+    offsets, items = plain.liked(plain.training_clients)
+    rows = plain.interactions.items[plain.partition.train_rows]
+    users = plain.interactions.users[plain.partition.train_rows]
+    counts = np.bincount(
+        rows[np.isin(users, plain.training_clients)], minlength=plain.interactions.num_items
+    )
+    (target,) = found.adversary.targets.tolist()
+    assert counts[target] == counts.min() and len(offsets) > 1 and len(items)
+    for client in found.adversary.malicious.tolist():
+        assert target in found.client(client).positives
+
+
+def test_a_target_by_name(load_tiny):
+    interactions = read_interactions(load_tiny())
+    name = str(interactions.item_ids[7])
+    found = Population.of(load_tiny(f"adversary={{attack='random',target-items=['{name}']}}"))
+    assert found.adversary.targets.tolist() == [7]
+    with pytest.raises(ExperimentError, match="names no item"):
+        Population.of(load_tiny("adversary={attack='random',target-items=['nothing']}"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("clients=1000000", "at most the number of honest training clients"),
+        ("targets=1000000", "at most the number of items of the dataset"),
+        ("target-items=['{name}','{name}']", "each of them once"),
+    ],
+)
+def test_more_than_the_dataset_has_is_refused(load_tiny, settings, expected):
+    name = str(read_interactions(load_tiny()).item_ids[7])
+    experiment = load_tiny(f"adversary={{attack='random',{settings.format(name=name)}}}")
+    with pytest.raises(ExperimentError, match=expected):
+        Population.of(experiment)
+
+
+def test_as_many_as_the_dataset_has_are_allowed(load_tiny):
+    interactions = read_interactions(load_tiny())
+    honest = len(Population.of(load_tiny()).partition.training_clients)
+    many = f"clients={honest},targets={interactions.num_items}"
+    known = Population.of(load_tiny(f"adversary={{attack='random',{many}}}")).adversary
+    assert len(known.malicious) == honest and len(known.targets) == interactions.num_items
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+def test_the_public_rows_are_a_share_of_each_clients_training_rows(load_tiny, share):
+    settings = load_tiny(f"adversary={{attack='random',public-share={share}}}")
+    known = Population.of(settings).adversary
+    interactions = read_interactions(settings)
+    partition = partition_by(settings.split, settings.seed, interactions)
+    for place, user in enumerate(partition.training_clients.tolist()):
+        rows = partition.train_rows[interactions.users[partition.train_rows] == user]
+        own = known.public[known.offsets[place] : known.offsets[place + 1]]
+        assert len(own) == np.ceil(share * len(rows))
+        assert set(own) <= set(interactions.items[rows])
+
+
+def test_a_perturbation_beside_an_adversary_is_refused(load_tiny):
+    with pytest.raises(ExperimentError, match="without \\[perturb\\]"):
+        load_tiny(RANDOM, "perturb={name='targeted',attribute='gender',epsilon=1.0}")
+
+
+@pytest.mark.parametrize("name", ["popularity", "ease", "ials"])
+def test_profiles_reach_centralised_systems(name, load_tiny):
+    """Half as many malicious as honest users raise the targets' places in honest users' lists."""
+    found = {}
+    for share in (0.0, 0.5):
+        settings = load_tiny(f"adversary={{attack='random',share={share},public-share=1.0}}")
+        evaluation = CentralEvaluation(Population.of(settings), settings.evaluation)
+        measured = evaluation.measure(make_baseline(name, {}))
+        assert not set(measured.table.index) & set(range(24, 33))  # malicious users
+        found[share] = measured.means(evaluation.metrics)
+    assert found[0.0]["exposure@5"] == 0
+    assert found[0.5]["target-rank"] < found[0.0]["target-rank"] - 0.1

@@ -1,18 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The readers on the published data, and on damaged copies, which are refused."""
+"""Published data and splits, and files of vectors."""
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedrec.components.registry import DATASET, resolve
+from fedrec.data.catalogue import Catalogue, read_vectors, vector_files
+from fedrec.data.features import Feature, FeatureNames, FeatureTable, Vectors
+from fedrec.data.interactions import Interactions
 from fedrec.data.reader import data_directory
-from fedrec.data.splits.kfold import read_test_fold
+from fedrec.data.readers.amazon import AmazonUpc
+from fedrec.data.readers.gowalla import Gowalla
+from fedrec.data.readers.synthetic import Synthetic
+from fedrec.data.readers.table import Table
+from fedrec.data.splits.folds import read_test_fold
+from fedrec.data.splits.published import Published
 from fedrec.errors import DataError
 
-pytestmark = pytest.mark.real_data
+# The readers on the published data, and on damaged copies, which are refused.
 
 
 def reader(name, **settings):
@@ -36,6 +47,7 @@ def replace_line(path: Path, number: int, change):
     path.write_bytes(b"".join(lines))
 
 
+@pytest.mark.real_data
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows", "users", "items"),
@@ -54,6 +66,7 @@ def test_published_data_are_accepted(name, rows, users, items):
     assert (len(data), data.num_users, data.num_items) == (rows, users, items)
 
 
+@pytest.mark.real_data
 @pytest.mark.parametrize(
     ("name", "train", "test"), [("gowalla", 810_128, 217_242), ("amazon-upc", 37_027, 15_930)]
 )
@@ -62,6 +75,7 @@ def test_parts_have_the_published_sizes(name, train, test):
     assert len(reader(name, part="test").read()) == test
 
 
+@pytest.mark.real_data
 def test_features_of_ml_1m():
     data = reader("ml-1m").read()
     sizes = {feature.name: len(feature.categories) for feature in data.user_features.features}
@@ -72,6 +86,7 @@ def test_features_of_ml_1m():
     assert first == ["F", "Under 18", "K-12 student"]
 
 
+@pytest.mark.real_data
 def test_features_of_ml_100k():
     data = reader("ml-100k").read()
     assert (
@@ -81,12 +96,14 @@ def test_features_of_ml_100k():
     assert len(data.item_features["genres"].categories) == 19
 
 
+@pytest.mark.real_data
 def test_frappe_pairs():
     rows, pairs = reader("frappe").read(), reader("frappe", unit="pairs").read()
     assert len(pairs) == 18_842
     assert pairs.ratings.sum(dtype=np.float64) == rows.ratings.sum(dtype=np.float64)
 
 
+@pytest.mark.real_data
 def test_shipped_folds_cover_ml_100k_once():
     data = reader("ml-100k").read()
     folds = [read_test_fold(data_directory() / "ml-100k", fold, data) for fold in range(1, 6)]
@@ -94,6 +111,7 @@ def test_shipped_folds_cover_ml_100k_once():
     np.testing.assert_array_equal(np.sort(np.concatenate(folds)), np.arange(100_000))
 
 
+@pytest.mark.real_data
 def test_ml_100k_with_seven_injected_lines_is_refused(tmp_path):
     folder = copied("ml-100k", tmp_path)
     with (folder / "u.data").open("a") as file:
@@ -106,6 +124,7 @@ def test_ml_100k_with_seven_injected_lines_is_refused(tmp_path):
     assert (caught.value.expected, caught.value.got) == ("100,000 rows", "100,007 rows")
 
 
+@pytest.mark.real_data
 def test_ml_1m_cut_in_the_middle_of_a_line_is_refused(tmp_path):
     folder = copied("ml-1m", tmp_path)
     lines = (folder / "ratings.dat").read_bytes().splitlines(keepends=True)[:50_440]
@@ -115,6 +134,7 @@ def test_ml_1m_cut_in_the_middle_of_a_line_is_refused(tmp_path):
     assert "1,000,209" in caught.value.expected and "50,440 lines" in caught.value.got
 
 
+@pytest.mark.real_data
 def test_ml_1m_cut_between_lines_is_refused(tmp_path):
     folder = copied("ml-1m", tmp_path)
     lines = (folder / "ratings.dat").read_bytes().splitlines(keepends=True)[:50_440]
@@ -124,6 +144,7 @@ def test_ml_1m_cut_between_lines_is_refused(tmp_path):
     assert (caught.value.expected, caught.value.got) == ("1,000,209 rows", "50,440 rows")
 
 
+@pytest.mark.real_data
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "file", "number", "old", "new"),
@@ -144,6 +165,7 @@ def test_one_changed_value_is_refused(tmp_path, name, file, number, old, new):
     assert reader(name, path=folder, verify=False).read() is not None
 
 
+@pytest.mark.real_data
 def test_pair_moved_from_test_to_train_is_refused(tmp_path):
     folder = copied("amazon-upc", tmp_path)
     train, test = (
@@ -156,9 +178,196 @@ def test_pair_moved_from_test_to_train_is_refused(tmp_path):
         reader("amazon-upc", path=folder).read()
 
 
+@pytest.mark.real_data
 def test_the_error_for_missing_data_names_the_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDREC_DATA", str(tmp_path))
     with pytest.raises(DataError, match="not there") as caught:
         reader("ml-1m").read()
     assert str(tmp_path / "ml-1m") in caught.value.expected
     assert "fedrec data fetch ml-1m" in caught.value.fix
+
+
+# The publisher's own split, also in the format of the other Amazon datasets of UPC-SDG's authors.
+
+
+@pytest.fixture
+def clothing(tmp_path):
+    """Two files in the authors' format of Clothing: a header, items before users, ids and codes."""
+    train = [(user * 3 + n, user) for user in range(12) for n in range(1 + user)]
+    test = [(user * 3 + 20, user) for user in range(12)]
+    for name, rows in (("train", train), ("test", test)):
+        lines = [
+            "itemID,userID,reviewerID,asin",
+            *(f"{item},{user},A{user},B{item}" for item, user in rows),
+        ]
+        (tmp_path / f"{name}.csv").write_text("\r\n".join(lines) + "\r\n")
+    return tmp_path, train, test
+
+
+def read(reader, folder, **settings) -> Interactions:
+    return reader("small", reader.Config(path=folder, verify=False, **settings)).read()
+
+
+def test_rows_of_the_files_are_what_is_learned_from_and_tested(clothing):
+    folder, train, test = clothing
+    data = read(AmazonUpc, folder)
+    found = Published(Published.Config(), 0).split(data)
+    for rows, wanted in ((found.train_rows, train), (found.test_rows, test)):
+        pairs = zip(data.item_ids[data.items[rows]], data.user_ids[data.users[rows]], strict=True)
+        assert sorted(pairs) == sorted(wanted)
+    assert len(found.validation_rows) == 0 and found.training_clients.tolist() == list(range(12))
+
+
+def test_validation_rows_come_from_the_training_file(clothing):
+    folder, train, test = clothing
+    data = read(AmazonUpc, folder)
+    found, again, other = (
+        Published(Published.Config(validation=0.25), seed).split(data) for seed in (0, 0, 1)
+    )
+    counts = np.bincount(data.users[found.validation_rows], minlength=12)
+    assert counts.tolist() == [min(int(0.25 * n + 0.5), n - 1) for n in range(1, 13)]
+    assert len(found.test_rows) == len(test) and len(found.train_rows) + counts.sum() == len(train)
+    assert (found.validation_rows == again.validation_rows).all()
+    assert (found.validation_rows != other.validation_rows).any()
+
+
+def test_gowalla_has_one_too(tmp_path):
+    (tmp_path / "train.txt").write_text("0 5 2\n1 5\n3 8 2 5 \n")
+    (tmp_path / "test.txt").write_text("0 8\n1 \n3 9\n")
+    found = Published(Published.Config(), 0).split(read(Gowalla, tmp_path))
+    assert (len(found.train_rows), len(found.test_rows)) == (6, 2)
+
+
+def test_datasets_without_such_files_are_refused(clothing):
+    generated = Synthetic(
+        "synthetic", Synthetic.Config(users=5, items=30, mean_interactions=9)
+    ).read()
+    with pytest.raises(DataError, match="has no published split"):
+        Published(Published.Config(), 0).split(generated)
+    with pytest.raises(DataError, match="rows of one file only"):
+        Published(Published.Config(), 0).split(read(AmazonUpc, clothing[0], part="train"))
+
+
+# Files of dense vectors of items, and what becomes of them.
+
+IDS = np.array([10, 20, 30])
+NAMES = ["30", "10", "7"]
+VALUES = np.array([[1.0, 2.0], [3.0, -4.0], [9.0, 9.0]])
+
+
+def npy(tmp_path, values=VALUES, names=NAMES):
+    np.save(tmp_path / "cover.npy", values)
+    (tmp_path / "cover.txt").write_text("\n".join(names) + "\n")
+    return tmp_path / "cover.npy"
+
+
+def lists(tmp_path, values=VALUES, names=NAMES):
+    pytest.importorskip("pyarrow")
+    pd.DataFrame({"item": names, "vector": [*map(list, values)]}).to_parquet(
+        tmp_path / "cover.parquet"
+    )
+    return tmp_path / "cover.parquet"
+
+
+def columns(tmp_path, values=VALUES, names=NAMES):
+    pytest.importorskip("pyarrow")
+    frame = pd.DataFrame({"item": names, "a": values[:, 0], "b": values[:, 1]})
+    frame.to_parquet(tmp_path / "cover.parquet")
+    return tmp_path / "cover.parquet"
+
+
+@pytest.mark.parametrize("written", [npy, lists, columns])
+def test_rows_go_by_their_ids_and_other_items_are_left_out(tmp_path, written):
+    found = read_vectors(written(tmp_path), IDS, complete=False)
+    assert found.name == "cover" and found.values.dtype == np.float32
+    np.testing.assert_array_equal(found.values, [[3, -4], [0, 0], [1, 2]])
+    assert found.known.tolist() == [True, False, True]
+
+
+def test_an_item_without_a_vector_is_refused_unless_it_may_have_the_mean(tmp_path):
+    with pytest.raises(DataError, match=r"(?s)none for 1 of them, such as 20.*'mean'"):
+        read_vectors(npy(tmp_path), IDS, complete=True)
+    with pytest.raises(DataError, match="name items as the data do"):
+        read_vectors(npy(tmp_path), np.array(["x"]), complete=False)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("values", "names", "message"),
+    [
+        (VALUES, ["30", "10", "30"], "two of '30'"),
+        (VALUES, ["30", "10"], "2 ids and an array"),
+        (VALUES[:, 0], NAMES, r"an array of shape \[3\]"),
+        (np.where(VALUES > 8, np.nan, VALUES), NAMES, "NaN or infinity"),
+        (np.where(VALUES > 8, 1e300, VALUES), NAMES, "NaN or infinity"),
+        (np.array([["a"], ["b"], ["c"]]), NAMES, "of <U1"),
+        (VALUES + 1j, NAMES, "of complex128"),
+    ],
+)
+def test_vectors_that_cannot_be_used_are_refused(tmp_path, values, names, message):
+    with pytest.raises(DataError, match=message):
+        read_vectors(npy(tmp_path, values, names), IDS, complete=False)
+
+
+def test_missing_and_other_files_are_refused(tmp_path):
+    for name in ("none.npy", "none.parquet", "none.csv"):
+        with pytest.raises(DataError, match=name):
+            read_vectors(tmp_path / name, IDS, complete=False)
+    assert vector_files(tmp_path / "none.npy") == []
+    assert len(vector_files(npy(tmp_path))) == 2
+
+
+def test_lists_of_unequal_length_are_refused(tmp_path):
+    pytest.importorskip("pyarrow")
+    ragged = pd.DataFrame({"item": NAMES, "vector": [[1.0], [1.0, 2.0], [3.0]]})
+    ragged.to_parquet(tmp_path / "cover.parquet")
+    with pytest.raises(DataError, match="lists of equal length"):
+        read_vectors(tmp_path / "cover.parquet", IDS, complete=False)
+
+
+def test_a_table_names_them_as_features_of_their_own_kind(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("user,item\n1,10\n1,30\n2,20\n")
+    settings = {"item_vectors": [npy(tmp_path)], "items_without_vector": "mean"}
+    reader = Table("mine", Table.Config(path=path, **settings))
+    table = reader.described(reader.read()).item_features
+    assert table.names == () and table.vectors[0].known.tolist() == [True, False, True]
+    assert reader.stated_features() == FeatureNames(item_vectors=("cover",))
+    assert {file.name for file in reader.every_file()} == {"rows.csv", "cover.npy", "cover.txt"}
+
+
+def vectors(values=VALUES, known=(True, True, False)):
+    values = np.where(np.array(known)[:, None], values, 0).astype(np.float32)
+    return Vectors("cover", values, np.array(known))
+
+
+def test_they_are_centred_and_scaled_and_follow_their_rows():
+    found = vectors().standardised()
+    own = VALUES[:2] - VALUES[:2].mean(0)
+    np.testing.assert_allclose(found[:2], own / np.sqrt((own**2).sum(1).mean()), rtol=1e-6)
+    assert not found[2].any()
+    moved = vectors().renumbered(np.array([1, -1, 2, 0]))
+    assert moved.known.tolist() == [True, False, False, True]
+    np.testing.assert_array_equal(moved.values[[0, 3]], VALUES[[1, 0]])
+    assert not moved.values[1:3].any()
+
+
+def test_the_catalogue_of_a_deployment_carries_them(tmp_path):
+    title = Feature.words("title", ["Red hat", "", "hat"])
+    table = FeatureTable(3, (Feature.single("kind", "aba"),), (title,), (vectors(),))
+    Catalogue(np.array(["x", "y", "z"]), table, (), False, False).write(tmp_path / "c.json")
+    found = Catalogue.read(tmp_path / "c.json").item_features
+    assert found.names == ("kind",) and found["title"].categories == title.categories
+    np.testing.assert_array_equal(found.vectors[0].values, vectors().values)
+    np.testing.assert_array_equal(found.vectors[0].known, vectors().known)
+    written = json.loads((tmp_path / "c.json").read_text())
+    written["item-vectors"][0]["width"] = 3
+    (tmp_path / "c.json").write_text(json.dumps(written))
+    with pytest.raises(DataError, match="not a catalogue"):
+        Catalogue.read(tmp_path / "c.json")
+
+
+def test_vectors_of_wrong_shape_are_refused():
+    for values in (np.zeros((3, 0), np.float32), np.full((3, 2), np.inf, np.float32)):
+        with pytest.raises(DataError, match="not usable"):
+            replace(vectors(), values=values)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every split on small examples, and the common properties of all splits."""
+"""Splits of rows into training, validation and test."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -9,14 +10,27 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from fedrec.components.registry import SPLIT, resolve
+from fedrec.data.columns import index_rows
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
-from fedrec.data.split import Partition, Split, partition_by
-from fedrec.data.splits._order import places
-from fedrec.data.splits.user_holdout import UserHoldout
+from fedrec.data.splits.folds import read_test_fold
+from fedrec.data.splits.rules import (
+    Bounded,
+    BoundedConfig,
+    Partition,
+    Ratio,
+    RatioConfig,
+    Split,
+    UserHoldout,
+    partition_by,
+    places,
+)
 from fedrec.data.time_order import TimeOrder, tied_share
 from fedrec.errors import DataError, ExperimentError
+from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
+
+# Every split on small examples, and the common properties of all splits.
 
 
 def interactions(users, items=None, times=None, num_users=None) -> Interactions:
@@ -450,3 +464,103 @@ def test_places_are_those_of_a_sort_by_two_keys(least, grouped):
             ordered = sorted(rows, key=lambda row: (keys[row], row))
             assert place[ordered].tolist() == list(range(len(rows)))
             assert set(count[rows].tolist()) <= {len(rows)}
+
+
+# Theorem 1 of DP-VAE as a split: the paper's number, the training users, and unchanged held-out
+# rows.
+
+COUNTS = (3, 10, 40, 100)
+
+
+@pytest.fixture
+def interactions_of_bounded_split():
+    users = np.repeat(np.arange(4), COUNTS)
+    items = np.concatenate([np.arange(count) for count in COUNTS])
+    return Interactions(
+        "made", users, items, np.arange(4), np.arange(100), FeatureTable(4), FeatureTable(100)
+    )
+
+
+def bounded(**settings):
+    return Bounded(BoundedConfig(**settings), 3)
+
+
+def test_the_default_is_the_papers_largest_bound():
+    assert round(BoundedConfig().bound(1.0)) == 1772
+    assert BoundedConfig(dimension=10, omega=0.5, delta=0.2).bound(0.3) == pytest.approx(
+        0.6 * (10 + math.log(5))
+    )
+
+
+def test_what_is_held_out_stays_and_training_is_thinned(interactions_of_bounded_split):
+    whole = Ratio(RatioConfig(), 3).split(interactions_of_bounded_split)
+    # at most 21 rows, at least 6.4
+    config = {"omega": 0.5, "delta": 0.5, "dimension": 10.0, "p_min": 0.3}
+    part = bounded(**config).split(interactions_of_bounded_split)
+    np.testing.assert_array_equal(part.test_rows, whole.test_rows)
+    np.testing.assert_array_equal(part.validation_rows, whole.validation_rows)
+    assert set(part.train_rows) <= set(whole.train_rows)
+    before, after = (
+        np.bincount(interactions_of_bounded_split.users[p.train_rows], minlength=4)
+        for p in (whole, part)
+    )
+    np.testing.assert_array_equal(after, np.minimum(before, 21))
+    assert part.training_clients.tolist() == [1, 2, 3] and before[0] < 6.4 <= before[1]
+
+
+def test_the_papers_settings_leave_small_data_alone(interactions_of_bounded_split):
+    part, whole = (
+        bounded().split(interactions_of_bounded_split),
+        Ratio(RatioConfig(), 3).split(interactions_of_bounded_split),
+    )
+    for field in ("training_clients", "train_rows", "test_rows"):
+        np.testing.assert_array_equal(getattr(part, field), getattr(whole, field))
+
+
+def test_an_experiment_names_the_split_inside(tiny_experiment):
+    loaded = load(
+        tiny_experiment(),
+        ["split={name='bounded', p-min=0.1, inner={name='ratio', order='temporal'}}"],
+    )
+    assert loaded.split.options["inner"]["order"] == "temporal"
+    assert loaded.split.options["inner"]["train"] == 0.8
+
+
+# The test folds that MovieLens-100K ships.
+
+
+@pytest.fixture
+def interactions_of_shipped_folds():
+    return index_rows("small", users=np.array([5, 5, 9, 9]), items=np.array([1, 3, 3, 1]))
+
+
+def test_rows_follow_the_file(tmp_path, interactions_of_shipped_folds):
+    (tmp_path / "u2.test").write_text("9\t1\t3\t0\n5\t3\t3\t0\n")
+    assert read_test_fold(tmp_path, 2, interactions_of_shipped_folds).tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("pair", ["9\t7", "6\t1", "5\t2"])
+def test_unknown_pair_is_named(tmp_path, interactions_of_shipped_folds, pair):
+    (tmp_path / "u1.test").write_text(f"9\t1\t3\t0\n{pair}\t3\t0\n")
+    with pytest.raises(DataError, match=r"u1\.test, line 2") as caught:
+        read_test_fold(tmp_path, 1, interactions_of_shipped_folds)
+    user, item = pair.split("\t")
+    assert caught.value.got == f"user {user}, item {item}"
+
+
+def test_a_missing_file_is_named(tmp_path, interactions_of_shipped_folds):
+    with pytest.raises(DataError, match="file of fold 3 is missing"):
+        read_test_fold(tmp_path, 3, interactions_of_shipped_folds)
+
+
+def test_cut_file_is_refused(tmp_path, interactions_of_shipped_folds):
+    (tmp_path / "u1.test").write_text("9\t1\t3\t0\n5\t3\t3\t88")
+    with pytest.raises(DataError, match="cut off"):
+        read_test_fold(tmp_path, 1, interactions_of_shipped_folds)
+
+
+def test_repeated_pairs_are_refused(tmp_path):
+    (tmp_path / "u1.test").write_text("5\t1\t3\t0\n")
+    twice = index_rows("small", users=np.array([5, 5]), items=np.array([1, 1]))
+    with pytest.raises(DataError, match="pair once"):
+        read_test_fold(tmp_path, 1, twice)

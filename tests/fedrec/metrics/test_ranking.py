@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranking metrics against ir-measures, brute force, and by hand."""
+"""Metrics of ranked lists."""
 
 import itertools
 import math
 from fractions import Fraction
+from itertools import permutations
 
 import ir_measures
 import numpy as np
@@ -14,12 +15,16 @@ from hypothesis import strategies as st
 from ir_measures import AP, RR, P, R, ScoredDoc, Success, nDCG
 from sklearn.metrics import ndcg_score
 
+from fedrec.config import Config
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.lists import ranking_metrics
-from fedrec.evaluation.metrics import Metrics
+from fedrec.evaluation.tables import Evaluated, Metrics
+from fedrec.experiment.loading import load
 from fedrec.experiment.tables import EvaluationConfig
-from fedrec.metrics.block import RankedBlock
-from fedrec.metrics.whole_lists import _first_of_tied
+from fedrec.metrics.ranking import Exposure, TargetNdcg, TargetRank, _first_of_tied, gini
+from fedrec.metrics.ranks import RankedBlock
+
+# Ranking metrics against ir-measures, brute force, and by hand.
 
 KS = (1, 3, 5, 10)
 
@@ -436,3 +441,124 @@ def test_a_block_about_other_items_is_a_block_of_these(levels):
         np.testing.assert_array_equal(found[name], values, err_msg=name)
     with pytest.raises(ValueError, match="to be seen"):
         block.about(~masks["seen"])
+
+
+def measured(scores, known, liked, popularity, ks, size=100):
+    """The metrics of lists, from the sums of blocks of some size."""
+    metrics = Metrics("ranking", EvaluationConfig(ks=ks))
+    parts = []
+    for rows in torch.arange(len(scores)).split(size):
+        nothing = torch.zeros_like(known[rows])
+        masks = {"seen": known[rows], "known": known[rows], "relevant": nothing}
+        block = RankedBlock(scores[rows], ks=ks, **masks)
+        block.liked, block.popularity = liked[rows], popularity.double()
+        columns = metrics.of_block(block)
+        parts.append(Evaluated(rows.numpy(), columns, metrics.sums(block)))
+    return metrics.of_sums(Evaluated.joined(parts).sums)
+
+
+def test_lists_by_hand():
+    """Lists of two of four items: 1, 3 and 0, 1; the first user knows 0 and likes it, the second
+    knows and likes 3."""
+    scores = torch.tensor([[9.0, 3.0, 1.0, 2.0], [5.0, 4.0, 3.0, 9.0]])
+    known = torch.tensor([[True, False, False, False], [False, False, False, True]])
+    found = measured(scores, known, known, torch.tensor([0.8, 0.4, 0.2, 0.1]), (1, 2))
+    assert found["coverage@1"] == 0.5 and found["coverage@2"] == 0.75
+    assert found["popularity@1"] == pytest.approx((0.4 + 0.8) / 2)
+    assert found["popularity@2"] == pytest.approx((0.25 + 0.6) / 2)
+    assert found["popularity-lift@2"] == pytest.approx((0.25 / 0.8 - 1 + 0.6 / 0.1 - 1) / 2)
+    assert found["gini@1"] == pytest.approx(0.5)
+    assert found["gini@2"] == gini(np.array([1, 2, 0, 1]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gini_is_half_the_relative_mean_difference(seed):
+    counts = np.random.default_rng(seed).integers(0, 9, 17)
+    differences = (
+        sum(abs(int(a) - int(b)) for a, b in itertools.product(counts, counts)) / len(counts) ** 2
+    )
+    assert gini(counts) == pytest.approx(differences / (2 * counts.mean()))
+
+
+def test_gini_at_its_ends():
+    assert gini(np.full(6, 3)) == pytest.approx(0)
+    assert gini(np.array([0, 0, 0, 8])) == pytest.approx(1 - 1 / 4)
+    assert math.isnan(gini(np.zeros(4)))
+
+
+def test_blocks_do_not_matter_and_short_lists_are_short():
+    """The last users know all items, or all but one; no list contains a known item."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(30, 12, generator=generator)
+    known = torch.rand(30, 12, generator=generator) < 0.3
+    known[-2] = True
+    known[-1] = True
+    known[-2, 5] = False
+    liked = known & (torch.rand(30, 12, generator=generator) < 0.7)
+    given = (scores, known, liked, torch.rand(12, generator=generator), (3, 20))
+    whole = measured(*given)
+    assert whole == pytest.approx(measured(*given, size=7))
+    # the whole catalogue is listed
+    assert whole["gini@20"] == pytest.approx(gini((~known).sum(0).numpy()))
+
+
+def test_a_user_who_likes_only_what_nobody_likes_has_no_lift():
+    scores = torch.tensor([[1.0, 2.0, 0.0], [1.0, 2.0, 0.0]])
+    known = torch.tensor([[False, False, True], [True, False, False]])
+    found = measured(scores, known, known, torch.tensor([0.5, 0.25, 0.0]), (1,))
+    assert found["popularity-lift@1"] == pytest.approx(0.25 / 0.5 - 1)
+
+
+# Exposure, NDCG and rank of an adversary's targets, by sorting whole lists.
+
+SCORES = torch.tensor(
+    [[3.0, 1.0, 2.0, 2.0, 0.0], [0.0, 5.0, 1.0, 1.0, 2.0], [1.0, 1.0, 1.0, 1.0, 1.0]]
+)
+KNOWN = torch.zeros(3, 5, dtype=torch.bool)
+KNOWN[0, 0] = True
+KNOWN[1, 1] = True
+SEEN = KNOWN.clone()
+SEEN[1, 2] = True  # held out: this user has rated the first target
+TARGETS = torch.tensor([2, 4])
+
+
+def by_all_orders(gain):
+    """Mean gain of each target's place over all orders of the catalogue, in stable sorts."""
+    found = np.full(3, np.nan)
+    for user in range(3):
+        own = [t for t in TARGETS.tolist() if not SEEN[user, t]]
+        listed = [i for i in range(5) if not KNOWN[user, i]]
+        gains = []
+        for order in permutations(listed):
+            ranked = sorted(order, key=lambda i: -float(SCORES[user, i]))
+            gains.append(np.mean([gain(ranked.index(t) + 1, len(listed)) for t in own]))
+        found[user] = np.mean(gains)
+    return found
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_the_places_of_targets_by_sorting(k):
+    block = RankedBlock(
+        SCORES, seen=SEEN, known=KNOWN, relevant=SEEN & ~KNOWN, ks=(5,), targets=TARGETS
+    )
+    cases = [
+        (Exposure, lambda place, _: float(place <= k)),
+        (TargetNdcg, lambda place, _: 1 / math.log2(place + 1) if place <= k else 0.0),
+        (TargetRank, lambda place, length: place / length),
+    ]
+    for metric, gain in cases:
+        found = metric(Config()).per_user(block, k).numpy()
+        np.testing.assert_allclose(found, by_all_orders(gain), rtol=1e-12)
+
+
+def test_a_user_who_rated_all_targets_has_no_value():
+    seen = torch.ones(3, 5, dtype=torch.bool)
+    block = RankedBlock(SCORES, seen=seen, known=KNOWN, relevant=~KNOWN, ks=(5,), targets=TARGETS)
+    assert Exposure(Config()).per_user(block, 5).isnan().all()
+
+
+def test_they_need_an_adversary(tiny_experiment):
+    table = tiny_experiment()
+    table["evaluation"]["metrics"] = ["exposure"]
+    with pytest.raises(ExperimentError, match="adversary"):
+        load(table)

@@ -1,31 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UPC-SDG against closed forms: similarities, attention, Gumbel-softmax, and limits of gamma and
-k."""
+"""UPC-SDG and other replacements of rows."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
 
+from fedrec.config import Config
+from fedrec.data.perturbation import Perturbed
 from fedrec.errors import DataError, ExperimentError
-from fedrec.perturb.members.upc_sdg import UpcSdg, UpcSdgConfig
-from fedrec.perturb.synthesis.attention import (
+from fedrec.perturb.generator import (
     Attention,
     AttentionConfig,
-    attention_weights,
-    train_attention,
-)
-from fedrec.perturb.synthesis.embeddings import trained_embeddings
-from fedrec.perturb.synthesis.generator import (
     Generator,
     GeneratorConfig,
+    attention_weights,
     gumbel_softmax,
     losses,
+    train_attention,
     train_generator,
 )
-from fedrec.perturb.synthesis.similarity import Similarity
-from fedrec.perturb.synthesis.substitutes import scored_substitutes
+from fedrec.perturb.simple import (
+    RandomisedResponse,
+    RandomisedResponseConfig,
+    RandomReplacement,
+    RandomReplacementConfig,
+)
+from fedrec.perturb.substitutes import (
+    Similarity,
+    drawn_by_weight,
+    mean_similarity,
+    measured_similarity,
+    random_substitutes,
+    scored_substitutes,
+    trained_embeddings,
+)
+from fedrec.perturb.upc_sdg import (
+    ReplacementConfig,
+    UpcSdg,
+    UpcSdgConfig,
+    lowest,
+    preferences_of,
+    replaced_counts,
+)
 from fedrec.rng import torch_stream
+
+# UPC-SDG against closed forms: similarities, attention, Gumbel-softmax, and limits of gamma and k.
 
 QUICK = {
     "embeddings": {"factors": 8, "epochs": 30},
@@ -315,3 +337,269 @@ class TestWhole:
     def test_users_without_training_rows_are_an_error(self, make_data):
         with pytest.raises(DataError, match="users without training rows"):
             synthetic(make_data([0, 2], [0, 1], 3, 9, clients=np.arange(3)))
+
+
+# Mean similarity of items and their substitutes: by hand, by gamma, and of perturbations without
+# embeddings.
+
+ITEMS = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0], [-1.0, 0.5]])
+
+
+def test_each_gamma_has_the_mean_of_its_own_rows():
+    originals, substitutes = np.array([0, 1, 2, 3]), np.array([1, 2, 3, 0])
+    gamma = np.array([0.5, 0.1, 0.5, 0.1])
+    found = mean_similarity(originals, substitutes, Similarity(ITEMS, "paper"), gamma)
+    assert list(found) == ["0.1", "0.5"] and [one["rows"] for one in found.values()] == [2, 2]
+    for definition in ("paper", "released", "cosine"):
+        alike = Similarity(ITEMS, definition).rows(torch.from_numpy(originals)).numpy()
+        wanted = alike[np.arange(4), substitutes]
+        assert found["0.1"][definition] == pytest.approx(wanted[[1, 3]].mean())
+        assert found["0.5"][definition] == pytest.approx(wanted[[0, 2]].mean())
+
+
+def test_many_gammas_are_rounded():
+    some = np.zeros(50, dtype=np.int64)
+    found = mean_similarity(some, some + 1, Similarity(ITEMS, "cosine"), np.linspace(0, 1, 50))
+    assert list(found) == [f"{step / 10:g}" for step in range(11)]
+    assert sum(one["rows"] for one in found.values()) == 50
+
+
+def test_nothing_replaced_has_no_similarity(two_tastes):
+    nothing = np.empty(0, dtype=np.int64)
+    same = Perturbed(two_tastes.rows, np.arange(len(two_tastes.rows)))
+    foreign = Perturbed(two_tastes.rows, np.full(len(two_tastes.rows), -1))
+    assert mean_similarity(nothing, nothing, Similarity(ITEMS, "paper")) == {}
+    assert all(measured_similarity(two_tastes.rows, one, 0) == {} for one in (same, foreign))
+
+
+@pytest.mark.parametrize(
+    "perturbation",
+    [
+        RandomReplacement(RandomReplacementConfig(replacement_ratio=0.5), 0),
+        RandomisedResponse(RandomisedResponseConfig(epsilon=1.0), 0),
+    ],
+    ids=["random-replacement", "randomised-response"],
+)
+def test_random_items_are_less_alike_than_items_of_the_same_taste(two_tastes, perturbation):
+    """Items 0 to 19 are similar to each other, and so are the others."""
+    rows = two_tastes.rows
+    found = perturbation.perturb(two_tastes)
+    moved = int((found.rows.items != rows.items).sum())
+    random = measured_similarity(rows, found, 0)
+    near = (rows.items // 20) * 20 + (rows.items % 20 + 1) % 20
+    tasteful = Perturbed(dataclasses.replace(rows, items=near), np.arange(len(rows)))
+    assert list(random) == ["all"] and random["all"]["rows"] == moved
+    assert measured_similarity(rows, tasteful, 0)["all"]["cosine"] > random["all"]["cosine"] + 0.2
+
+
+# The number of replaced rows, their selection, their substitutes, and individual settings of users.
+
+
+def replaced(data, seed=0, **settings):
+    config = RandomReplacement.Config.parse(settings)
+    return RandomReplacement(config, seed).perturb(data)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "rows", "count"),
+    [
+        (0.0, 7, 0),
+        (1.0, 7, 7),
+        (0.2, 2, 0),
+        (0.2, 3, 1),
+        (0.5, 3, 2),
+        (0.35, 10, 4),
+        (0.8, 5, 4),
+        (0.7, 5, 4),
+    ],
+)
+def test_the_count_is_rounded_half_up(make_data, ratio, rows, count):
+    data = make_data([0] * rows, list(range(rows)))
+    assert replaced_counts(data.rows, np.array([ratio])).tolist() == [count]
+
+
+def test_the_rows_of_least_score_are_chosen(make_data):
+    data = make_data([1, 0, 1, 0, 1], [0, 1, 2, 3, 4])
+    chosen = lowest(data.rows, np.array([0.3, 0.1, 0.2, 0.1, 0.9]), np.array([1, 2]))
+    assert chosen.tolist() == [1, 2, 0]  # of equal scores the first row
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.2, 0.8, 1.0])
+def test_kept_share_and_distinct_unvisited_substitutes(two_tastes, ratio):
+    rows, found = two_tastes.rows, replaced(two_tastes, **{"replacement-ratio": ratio})
+    moved = found.rows.items != rows.items
+    for user in range(rows.num_users):
+        own = rows.rows_of(user)
+        assert moved[own].sum() == int(ratio * len(own) + 0.5)
+        new = found.rows.items[own][moved[own]]
+        assert len(set(new)) == len(new) and not set(new) & set(rows.items[own])
+    assert (found.origin == np.arange(len(rows))).all() and (found.rows.users == rows.users).all()
+    if ratio == 0:
+        assert found.rows.items.tobytes() == rows.items.tobytes()
+
+
+def test_random_substitutes_are_uniform(make_data):
+    """Chi-square over many users who have item 0 of six."""
+    users = list(range(3000))
+    data = make_data(users, [0] * len(users), len(users), 6)
+    found = random_substitutes(data.rows, np.arange(len(users)), seed=1)
+    assert chisquare(np.bincount(found, minlength=6)[1:]).pvalue > 1e-3
+
+
+def test_samples_follow_the_softmax_of_what_the_user_has_not(make_data):
+    """Chi-square against the softmax without the user's own item."""
+    users = list(range(4000))
+    data = make_data(users, [2] * len(users), len(users), 5)
+    logits = torch.tensor([0.0, 1.0, 9.0, -1.0, 0.5])
+    found = scored_substitutes(
+        data.rows, np.arange(len(users)), lambda s: logits.repeat(len(s), 1), "sample", 3
+    )
+    chance = np.exp(logits.double().numpy())
+    chance[2] = 0
+    seen = np.bincount(found, minlength=5)
+    assert seen[2] == 0
+    some = [0, 1, 3, 4]
+    assert chisquare(seen[some], chance[some] / chance.sum() * len(users)).pvalue > 1e-3
+
+
+def test_two_samples_of_a_user_follow_draws_without_replacement(make_data):
+    """Of two rows with the same three equally likely items, each pair of different items is equally
+    likely."""
+    users = np.repeat(np.arange(3000), 2).tolist()
+    data = make_data(users, [0, 1] * 3000, 3000, 5)
+    found = scored_substitutes(
+        data.rows, np.arange(6000), lambda s: torch.zeros(len(s), 5), "sample", 0
+    ).reshape(-1, 2)
+    assert (found[:, 0] != found[:, 1]).all() and found.min() == 2
+    assert chisquare(np.unique(found[:, 0] * 5 + found[:, 1], return_counts=True)[1]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("draw", ["best", "sample"])
+def test_a_user_can_have_all_rows_replaced(make_data, draw):
+    """Twenty rows that all prefer the same item, and exactly twenty other items."""
+    data = make_data([0] * 20, list(range(20)), 1, 40)
+    scores = torch.arange(40, dtype=torch.float32) * 50
+    found = scored_substitutes(
+        data.rows, np.arange(20), lambda s: scores.repeat(len(s), 1), draw, 0
+    )
+    assert sorted(found) == list(range(20, 40))
+
+
+def test_too_few_other_items_are_an_error(make_data):
+    data = make_data([0] * 4 + [1], [0, 1, 2, 3, 4])
+    with pytest.raises(
+        DataError, match=r"user u0 has too few other items(.*\n)*.*at least 4(.*\n)*.*1 of 5"
+    ):
+        replaced(data, **{"replacement-ratio": 1.0})
+
+
+@pytest.mark.parametrize("wrong", [{"replacement-ratio": 1.2}, {"replacement-ratio": -0.1}])
+def test_a_ratio_outside_its_range_is_an_error(wrong):
+    with pytest.raises(ExperimentError, match="replacement-ratio"):
+        ReplacementConfig.parse(wrong)
+
+
+def test_users_without_training_rows_are_an_error(make_data):
+    with pytest.raises(DataError, match=r"users without training rows(.*\n)*.*none of 1 \(u1\)"):
+        replaced(make_data([0, 2], [0, 1], clients=np.array([0, 1, 2])))
+
+
+def test_tested_users_without_training_rows_are_an_error(make_data):
+    tested = dataclasses.replace(make_data([0, 2], [0, 1]), tested=np.array([1, 2]))
+    with pytest.raises(DataError, match=r"trains or is tested\n.*none of 1 \(u1\)"):
+        replaced(tested)
+
+
+class TestTableOfUsers:
+    @pytest.fixture
+    def write(self, tmp_path):
+        def write(*lines, header="user,replacement-ratio,sensitivity"):
+            (tmp_path / "users.csv").write_text("\n".join([header, *lines]) + "\n")
+            return str(tmp_path / "users.csv")
+
+        return write
+
+    def test_each_user_gets_its_own(self, make_data, write):
+        data = make_data([0] * 4 + [1] * 4, [0, 1, 2, 3] * 2, 3, 20)
+        path = write("u1,1,0.25", "u0,0.5,2", "someone-else,0.1,0.1")
+        found = preferences_of(ReplacementConfig.parse({"users": path}), data.rows, 0.7)
+        assert found.ratio[:2].tolist() == [0.5, 1.0]
+        assert found.sensitivity[:2].tolist() == [2.0, 0.25]
+        moved = replaced(data, users=path).rows.items != data.rows.items
+        assert moved.reshape(2, 4).sum(axis=1).tolist() == [2, 4]
+
+    def test_a_column_that_is_not_there_is_common_to_all(self, make_data, write):
+        data = make_data([0, 1], [0, 1])
+        path = write("u0,0.5", "u1,0.9", header="user,sensitivity")
+        found = preferences_of(
+            ReplacementConfig.parse({"users": path, "replacement-ratio": 0.3}), data.rows, 0.7
+        )
+        assert found.ratio.tolist() == [0.3, 0.3] and found.sensitivity.tolist() == [0.5, 0.9]
+
+    @pytest.mark.parametrize(
+        ("lines", "words"),
+        [
+            (["u0,0.5,0.1"], "misses users(.*\n)*.*none for 1 of them: u1"),
+            (["u0,0.5,0.1", "u1,1.5,0.1"], "wrong replacement-ratio(.*\n)*.*1.5 for user u1"),
+            (["u0,0.5,-0.1", "u1,1,0.1"], "wrong sensitivity(.*\n)*.*-0.1 for user u0"),
+            (["u0,0.5,0.1", "u1,much,0.1"], "replacement-ratio(.*\n)*.*a finite number"),
+            (["u0,0.5,0.1", "u0,0.5,0.1", "u1,1,1"], "names a user twice"),
+        ],
+    )
+    def test_a_wrong_table_is_an_error(self, make_data, write, lines, words):
+        data = make_data([0, 1], [0, 1], 2, 9)
+        with pytest.raises(DataError, match=words):
+            replaced(data, users=write(*lines))
+
+    def test_a_table_that_is_not_there_is_an_error(self, make_data, tmp_path):
+        with pytest.raises(DataError, match="there is no table"):
+            replaced(make_data([0], [0], 1, 9), users=str(tmp_path / "nobody.csv"))
+
+
+def test_the_settings_are_documented():
+    assert issubclass(ReplacementConfig, Config)
+    assert ReplacementConfig.descriptions().keys() == ReplacementConfig.model_fields.keys()
+
+
+# Draws by inverting a distribution function, against cumulative sums and by chi-square.
+
+
+@pytest.mark.parametrize("items", [1, 255, 256, 257, 900])
+def test_items_are_those_of_the_cumulative_sums(items):
+    random = np.random.default_rng(items)
+    weights = random.integers(0, 4, (6, items)).astype(np.float32)  # whole numbers: sums are exact
+    weights[:, items // 2] = 1
+    uniform = random.random((6, 16))
+    sums = weights.cumsum(axis=1)
+    wanted = [
+        np.searchsorted(own, shares * own[-1], side="right")
+        for own, shares in zip(sums, uniform, strict=True)
+    ]
+    assert (drawn_by_weight(weights, uniform) == np.array(wanted)).all()
+
+
+def test_counts_follow_the_weights():
+    """Chi-square over a catalogue of four blocks, one of them without any weight."""
+    random = np.random.default_rng(0)
+    weights = random.exponential(1, (1, 1000)).astype(np.float32)
+    weights[0, 256:512] = 0
+    found = drawn_by_weight(weights, random.random((1, 200_000)))
+    seen, likely = np.bincount(found[0], minlength=1000), weights[0] > 0
+    assert not seen[~likely].any()
+    chance = weights[0, likely].astype(float)
+    assert chisquare(seen[likely], chance / chance.sum() * 200_000).pvalue > 1e-3
+
+
+def test_nothing_without_weight_is_drawn_at_either_end():
+    """The smallest and the largest share, with weight in the middle alone."""
+    weights = np.zeros((1, 800), dtype=np.float32)
+    weights[0, [300, 310]] = 0.1, 0.3
+    found = drawn_by_weight(weights, np.array([[0.0, np.nextafter(1.0, 0.0)]]))
+    assert found.tolist() == [[300, 310]]
+
+
+def test_a_share_behind_the_last_weight_gets_the_last_item():
+    """As caused by rounding of the sums."""
+    weights = np.zeros((1, 800), dtype=np.float32)
+    weights[0, [300, 310]] = 0.1, 0.3
+    assert drawn_by_weight(weights, np.array([[1.0]])).tolist() == [[310]]

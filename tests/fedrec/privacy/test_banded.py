@@ -18,25 +18,23 @@ from fedrec.experiment.phases import MAIN
 from fedrec.privacy.accounting.accountant import Accountant, backend_of
 from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound, Release
 from fedrec.privacy.accounting.sampling import Full, Scheduled
-from fedrec.privacy.factorisation.coefficients import prefix_sums
 from fedrec.privacy.ledger import Ledger
-from fedrec.privacy.mechanisms.banded import Banded
+from fedrec.privacy.mechanisms.banded import Banded, prefix_sums
 from fedrec.privacy.mechanisms.base import mechanism_of
-from fedrec.privacy.noise_source import Reproducible, source_of
 from fedrec.protocol.orders import Presence, TrainSum
+from fedrec.rng import Reproducible, source_of
 from fedrec.runs.folder import RunFolder
 from fedrec.testing import MechanismContract, SamplerContract
 from server.callbacks.base import Callback
-from server.cohorts.roster import Roster
-from server.cohorts.selection import SampledCohorts
+from server.checkpoint import make_strategy
+from server.cohort import Roster, SampledCohorts
 from server.privacy import guard
 from server.privacy.guard import Guard
 from server.privacy.phase_plans import PhasePlans
-from server.samplers.min_separation import MinSeparation, MinSeparationConfig
-from server.strategy_state import make_strategy
+from server.samplers import MinSeparation, MinSeparationConfig
 from simulations import runner
 from strategies.base import CohortStrategy
-from strategies.wrappers.two_stage import STAGE_ONE, TwoStage
+from strategies.phases import STAGE_ONE, TwoStage
 from tests.runs import Interrupt, assert_close, assert_same_run, parameters_in
 
 SAMPLER = "sampler={name='min-separation', cohort=3, separation=4}"

@@ -19,7 +19,7 @@ from fedrec.report.formats import (
     comparison_terminal,
     comparison_text,
 )
-from fedrec.report.naming import named, system_names
+from fedrec.report.rows import named, system_names
 from fedrec.runs.result import Result
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from fedrec.experiment.schema import Experiment
-from fedrec.runs.earlier_names import present_names, written_names
 from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import present_names, written_names
 from simulations import runner
 from simulations.amend import amend
-from simulations.sweep.folder import SweepFolder, values_of
-from simulations.sweep.plan import plan_of
+from simulations.studies.folder import SweepFolder, values_of
+from simulations.studies.search import plan_of
 
 NAMED = (
     "rounds=3",

@@ -1,24 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real nodes: the roster, the owner of each client, and how a deployed grid treats offline
-nodes."""
+"""Discovery of real nodes, and the first rounds with them."""
 
 import json
+import sqlite3
+import stat
+import zlib
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
 
-from fedrec.errors import EngineError, ExperimentError, RunError
-from fedrec.protocol.messages import pack_parameters, pack_presence
-from fedrec.protocol.orders import Presence
-from fedrec.protocol.zero_copy import for_the_network, from_record, to_record
-from server.cohorts.selection import SampledCohorts
+from fedrec.errors import ClientError, EngineError, ExperimentError, RunError
+from fedrec.protocol.messages import pack_parameters, pack_presence, pack_sum, pack_train
+from fedrec.protocol.orders import Presence, TrainOrder, TrainSum
+from fedrec.protocol.serialization import for_the_network, from_record, to_record
+from server.cohort import SampledCohorts
 from server.deployed.discovery import Discovery
+from server.deployed.federation import DeployedFederation
 from server.deployed.grid import DeployedGrid
 from server.deployed.initial import most_common_parameters
+from server.deployed.roster_file import RosterFile
+from server.exchange import DroppedReplies, answers
 
-pytestmark = pytest.mark.usefixtures("identity")
+# Real nodes: the roster, the owner of each client, and how a deployed grid treats offline nodes.
 
 
 def presence(place, training, evaluated=()):
@@ -69,6 +76,7 @@ def discovery(nodes, file, timeout=5.0, **settings):
     return Discovery(nodes.grid(), file, timeout=timeout, sleep=nodes.sleep, **settings)
 
 
+@pytest.mark.usefixtures("identity")
 def test_late_nodes_are_asked_once_and_remembered(tmp_path):
     nodes = Nodes({7: presence(1, [4, 9], [4]), 3: presence(0, [5])})
     found = discovery(nodes, tmp_path / "roster.sqlite")
@@ -89,6 +97,7 @@ def test_late_nodes_are_asked_once_and_remembered(tmp_path):
     assert len(nodes.pushed) == 3
 
 
+@pytest.mark.usefixtures("identity")
 def test_a_client_id_belongs_to_the_first_node_and_to_none_of_two_at_once(tmp_path):
     nodes = Nodes({3: presence(0, [5, 6])})
     found = discovery(nodes, tmp_path / "r.sqlite")
@@ -106,6 +115,7 @@ def test_a_client_id_belongs_to_the_first_node_and_to_none_of_two_at_once(tmp_pa
     assert found.roster.evaluated.tolist() == []  # nor is another node's client evaluated on it
 
 
+@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize(
     "answer",
     [
@@ -124,12 +134,14 @@ def test_a_node_that_sends_no_list_of_clients_is_left_out(tmp_path, answer):
     assert discovery(nodes, tmp_path / "r.sqlite").wait_for(1).nodes == (3,)
 
 
+@pytest.mark.usefixtures("identity")
 def test_a_node_may_not_offer_to_train_others_clients(tmp_path):
     """Only nodes of a simulation may, because they hold all clients' data."""
     nodes = Nodes({3: Presence(0, np.array([5]), np.array([], dtype=np.int64), np.array([10**9]))})
     assert discovery(nodes, tmp_path / "r.sqlite").wait_for(1).work_of(np.array([5])) is None
 
 
+@pytest.mark.usefixtures("identity")
 def test_too_few_nodes_are_reported(tmp_path):
     with pytest.raises(EngineError, match="at least 2 within 5 s"):
         discovery(Nodes({3: presence(0, [5])}), tmp_path / "r.sqlite").wait_for(2)
@@ -139,6 +151,7 @@ REASON = "this node does not run 'x' (step)\n  got: 'x'"
 REFUSED = Error(2, f"<class 'fedrec.errors.RefusalError'>:<'{REASON}'>")
 
 
+@pytest.mark.usefixtures("identity")
 def test_a_run_that_nodes_refuse_ends_at_once(tmp_path):
     nodes = Nodes({3: REFUSED, 4: REFUSED})
     with pytest.raises(EngineError, match="nodes refuse this run") as caught:
@@ -147,6 +160,7 @@ def test_a_run_that_nodes_refuse_ends_at_once(tmp_path):
     assert "node 3: failed: this node does not run 'x' (step) got: 'x'" in str(caught.value)
 
 
+@pytest.mark.usefixtures("identity")
 def test_others_are_waited_for_where_a_node_refuses(tmp_path):
     """One that has not answered yet, one that failed and may answer the next time, and one that
     must still come online for as many as the run needs."""
@@ -162,6 +176,7 @@ def test_others_are_waited_for_where_a_node_refuses(tmp_path):
         discovery(Nodes({3: REFUSED}), tmp_path / "t.json").wait_for(2)
 
 
+@pytest.mark.usefixtures("identity")
 def test_the_error_lists_the_faults_of_the_connected_nodes(tmp_path):
     nodes = Nodes(
         {
@@ -181,12 +196,14 @@ def test_the_error_lists_the_faults_of_the_connected_nodes(tmp_path):
     assert "node 7: did not announce its clients" in said and "node 3" not in said
 
 
+@pytest.mark.usefixtures("identity")
 def test_a_broken_roster_file_is_an_error(tmp_path):
     (tmp_path / "r.sqlite").write_text(json.dumps({"x": 1}))
     with pytest.raises(RunError, match="cannot be used"):
         discovery(Nodes({}), tmp_path / "r.sqlite")
 
 
+@pytest.mark.usefixtures("identity")
 def test_cohorts_take_in_who_joins(load_tiny, tmp_path):
     nodes = Nodes({3: presence(0, range(10))})
     found = discovery(nodes, tmp_path / "r.sqlite")
@@ -206,6 +223,7 @@ def orders(*nodes):
     return [Message(RecordDict(), node, "train") for node in nodes]
 
 
+@pytest.mark.usefixtures("identity")
 def test_a_deadline_ends_the_wait_and_the_silent_node_is_left_alone_for_a_while():
     nodes = Nodes({3: RecordDict(), 4: RecordDict()})
     nodes.silent.add(4)
@@ -227,6 +245,7 @@ def test_a_deadline_ends_the_wait_and_the_silent_node_is_left_alone_for_a_while(
     assert [m.metadata.dst_node_id for m in nodes.pushed[-2:]] == [3, 4]  # an answer ends it
 
 
+@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("code", [3, 4])
 def test_a_message_that_expired_is_as_one_without_an_answer(code):
     """Flower's server replies for a node that did not."""
@@ -240,12 +259,14 @@ def test_a_message_that_expired_is_as_one_without_an_answer(code):
     assert [message.metadata.dst_node_id for message in nodes.pushed] == [3, 4, 3]
 
 
+@pytest.mark.usefixtures("identity")
 def test_an_error_of_a_node_is_an_answer():
     nodes = Nodes({3: Error(2, "broken")})
     (reply,) = nodes.grid().send_and_receive(orders(3), timeout=10.0)
     assert reply.has_error() and nodes.now < 1
 
 
+@pytest.mark.usefixtures("identity")
 def test_a_reply_whose_pieces_come_slowly_does_not_cost_the_replies_behind_it():
     nodes = Nodes({1: presence(0, [1]), 2: presence(1, [2])})
     pull = nodes.pull_messages
@@ -263,6 +284,7 @@ def test_a_reply_whose_pieces_come_slowly_does_not_cost_the_replies_behind_it():
     assert [reply.metadata.src_node_id for reply in replies] == [1, 2]
 
 
+@pytest.mark.usefixtures("identity")
 def test_the_time_to_live_starts_when_a_message_is_sent():
     """Otherwise the server refuses them as expired, however often they are sent."""
     nodes, (old,) = Nodes({1: RecordDict()}), orders(1)
@@ -271,6 +293,7 @@ def test_the_time_to_live_starts_when_a_message_is_sent():
     assert 510.0 <= nodes.pushed[0].metadata.ttl < 600.0
 
 
+@pytest.mark.usefixtures("identity")
 def test_offline_nodes_get_no_messages():
     nodes = Nodes({3: RecordDict(), 4: RecordDict()})
     nodes.away.add(4)
@@ -278,6 +301,7 @@ def test_offline_nodes_get_no_messages():
     assert len(nodes.pushed) == 1 and nodes.now == 0.0
 
 
+@pytest.mark.usefixtures("identity")
 def test_an_interrupted_upload_continues_with_the_same_messages():
     class ObjectPushError(Exception):
         """As Flower's is called."""
@@ -298,6 +322,7 @@ def test_an_interrupted_upload_continues_with_the_same_messages():
     assert len(lifetimes) == 3 and lifetimes[0] == lifetimes[1] == lifetimes[2]
 
 
+@pytest.mark.usefixtures("identity")
 def test_without_any_node_the_grid_waits_for_the_first():
     nodes = Nodes({3: RecordDict(), 4: RecordDict()})
     nodes.away |= {3, 4}
@@ -315,6 +340,7 @@ def test_without_any_node_the_grid_waits_for_the_first():
     assert not list(grid.send_and_receive([], timeout=10.0)) and nodes.now < 11
 
 
+@pytest.mark.usefixtures("identity")
 def test_many_messages_are_announced_a_few_at_a_time_and_all_are_answered(monkeypatch):
     nodes, announced = Nodes({node: RecordDict() for node in range(3, 14)}), []
     push = nodes.push_messages
@@ -326,6 +352,7 @@ def test_many_messages_are_announced_a_few_at_a_time_and_all_are_answered(monkey
     assert announced == [4, 4, 3]
 
 
+@pytest.mark.usefixtures("identity")
 def test_when_all_have_let_a_deadline_pass_all_are_asked_again():
     nodes = Nodes({3: RecordDict(), 4: RecordDict()})
     nodes.silent |= {3, 4}  # as when the server's machine was asleep
@@ -335,6 +362,7 @@ def test_when_all_have_let_a_deadline_pass_all_are_asked_again():
     assert len(list(grid.send_and_receive(orders(3, 4), timeout=10.0))) == 2
 
 
+@pytest.mark.usefixtures("identity")
 def test_arrays_leave_as_one_packed_array_of_flowers_own_class_and_come_back_as_arrays():
     answer = for_the_network(RecordDict({"arrays": to_record({"v": np.ones(2), "u": np.zeros(1)})}))
     nodes = Nodes({3: answer})
@@ -345,6 +373,7 @@ def test_arrays_leave_as_one_packed_array_of_flowers_own_class_and_come_back_as_
     assert from_record(reply.content["arrays"])["v"].tolist() == [1.0, 1.0]
 
 
+@pytest.mark.usefixtures("identity")
 def test_a_call_at_which_the_superlink_fails_is_made_again_and_a_refusal_is_not():
     nodes = Nodes({3: RecordDict()})
     pull, fails = nodes.pull_messages, [500, 503]
@@ -366,6 +395,7 @@ def parameters(value, shape=(2, 3)):
     return pack_parameters({"w": np.full(shape, value, dtype=np.float32)})
 
 
+@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize(
     "malicious", [parameters(9.0), parameters(np.nan), parameters(1.0, (3, 2)), RecordDict()]
 )
@@ -377,6 +407,7 @@ def test_initial_parameters_are_those_that_most_give(tmp_path, malicious):
     assert found["w"].shape == (2, 3) and (found["w"] == 1.0).all()
 
 
+@pytest.mark.usefixtures("identity")
 def test_claims_above_the_registered_maximum_are_refused(tmp_path):
     """Claimed clients are sampled like others, and more clients would mean less noise."""
     crowd = presence(1, range(100, 1100))
@@ -391,6 +422,7 @@ def test_claims_above_the_registered_maximum_are_refused(tmp_path):
     assert discovery(nodes, tmp_path / "other.sqlite", most=3).wait_for(2).nodes == (3, 9)
 
 
+@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize(
     ("placement", "refused"), [("central", True), ("distributed", True), ("local", False)]
 )
@@ -407,3 +439,258 @@ def test_noise_that_depends_on_claims_takes_a_registered_maximum(load_tiny, plac
             _refuse_unregistered(experiment, DeployedGrid(nodes))
     else:
         _refuse_unregistered(experiment, DeployedGrid(nodes))
+
+
+# Rounds of real nodes that close before all have answered, over a fake of Flower's grid with a
+# clock.
+
+BUFFERED = "asynchronous={concurrency=12}"
+THETA = {"w": np.zeros(2, dtype=np.float32)}
+
+
+class Delayed:
+    """Nodes that reply so many seconds after their message; at -1, with an error at once."""
+
+    def __init__(self, delays):
+        self.delays = dict(delays)
+        self.now = 0.0
+        self.waiting: dict = {}
+        self.asked: list = []
+
+    def get_node_ids(self):
+        return list(self.delays)
+
+    def push_messages(self, messages):
+        names = []
+        for message in messages:
+            names.append(f"m{len(self.asked)}")
+            message.metadata.__dict__["_message_id"] = names[-1]
+            node = message.metadata.dst_node_id
+            self.asked.append(node)
+            self.waiting[names[-1]] = (self.now + max(0.0, self.delays[node]), message)
+        return names
+
+    def pull_messages(self, names):
+        ready = [
+            name for name in names if name in self.waiting and self.now >= self.waiting[name][0]
+        ]
+        return [self._reply(self.waiting.pop(name)[1]) for name in ready]
+
+    def _reply(self, message):
+        if self.delays[message.metadata.dst_node_id] < 0:
+            return Message(Error(0, "it failed"), reply_to=message)
+        total = {name: np.ones_like(value) for name, value in THETA.items()}
+        return Message(pack_sum(TrainSum(total, 1, 1.0, 1, 0.0, 0)), reply_to=message)
+
+    def sleep(self, seconds):
+        self.now += max(seconds, 0.001)
+
+
+@pytest.fixture
+def federation(load_tiny):
+    def make(delays, *settings):
+        nodes = Delayed(delays)
+        found = object.__new__(DeployedFederation)  # without a roster
+        found.experiment = load_tiny("engine.max-failures=0.2", *settings)
+        found.timeout, found.secure = 100.0, None
+        found.dropped = DroppedReplies(always=True)
+        found._deployed = DeployedGrid(nodes, clock=lambda: nodes.now, sleep=nodes.sleep)
+        found.grid = found._deployed
+        return found, nodes
+
+    return make
+
+
+def a_round(federation, number=1, clients=1):
+    """The nodes whose replies a round takes."""
+    nodes = federation.grid.get_node_ids()
+    orders = [TrainOrder(number, np.arange(clients) + clients * node, "uniform") for node in nodes]
+    messages = [
+        Message(pack_train(to_record(THETA), order), node, "train")
+        for node, order in zip(nodes, orders, strict=True)
+    ]
+    _, replies = federation._exchange(messages)
+    good = answers(
+        replies,
+        sent=nodes,
+        max_failures=federation.experiment.engine.max_failures,
+        dropped=federation.dropped,
+        may_be_late=True,
+    )
+    return sorted(reply.metadata.src_node_id for reply in good)
+
+
+DELAYS = {1: 1.0, 2: 2.0, 3: 3.0, 4: 40.0, 5: 4.0}
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_round_closes_at_its_deadline_and_the_late_are_counted(federation):
+    found, nodes = federation(DELAYS, "closing={deadline=10.0}")
+    assert a_round(found) == [1, 2, 3, 5] and 10 <= nodes.now < 13
+    row = found.dropped.columns()
+    assert row["dropped-replies"] == 1 and row["dropped-or-bounded"] == "node 4: no answer in time"
+    assert a_round(found, 2) == [1, 2, 3, 5]
+    assert nodes.asked.count(4) == 1  # it let a deadline pass, so it is not asked this time
+    assert nodes.now < 20
+
+
+@pytest.mark.usefixtures("identity")
+def test_sending_is_part_of_the_time_and_messages_left_at_the_deadline_are_not_sent(federation):
+    """Four messages are announced at a time; each time takes 7 of the 10 seconds."""
+    found, nodes = federation(dict.fromkeys(range(1, 15), 0.5), "closing={deadline=10.0}")
+    push = nodes.push_messages
+
+    def slowly(messages):
+        nodes.now += 7
+        return push(messages)
+
+    nodes.push_messages = slowly
+    assert a_round(found) == [1, 2, 3, 4] and nodes.now == 14
+    assert nodes.asked == list(range(1, 9))  # the second four were sent, and let it pass
+    nodes.push_messages = push
+    assert a_round(found, 2) == [1, 2, 3, 4, *range(9, 15)]
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_round_closes_when_enough_have_answered(federation):
+    """Four cohorts' clients are asked for three; whoever is late has missed no deadline."""
+    found, nodes = federation(DELAYS, "closing={deadline=60.0, enough=0.6}")
+    assert a_round(found) == [1, 2, 3] and nodes.now < 4
+    before = nodes.now
+    a_round(found, 2)
+    assert nodes.asked.count(4) == 2 and nodes.now < before + 6
+
+
+@pytest.mark.usefixtures("identity")
+def test_enough_counts_clients_and_not_nodes(federation):
+    found, nodes = federation(DELAYS, "closing={over-selection=1.6}")
+    assert a_round(found, clients=2) == [1, 2, 3] and nodes.now < 4  # 6 of 10 clients for 6
+
+
+@pytest.mark.usefixtures("identity")
+def test_nodes_that_fail_are_not_late(federation):
+    found, _ = federation({1: 1.0, 2: -1.0, 3: -1.0, 4: 1.0}, "closing={deadline=10.0}")
+    with pytest.raises(ClientError, match="2 of 4 nodes failed"):
+        a_round(found)
+
+
+@pytest.mark.usefixtures("identity")
+def test_without_a_deadline_of_its_own_a_round_closes_at_the_timeout(federation):
+    found, nodes = federation({1: 1.0, 2: 500.0}, "closing={}")
+    assert a_round(found) == [1] and 100 <= nodes.now < 104
+
+
+@pytest.mark.usefixtures("identity")
+@pytest.mark.parametrize("table", ["devices", "asynchronous"])
+def test_simulated_devices_beside_real_nodes_are_refused(load_tiny, table):
+    """Before the server waits for a node."""
+    run = SimpleNamespace(experiment=load_tiny(f"{table}={{}}" if table == "devices" else BUFFERED))
+    with pytest.raises(ExperimentError, match="is for simulated devices") as caught:
+        DeployedFederation(run, DeployedGrid(Delayed({})))
+    assert f"leave out [{table}]" in caught.value.text()
+
+
+@pytest.mark.usefixtures("identity")
+def test_an_empty_round_asks_nobody(federation):
+    found, nodes = federation({1: 1.0}, "closing={deadline=10.0}")
+    assert not list(
+        found._deployed.send_and_receive([Message(RecordDict(), 9, "train")], timeout=1)
+    )
+    assert not nodes.asked
+
+
+@pytest.mark.usefixtures("identity")
+def test_an_error_of_the_superlink_is_that_of_the_lost_node(federation):
+    """It answers as node 1 for a node that went offline, which must not count twice."""
+    made, nodes = federation({8: 1.0, 9: -1.0}, "engine.max-failures=0.5")
+    failing = nodes._reply
+
+    def as_superlink(message):
+        reply = failing(message)
+        if reply.has_error():
+            reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+        return reply
+
+    nodes._reply = as_superlink
+    a_round(made)
+    assert made.dropped.columns()["dropped-or-bounded"] == "node 9: failed: it failed"
+
+
+def equal(one, other):
+    return list(one) == list(other) and all(
+        one[node].partition == other[node].partition
+        and np.array_equal(one[node].training, other[node].training)
+        and np.array_equal(one[node].evaluated, other[node].evaluated)
+        for node in one
+    )
+
+
+def test_what_was_added_is_read_in_order_whatever_the_ids(tmp_path):
+    none = np.empty(0, dtype=np.int64)
+    random = np.unique(np.random.default_rng(0).integers(2**62, size=1000))
+    first = {
+        2**64 - 1: Presence(2**61, random, none),
+        3: Presence(0, np.array([0, 2**63 - 1]), none),
+    }
+    later = {1: Presence(1, none, np.array([7]))}
+    file = RosterFile(tmp_path / "roster.sqlite")
+    assert file.read() == {} and not (tmp_path / "roster.sqlite").exists()
+    file.add(first)
+    file.add(later)
+    assert equal(RosterFile(tmp_path / "roster.sqlite").read(), first | later)
+    assert stat.S_IMODE((tmp_path / "roster.sqlite").stat().st_mode) == 0o600
+
+
+def test_a_node_that_joins_adds_its_own_clients_to_the_file_and_no_more(tmp_path):
+    """Ids that are equally spaced, as those of a simulated federation, take hardly any space."""
+    ids = np.arange(0, 2_000_000, 2)
+    file = RosterFile(tmp_path / "roster.sqlite")
+    file.add({1: Presence(0, ids, ids[:10])})
+    assert (tmp_path / "roster.sqlite").stat().st_size < 100_000
+    assert np.array_equal(file.read()[1].training, ids)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("UPDATE nodes SET training_count = 3", ()),
+        ("UPDATE nodes SET training_count = -1", ()),
+        ("UPDATE nodes SET training_count = 9223372036854775807", ()),
+        ("UPDATE nodes SET training = ?", (zlib.compress(b"\0" * 10**7),)),
+        ("UPDATE nodes SET training = 'text'", ()),
+        ("UPDATE nodes SET node = 'x'", ()),
+        ("ALTER TABLE nodes RENAME COLUMN place TO other", ()),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, change):
+    path = tmp_path / "roster.sqlite"
+    RosterFile(path).add({1: Presence(0, np.array([4, 9]), np.array([4]))})
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(*change)
+    connection.close()
+    if "RENAME" in change[0]:
+        path.write_bytes(b"SQLite format 3\0" + b"x" * 200)
+    with pytest.raises(RunError) as error:
+        RosterFile(path).read()
+    assert "the nodes are asked again" in error.value.text()
+
+
+# Orders to real nodes: one per node and round.
+
+DEPLOYED_FEDERATION_THETA = {"w": np.zeros((4, 2), dtype=np.float32)}
+
+
+@pytest.mark.usefixtures("identity")
+def test_one_message_per_client_is_refused_before_anything_is_sent():
+    """Of a node's replies only one is accepted, so all others would be lost."""
+    orders = [TrainOrder(1, np.array([client]), "uniform", {"name": "sgd"}) for client in range(4)]
+    messages = [
+        Message(pack_train(to_record(DEPLOYED_FEDERATION_THETA), order), 7 + number // 3, "train")
+        for number, order in enumerate(orders)
+    ]
+    federation = object.__new__(DeployedFederation)  # without a grid: nothing can be sent
+    with pytest.raises(ExperimentError, match="several messages in one round") as error:
+        federation.train(messages, DEPLOYED_FEDERATION_THETA)
+    assert "3 messages for node 7" in error.value.text()
+    assert "reply = .each." in error.value.text().replace(chr(39), ".")

@@ -1,28 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation of replies: those of malicious nodes are rejected, honest ones are accepted."""
+"""Validation of real nodes' replies."""
+
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedrec.evaluation.metrics import Metrics
+from clients.device.node import DeviceNode
+from clients.node import Node
+from clients.round import train_clients
+from fedrec.errors import RefusalError
+from fedrec.evaluation.tables import Metrics
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.privacy.protection import Protection
+from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.messages import (
+    pack_each,
     pack_sum,
     pack_train,
+    unpack_each,
     unpack_parameters,
     unpack_sum,
 )
-from fedrec.protocol.orders import EvaluateOrder, TrainOrder, TrainSum
-from fedrec.protocol.sparse_update import SparseUpdate, dense_change
-from fedrec.protocol.zero_copy import to_record
+from fedrec.protocol.orders import EvaluateOrder, SentUpdate, TrainEach, TrainOrder, TrainSum
+from fedrec.protocol.serialization import for_the_network, from_the_network, opened, to_record
+from fedrec.protocol.updates import SparseUpdate, dense_change
 from fedrec.secure.vector import Form, decoded, encoded, shapes_of
-from server.deployed.reply_validation import ReplyValidator, evaluated, of_usual_size
-from server.exchange.dropped_replies import DroppedReplies
+from server.deployed.validation import ReplyValidator, evaluated, of_usual_size
+from server.exchange import DroppedReplies
+from simulations.deployment.shards import cut
 
-pytestmark = pytest.mark.usefixtures("identity")
 THETA = {"w": np.zeros((4, 2), dtype=np.float32), "b": np.zeros(3, dtype=np.float32)}
 
 
@@ -58,6 +67,7 @@ def through(validator, *sums, theta=THETA, **order):
     return [reply.metadata.src_node_id for reply in validator.trained(messages, replies, theta)]
 
 
+@pytest.mark.usefixtures("identity")
 def test_honest_sums_pass_dense_and_by_rows():
     rows = SparseUpdate((4, 2), np.array([1, 3]), np.ones((2, 2), np.float32), 0.5)
     by_rows = total(total={"w": rows, "b": np.ones(3, np.float32)})
@@ -69,6 +79,7 @@ def test_honest_sums_pass_dense_and_by_rows():
     ) == [2, 3]
 
 
+@pytest.mark.usefixtures("identity")
 def test_a_sum_of_masked_answers_passes():
     """It says that every client sent the whole vector, counts included."""
     shapes = shapes_of(THETA, None)
@@ -116,6 +127,7 @@ BAD = {
 }
 
 
+@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 def test_a_bad_sum_is_left_out_and_the_others_count(bad):
     assert through(ReplyValidator(), total(), bad, total(0.2)) == [2, 4]
@@ -137,6 +149,7 @@ def _norm(one):
     return float(np.sqrt(sum(squares)))
 
 
+@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("times", [11, 900, 1e6, 1e39])
 def test_a_node_counts_at_most_ten_times_the_usual(times):
     """A node of four with an update of 900 times the norm would determine the model."""
@@ -150,6 +163,7 @@ def test_a_node_counts_at_most_ten_times_the_usual(times):
     assert row["dropped-or-bounded"].startswith("node 3: norm of the update")
 
 
+@pytest.mark.usefixtures("identity")
 def test_updates_within_ten_times_the_usual_are_not_touched():
     honest = [total(0.1), total(0.9), total(0.2), total(0.02)]
     messages = asked(2, 3, 4, 5)
@@ -164,6 +178,7 @@ def test_updates_within_ten_times_the_usual_are_not_touched():
     ] * 4
 
 
+@pytest.mark.usefixtures("identity")
 def test_few_replies_are_compared_with_earlier_ones_of_the_same_step():
     ((usual, *_),) = bounded(ReplyValidator(), total())
     assert bounded(ReplyValidator(), total(1e5), total())[0][0] == pytest.approx(10 * usual)
@@ -173,6 +188,7 @@ def test_few_replies_are_compared_with_earlier_ones_of_the_same_step():
     assert bounded(validator, total(1e5), step="counts")[0][0] == pytest.approx(1e6 * usual)
 
 
+@pytest.mark.usefixtures("identity")
 def test_the_size_is_not_revealed_under_differential_privacy():
     """There the strategy bounds each sum; rejecting one by its size would make the release depend
     on the others' data."""
@@ -183,6 +199,7 @@ def test_the_size_is_not_revealed_under_differential_privacy():
     ]
 
 
+@pytest.mark.usefixtures("identity")
 def test_a_second_answer_and_one_that_was_not_asked_for_are_refused():
     (message,) = asked(2)
     (foreign,) = asked(9)
@@ -196,6 +213,7 @@ def standard(arrays, examples=10):
     )
 
 
+@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize(
     ("content", "passes"),
     [
@@ -219,6 +237,7 @@ def test_answers_in_flowers_form(content, passes):
     )
 
 
+@pytest.mark.usefixtures("identity")
 def test_drift_counts_in_the_norm():
     """It moves every row of the table, named or not: with large parameters a small one is a large
     update."""
@@ -232,6 +251,7 @@ def test_drift_counts_in_the_norm():
     assert through(ReplyValidator(), total(), drifting(1e37), protection=private) == [2]
 
 
+@pytest.mark.usefixtures("identity")
 def test_one_liar_does_not_outweigh_all_others():
     """FedAvg weights by examples: a node that claims 9,999 of them would determine the model."""
     honest = [total(weight=float(count), examples=count) for count in (40, 8, 80)]
@@ -243,6 +263,7 @@ def test_one_liar_does_not_outweigh_all_others():
     assert norms[3] <= 10 * np.median(norms[:3]) * 1.0001
 
 
+@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("stated", [9999, 10**6, 10**11])
 def test_nor_does_one_in_flowers_form(stated):
     config = ConfigRecord({"server-round": 1})
@@ -260,6 +281,7 @@ def test_nor_does_one_in_flowers_form(stated):
     assert next(iter(found[2].metric_records.values()))["num-examples"] == 120
 
 
+@pytest.mark.usefixtures("identity")
 def test_rejected_replies_are_recorded_with_node_and_reason():
     record = DroppedReplies(always=True)
     (message,), (foreign,) = asked(2), asked(9)
@@ -275,6 +297,7 @@ def test_rejected_replies_are_recorded_with_node_and_reason():
     assert record.columns()["dropped-replies"] == 0
 
 
+@pytest.mark.usefixtures("identity")
 def test_metrics_are_of_clients_that_were_asked_for_and_in_range():
     table = pd.DataFrame({"hits@5": [0.5, np.nan]}, index=[4, 7])
     assert evaluated(table, np.array([4, 7, 9]), {"hits@5": (0.0, 1.0)}) is table
@@ -294,6 +317,7 @@ def test_metrics_are_of_clients_that_were_asked_for_and_in_range():
             evaluated(wrong, np.array([4, 7]), {"hits@5": (0.0, 1.0)})
 
 
+@pytest.mark.usefixtures("identity")
 def test_errors_of_ratings_are_bounded_by_everybodys():
     """MAE is pooled over all held-out rows, so a node that claims a billion rows without error
     would determine it."""
@@ -324,6 +348,7 @@ def test_errors_of_ratings_are_bounded_by_everybodys():
 RATED = ("task=rating",)
 
 
+@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
@@ -337,7 +362,7 @@ RATED = ("task=rating",)
 )
 def test_the_metrics_that_there_are_are_those_of_honest_nodes(tiny_experiment, overrides, names):
     from clients.evaluation import evaluate_clients
-    from clients.hosting.node import Node
+    from clients.node import Node
     from fedrec.experiment.loading import load
 
     table = tiny_experiment()
@@ -347,3 +372,304 @@ def test_the_metrics_that_there_are_are_those_of_honest_nodes(tiny_experiment, o
     arrays = {name: value.numpy() for name, value in node.initial().items()}
     own = list(evaluate_clients(node, arrays, EvaluateOrder(1, None)).users.columns)
     assert list(node.metrics.ranges) == own and own[: len(names)] == names
+
+
+# Validation of single clients' updates, by node and client.
+
+EACH_VALIDATION_THETA = {"t": np.zeros((5, 2), np.float32), "b": np.zeros(3, np.float32)}
+
+
+def updates(clients, sizes=1.0, items=(1, 3), **changes):
+    """Updates of some clients that touch the same items."""
+    count = len(clients)
+    sizes = np.broadcast_to(np.asarray(sizes, np.float32), count)
+    requests = ItemRequests.of(np.array(clients), [np.array(items)] * count)
+    values = {"b": np.repeat(sizes[:, None], 3, axis=1)}
+    rows = {"t": np.repeat(np.repeat(sizes, len(items))[:, None], 2, axis=1)}
+    made = {"updates": ClientArrays(requests, values, rows)}
+    made |= {"examples": np.ones(count, np.int64), "losses": np.ones(count)}
+    return TrainEach(**{**made, **changes})
+
+
+def through_of_each_validation(validator, replies, asked):
+    """The clients that count, by node."""
+    orders = {node: TrainOrder(1, np.array(own), each=True) for node, own in asked.items()}
+    messages = [
+        Message(pack_train(to_record(EACH_VALIDATION_THETA), order), node, "train")
+        for node, order in orders.items()
+    ]
+    answers = [
+        Message(pack_each(replies[one.metadata.dst_node_id]), reply_to=one) for one in messages
+    ]
+    good = validator.trained(messages, answers, EACH_VALIDATION_THETA)
+    return {one.metadata.src_node_id: unpack_each(one.content) for one in good}
+
+
+@pytest.mark.usefixtures("identity")
+def test_every_client_of_a_node_counts():
+    asked = {7: list(range(10)), 8: list(range(10, 20))}
+    found = through_of_each_validation(
+        ReplyValidator(), {n: updates(own) for n, own in asked.items()}, asked
+    )
+    assert {node: one.clients.tolist() for node, one in found.items()} == asked
+
+
+@pytest.mark.usefixtures("identity")
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_client_that_is_not_finite_is_left_out_alone(bad):
+    validator = ReplyValidator()
+    found = through_of_each_validation(
+        validator, {7: updates([1, 2, 3], [1, bad, 1])}, {7: [1, 2, 3]}
+    )
+    assert found[7].clients.tolist() == [1, 3]
+    assert np.isfinite(found[7].updates.rows["t"]).all()
+
+
+@pytest.mark.usefixtures("identity")
+def test_impossible_counts_cost_their_client():
+    wrong = updates([1, 2, 3], examples=np.array([1, -1, 1]), losses=np.array([1.0, 1.0, 1e9]))
+    assert through_of_each_validation(ReplyValidator(), {7: wrong}, {7: [1, 2, 3]})[
+        7
+    ].clients.tolist() == [1]
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_much_larger_update_counts_as_ten_times_the_usual():
+    asked = {7: [1, 2, 3], 8: [4]}
+    found = through_of_each_validation(
+        ReplyValidator(), {7: updates([1, 2, 3], [1, 500, 1]), 8: updates([4])}, asked
+    )
+    assert found[7].updates.values["b"][:, 0] == pytest.approx([1, 10, 1], rel=1e-5)
+    assert found[7].updates.rows["t"][:, 0] == pytest.approx([1, 1, 10, 10, 1, 1], rel=1e-5)
+    assert found[8].updates.values["b"][:, 0] == pytest.approx([1])
+
+
+def with_arrays(values=None, rows=None):
+    made = updates([1, 2])
+    own = made.updates
+    arrays = ClientArrays(own.requests, values or own.values, rows or own.rows)
+    return updates([1, 2], updates=arrays)
+
+
+@pytest.mark.usefixtures("identity")
+@pytest.mark.parametrize(
+    "reply",
+    [
+        updates([1, 9]),
+        updates([2, 1]),
+        updates([1, 1]),
+        updates([1, 2], items=(1, 5)),
+        updates([1, 2], items=(-1, 3)),
+        updates([1, 2], items=(3, 3)),
+        updates([1, 2], items=(3, 1)),
+        updates([1, 2], examples=np.ones(3, np.int64)),
+        with_arrays(values={"b": np.zeros((2, 4), np.float32)}),
+        with_arrays(values={"b": np.zeros((2, 3), np.int64)}),
+        with_arrays(values={"c": np.zeros((2, 3), np.float32)}),
+        with_arrays(values={"t": np.zeros((2, 5, 2), np.float32)}),
+        with_arrays(rows={"t": np.zeros((3, 2), np.float32)}),
+    ],
+)
+def test_other_clients_rows_or_parameters_cost_the_whole_reply(reply):
+    found = through_of_each_validation(
+        ReplyValidator(), {7: reply, 8: updates([3])}, {7: [1, 2], 8: [3]}
+    )
+    assert list(found) == [8]
+
+
+# Compressed updates of real nodes: what arrives is what a simulated node adds up, its bytes are
+# those of the message, what is left out stays on the device, and false ones are refused.
+
+TOP_K = "compression={name='top-k', share=0.2, bits=8}"
+COMPRESSIONS = {
+    "int8": "compression={name='rounding', bits=8}",
+    "2 bits on a grid": "compression={name='rounding', bits=2, largest=0.01}",
+    "top-k": TOP_K,
+}
+MF = "model={name='mf', factors=4}", "step.private-parameters=['user.*']"
+EXAMPLES = "strategy={name='fedavg', weighting='examples'}"
+
+
+@pytest.fixture
+def folder(load_tiny, tmp_path):
+    """The folder of a node with the shards of all users."""
+    (tmp_path / "node").mkdir()
+    cut(load_tiny(), [tmp_path / "node"])
+    return tmp_path / "node"
+
+
+def device(experiment, folder):
+    return DeviceNode(
+        experiment,
+        experiment.digest()[:16],
+        state=folder / "state",
+        data=folder / "data.csv",
+        catalogue=folder / "catalogue.json",
+        place=0,
+        numbers=True,
+    )
+
+
+def start(node):
+    return {name: value.numpy() for name, value in node.initial().items()}
+
+
+def delivered(order, reply, theta):
+    """What the server reads of a node's reply, and the message as it leaves the node."""
+    asked = Message(pack_train(to_record(theta), order), 7, "train")
+    answer = Message(pack_sum(reply), reply_to=asked)
+    message = for_the_network(answer.content)["arrays"]["#packed"].data
+    from_the_network(answer.content)
+    return asked, answer, message
+
+
+def received(experiment, order, reply, theta):
+    asked, answer, message = delivered(order, reply, theta)
+    good = ReplyValidator(experiment=experiment).trained([asked], [answer], theta)
+    return (unpack_sum(good[0].content) if good else None), message
+
+
+def assert_equal_sums(found, expected, theta):
+    for name, table in theta.items():
+        one, other = (dense_change(part.total[name], table) for part in (found, expected))
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7, err_msg=name)
+    for name in ("clients", "weight", "examples", "loss", "losses"):
+        assert getattr(found, name) == getattr(expected, name)
+
+
+@pytest.mark.usefixtures("identity")
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_the_server_adds_up_what_a_simulated_node_does(
+    load_tiny, folder, tmp_path, compression, weighting
+):
+    experiment = load_tiny(COMPRESSIONS[compression], *MF)
+    mine, simulated = device(experiment, folder), Node(experiment, 0, 1, tmp_path / "private")
+    theta = start(simulated)
+    order = TrainOrder(1, simulated.training[3:4], weighting)
+    expected = train_clients(simulated, theta, order)
+    found, message = received(experiment, order, train_clients(mine, theta, order), theta)
+    assert expected.updates is None and found is not None
+    assert_equal_sums(found, expected, theta)
+    # the only count: bytes of the arrays in the message
+    assert found.sent == expected.sent == sum(len(part.data) for part in opened(message))
+    whole = sum(value.nbytes for name, value in theta.items() if not name.startswith("user"))
+    assert 0 < found.sent < whole
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_node_of_several_clients_sends_the_update_of_each(load_tiny, folder, tmp_path):
+    experiment = load_tiny(TOP_K, EXAMPLES, *MF)
+    mine, simulated = device(experiment, folder), Node(experiment, 0, 1, tmp_path / "private")
+    theta = start(simulated)
+    order = TrainOrder(1, simulated.training[:3], "examples")
+    expected = train_clients(simulated, theta, order)
+    reply = train_clients(mine, theta, order)
+    assert len(reply.updates) == 3 and len({one.share for one in reply.updates}) > 1
+    found, message = received(experiment, order, reply, theta)
+    assert_equal_sums(found, expected, theta)
+    assert found.sent == expected.sent == sum(len(part.data) for part in opened(message))
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_node_of_many_clients_sends_their_sum_if_it_is_shorter(load_tiny, folder, tmp_path):
+    experiment = load_tiny("compression={name='rounding', bits=8}", *MF)
+    mine, simulated = device(experiment, folder), Node(experiment, 0, 1, tmp_path / "private")
+    theta = start(simulated)
+    order = TrainOrder(1, simulated.training)
+    expected = train_clients(simulated, theta, order)
+    found, message = received(experiment, order, train_clients(mine, theta, order), theta)
+    assert_equal_sums(found, expected, theta)
+    assert sum(len(part.data) for part in opened(message)) < found.sent == expected.sent
+
+
+@pytest.mark.usefixtures("identity")
+def test_what_is_left_out_survives_a_restart_of_the_node(load_tiny, folder, tmp_path):
+    """A node that was restarted between two rounds sends in the second what one that was not does,
+    and something else than one that forgot."""
+    experiment = load_tiny(TOP_K, *MF, "rounds=2")
+    simulated = Node(experiment, 0, 1, tmp_path / "private")
+    theta = start(simulated)
+    client = simulated.training[:1]
+    for number in (1, 2):
+        order = TrainOrder(number, client)
+        expected = train_clients(simulated, theta, order)
+        fresh = device(experiment, folder)  # of the same state folder, in each round
+        found, _ = received(experiment, order, train_clients(fresh, theta, order), theta)
+        assert_equal_sums(found, expected, theta)
+    forgot = Node(experiment, 0, 1, tmp_path / "forgot")
+    other = train_clients(forgot, theta, TrainOrder(2, client))
+    name = next(name for name in theta if name.startswith("item"))
+    one, two = (dense_change(part.total[name], theta[name]) for part in (found, other))
+    assert not np.allclose(one, two, atol=1e-6)
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_clip_bounds_what_is_sent_and_the_server_clips_too(load_tiny, folder, tmp_path):
+    experiment = load_tiny("compression={name='rounding', bits=2}", *MF)
+    mine, simulated = device(experiment, folder), Node(experiment, 0, 1, tmp_path / "private")
+    theta = start(simulated)
+    names = tuple(name for name in theta if not name.startswith("user"))
+    order = TrainOrder(1, simulated.training[:1], protection=Protection(0.01, 2, names))
+    reply = train_clients(mine, theta, order)
+    found, _ = received(experiment, order, reply, theta)
+    assert norm(found) == pytest.approx(0.01, rel=1e-4) and norm(found) <= 0.01
+    assert norm(train_clients(simulated, theta, order)) == pytest.approx(norm(found), rel=1e-6)
+    (honest,) = reply.updates
+    large = {
+        name: {key: value * 100 if key == "scales" else value for key, value in payload.items()}
+        for name, payload in honest.payloads.items()
+    }
+    false = replace(reply, updates=[SentUpdate(large)])
+    found, _ = received(experiment, order, false, theta)
+    assert norm(found) == pytest.approx(0.01, rel=1e-4) and norm(found) <= 0.01
+
+
+def norm(reply):
+    values = (getattr(change, "values", change) for change in reply.total.values())
+    return float(np.sqrt(sum(np.square(one, dtype=np.float64).sum() for one in values)))
+
+
+def _with(payloads, **arrays):
+    name = next(name for name, payload in payloads.items() if "rows" in payload)
+    return {**payloads, name: {**payloads[name], **arrays}}
+
+
+FALSE = {
+    "more clients than were asked": lambda one: [one, one],
+    "another weight": lambda one: [replace(one, share=5.0)],
+    "no number": lambda one: [replace(one, share=float("nan"))],
+    "rows beyond the table": lambda one: [
+        SentUpdate(_with(one.payloads, rows=np.array([60_000], dtype=np.uint16)))
+    ],
+    "rows twice": lambda one: [SentUpdate(_with(one.payloads, rows=np.zeros(2, dtype=np.uint8)))],
+    "no scales": lambda one: [
+        SentUpdate({name: {"rows": np.zeros(1, np.uint8)} for name in one.payloads})
+    ],
+    "infinities": lambda one: [
+        SentUpdate(_with(one.payloads, scales=np.full(3, np.inf, dtype=np.float32)))
+    ],
+    "an unknown parameter": lambda one: [SentUpdate({"x": next(iter(one.payloads.values()))})],
+}
+
+
+@pytest.mark.usefixtures("identity")
+@pytest.mark.parametrize("what", FALSE)
+def test_false_updates_are_left_out(load_tiny, folder, what):
+    experiment = load_tiny(TOP_K, *MF)
+    node = device(experiment, folder)
+    theta = start(node)
+    order = TrainOrder(1, node.training[:1])
+    reply = train_clients(node, theta, order)
+    assert received(experiment, order, reply, theta)[0] is not None
+    false = replace(reply, updates=FALSE[what](reply.updates[0]))
+    assert received(experiment, order, false, theta)[0] is None
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_compression_of_another_package_is_refused_before_it_is_imported(load_tiny, folder):
+    experiment = load_tiny(TOP_K)
+    table = {**experiment.compression.table(), "name": "somebody.elses:Compression"}
+    section = type(experiment.compression).model_validate(table)
+    with pytest.raises(RefusalError, match="does not run 'somebody\\.elses"):
+        device(experiment.model_copy(update={"compression": section}), folder)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Membership attacks end to end: federations, lists and signals, on systems with and without a
-leak."""
+"""Attacks on experiments, and the canaries of audits."""
 
 from dataclasses import replace
 
@@ -8,20 +7,35 @@ import numpy as np
 import pytest
 import torch
 
+from clients.node import Node
+from clients.one_client import update_of
+from clients.round import train_clients
+from fedrec.attacks.canaries import CanaryPlan
 from fedrec.attacks.membership import top_lists
 from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.interactions import more_ids
 from fedrec.data.population import Population
-from fedrec.data.readers.synthetic import Synthetic
+from fedrec.data.readers.synthetic import Synthetic, SyntheticConfig
+from fedrec.data.splits.folds import LeaveOneOut
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
 from fedrec.models.base import Model
+from fedrec.models.metamf import generate
+from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.updates import dense_change
+from fedrec.rng import stream, torch_stream
 from fedrec.runs.folder import RunFolder
 from simulations import runner
-from simulations.attacks.driver import run_attack
-from simulations.attacks.members import shadow_parts
+from simulations.attacks import canary_users
+from simulations.attacks.base import run_attack
+from simulations.attacks.canary_users import CanaryConfig, CanaryUsers, Reserved
+from simulations.attacks.members import Members, half_members, half_memberships, shadow_parts
 from simulations.attacks.system import TrainedSystem
+from tests.clients.oracles import update_under
 from tests.runs import Interrupt
 from tests.simulations.attacks.tables import experiment_on, synthetic
+
+# Membership attacks end to end: federations, lists and signals, on systems with and without a leak.
 
 
 class Named(Synthetic):
@@ -184,3 +198,409 @@ def test_too_few_users_are_explained_before_anything_runs(tmp_path):
     with pytest.raises(ExperimentError, match="too few users"):
         attack(tmp_path / "runs", "membership")
     assert not (tmp_path / "runs").exists()
+
+
+class Stereotyped(Synthetic):
+    """The synthetic dataset, but three of four items of women are even, and of men odd."""
+
+    def read(self):
+        data = super().read()
+        woman = data.user_features["gender"].padded()[data.users, 0] == 0
+        follows = np.random.default_rng(0).random(len(data)) < 0.75
+        even = np.where(follows, woman, ~woman)
+        return replace(data, items=(data.items // 2) * 2 + ~even)
+
+
+ATTRIBUTE_DRIVER_ATTACKED = experiment_on(
+    synthetic(250, 40, 14) | {"name": "test_attribute_driver:Stereotyped"},
+    name="attacked",
+    rounds=6,
+    model={"name": "privrec", "embedding": 4, "hidden": [8]},
+    step={"name": "sgd", "epochs": 3, "learning-rate": 0.3, "batch-size": 8},
+    sampler={"name": "fixed-size", "cohort": 20},
+    evaluation={"ks": [5], "baselines": [], "fine-tune": {"epochs": 4}},
+)
+del ATTRIBUTE_DRIVER_ATTACKED["positive-above"]
+
+
+def attack_of_attribute_driver(tmp_path, *overrides, table=ATTRIBUTE_DRIVER_ATTACKED, **settings):
+    chosen = {"name": "attribute", "attribute": "gender", **settings}
+    return run_attack(load(table, overrides), chosen, tmp_path)
+
+
+@pytest.mark.slow
+def test_profiles_reveal_gender_and_a_strong_perturbation_hides_it(tmp_path):
+    outcome = attack_of_attribute_driver(tmp_path, attacker="logistic")
+    clear = outcome.found
+    assert clear.balanced_accuracy.value > 0.8 and outcome.table["categories"] == ["F", "M"]
+    assert "recommends" not in outcome.table
+    assert [file.name for file in tmp_path.iterdir()] == ["attack.json"]
+    targeted = ("perturb.name=targeted", "perturb.attribute=gender")
+    responses = ("perturb.epsilon=0.1", "perturb.mechanism=randomised-response")
+    hidden = attack_of_attribute_driver(tmp_path, *targeted, *responses, attacker="logistic").found
+    assert hidden.balanced_accuracy.value < 0.63
+    half = attack_of_attribute_driver(
+        tmp_path, *targeted, "perturb.epsilon=3", attacker="logistic"
+    ).found
+    assert hidden.auc < half.auc <= clear.auc + 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["recommendations", "updates"])
+def test_attribute_inference_from_a_trained_system(tmp_path, source):
+    """The gender among the model's features must not help the attacker, who sees only items."""
+    outcome = attack_of_attribute_driver(tmp_path, source=source, without=["user.*"])
+    found = outcome.found
+    assert found.users == len(
+        Population.of(load(ATTRIBUTE_DRIVER_ATTACKED)).partition.training_clients
+    )
+    assert found.balanced_accuracy.low > 0.55 and "hits@5" in outcome.table["recommends"]
+    assert outcome.table["attack"] == "attribute" and (tmp_path / "target" / "run.json").is_file()
+
+
+META = {
+    **ATTRIBUTE_DRIVER_ATTACKED,
+    "model": {"name": "metamf", "rank": 2}
+    | dict.fromkeys(("user", "memory", "generator", "embedding", "hidden"), 4),
+    "step": {"name": "metamf", "negatives": 1},
+    "strategy": {"name": "metamf", "server-lr": 0.05},
+    "split": {"name": "ratio"},
+    "evaluation": {"ks": [5], "baselines": []},
+}
+
+
+def test_updates_of_a_generating_system_as_its_server_sees_them(tmp_path):
+    """The description of each client's gradients equals that of a central gradient of its loss."""
+    experiment = load(META, ["rounds=2"])
+    runner.run(experiment, output=tmp_path / "run")
+    users = Population.of(experiment).partition.training_clients[[5, 3, 200]]
+    target = TrainedSystem(experiment, RunFolder(tmp_path / "run"), users)
+    found = list(target.updates(users, ("layer1.*",)))
+    node = Node(experiment, 0, 1, None)
+    given = {name: torch.from_numpy(value.copy()) for name, value in target.parameters.items()}
+    for user, described in zip(users.tolist(), found, strict=True):
+        values, low = generate(given, torch.tensor([user]), None)
+        own = {name: value[0] for name, value in (values | {"item.low": low}).items()}
+        drawn = stream(experiment.seed, "client", user, experiment.rounds + 1)
+        data = node.population.client(user)
+        delta = update_under(node.step(experiment.step), own, data, drawn).delta
+        told = [
+            v.norm(dim=-1) if v.dim() > 1 else v
+            for n, v in delta.items()
+            if not n.startswith("layer1.")
+        ]
+        np.testing.assert_allclose(
+            np.abs(described), np.abs(torch.cat(told).numpy()), rtol=1e-3, atol=1e-6
+        )
+        assert described.shape == (4 + 4 + 2 + 40,) and 0 < np.count_nonzero(described[-40:]) < 40
+
+
+def test_updates_of_a_generating_system_are_attacked(tmp_path):
+    outcome = attack_of_attribute_driver(
+        tmp_path, table=META, source="updates", attacker="logistic"
+    )
+    assert outcome.found.balanced_accuracy.low > 0.55 and "hits@5" in outcome.table["recommends"]
+
+
+@pytest.mark.slow
+def test_an_update_reveals_the_features_of_the_user(tmp_path):
+    found = attack_of_attribute_driver(tmp_path, source="updates", attacker="logistic").found
+    assert found.balanced_accuracy.value > 0.92  # the row of `user.gender` that moves
+
+
+def test_items_independent_of_gender_reveal_nothing(tmp_path):
+    found = attack_of_attribute_driver(
+        tmp_path, "dataset.users=400", attribute="occupation", attacker="logistic"
+    ).found
+    assert abs(found.balanced_accuracy.value - found.chance) < 0.1
+
+
+@pytest.mark.parametrize("attribute", ["sex", "genres"])
+def test_an_unknown_attribute_is_explained(tmp_path, attribute):
+    """Before anything is trained."""
+    with pytest.raises(ExperimentError, match="not an attribute that can be inferred"):
+        attack_of_attribute_driver(tmp_path, attribute=attribute, source="updates")
+    assert not list(tmp_path.iterdir())
+
+
+# Who trains the systems of an attack: sizes, balance, independence of the order of users, and a
+# split in which only they train.
+
+PAPER = {"shadow_users": 1000, "used": 0.8, "members": 0.5}
+
+
+def test_the_papers_sizes():
+    parts = shadow_parts(np.arange(6040), **PAPER, seed=1)
+    assert [len(part) for part in parts] == [800, 200, 2520, 2520]
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(6040))
+
+
+def test_the_parts_are_a_function_of_the_users_and_the_seed():
+    users = np.arange(100, 1500)
+    first = shadow_parts(users, **PAPER, seed=1)
+    again = shadow_parts(users[::-1], **PAPER, seed=1)
+    assert all(np.array_equal(one, two) for one, two in zip(first, again, strict=True))
+    assert not np.array_equal(first[0], shadow_parts(users, **PAPER, seed=2)[0])
+
+
+@pytest.mark.parametrize("users", [900, 1000, 1001])
+def test_too_few_users_are_explained(users):
+    with pytest.raises(ExperimentError, match="too few users") as caught:
+        shadow_parts(np.arange(users), **PAPER, seed=1)
+    assert "--shadow-users" in str(caught.value.fix)
+
+
+def test_every_user_trains_half_of_the_shadow_systems():
+    masks = half_memberships(501, 8, seed=3)
+    assert masks.shape == (8, 501) and (masks.sum(axis=0) == 4).all()
+    assert (np.abs(masks.mean(axis=1) - 0.5) < 0.1).all()
+    member = half_members(501, seed=3)
+    assert member.sum() == 250
+    agreement = (masks == member).mean(axis=1)
+    assert (np.abs(agreement - 0.5) < 0.12).all()  # the target's members are drawn separately
+
+
+@pytest.mark.parametrize("runs", [2, 5])
+def test_a_wrong_number_of_shadow_systems_is_explained(runs):
+    with pytest.raises(ExperimentError, match="shadow systems"):
+        half_memberships(10, runs, seed=0)
+
+
+def test_only_the_chosen_users_train_and_nothing_else_changes():
+    """Also whether held-out items are kept out of the negatives."""
+    settings = {"users": 40, "items": 30, "mean-interactions": 8, "min-interactions": 4}
+    data = Synthetic("synthetic", SyntheticConfig.parse(settings)).read()
+    own = {"name": "leave-one-out", "leaky-negatives": True}
+    base = LeaveOneOut(LeaveOneOut.Config.parse({"leaky-negatives": True}), 3).split(data)
+    chosen = np.random.default_rng(0).random(40) < 0.4
+
+    section = Members.section(own, 3, chosen)
+    assert section.pop("name") == "simulations.attacks.members:Members"
+    found = Members(Members.Config.parse(section), 99).split(data)
+    assert np.array_equal(found.training_clients, base.training_clients[chosen])
+    for part in ("train_rows", "validation_rows", "test_rows", "leaky_negatives"):
+        assert np.array_equal(getattr(found, part), getattr(base, part))
+    section = {**section, "members": Members.section(own, 3, chosen[:20])["members"]}
+    with pytest.raises(ExperimentError, match="drawn from other users"):
+        Members(Members.Config.parse(section), 99).split(data)
+
+
+# What an audit adds to an experiment: canary users, rows of parameters that nothing reads, and a
+# step in which the canaries upload fixed updates and all others do the same as ever.
+
+USERS, CANARIES = 24, 6
+PLAN = {"first": USERS, "count": CANARIES, "magnitude": 3.0, "examples": 50, "seed": 1}
+HERE = "simulations.attacks.canary_users"
+
+
+def added(table, kind, where, **settings):
+    return {kind: {"name": f"{HERE}.{where}", "base": table[kind], **settings}}
+
+
+def with_users(table, count=CANARIES, **settings):
+    users = added(table, "dataset", "population:CanaryUsers", count=count, **settings)
+    return {**table, **users, **added(table, "split", "population:CanaryClients", count=count)}
+
+
+def with_rows(table, rows, **settings):
+    return {**table, **added(table, "model", "reserved:Reserved", rows=rows, **settings)}
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"name": "user-holdout"},
+        {"name": "leave-one-out", "leaky-negatives": True},
+        {"name": "ratio"},
+    ],
+)
+def test_canaries_train_and_nothing_else_changes(tiny_experiment, split):
+    table = {**tiny_experiment(), "split": split}
+    audited = Population.of(load(with_users(table, count=7, items=3)))
+    plain = Population.of(load(table))
+    users = plain.interactions.num_users
+    new = np.arange(users, users + 7)
+    assert audited.interactions.num_users == users + 7
+    assert audited.interactions.num_items == plain.interactions.num_items + 3
+    assert np.array_equal(audited.interactions.items, plain.interactions.items)
+    training = np.concatenate([plain.partition.training_clients, new])
+    assert np.array_equal(audited.partition.training_clients, training)
+    for part in ("train_rows", "validation_rows", "test_rows", "leaky_negatives"):
+        assert np.array_equal(getattr(audited.partition, part), getattr(plain.partition, part))
+    assert np.array_equal(audited.evaluated_clients("test"), plain.evaluated_clients("test"))
+    assert audited.schema().user_features == plain.schema().user_features
+    canary = audited.client(int(new[0]))
+    assert len(canary.items) == len(canary.positives) == 0
+    assert all((codes == -1).all() for codes in canary.features)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [np.array([7, 3]), np.array(["a", "canary-0"]), np.array(["a", 5], dtype=object)],
+    ids=["integers", "texts", "objects"],
+)
+def test_ids_of_canaries_are_new(ids):
+    found = more_ids(ids, 3, "canary")
+    assert len(set(found.tolist())) == 5 and found[:2].tolist() == ids.tolist()
+
+
+def test_a_feature_keeps_its_categories_and_gets_rows_without_codes():
+    feature = Feature.multiple("hobby", [["a", "b"], [], ["b"]])
+    (longer,) = canary_users._longer(FeatureTable(3, (feature,)), 2).features
+    assert longer.categories == feature.categories
+    assert longer.padded().tolist() == [*feature.padded().tolist(), [-1, -1], [-1, -1]]
+
+
+def test_wrong_settings_of_what_is_wrapped_are_named():
+    base = {"name": "synthetic", "usres": 5}
+    with pytest.raises(ExperimentError, match=r"dataset\.base\.usres"):
+        CanaryUsers(
+            "canaries", CanaryUsers.Config.model_validate({"base": base, "count": 1})
+        ).read()
+    with pytest.raises(ExperimentError, match=r"step\.batch-sice"):
+        CanaryConfig.parse({"canaries": PLAN, "batch-sice": 4}, at="step")
+
+
+def test_nothing_reads_reserved_rows(tiny_experiment):
+    """Scores, losses and the other rows of initial parameters are those of the other model."""
+    table = tiny_experiment()
+    reserved, plain = (Node(load(t), 0, 1, None).model for t in (with_rows(table, 5), table))
+    more, less = (model.initial(torch_stream(1, "init")) for model in (reserved, plain))
+    assert list(more) == list(less) and reserved.item_tables == plain.item_tables == ("item.id",)
+    for name, value in less.items():
+        assert torch.equal(more[name][: len(value)], value)
+        assert more[name].shape[0] - value.shape[0] == (5 if name == "item.id" else 0)
+    assert not more["item.id"][-5:].any()
+    parameters = {name: value.unsqueeze(0) for name, value in less.items()}
+    rows = torch.cat([parameters["item.id"], torch.full((1, 5, 4), 7.0)], 1)
+    users = tuple(torch.zeros(1, 1, dtype=torch.int64) for _ in plain.schema.user_features)
+    scores = reserved.scores({**parameters, "item.id": rows}, users)
+    assert torch.equal(scores, plain.scores(parameters, users))
+    assert scores.shape == (1, plain.schema.num_items)
+    predictions, labels = torch.tensor([[0.3, -1.0]]), torch.tensor([[1.0, 0.0]])
+    assert torch.equal(reserved.loss(predictions, labels), plain.loss(predictions, labels))
+
+
+@pytest.mark.parametrize("patterns", [["*"], ["layer0.*", "user.*"]])
+def test_reserved_rows_of_all_parameters_change_no_update(tiny_experiment, patterns):
+    """The model computes with its own rows, so that the reserved ones stay zero."""
+    table = {**tiny_experiment(), "seed": 3}
+    plain, wider = (
+        Node(load(t), 0, 1, None) for t in (table, with_rows(table, 12, parameters=patterns))
+    )
+    assert isinstance(wider.model, Reserved)
+    room = wider.model.room
+    some = plain.training[:4]
+    found = train_clients(wider, parameters(wider), TrainOrder(1, some))
+    expected = train_clients(plain, parameters(plain), TrainOrder(1, some))
+    for name, value in parameters(plain).items():
+        own = dense_change(expected.total[name], value)
+        wide = dense_change(found.total[name], parameters(wider)[name])
+        assert wide[: len(own)] == pytest.approx(own, rel=1e-4, abs=1e-6)
+        assert not wide[len(own) :].any()
+        assert len(wide) - len(own) == room.get(name, 0)
+    assert {"layer0.weight", "layer0.bias", "item.id"} <= set(room)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+
+
+@pytest.fixture
+def nodes(tiny_experiment):
+    """A node with canaries and one without, of the same experiment."""
+
+    def make(path="auto"):
+        table = tiny_experiment()
+        table["engine"]["path"] = path
+        audited = with_rows(with_users(table), CANARIES)
+        audited["step"] = {
+            **table["step"],
+            "name": f"{HERE}.step:Canary",
+            "base": "sgd",
+            "canaries": PLAN,
+        }
+        return Node(load(audited), 0, 1, None), Node(load(table), 0, 1, None)
+
+    return make
+
+
+def parameters(node):
+    return {
+        name: value.numpy() for name, value in node.model.initial(torch_stream(0, "init")).items()
+    }
+
+
+@pytest.mark.parametrize("path", ["auto", "reference"])
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_a_round_is_the_plain_round_and_the_planted_rows(nodes, path, weighting):
+    audited, plain = nodes(path)
+    some = plain.training[:5]
+    canaries = np.array([USERS, USERS + 3])
+    with_them = train_clients(
+        audited, parameters(audited), TrainOrder(1, np.concatenate([some, canaries]), weighting)
+    )
+    alone = train_clients(plain, parameters(plain), TrainOrder(1, some, weighting))
+    share = 50.0 if weighting == "examples" else 1.0
+    audit = {
+        name: dense_change(change, parameters(audited)[name])
+        for name, change in with_them.total.items()
+    }
+    for name, change in alone.total.items():
+        total = dense_change(change, parameters(plain)[name])
+        assert np.array_equal(audit[name][: len(total)], total)
+    rows = audit["item.id"][-CANARIES:]
+    signs = CanaryPlan.parse(PLAN).signs()
+    expected = np.zeros((CANARIES, 4))
+    for place in (0, 3):
+        expected[place] = share * signs[place] * 3.0 / 2.0  # norm 3 over four entries
+    assert rows == pytest.approx(expected)
+    assert (with_them.clients, with_them.examples) == (alone.clients + 2, alone.examples + 100)
+    assert (with_them.loss, with_them.losses) == (alone.loss, alone.losses)
+    assert with_them.weight == alone.weight + 2 * share
+
+
+def test_the_others_are_trained_in_blocks(nodes, monkeypatch):
+    audited, _ = nodes()
+    from clients import round
+
+    blocks = []
+    real = round.train_in_blocks
+    monkeypatch.setattr(
+        round, "train_in_blocks", lambda *a, **k: blocks.append(a[4].tolist()) or real(*a, **k)
+    )
+    train_clients(
+        audited, parameters(audited), TrainOrder(1, np.array([*audited.training[:4], USERS + 1]))
+    )
+    assert blocks == [audited.training[:4].tolist(), [USERS + 1]]
+
+
+def test_a_cohort_of_canaries_alone(nodes):
+    audited, _ = nodes()
+    reply = train_clients(audited, parameters(audited), TrainOrder(1, USERS + np.arange(CANARIES)))
+    assert reply.clients == CANARIES and reply.losses == 0
+    initial = parameters(audited)
+    total = {name: dense_change(change, initial[name]) for name, change in reply.total.items()}
+    norms = np.linalg.norm(total.pop("item.id"), axis=1)
+    assert norms == pytest.approx([0.0] * 30 + [3.0] * CANARIES)
+    assert not any(change.any() for change in total.values())
+
+
+def test_what_belongs_to_the_other_step_is_the_others(nodes):
+    """Its settings in fine-tuning, and what stays on a device."""
+    audited, _ = nodes()
+    section = audited.experiment.step
+    canary = audited.step(section)
+    tuned = audited.step(audited.experiment.fine_tune_step())
+    assert tuned.base.config.epochs == 1 and tuned.base.config.batch_size == 8
+    private = type(section).model_validate({**section.model_dump(), "private-parameters": ["w"]})
+    step = audited.step(private)
+    assert step.keeps is True and canary.keeps is False
+    assert step.private_names(["w", "v"]) == ["w"]
+
+
+def test_a_model_without_reserved_rows_is_refused(nodes):
+    audited, _ = nodes()
+    step = audited.step(audited.experiment.step)
+    step.model = step.model.base
+    with pytest.raises(ExperimentError, match="no room for canaries"):
+        update_of(
+            step, {"w": torch.zeros(2)}, audited.population.client(USERS), np.random.default_rng(0)
+        )

@@ -8,20 +8,20 @@ import json
 import numpy as np
 import pytest
 
-from fedrec.attacks.audit.canaries import CanaryPlan
-from fedrec.attacks.audit.checks import check_charges
+from fedrec.attacks.canaries import CanaryPlan
+from fedrec.attacks.verdict import check_charges
 from fedrec.config import Config
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
 from fedrec.privacy.ledger import Charge
 from fedrec.privacy.mechanisms.banded import Banded
-from fedrec.privacy.mechanisms.gaussian import Gaussian
+from fedrec.privacy.mechanisms.independent import Gaussian
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
-from simulations.attacks.canaries.claims import charged_claim, expected_cohort, noisy_plans
-from simulations.attacks.canaries.planting import changes_for
-from simulations.attacks.driver import run_attack
+from simulations.attacks.base import run_attack
+from simulations.attacks.canary_claims import charged_claim, expected_cohort, noisy_plans
+from simulations.attacks.canary_users import changes_for
 from strategies.base import CohortStrategy
 from tests.simulations.attacks.tables import experiment_on, synthetic
 
@@ -400,7 +400,7 @@ def test_the_rate_of_an_audit_is_the_samplers(sampler, clients):
     assert expected_cohort(load({**AUDITED, "sampler": sampler}), 50) == clients
 
 
-from server.samplers.base import Sampler  # noqa: E402
+from server.samplers import Sampler  # noqa: E402
 
 
 class Odd(Sampler):

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from clients.local.updates import Updates
-from clients.training.update_sum import UpdateSum
+from clients.steps.updates import Updates
+from clients.sums import UpdateSum
 from fedrec.experiment.loading import load
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.mechanisms.base import Mechanism
-from simulations.attacks.driver import run_attack
+from simulations.attacks.base import run_attack
 from strategies.dp import DpFedAvg
 from tests.simulations.attacks.tables import experiment_on, synthetic
 

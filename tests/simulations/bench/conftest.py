@@ -7,7 +7,7 @@ import pytest
 
 from simulations.bench.declaration import bench
 from simulations.cli import app
-from simulations.cli.help_texts import command_of
+from simulations.cli.options import command_of
 
 SYNTHETIC = {"name": "synthetic", "users": 40, "items": 150, "mean-interactions": 12}
 

@@ -239,7 +239,7 @@ class Federation:
         ]
 
     def control(self):
-        from simulations.deployment.flower.control import Control
+        from simulations.deployment.flower import Control
 
         return contextlib.closing(Control(self.deployment.superlink, self.deployment.authority))
 

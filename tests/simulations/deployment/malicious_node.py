@@ -24,9 +24,9 @@ from fedrec.protocol.messages import (
     unpack_sum,
 )
 from fedrec.protocol.orders import Presence, TrainSum
-from fedrec.protocol.zero_copy import for_the_network, from_the_network
-from simulations.deployment.flower import executors
-from simulations.deployment.flower.work_signal import WorkSignal
+from fedrec.protocol.serialization import for_the_network, from_the_network
+from simulations.deployment import flower
+from simulations.deployment.health import WorkSignal
 
 app = ClientApp()
 
@@ -99,4 +99,4 @@ def evaluate(message, context):
 
 
 if __name__ == "__main__":
-    executors.client_executor(sys.argv[1:], lambda *_: app, WorkSignal(None))
+    flower.client_executor(sys.argv[1:], lambda *_: app, WorkSignal(None))

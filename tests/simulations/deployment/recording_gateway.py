@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvicorn
 
-from simulations.deployment.gateway.proxy import create_app
+from simulations.deployment.gateway import create_app
 
 
 def recording(app, folder):

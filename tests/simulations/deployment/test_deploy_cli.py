@@ -1,23 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of a deployment that need no processes: the files of `init`, and refusals."""
+"""Commands of deployments, and their containers."""
 
+import importlib
 import json
+import os
+import re
+import shutil
 import stat
+import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from typer.main import get_command
 from typer.testing import CliRunner
 
-from fedrec.errors import DataError, EngineError, ExperimentError, RunError
+from clients.device.node import _identity
+from fedrec.errors import DataError, EngineError, ExperimentError, RefusalError, RunError
 from fedrec.experiment.loading import load
 from simulations.cli import app
+from simulations.cli.deploy import _next
+from simulations.cli.deploy import app as deploy
 from simulations.deployment import client, launch, operator
-from simulations.deployment.client import client_processes, plan_of, prepare
-from simulations.deployment.initialise import add_nodes
+from simulations.deployment.client import (
+    ClientPlan,
+    client_processes,
+    plan_of,
+    prepare,
+    supernode_flags,
+)
+from simulations.deployment.initialise import add_nodes, initialise
 from simulations.deployment.layout import Deployment, DeploymentConfig
-from simulations.deployment.pki.keys import private_folder
-from simulations.deployment.processes.commands import node_process, server_processes
+from simulations.deployment.pki import private_folder
+from simulations.deployment.processes import (
+    SERVER,
+    TASK_POLL,
+    UNFINISHED,
+    executor_flags,
+    node_process,
+    refuse_root_in_a_container,
+    server_processes,
+    superlink_flags,
+)
+from tests.runs import assert_close, parameters_in
+from tests.simulations.deployment.composed import (
+    IMAGE,
+    OFTEN,
+    RUNS,
+    Composed,
+    skip_without_an_engine,
+)
+
+# The commands of a deployment that need no processes: the files of `init`, and refusals.
 
 
 @pytest.fixture
@@ -285,3 +321,396 @@ def test_a_folder_that_is_there_is_not_widened(tmp_path):
     (tmp_path / "d").chmod(0o755)
     private_folder(tmp_path / "d")
     assert stat.S_IMODE((tmp_path / "d").stat().st_mode) == 0o700
+
+
+# The compose files: accepted by docker compose, their flags by our own and Flower's parsers, and
+# their networks.
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def table():
+    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+def test_a_node_by_itself_is_a_node_beside_the_server(table):
+    """But for names, and the way to its folder and the gateway."""
+    text = (ROOT / "docker-compose.node.yml").read_text()
+    own = yaml.safe_load(re.sub(r"\$\{(FEDREC_NODE|FEDREC_GATEWAY):[^}]*\}", r"\1", text))
+    for part in ("supernode", "clientapp"):
+        beside = re.sub(r"\$\{FEDREC_DEPLOYMENT:[^}]*\}", "TOP", json.dumps(table["services"]))
+        beside = json.loads(beside)[f"{part}-1"]
+        beside = json.dumps({**beside, "depends_on": None})
+        for name, other in {
+            "TOP/nodes/node-1": "FEDREC_NODE",
+            "TOP/revoked": "FEDREC_NODE/revoked",
+            "gateway:8443": "FEDREC_GATEWAY",
+            "meeting-1": "meeting",
+            '"node-1"': '"node"',
+            "node-1-": "",
+        }.items():
+            beside = beside.replace(name, other)
+        alone = {**own["services"][part], "depends_on": None}
+        alone.pop("build", None)
+        assert alone == json.loads(beside)
+
+
+def test_flags_and_paths_are_those_of_processes_without_containers(table):
+    services = table["services"]
+    secrets = Path("/run/secrets")
+    link = superlink_flags(
+        host="0.0.0.0",
+        port=8000,
+        certificate=secrets / "superlink.crt",
+        key=secrets / "superlink.key",
+        authority=secrets / "ca.crt",
+        database=Path("/var/lib/fedrec/state/superlink.db"),
+        secret=secrets / "superexec.secret",
+    )
+    assert services["superlink"]["command"] == [*link]
+    server = executor_flags("superlink:8000", secrets / "ca.crt", secrets / "superexec.secret")
+    assert services["serverapp"]["command"] == [*server]
+    assert services["serverapp"]["environment"].keys() == {TASK_POLL, UNFINISHED}
+    for name in ("superlink", "serverapp"):
+        assert services[name]["entrypoint"][:3] == ["python", "-m", SERVER]
+    command, name, *arguments = services["gateway"]["command"]
+    assert command == "deploy"
+    commands: Any = get_command(deploy)
+    found = commands.commands[name].make_context(name, arguments).params
+    assert found.pop("nodes") is None and all(found.values())
+
+
+def parsed(module, function, flags):
+    parser = getattr(importlib.import_module(module), function)()
+    return parser.parse_args([str(flag) for flag in flags])
+
+
+def test_flowers_parsers_take_our_flags(table):
+    services = table["services"]
+    link = parsed(
+        "flwr.superlink.cli.flower_superlink",
+        "_parse_args_run_superlink",
+        services["superlink"]["command"],
+    )
+    assert link.enable_supernode_auth
+    assert link.isolation == "process"
+    assert link.ssl_keyfile
+    assert link.database
+    assert not getattr(link, "insecure", False)
+    executor = parsed(
+        "flwr.supercore.cli.flower_superexec", "_parse_args", services["serverapp"]["command"]
+    )
+    assert executor.superexec_auth_secret_file and executor.root_certificates
+    plan = ClientPlan(
+        Path("/join"), "gateway:8443", Path("/data.csv"), Path("/state"), bind="0.0.0.0"
+    )
+    flags = supernode_flags(plan)
+    node = parsed("flwr.supernode.cli.flower_supernode", "_parse_args_run_supernode", flags)
+    assert node.auth_supernode_private_key == "/join/node.key"
+    assert node.isolation == "process"
+    assert not node.insecure
+
+
+@pytest.mark.parametrize(
+    ("bind", "published"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "0.0.0.0"), ("::1", "[::1]")]
+)
+def test_the_gateway_is_published_on_the_address_of_the_deployment(
+    table, tmp_path, bind, published
+):
+    settings = {"nodes": 1, "bind": bind, "port": 9443}
+    made = initialise(tmp_path / "d", DeploymentConfig.parse(settings, at="deployment"))
+    found = settings_in(made.path / ".env")
+    assert (found["FEDREC_BIND"], found["FEDREC_PORT"]) == (published, "9443")
+    (port,) = table["services"]["gateway"]["ports"]
+    assert port == "${FEDREC_BIND:-127.0.0.1}:${FEDREC_PORT:-8443}:8443"
+
+
+def networks(service):
+    return set(service["networks"])
+
+
+def test_only_the_gateway_is_reached_from_outside(table):
+    services = table["services"]
+    published = [name for name, service in services.items() if service.get("ports")]
+    assert published == ["gateway"]
+    inside = {name for name, service in services.items() if "inside" in networks(service)}
+    assert inside == {"superlink", "serverapp", "gateway", "operator"}
+    assert table["networks"]["inside"] == {"internal": True}
+    for number in (1, 2):
+        executor = services[f"clientapp-{number}"]
+        assert networks(executor) == {f"node-{number}"}
+        assert table["networks"][f"node-{number}"]["internal"]
+        assert networks(services[f"supernode-{number}"]) == {"outside", f"node-{number}"}
+
+
+def test_what_speaks_to_the_outside_does_not_see_the_data_and_what_sees_them_not_its_key(table):
+    for number in (1, 2):
+        supernode, executor = (
+            table["services"][f"{part}-{number}"] for part in ("supernode", "clientapp")
+        )
+        assert not any("data.csv" in volume for volume in supernode["volumes"])
+        assert any(
+            f"node-{number}/data.csv:/data/data.csv:ro" in volume for volume in executor["volumes"]
+        )
+        sources = [
+            [secret["source"] for secret in part["secrets"]] for part in (supernode, executor)
+        ]
+        assert sources == [[f"node-{number}-node.key"], [f"node-{number}-signing.key"]]
+        kept = {volume.partition(":")[0] for volume in executor["volumes"]}
+        assert f"node-{number}-state" in kept
+        assert not any(f"-{number}-state" in v for v in supernode["volumes"])
+
+
+def test_containers_are_not_root_hold_nothing_and_are_started_again(table):
+    for name, service in table["services"].items():
+        assert service["user"] == "${FEDREC_UID:-10001}:${FEDREC_GID:-10001}", name
+        assert service["read_only"] and service["cap_drop"] == ["ALL"]
+        assert service["restart"] == ("no" if name == "operator" else "unless-stopped")
+        assert name == "operator" or service["healthcheck"]["test"][0] == "CMD"
+        assert ":" in service["image"] and not service["image"].endswith(":latest")
+    for line in (ROOT / "Dockerfile").read_text().splitlines():
+        if line.startswith("FROM") and line != "FROM scratch":
+            assert ":" in line and "latest" not in line
+    assert "USER fedrec" in (ROOT / "Dockerfile").read_text()
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in ignored and "**/*.key" in ignored
+
+
+def test_everything_that_is_mounted_is_made_by_init(table, tmp_path):
+    made = initialise(tmp_path / "d", DeploymentConfig.parse({"nodes": 2}, at="deployment"))
+    for secret in table["secrets"].values():
+        assert (made.path / secret["file"].split("}/")[1]).is_file(), secret
+    name = "docker-compose.yml"
+    assert (made.path / name).read_bytes() == (ROOT / name).read_bytes()
+    assert (made.path / "revoked.txt").is_file()
+
+
+def settings_in(file):
+    return dict(line.split("=", 1) for line in file.read_text().splitlines())
+
+
+def test_containers_run_as_the_owner_and_never_as_root(tmp_path, monkeypatch):
+    given = {}
+    monkeypatch.setattr(
+        os, "chown", lambda path, user, group, **_: given.update({Path(path).resolve(): user})
+    )
+    for user, wanted in ((1234, "1234"), (0, "10001")):
+        monkeypatch.setattr(os, "getuid", lambda user=user: user)
+        monkeypatch.setattr(os, "getgid", lambda user=user: user)
+        made = initialise(tmp_path / wanted, DeploymentConfig.parse({"nodes": 1}, at="deployment"))
+        found = settings_in(made.path / ".env")
+        assert found["FEDREC_UID"] == found["FEDREC_GID"] == wanted
+        assert found["FEDREC_DEPLOYMENT"] == f"'{made.path}'"
+        assert bool(given) is (user == 0)
+    for file in (
+        "ca.crt",
+        "server/superlink.key",
+        "server/gateway.key",
+        "nodes/node-1/signing.key",
+        "nodes/node-1",
+    ):
+        assert given[made.path / file] == 10001
+    assert made.authority_key not in given and made.authority_key.parent not in given
+
+
+def test_root_in_a_container_is_refused(monkeypatch):
+    monkeypatch.setenv("FEDREC_CONTAINER", "1")
+    monkeypatch.setattr(os, "getuid", lambda: 10001)
+    refuse_root_in_a_container()
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    with pytest.raises(EngineError, match="do not run as root"):
+        refuse_root_in_a_container()
+
+
+def test_every_container_has_a_limit_of_memory(table):
+    """So that a node with more work than its machine has memory for does not end other programs."""
+    for name, service in table["services"].items():
+        small = name == "gateway" or name.startswith("supernode-")
+        assert service["mem_limit"] == ("1g" if small else "${FEDREC_MEMORY:-4g}"), name
+
+
+def test_the_next_commands_of_a_container_write_into_its_volume_only(table, monkeypatch):
+    folder = Path("/var/lib/fedrec/runs/x")
+    assert _next(folder) == "  fedrec report /var/lib/fedrec/runs/x -o report.html"
+    monkeypatch.setenv("FEDREC_CONTAINER", "1")
+    report, copy = _next(folder).splitlines()
+    assert report.endswith(
+        "operator report /var/lib/fedrec/runs/x -o /var/lib/fedrec/runs/x/report.html"
+    )
+    assert copy == "  docker compose cp serverapp:/var/lib/fedrec/runs/x ."
+    for name in ("operator", "serverapp"):
+        assert "runs:/var/lib/fedrec/runs" in table["services"][name]["volumes"]
+
+
+def test_the_documented_commands_for_results_are_those_that_are_printed(monkeypatch):
+    monkeypatch.setenv("FEDREC_CONTAINER", "1")
+    page = " ".join((ROOT / "docs" / "deployment.md").read_text().replace("\\\n", " ").split())
+    for line in _next(Path("/var/lib/fedrec/runs/NAME")).splitlines():
+        assert line.strip() in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "given"),
+    [
+        ("docker-compose.yml", {"FEDREC_DEPLOYMENT": "/here"}),
+        ("docker-compose.node.yml", {"FEDREC_NODE": "/here", "FEDREC_GATEWAY": "host:8443"}),
+    ],
+)
+def test_docker_compose_accepts_it(file, given):
+    """By the installed docker compose, which needs no engine for that."""
+    commands = [["docker-compose"], ["docker", "compose"]]
+    here = [
+        c
+        for c in commands
+        if shutil.which(c[0])
+        and not subprocess.run([*c, "version"], capture_output=True).returncode
+    ]
+    if not here:
+        pytest.skip("no docker compose here")
+    for command in here:
+        done = subprocess.run(
+            [*command, "-f", str(ROOT / file), "config", "-q"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **given},
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_nodes_of_an_older_version_get_the_keys_that_they_lack(tmp_path):
+    made = initialise(tmp_path / "d", DeploymentConfig.parse({"nodes": 2}, at="deployment"))
+    (made.node(1) / "signing.key").unlink()
+    kept = (made.node(2) / "signing.key").read_bytes()
+    with pytest.raises(RefusalError, match="has no certificate for other nodes") as error:
+        _identity(made.node(1))
+    assert "fedrec deploy add-nodes DEPLOYMENT 0" in error.value.fix
+    assert add_nodes(made, 0).settings.nodes == 2
+    one, other = _identity(made.node(1)), _identity(made.node(2))
+    assert other.author(one.proof(b"it is me"), b"it is me")
+    assert (made.node(2) / "signing.key").read_bytes() == kept
+
+
+# A deployment in real containers: up, register, run, killed containers, reported failures, no root,
+# down.
+
+CLOSE = {"rtol": 2e-5, "atol": 2e-6}
+
+
+@pytest.fixture(scope="module")
+def composed(small, tmp_path_factory):
+    command = skip_without_an_engine()
+    made = Composed(tmp_path_factory.mktemp("containers") / "d", small(), command)
+    try:
+        made.done("up", "--detach", "--no-build", timeout=400)
+        made.wait_until(lambda: made.well() >= {"superlink", "serverapp", "gateway"}, "the server")
+        status, output = made.operator("register", "/deployment")
+        assert status == 0 and output.count("node-") == 2, output
+        made.wait_until(lambda: len(made.well()) == 7, "that all containers are healthy")
+        yield made
+    finally:
+        status, output = made.down()
+        assert status == 0, output
+        left = subprocess.check_output(["docker", "ps", "-aq", "--filter", f"name={made._project}"])
+        assert not left.strip()
+
+
+@pytest.mark.containers
+def test_a_run_gives_the_parameters_of_a_simulation(composed, tmp_path):
+    status, output = composed.run("first")
+    assert status == 0 and "hits@5" in output.lower(), output
+    page = f"{RUNS}/first/report.html"  # as the operator is told to call it
+    status, output = composed.compose(
+        "run", "--rm", "-T", "operator", "report", f"{RUNS}/first", "-o", page
+    )
+    assert status == 0, output
+    found = parameters_in(composed.copy("first", tmp_path / "first"))
+    assert (tmp_path / "first" / "report.html").stat().st_size > 10_000
+    assert_close(found, composed.simulated(tmp_path / "simulated"), **CLOSE)
+
+
+@pytest.mark.containers
+def test_no_container_is_root_or_may_write_to_the_image(composed):
+    for service in ("superlink", "serverapp", "gateway", "supernode-1", "clientapp-1"):
+        _, output = composed.compose(
+            "exec", "-T", service, "sh", "-c", "id -u; touch /x 2>&1; cat /proc/self/status"
+        )
+        assert output.splitlines()[0] not in ("", "0") and "Read-only file system" in output, (
+            service,
+            output,
+        )
+        assert "CapEff:\t0000000000000000" in output, service
+    status, _ = composed.compose("exec", "-T", "supernode-1", "ls", "/data")
+    assert status != 0  # the container with a network connection does not see the data
+
+
+@pytest.mark.containers
+def test_an_executor_of_a_node_is_killed_in_mid_round(composed):
+    before = composed.container("clientapp-1")["RestartCount"]
+    running = composed.start_run("killed-node", "rounds=12", "engine.timeout=40")
+    composed.wait_until(lambda: composed.rounds("killed-node") >= 2, "round 2")
+    composed.kill("clientapp-1")
+    output, _ = running.communicate(timeout=400)
+    assert running.returncode == 0, output
+    assert composed.rounds("killed-node") == 12
+    assert composed.is_back("clientapp-1", before)
+
+
+@pytest.mark.containers
+def test_the_server_app_is_killed_in_mid_round_and_its_run_resumed(composed, tmp_path):
+    running = composed.start_run("killed-server", "rounds=25")
+    composed.wait_until(lambda: composed.rounds("killed-server") >= 2, "round 2")
+    composed.kill("serverapp")
+    output, _ = running.communicate(timeout=400)
+    assert (
+        running.returncode != 0 and "the run did not finish" in output and "deploy resume" in output
+    ), output
+    composed.wait_until(lambda: "serverapp" in composed.well(), "the executor's return")
+    assert composed.rounds("killed-server") < 25
+    status, output = composed.operator(
+        "resume", "/deployment", f"{RUNS}/killed-server", timeout=400
+    )
+    assert status == 0, output
+    whole = composed.simulated(tmp_path / "simulated", "rounds=25")
+    found = parameters_in(composed.copy("killed-server", tmp_path / "run"))
+    assert_close(found, whole, **CLOSE)
+
+
+@pytest.mark.containers
+def test_why_a_server_app_failed_reaches_the_operator(composed):
+    status, output = composed.run("too-many-nodes", "engine.nodes=5", "engine.timeout=5")
+    assert status != 0 and "too few nodes" in output and "at least 5" in output, output
+    (composed.path / "broken.yml").write_text(
+        "services: {serverapp: {environment: {FLWR_HOME: /nowhere}}}\n"
+    )
+    files = ("-f", "docker-compose.yml", "-f", OFTEN, "-f", "broken.yml")
+    try:
+        composed.done(*files, "up", "--detach", "--no-build", "serverapp")
+        status, output = composed.run("no-home")
+        assert status != 0 and "Read-only file system" in output, output
+    finally:
+        composed.done("up", "--detach", "--no-build")
+
+
+@pytest.mark.containers
+def test_root_is_refused(composed):
+    for part in ("superlink", "supernode-1"):
+        status, output = composed.compose("run", "--rm", "-T", "--no-deps", "--user", "0", part)
+        assert status != 0 and "do not run as root" in output and "Traceback" not in output, output
+
+
+@pytest.mark.containers
+def test_the_image_is_less_than_half_of_what_it_was():
+    skip_without_an_engine()
+    size = subprocess.check_output(["docker", "image", "inspect", "-f", "{{.Size}}", IMAGE])
+    assert int(size) < 1.1e9
+    look = (
+        "import importlib.util as i; print([n for n in ('ray', 'pip', 'pytest', 'pyright') if"
+        " i.find_spec(n)])"
+    )
+    inside = ["docker", "run", "--rm", "--entrypoint", "python", IMAGE, "-c", look]
+    assert subprocess.check_output(inside, text=True).strip() == "[]"
+    shell = ["docker", "run", "--rm", "--entrypoint", "sh", IMAGE, "-c"]
+    which = [*shell, "command -v gcc cc ld strip || echo none"]
+    assert subprocess.check_output(which, text=True).strip() == "none"

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The private parts of Flower that a deployment depends on: if a new version changes one, the
-test's name tells which."""
+"""Flower's parts in a deployment."""
 
 import asyncio
 import importlib
@@ -15,6 +14,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.proto.message_pb2 import ObjectTree
@@ -24,37 +25,41 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.superexec.executor.types import ExecutionSpec
 from sqlalchemy import event, text
 from sqlalchemy.pool import Pool
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.testclient import TestClient
 
 from fedrec import __version__
 from fedrec.errors import ClientError
-from fedrec.runtime.backoff import Backoff
+from fedrec.runtime.process import Backoff
 from server.deployed import grid
 from simulations import flower_commands
-from simulations.deployment.flower import executors, superlink, supernode
-from simulations.deployment.flower.patches import (
-    executor_loop,
-    heartbeats,
-    own_code,
-    pace,
-    rare_writes,
-)
-from simulations.deployment.flower.patches.pace import PacedTime
-from simulations.deployment.flower.unfinished import UnfinishedTasks
-from simulations.deployment.flower.work_signal import WorkSignal
-from simulations.deployment.processes.node import own_app
+from simulations.deployment import flower, flower_patches, flower_polls
+from simulations.deployment.entry import own_app
+from simulations.deployment.flower_patches import PacedTime
+from simulations.deployment.health import WorkSignal
+from simulations.deployment.processes import UnfinishedTasks
+from tests.runs import assert_close
+from tests.simulations.deployment.federation import Federation
+from tests.systems import GRU4REC, LAST_OUT, SASREC, TRANSITIONS
+
+# The private parts of Flower that a deployment depends on: if a new version changes one, the test's
+# name tells which.
 
 
 def test_the_supernodes_loop_sleeps_through_its_module_time():
-    loop = supernode.load()
+    loop = flower.load()
     source = inspect.getsource(loop)
     assert "time.sleep(3)" in source and "time.sleep(0.5)" in source
     assert inspect.ismodule(loop.time)
 
 
 def test_the_heartbeats_interval_cannot_be_set_and_is_read_where_we_set_it():
-    assert heartbeats.heartbeat.HEARTBEAT_DEFAULT_INTERVAL == 30
-    assert "HEARTBEAT_DEFAULT_INTERVAL" in inspect.getsource(heartbeats.heartbeat.HeartbeatSender)
-    assert list(inspect.signature(heartbeats.heartbeat.HeartbeatSender).parameters) == [
+    assert flower_patches.heartbeat.HEARTBEAT_DEFAULT_INTERVAL == 30
+    assert "HEARTBEAT_DEFAULT_INTERVAL" in inspect.getsource(
+        flower_patches.heartbeat.HeartbeatSender
+    )
+    assert list(inspect.signature(flower_patches.heartbeat.HeartbeatSender).parameters) == [
         "heartbeat_fn"
     ]
 
@@ -65,7 +70,7 @@ def test_a_node_is_lost_after_two_of_our_heartbeats(linked):
     for beat in (state.activate_node, state.acknowledge_node_heartbeat):
         assert beat(node, 30.0)
         (info,) = state.get_node_info(node_ids=[node])
-        assert info.heartbeat_interval == heartbeats.HEARTBEAT == 15.0
+        assert info.heartbeat_interval == flower_patches.HEARTBEAT == 15.0
 
 
 def test_messages_that_were_not_there_in_time_have_the_codes_that_the_grid_knows():
@@ -86,24 +91,24 @@ def test_the_superlink_gives_up_silent_tasks_by_the_interval_that_we_set():
 
 
 def test_flowers_executor_starts_a_program_for_each_task_and_asks_for_an_executor():
-    source = inspect.getsource(executor_loop.run_superexec.run_superexec)
+    source = inspect.getsource(flower_patches.run_superexec.run_superexec)
     assert "get_executor(" in source and "ForkExecutor" not in source
-    usual = executor_loop.run_superexec.get_executor("subprocess")
+    usual = flower_patches.run_superexec.get_executor("subprocess")
     assert "subprocess.Popen(args)" in inspect.getsource(type(usual).launch)
-    calls = source + inspect.getsource(executor_loop.run_superexec.AutoExecPlugin.__mro__[1])
+    calls = source + inspect.getsource(flower_patches.run_superexec.AutoExecPlugin.__mro__[1])
     for name in ("get_eligible_capacity", "launch", "reconcile", "close"):
-        assert callable(getattr(executors.ForkExecutor, name)) and f"executor.{name}" in calls
+        assert callable(getattr(flower.ForkExecutor, name)) and f"executor.{name}" in calls
 
 
 def test_flowers_executor_ends_when_a_call_fails():
     """If this fails, a new version of Flower may no longer need `TolerantClient`."""
-    source = inspect.getsource(executor_loop.run_superexec.run_superexec)
+    source = inspect.getsource(flower_patches.run_superexec.run_superexec)
     assert "RuntimeHttpClient.from_server_address(" in source and "client.AcquireTask(" in source
     assert "except" not in source[source.index("while True") :]
 
 
 def test_flower_installs_and_loads_the_code_that_the_server_sent():
-    source = inspect.getsource(own_code.run_clientapp.run_clientapp)
+    source = inspect.getsource(flower_patches.run_clientapp.run_clientapp)
     assert "get_load_client_app_fn(" in source and "install_from_fab(fab.content" in source
 
 
@@ -117,15 +122,15 @@ def test_an_executor_repeats_a_call_that_failed_on_the_server(monkeypatch):
             httpx.Response(status, request=asked).raise_for_status()
         return request
 
-    client = executor_loop.TolerantClient
-    monkeypatch.setattr(executor_loop, "AGAIN", 0.0)
+    client = flower_patches.TolerantClient
+    monkeypatch.setattr(flower_patches, "AGAIN", 0.0)
     monkeypatch.setattr(client.__bases__[0], "AcquireTask", acquire)
     assert client("https://superlink").AcquireTask("task") == "task"
     with pytest.raises(httpx.HTTPStatusError):
         client("https://superlink").AcquireTask("task")
 
 
-@pytest.mark.parametrize("name", [executors.SERVER_APP, executors.CLIENT_APP])
+@pytest.mark.parametrize("name", [flower.SERVER_APP, flower.CLIENT_APP])
 def test_flowers_commands_for_tasks_take_our_arguments(name, monkeypatch):
     taken = {}
     command = inspect.getmodule(flower_commands.load(name))
@@ -135,16 +140,16 @@ def test_flowers_commands_for_tasks_take_our_arguments(name, monkeypatch):
         monkeypatch.setattr(command, part, lambda *given: given, raising=False)
     task = SimpleNamespace(runtime_api_address="a:1", token="t", root_certificates_path="ca.crt")
     monkeypatch.setattr(sys, "argv", [])
-    executors._work_on(name, task)
+    flower._work_on(name, task)
     assert taken["runtime_api_address"] == "a:1" and taken["token"] == "t"
     assert taken["certificates"] == ("ca.crt", False) and taken["parent_pid"] == os.getppid()
     assert taken["runtime_dependency_install"] is False
 
 
 def test_the_kinds_of_tasks_are_flowers():
-    kinds = executor_loop.run_superexec.AutoExecPlugin.supported_task_types
-    for kind in (executors.SERVER_APP, executors.CLIENT_APP):
-        executor = executors.ForkExecutor(kind, lambda spec: None, Backoff(1, 1))
+    kinds = flower_patches.run_superexec.AutoExecPlugin.supported_task_types
+    for kind in (flower.SERVER_APP, flower.CLIENT_APP):
+        executor = flower.ForkExecutor(kind, lambda spec: None, Backoff(1, 1))
         assert executor.get_eligible_capacity(kinds) == ({kind}, set())
 
 
@@ -153,16 +158,16 @@ def test_the_superlink_waits_for_its_database_as_long_as_we_say(tmp_path):
     waits = []
     database = str(tmp_path / "superlink.db")
     store = ObjectStoreFactory(database).store()
-    state = superlink.SuperLinkState(database, SimpleNamespace(), store)
+    state = flower.SuperLinkState(database, SimpleNamespace(), store)
     state.initialize()
-    listener = (Pool, "checkout", superlink._wait_longer)
-    for patch in (lambda: None, superlink.wait_for_database):
+    listener = (Pool, "checkout", flower._wait_longer)
+    for patch in (lambda: None, flower.wait_for_database):
         patch()
         for part in (state, store):
             with part.session() as session:
                 waits.append(session.execute(text("PRAGMA busy_timeout")).scalar())
     event.remove(*listener)
-    assert waits == [5000, 5000, superlink.DATABASE_WAIT_MS, superlink.DATABASE_WAIT_MS]
+    assert waits == [5000, 5000, flower.DATABASE_WAIT_MS, flower.DATABASE_WAIT_MS]
 
 
 def test_sleeps_grow_until_there_is_work():
@@ -177,10 +182,10 @@ def test_sleeps_grow_until_there_is_work():
 
 
 def test_an_executor_asks_ever_more_rarely_until_there_is_work():
-    source = inspect.getsource(executor_loop.run_superexec)
+    source = inspect.getsource(flower_patches.run_superexec)
     assert "time.sleep(task_poll_interval)" in source
     backoff = Backoff(0.1, 1.0)
-    executor = executors.ForkExecutor(executors.CLIENT_APP, lambda spec: None, backoff)
+    executor = flower.ForkExecutor(flower.CLIENT_APP, lambda spec: None, backoff)
     assert backoff.next() < backoff.next()
     executor.launch(SimpleNamespace(task_id=1))
     assert backoff.next() == 0.1
@@ -189,7 +194,7 @@ def test_an_executor_asks_ever_more_rarely_until_there_is_work():
 
 
 def test_polls_slow_down_without_work_and_are_fast_again_after_a_message():
-    pace = supernode.NodePace()
+    pace = flower.NodePace()
     idle = [pace(3) for _ in range(20)]
     assert idle[0] == 0.1 and sorted(idle) == idle and idle[-1] == 3.0
     looks = [pace(0.5) for _ in range(60)]
@@ -253,16 +258,16 @@ def test_a_web_server_ends_soon_and_looks_seldom():
             return next(looks)
 
     started = time.monotonic()
-    asyncio.run(pace.ticking(Server()))
-    assert time.monotonic() - started >= 2 * pace.TICK
+    asyncio.run(flower_patches.ticking(Server()))
+    assert time.monotonic() - started >= 2 * flower_patches.TICK
     assert "main_loop" in vars(uvicorn.Server) and "on_tick" in vars(uvicorn.Server)
 
 
 def test_a_new_task_sends_the_work_signal(tmp_path, identity):
     file = tmp_path / "work-signal"
     listener = WorkSignal(file).listen()
-    memory = supernode.SuperNodeState(ObjectStoreFactory().store(), work_signal=WorkSignal(file))
-    memory.create_task(task_type=executors.CLIENT_APP, run_id=1)
+    memory = flower.SuperNodeState(ObjectStoreFactory().store(), work_signal=WorkSignal(file))
+    memory.create_task(task_type=flower.CLIENT_APP, run_id=1)
     started = time.monotonic()
     listener.sleep(60.0)
     assert time.monotonic() - started < 30.0
@@ -271,14 +276,14 @@ def test_a_new_task_sends_the_work_signal(tmp_path, identity):
 @pytest.fixture
 def memory(identity, monkeypatch):
     """A SuperNode's state, created as by Flower."""
-    factory = supernode.nodestate_factory
-    monkeypatch.setattr(factory, "InMemoryNodeState", supernode.SuperNodeState)
+    factory = flower.nodestate_factory
+    monkeypatch.setattr(factory, "InMemoryNodeState", flower.SuperNodeState)
     return factory.NodeStateFactory(ObjectStoreFactory()).state()
 
 
 def test_flower_does_not_answer_for_a_process_that_failed(identity):
     """If this fails, a new version of Flower may no longer need `patches/node_state.py`."""
-    memory = supernode.nodestate_factory.InMemoryNodeState(ObjectStoreFactory().store())
+    memory = flower.nodestate_factory.InMemoryNodeState(ObjectStoreFactory().store())
     _, task = received(memory, 1)
     memory.get_messages_legacy(is_reply=False)
     assert memory.finish_task(task, "failed", "killed") and not replies(memory)
@@ -296,7 +301,7 @@ def received(memory, number):
     """A message as stored by the SuperNode's loop, and the id of its running task."""
     message = Message(RecordDict(), 1, "train")
     message.metadata.__dict__["_message_id"] = f"message-{number}"
-    task = memory.create_task(task_type=executors.CLIENT_APP, run_id=message.metadata.run_id)
+    task = memory.create_task(task_type=flower.CLIENT_APP, run_id=message.metadata.run_id)
     memory.store_message(message)
     assert memory.claim_task(task) and memory.activate_task(task)
     return message, task
@@ -382,11 +387,11 @@ def test_a_node_runs_its_own_code_and_only_with_its_own_version():
             own_app("fedrec/fedrec", "99.0", "whatever")
 
 
-FlowersState = superlink.linkstate_factory.SqlLinkState
+FlowersState = flower.linkstate_factory.SqlLinkState
 
 
 def test_the_superlink_makes_its_memory_by_a_name_that_can_be_exchanged():
-    assert "SqlLinkState(" in inspect.getsource(superlink.linkstate_factory.LinkStateFactory.state)
+    assert "SqlLinkState(" in inspect.getsource(flower.linkstate_factory.LinkStateFactory.state)
     assert "self.store_message_ins(" in inspect.getsource(
         FlowersState.store_message_and_object_tree
     )
@@ -418,7 +423,7 @@ def linked(tmp_path):
             1, ObjectTree(object_id=names[name], children=[ObjectTree(object_id=names["shared"])])
         )
     store.preregister(1, ObjectTree(object_id=names["late"]))
-    state = superlink.SuperLinkState(str(tmp_path / "superlink.db"), SimpleNamespace(), store)
+    state = flower.SuperLinkState(str(tmp_path / "superlink.db"), SimpleNamespace(), store)
     state.initialize()
     with state.session() as session:
         for name, ttl in (("overdue", 99.0), ("answerable", 101.0)):
@@ -460,15 +465,15 @@ def test_pieces_of_a_message_that_flower_just_forgot_can_still_be_read(linked):
 
 def test_what_is_done_seldom_is_done_once_in_a_while_and_never_twice_at_a_time():
     now, done = [0.0], []
-    seldom = rare_writes.Throttle(1.0, clock=lambda: now[0])
+    seldom = flower_polls.Throttle(1.0, clock=lambda: now[0])
     for now[0] in (0.0, 0.5, 0.99, 1.0, 1.5):
         seldom.run(lambda: (done.append(now[0]), seldom.run(lambda: done.append("inside")))[0])
     assert done == [0.0, 1.0]
-    later = rare_writes.Throttle(1.0, at_once=False, clock=lambda: now[0])
+    later = flower_polls.Throttle(1.0, at_once=False, clock=lambda: now[0])
     later.run(lambda: done.append("too soon"))
     assert done == [0.0, 1.0]
     with pytest.raises(ZeroDivisionError):
-        rare_writes.Throttle(0.0).run(lambda: 1 / 0)
+        flower_polls.Throttle(0.0).run(lambda: 1 / 0)
 
 
 def test_bytes_that_travelled_are_written_together_and_none_is_lost(linked, monkeypatch):
@@ -494,7 +499,7 @@ def test_bytes_of_a_deleted_run_are_dropped(linked):
 def test_silent_tasks_are_looked_for_once_a_second(linked, monkeypatch):
     state, looks = linked[0], []
     monkeypatch.setattr(FlowersState, "_cleanup_expired_task_tokens", lambda _: looks.append(1))
-    state._expiring = rare_writes.Throttle(rare_writes.SETTLING)
+    state._expiring = flower_polls.Throttle(flower_polls.SETTLING)
     for _ in range(5):
         state.get_tasks()
     assert looks == [1]
@@ -502,7 +507,7 @@ def test_silent_tasks_are_looked_for_once_a_second(linked, monkeypatch):
 
 def task_of(kind, authority):
     """A task, as Flower describes it to its executors."""
-    kinds = executor_loop.run_superexec.AutoExecPlugin.supported_task_types
+    kinds = flower_patches.run_superexec.AutoExecPlugin.supported_task_types
     (known,) = (one for one in kinds if one == kind)
     return ExecutionSpec(known, "a:1", "token", False, authority, False, 1, False, 7)
 
@@ -510,9 +515,9 @@ def task_of(kind, authority):
 def test_an_executor_reports_tasks_that_an_earlier_one_was_killed_with(tmp_path, monkeypatch):
     reported = []
     monkeypatch.setattr(
-        executor_loop, "_report_failure", lambda spec, why: reported.append((vars(spec), why))
+        flower_patches, "_report_failure", lambda spec, why: reported.append((vars(spec), why))
     )
-    kind = executors.SERVER_APP
+    kind = flower.SERVER_APP
     task = task_of(kind, "ca.crt")
     first = UnfinishedTasks(tmp_path / "unfinished")
     first.add(task)
@@ -520,17 +525,17 @@ def test_an_executor_reports_tasks_that_an_earlier_one_was_killed_with(tmp_path,
     assert note.stat().st_mode & 0o077 == 0
     (tmp_path / "unfinished" / "8.json").write_text("[")  # a truncated file is omitted
     second = UnfinishedTasks(tmp_path / "unfinished")
-    executors.ForkExecutor(kind, lambda spec: None, Backoff(1, 1), second)
+    flower.ForkExecutor(kind, lambda spec: None, Backoff(1, 1), second)
     assert reported == [(asdict(task), "ended together with its executor")]
-    executors.ForkExecutor(kind, lambda spec: None, Backoff(1, 1), second)
+    flower.ForkExecutor(kind, lambda spec: None, Backoff(1, 1), second)
     assert len(reported) == 1
 
 
 def test_a_task_that_ended_is_no_longer_noted(tmp_path):
     unfinished = UnfinishedTasks(tmp_path)
-    kind = executors.SERVER_APP
+    kind = flower.SERVER_APP
     task = task_of(kind, None)
-    executor = executors.ForkExecutor(kind, lambda spec: None, Backoff(1, 1), unfinished)
+    executor = flower.ForkExecutor(kind, lambda spec: None, Backoff(1, 1), unfinished)
     executor.launch(task)
     assert len(list(tmp_path.iterdir())) == 1
     for _ in range(200):
@@ -539,3 +544,110 @@ def test_a_task_that_ended_is_no_longer_noted(tmp_path):
             break
         time.sleep(0.02)
     assert not list(tmp_path.iterdir())
+
+
+# Systems with order on real processes, whose nodes read the times of their own data: the parameters
+# of a simulation.
+
+# Biases of keys have no gradient but rounding, which Adam on the server would make large.
+PLAIN = (*SASREC, "strategy={name='fedavg'}")
+
+
+@pytest.fixture(scope="module")
+def ordered(small, tmp_path_factory):
+    """A running deployment of two nodes, each with all but the last items of its users."""
+    table = small() | {"split": {"name": "leave-one-out"}}
+    made = Federation(tmp_path_factory.mktemp("order") / "deployment", table)
+    try:
+        yield made.up()
+    finally:
+        made.down()
+
+
+@pytest.mark.deployment
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("name", "system"), [("sasrec", PLAIN), ("gru4rec", GRU4REC), ("transitions", TRANSITIONS)]
+)
+def test_the_same_parameters_as_in_a_simulation(ordered, tmp_path, name, system):
+    settings = [one for one in system if one not in LAST_OUT]
+    ordered.must_run(name, *settings)
+    simulated = ordered.simulated(tmp_path / "simulated", *settings)
+    assert_close(ordered.parameters(name), simulated, rtol=1e-5, atol=1e-6)
+
+
+# Direct middlewares give the same responses as Starlette's.
+
+
+class Reads(BaseHTTPMiddleware):
+    async def dispatch(self, request, call_next):
+        request.state.read = await request.body()
+        answer = await call_next(request)
+        answer.headers["x-more"] = "1"
+        return answer
+
+
+class Passes(BaseHTTPMiddleware):
+    async def dispatch(self, request, call_next):
+        return await call_next(request)
+
+
+class Translates(BaseHTTPMiddleware):
+    async def dispatch(self, request, call_next):
+        try:
+            return await call_next(request)
+        except ValueError as error:
+            return JSONResponse({"error": str(error)}, status_code=418)
+
+
+class Refuses(BaseHTTPMiddleware):
+    async def dispatch(self, request, call_next):
+        return Response(status_code=401) if "x-bad" in request.headers else await call_next(request)
+
+
+def made():
+    order = (Passes, Translates, Reads, Refuses, Passes)
+    app = FastAPI(middleware=[Middleware(one) for one in order])
+
+    async def echo(request: Request) -> Response:
+        body = await request.body()
+        assert body == request.state.read
+        if body == b"raise":
+            raise ValueError("no")
+        if body == b"http":
+            raise HTTPException(403, "not you")
+        if body == b"stream":
+            return StreamingResponse(iter([b"a", b"b"]))
+        return Response(body, headers={"x-own": "2"}, status_code=201)
+
+    for path in ("/v1/fleet/echo", "/v1/runtime/echo", "/v1/control/echo"):
+        app.post(path)(echo)
+    return app
+
+
+def answers(path):
+    client = TestClient(made(), raise_server_exceptions=False)
+    bodies = (b"", b"hello", b"x" * 300_000, b"raise", b"http", b"stream")
+    found = [client.post(path, content=body) for body in bodies]
+    found.append(client.post(path, content=b"x", headers={"x-bad": "1"}))
+    found.append(client.get(path))
+    found.append(client.post(path + "nowhere"))
+    return [
+        (one.status_code, one.content, one.headers.get("x-more"), one.headers.get("x-own"))
+        for one in found
+    ]
+
+
+@pytest.mark.parametrize("path", ["/v1/fleet/echo", "/v1/runtime/echo", "/v1/control/echo"])
+def test_the_same_answers(path, monkeypatch):
+    usual = answers(path)
+    assert [status for status, *_ in usual] == [201, 201, 201, 418, 403, 200, 401, 405, 404]
+    monkeypatch.setattr(BaseHTTPMiddleware, "__call__", flower_patches.directly)
+    assert answers(path) == usual
+
+
+def test_the_superlink_uses_middlewares_on_this_base():
+    from flwr.superlink.main import _get_middleware
+
+    classes = [middleware.cls for middleware in _get_middleware()]
+    assert len(classes) >= 8 and all(issubclass(one, BaseHTTPMiddleware) for one in classes)

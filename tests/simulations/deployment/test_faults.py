@@ -1,25 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Killed processes, silent and malicious nodes, full disks: what is preserved of a run on real
-processes."""
+"""Deployments under faults and attacks, and with replaced keys."""
 
+import contextlib
 import json
 import os
+import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pandas as pd
 import pytest
 
+from simulations.deployment import operator
 from simulations.deployment.client import ClientPlan, client_processes, prepare
-from simulations.deployment.processes.commands import environment_of
+from simulations.deployment.pki import Authority, NodeKey, new_secret, write_private
+from simulations.deployment.processes import environment_of
+from simulations.deployment.renewal import revoke
+from simulations.engines.flower import app_folder
+from simulations.flower_commands import script
 from tests.runs import assert_close
-from tests.simulations.deployment.federation import free_ports, until
+from tests.simulations.deployment.federation import (
+    Federation,
+    allow_any_number_of_runs,
+    free_ports,
+    until,
+)
 
-pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1200)]
+# Killed processes, silent and malicious nodes, full disks: what is preserved of a run on real
+# processes.
+
 # a second of work
 SLOW = ("step.epochs=20", "rounds=4", "engine.timeout=180.0", "engine.max-failures=1.0")
 PRIVATE = (
@@ -48,6 +64,8 @@ def at_work(federation, name, node):
     return set(federation.children("executor", node)) - before
 
 
+@pytest.mark.deployment
+@pytest.mark.timeout(1200)
 def test_a_supernode_killed_in_mid_round_costs_its_part_of_the_round_and_comes_back(nodes):
     said = nodes.deployment.logs / "nodes" / "node-1" / "supernode.txt"
     before = said.read_text().count("SuperNode ID")
@@ -69,6 +87,8 @@ def test_a_supernode_killed_in_mid_round_costs_its_part_of_the_round_and_comes_b
     assert nodes.clients("node-back") == [12]
 
 
+@pytest.mark.deployment
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("killed", ["executor", "fork"])
 def test_the_clients_process_killed_in_mid_round_fails_the_message_and_no_more(nodes, killed):
     """The executor, or its fork that works on the message, as by the system when memory is
@@ -83,6 +103,8 @@ def test_the_clients_process_killed_in_mid_round_fails_the_message_and_no_more(n
     assert min(nodes.clients(name)) < 12 and nodes.clients(name)[-1] == 12
 
 
+@pytest.mark.deployment
+@pytest.mark.timeout(1200)
 def test_the_superlink_killed_in_mid_round_loses_no_round_and_if_it_is_back_soon_nothing(
     nodes, tmp_path
 ):
@@ -99,6 +121,8 @@ def test_the_superlink_killed_in_mid_round_loses_no_round_and_if_it_is_back_soon
     assert_close(nodes.parameters("superlink-killed"), simulated, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.deployment
+@pytest.mark.timeout(1200)
 def test_the_gateway_killed_in_mid_round_loses_no_round(nodes):
     run = nodes.start_run("gateway-killed", *SLOW)
     at_work(nodes, "gateway-killed", 1)
@@ -107,6 +131,8 @@ def test_the_gateway_killed_in_mid_round_loses_no_round(nodes):
     assert nodes.rounds("gateway-killed") == 4
 
 
+@pytest.mark.deployment
+@pytest.mark.timeout(1200)
 def test_the_serverapp_killed_in_mid_round_is_resumed_and_the_ledger_is_not_refunded(
     nodes, tmp_path
 ):
@@ -127,6 +153,8 @@ def test_the_serverapp_killed_in_mid_round_is_resumed_and_the_ledger_is_not_refu
     assert_close(nodes.parameters(name), simulated, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.deployment
+@pytest.mark.timeout(1200)
 def test_the_error_of_a_nodes_work_is_in_its_own_log_and_reaches_the_operator(nodes):
     """If its owner allows it, as shards of `deploy init` do."""
     data = nodes.deployment.node(2) / "data.csv"
@@ -143,6 +171,8 @@ def test_the_error_of_a_nodes_work_is_in_its_own_log_and_reaches_the_operator(no
     assert finished and nodes.clients("mended-table") == [12], why
 
 
+@pytest.mark.deployment
+@pytest.mark.timeout(1200)
 def test_a_node_that_never_answers_lets_a_deadline_pass_and_the_denominator_stays(nodes):
     pid = nodes.pid("executor", node=2)
     given = ("rounds=4", "engine.timeout=20.0", "engine.max-failures=1.0")
@@ -165,6 +195,8 @@ def test_a_node_that_never_answers_lets_a_deadline_pass_and_the_denominator_stay
     assert nodes.clients("answers-again") == [12]
 
 
+@pytest.mark.deployment
+@pytest.mark.timeout(1200)
 def test_a_late_node_is_left_out_and_every_round_closes_by_its_deadline(nodes):
     """It is no failure, none of which is tolerated here."""
     given = ("rounds=5", "engine.timeout=40.0", "engine.max-failures=0.0", "closing={deadline=8.0}")
@@ -197,8 +229,7 @@ def malicious(federation, number, claims):
     supernode, executor = client_processes(plan)
     script = str(Path(__file__).with_name("malicious_node.py"))
     speaks = (
-        "import sys; from simulations.deployment.processes.node import supernode;"
-        " supernode(sys.argv[1:])"
+        "import sys; from simulations.deployment.entry import supernode; supernode(sys.argv[1:])"
     )
     commands = (
         (supernode, (sys.executable, "-c", speaks, *supernode.command[1:])),
@@ -212,6 +243,8 @@ def malicious(federation, number, claims):
     return started
 
 
+@pytest.mark.deployment
+@pytest.mark.timeout(1200)
 def test_false_replies_of_every_kind_change_nothing(nodes):
     """Its clients are sampled like all others, so the parameters are only checked to be finite and
     of usual size."""
@@ -250,6 +283,8 @@ def test_false_replies_of_every_kind_change_nothing(nodes):
     assert all(np.isfinite(value).all() and np.abs(value).max() < 5 for value in values.values())
 
 
+@pytest.mark.deployment
+@pytest.mark.timeout(1200)
 def test_a_full_disk_is_a_clear_error_and_the_checkpoint_before_it_is_whole(nodes, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
@@ -284,3 +319,285 @@ def test_a_full_disk_is_a_clear_error_and_the_checkpoint_before_it_is_whole(node
         nodes.stop_runs()
         time.sleep(2)
         subprocess.run(["umount", "-l", str(small)], check=False)
+
+
+# With only the authority's certificate, or with an unregistered key: refused and logged.
+
+
+@pytest.fixture
+def attacker(federation, tmp_path):
+    """A folder with the authority's certificate and a Flower home that points at an address."""
+
+    def at(address):
+        home = tmp_path / "home"
+        home.mkdir(exist_ok=True)
+        shutil.copy(federation.deployment.authority, tmp_path / "ca.crt")
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "x"\n\n[superlink.x]\naddress = "{address}"\n'
+            f'root-certificates = "{tmp_path / "ca.crt"}"\n'
+        )
+        return {
+            **os.environ,
+            "FLWR_HOME": str(home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
+
+    return at
+
+
+def flwr(arguments, environment):
+    """A command of Flower's, in the environment of the attacker."""
+    command = [script("flwr"), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.deployment
+@pytest.mark.timeout(900)
+def test_no_node_can_be_registered_through_the_gateway(federation, attacker, tmp_path):
+    with federation.control() as control:
+        before = len(control.nodes())
+    (tmp_path / "mine.pub").write_bytes(NodeKey.create().public)
+    command = ["supernode", "register", str(tmp_path / "mine.pub"), "x"]
+    done = flwr(command, attacker(federation.deployment.gateway))
+    assert done.returncode != 0 and "registered successfully" not in done.stdout
+    with federation.control() as control:
+        assert len(control.nodes()) == before
+    told = (federation.deployment.logs / "gateway.txt").read_text()
+    assert "refused POST b'/v1/control/register-node'" in told
+    # The same command works at the inner port: the gateway refuses it, and not an error in this
+    # test.
+    done = flwr(command, attacker(federation.deployment.superlink))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.deployment
+@pytest.mark.timeout(900)
+def test_no_run_can_be_started_through_the_gateway(federation, attacker, tmp_path):
+    with federation.control() as control:
+        before = len(control.runs())
+    app = app_folder(tmp_path / "fedrec")
+    done = flwr(["run", str(app), "x"], attacker(federation.deployment.gateway))
+    assert done.returncode != 0
+    with federation.control() as control:
+        assert len(control.runs()) == before
+    told = (federation.deployment.logs / "gateway.txt").read_text()
+    assert "refused POST b'/v1/control/start-run'" in told
+
+
+@pytest.mark.deployment
+@pytest.mark.timeout(900)
+def test_no_other_executor_gets_the_serverapps_task(federation, tmp_path, attacker):
+    """Refused at the gateway, and at the inner port without the secret; all four try at the same
+    time."""
+    until(lambda: federation.online() >= 2, what="the nodes")
+    # the real executor sleeps: the task is waiting
+    os.kill(federation.pid("serverapp"), signal.SIGSTOP)
+    impostors = []
+    try:
+        run = federation.start_run("impostors", "rounds=1")
+        for where in ("gateway", "superlink"):
+            for secret in (False, True):
+                folder = tmp_path / f"{where}-{secret}"
+                folder.mkdir()
+                impostors.append(
+                    impostor(getattr(federation.deployment, where), secret, folder, attacker)
+                )
+        tried = [folder / "log.txt" for folder in tmp_path.glob("*-*")]
+        until(
+            lambda: all("Starting Flower SuperExec" in file.read_text() for file in tried),
+            what="all impostors",
+        )
+        time.sleep(10)  # they poll a hundred times a second
+        assert not list(tmp_path.glob("*/got-it")), [file.read_text() for file in tried]
+        assert _pending(federation)
+    finally:
+        for process in impostors:
+            process.kill()
+            process.wait()
+        os.kill(federation.pid("serverapp"), signal.SIGCONT)
+    finished, why = federation.wait_for(run)  # so the task was available
+    assert finished, why
+
+
+def impostor(address, secret, folder, attacker):
+    """Flower's own executor at an address; if it got the task, it would start another program than
+    Flower's."""
+    environment = {**attacker(address), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.01"}
+    command = [script("flower-superexec"), "--root-certificates", str(folder.parent / "ca.crt")]
+    command += ["--runtime-api-address", address]
+    if secret:
+        command += [
+            "--superexec-auth-secret-file",
+            str(write_private(folder / "secret", new_secret())),
+        ]
+    (folder / "flwr-serverapp").write_text(f"#!/bin/sh\ntouch {folder}/got-it\n")
+    (folder / "flwr-serverapp").chmod(0o755)
+    environment["PATH"] = f"{folder}:{environment['PATH']}"
+    with open(folder / "log.txt", "wb") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+
+def _pending(federation):
+    with federation.control() as control:
+        return any(run.status.startswith("pending") for run in control.runs())
+
+
+@pytest.mark.deployment
+@pytest.mark.timeout(900)
+def test_a_node_with_an_unknown_key_is_refused_and_logged(federation, tmp_path):
+    node = tmp_path / "unknown"
+    shutil.copytree(federation.deployment.node(1), node, ignore=shutil.ignore_patterns("state"))
+    write_private(node / "node.key", NodeKey.create().private)
+    before = federation.online()
+    command = [sys.executable, "-m", "simulations.cli", "client", "--join", str(node)]
+    client = federation.start(
+        [*command, "--superlink", federation.deployment.gateway, "--port", str(free_ports(1)[0])]
+    )
+    gateway = federation.deployment.logs / "gateway.txt"
+    until(lambda: "with an unknown key" in gateway.read_text(), what="the refusal")
+    client.terminate()
+    assert federation.online() == before
+    assert "SuperNode ID" not in (node / "state" / "logs" / "supernode.txt").read_text()
+
+
+@pytest.mark.deployment
+@pytest.mark.timeout(900)
+def test_calls_without_a_signature_or_with_anothers_are_refused(federation):
+    context = ssl.create_default_context(cafile=str(federation.deployment.authority))
+    with httpx.Client(
+        base_url=f"https://{federation.deployment.gateway}", verify=context
+    ) as client:
+        for headers in ({}, {"x-flwr-public-key": "AAAA", "x-flwr-signature": "AAAA"}):
+            headers = {**headers, "content-type": "application/protobuf"}
+            for path in (
+                "pull-messages",
+                "push-messages",
+                "activate-node",
+                "register-node",
+                "get-fab",
+            ):
+                answer = client.post(f"/v1/fleet/{path}", content=b"", headers=headers)
+                assert 400 <= answer.status_code < 500, (path, answer.status_code, answer.text)
+
+
+@pytest.mark.deployment
+@pytest.mark.timeout(900)
+def test_no_tls_is_refused(federation):
+    for target in (
+        federation.deployment.settings.port,
+        federation.deployment.settings.superlink_port,
+    ):
+        with socket.create_connection(("127.0.0.1", target), timeout=10) as bare:
+            bare.sendall(
+                b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+            )
+            bare.settimeout(10)
+            with contextlib.suppress(ConnectionResetError):
+                assert not bare.recv(100).startswith(b"HTTP/1.1 2")
+
+
+@pytest.mark.deployment
+@pytest.mark.timeout(900)
+def test_a_server_with_a_wrong_certificate_is_refused_by_the_client(federation, tmp_path):
+    node = tmp_path / "careful"
+    shutil.copytree(federation.deployment.node(1), node, ignore=shutil.ignore_patterns("state"))
+    (node / "ca.crt").write_bytes(Authority.create("another").issued.certificate)
+    command = [sys.executable, "-m", "simulations.cli", "client", "--join", str(node)]
+    client = federation.start(
+        [*command, "--superlink", federation.deployment.gateway, "--port", str(free_ports(1)[0])]
+    )
+    log = node / "state" / "logs" / "supernode.txt"
+    until(lambda: "CERTIFICATE_VERIFY_FAILED" in log.read_text(), what="the refusal")
+    client.terminate()
+    assert "SuperNode ID" not in log.read_text()
+
+
+# Keys of nodes on real processes: one that two machines have, one that is revoked, and one that
+# takes its place.
+
+
+@pytest.fixture(scope="module")
+def nodes_of_keys(small, tmp_path_factory):
+    """A deployment of two nodes of its own, of which one is revoked."""
+    made = Federation(tmp_path_factory.mktemp("keys") / "d", small())
+    try:
+        yield made.up()
+    finally:
+        made.down()
+
+
+def copied(folder, target):
+    """The folder of a node on another machine: its key and data, without its state."""
+    return shutil.copytree(folder, target, ignore=shutil.ignore_patterns("state"))
+
+
+def client(nodes, folder):
+    """`fedrec client` with a folder; its process and the log of its SuperNode."""
+    command = [*["-m", "simulations.cli", "client", "--join"], str(folder), "--superlink"]
+    process = nodes.start(
+        [sys.executable, *command, nodes.deployment.gateway, "--port", str(free_ports(1)[0])]
+    )
+    return process, folder / "state" / "logs" / "supernode.txt"
+
+
+@pytest.mark.deployment
+@pytest.mark.timeout(1200)
+def test_one_key_on_two_machines_is_one_node(nodes_of_keys, tmp_path):
+    """The second is refused as long as the first is online, and the run is as without it."""
+    before = nodes_of_keys.online()
+    process, log = client(
+        nodes_of_keys, copied(nodes_of_keys.deployment.node(2), tmp_path / "copy")
+    )
+    try:
+        until(lambda: log.exists() and "rror" in log.read_text(), what="the refusal")
+        assert "SuperNode ID" not in log.read_text() and nodes_of_keys.online() == before == 2
+        nodes_of_keys.must_run("one-key-twice", "rounds=1")
+        assert (
+            nodes_of_keys.clients("one-key-twice") == [12]
+            and len(nodes_of_keys.roster("one-key-twice")) == 2
+        )
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+@pytest.mark.deployment
+@pytest.mark.timeout(1200)
+def test_a_revoked_key_takes_no_part_and_another_takes_its_place(nodes_of_keys, tmp_path):
+    stolen = copied(nodes_of_keys.deployment.node(2), tmp_path / "stolen")
+    nodes_of_keys.must_run("before", "rounds=1")
+    whole = nodes_of_keys.roster("before")
+    nodes_of_keys.deployment = revoke(nodes_of_keys.deployment, "node-2")
+    operator.register_nodes(nodes_of_keys.deployment)
+    # the node that was online with it, and a thief who has its key
+    until(lambda: nodes_of_keys.online() == 1, what="the end of the revoked node")
+    process, log = client(nodes_of_keys, stolen)
+    gateway = nodes_of_keys.deployment.logs / "gateway.txt"
+    until(lambda: log.is_file() and "rror" in log.read_text(), what="the refusal")
+    until(
+        lambda: gateway.is_file() and "with an unknown key" in gateway.read_text(),
+        what="the gateway's word of it",
+    )
+    process.terminate()
+    process.wait(timeout=60)
+    assert "SuperNode ID" not in log.read_text() and nodes_of_keys.online() == 1
+    nodes_of_keys.must_run("without", "rounds=1", "sampler.cohort=6", "engine.nodes=1")
+    assert len(nodes_of_keys.roster("without")) == 1
+    # its owner gets a folder with another key, and the data go into it
+    number = nodes_of_keys.add_node()
+    assert number == 3
+    for name in ("data.csv", "node.toml"):
+        shutil.copy(
+            nodes_of_keys.deployment.node(2) / name, nodes_of_keys.deployment.node(3) / name
+        )
+    allow_any_number_of_runs(nodes_of_keys.deployment)
+    rotated, log = client(
+        nodes_of_keys, copied(nodes_of_keys.deployment.node(3), tmp_path / "rotated")
+    )
+    until(lambda: nodes_of_keys.online() == 2, what="the node with the new key")
+    nodes_of_keys.must_run("rotated", "rounds=1")
+    found = nodes_of_keys.roster("rotated")
+    assert sorted(map(len, found.values())) == sorted(map(len, whole.values()))
+    assert nodes_of_keys.clients("rotated") == [12] and found.keys() & whole.keys() != whole.keys()
+    assert rotated.poll() is None

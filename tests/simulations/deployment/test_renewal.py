@@ -1,29 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Renewed certificates, and keys that are not accepted any more; without processes."""
+"""Renewed certificates, and supervised processes."""
 
 import datetime
+import json
+import os
 import shutil
+import signal
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import threading
 from base64 import b64encode
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from typer.testing import CliRunner
 
-from clients.device.device_node import _identity
+from clients.device.node import _identity
 from fedrec.errors import EngineError, RunError
+from fedrec.runtime.process import Fork
 from simulations.cli import app
-from simulations.deployment import operator
+from simulations.deployment import flower, operator, pki
 from simulations.deployment.client import plan_of, prepare
-from simulations.deployment.flower import control
+from simulations.deployment.entry import NodePool
 from simulations.deployment.initialise import add_nodes, initialise
 from simulations.deployment.layout import Deployment, DeploymentConfig
-from simulations.deployment.pki import certificates, node_signatures
-from simulations.deployment.pki.certificates import days_left
+from simulations.deployment.pki import (
+    Authority,
+    NodeKey,
+    days_left,
+    new_secret,
+    private_folder,
+    write_private,
+)
+from simulations.deployment.processes import Process
 from simulations.deployment.renewal import days_to_end, renew, revoke
+from tests.simulations.deployment.federation import until
+from tests.simulations.listening import parent_of
 
 NAMES = ("server/superlink.crt", "server/gateway.crt", "nodes/node-1/signing.crt")
 
@@ -39,7 +61,7 @@ def made(tmp_path):
 def ending(monkeypatch):
     """Certificates that are issued within the block end after ten days."""
     with monkeypatch.context() as patch:
-        patch.setattr(certificates, "_ISSUED_DAYS", 10)
+        patch.setattr(pki, "_ISSUED_DAYS", 10)
         yield patch
 
 
@@ -95,7 +117,7 @@ def ended(monkeypatch):
 
     def make(path, days):
         with monkeypatch.context() as patch:
-            patch.setattr(certificates, days, -0.02)
+            patch.setattr(pki, days, -0.02)
             return initialise(path, DeploymentConfig.parse({"nodes": 2}, at="deployment"))
 
     return make
@@ -140,15 +162,13 @@ def test_a_call_from_a_clock_that_is_wrong_is_refused(made, seconds, fault):
     key = load_ssh_private_key((made.node(1) / "node.key").read_bytes(), None)
     now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
     timestamp = now.isoformat()
-    public = node_signatures.as_sent((made.node(1) / "node.pub").read_bytes())
+    public = pki.as_sent((made.node(1) / "node.pub").read_bytes())
     headers = {
-        node_signatures.PUBLIC_KEY: b64encode(public).decode(),
-        node_signatures.SIGNATURE: b64encode(
-            key.sign(timestamp.encode(), ec.ECDSA(hashes.SHA256()))
-        ).decode(),
-        node_signatures.TIMESTAMP: timestamp,
+        pki.PUBLIC_KEY: b64encode(public).decode(),
+        pki.SIGNATURE: b64encode(key.sign(timestamp.encode(), ec.ECDSA(hashes.SHA256()))).decode(),
+        pki.TIMESTAMP: timestamp,
     }
-    found = node_signatures.NodeSignatures(made.path / "nodes").refusal(headers)
+    found = pki.NodeSignatures(made.path / "nodes").refusal(headers)
     assert found is None if fault is None else fault in found
 
 
@@ -181,7 +201,7 @@ def test_registering_removes_revoked_nodes_from_the_superlink(made, monkeypatch)
         unregister=lambda key: calls.append(("unregister", key)),
         close=lambda: None,
     )
-    monkeypatch.setattr(control, "Control", lambda *_: fake)
+    monkeypatch.setattr(flower, "Control", lambda *_: fake)
     operator.register_nodes(revoke(made, "node-2"))
     assert calls == [("register", keys[1]), ("register", keys[3]), ("unregister", keys[2])]
 
@@ -190,7 +210,7 @@ def test_the_superlink_is_asked_to_remove_the_node_of_the_key(made):
     key = (made.node(1) / "node.pub").read_bytes()
     seen = {"status": "online", "heartbeat_interval": 15.0, "online_until": 9.0}
     nodes = [
-        SimpleNamespace(node_id=3, name="a", public_key=node_signatures.as_sent(key), **seen),
+        SimpleNamespace(node_id=3, name="a", public_key=pki.as_sent(key), **seen),
         SimpleNamespace(node_id=4, name="b", public_key=b"another", **seen),
     ]
 
@@ -199,7 +219,7 @@ def test_the_superlink_is_asked_to_remove_the_node_of_the_key(made):
         assert found.status != "unregistered"  # which Flower answers with an error
         found.status = "unregistered"
 
-    superlink = object.__new__(control.Control)
+    superlink = object.__new__(flower.Control)
     listed = SimpleNamespace(nodes_info=nodes)
     calls = {"ListNodes": lambda: listed, "UnregisterNode": removed}
     superlink._call = lambda name, **fields: calls[name](**fields)
@@ -211,14 +231,14 @@ def test_the_superlink_is_asked_to_remove_the_node_of_the_key(made):
 
 def test_the_gateway_forgets_a_revoked_key(made, monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(node_signatures, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    known = node_signatures.NodeSignatures(made.path / "nodes")
-    key = node_signatures.as_sent((made.node(2) / "node.pub").read_bytes())
+    monkeypatch.setattr(pki, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    known = pki.NodeSignatures(made.path / "nodes")
+    key = pki.as_sent((made.node(2) / "node.pub").read_bytes())
     assert known._knows(key)
     revoke(made, "node-2")
-    clock[0] += node_signatures._FORGET + 1
+    clock[0] += pki._FORGET + 1
     assert not known._knows(key)
-    assert known._knows(node_signatures.as_sent((made.node(1) / "node.pub").read_bytes()))
+    assert known._knows(pki.as_sent((made.node(1) / "node.pub").read_bytes()))
 
 
 def test_status_says_when_certificates_end(ending, tmp_path):
@@ -227,3 +247,218 @@ def test_status_says_when_certificates_end(ending, tmp_path):
     assert "10 days left; fedrec deploy renew" in " ".join(run("status", made.path).output.split())
     renew(made)
     assert "certificates: 825 days left" in run("status", made.path).output
+
+
+# Certificates and keys, checked with OpenSSL and OpenSSH's formats.
+
+
+@pytest.fixture
+def files(tmp_path):
+    """An authority, a server's certificate signed by it, and another authority, as files."""
+    own, foreign = Authority.create("own"), Authority.create("foreign")
+    issued = own.issue(["localhost", "127.0.0.1"])
+    for name, content in {
+        "ca.crt": own.issued.certificate,
+        "foreign.crt": foreign.issued.certificate,
+        "server.crt": issued.certificate,
+        "server.key": issued.key,
+    }.items():
+        write_private(tmp_path / name, content)
+    return tmp_path
+
+
+def shake_hands(files, authority, name):
+    """A TLS handshake on loopback; raises what the client raises."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(files / "server.crt", files / "server.key")
+    client = ssl.create_default_context(cafile=str(files / authority))
+    # required of every certificate by newer versions of Python
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            try:
+                with server.wrap_socket(listener.accept()[0], server_side=True) as connection:
+                    connection.recv(1)
+            except OSError:
+                pass
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        with (
+            socket.create_connection(listener.getsockname()) as bare,
+            client.wrap_socket(bare, server_hostname=name),
+        ):
+            pass
+        thread.join(timeout=5)
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
+def test_a_client_with_the_authority_accepts_the_server(files, name):
+    shake_hands(files, "ca.crt", name)
+
+
+@pytest.mark.parametrize(
+    ("authority", "name"), [("foreign.crt", "localhost"), ("ca.crt", "elsewhere")]
+)
+def test_another_authority_or_name_is_refused(files, authority, name):
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(files, authority, name)
+
+
+def test_openssl_verifies_the_chain(files):
+    command = "openssl verify -x509_strict -purpose sslserver -CAfile ca.crt server.crt"
+    try:
+        done = subprocess.run(command.split(), cwd=files, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("no openssl here")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_node_keys_are_pairs_that_openssh_reads():
+    one, other = NodeKey.create(), NodeKey.create()
+    private, public = load_ssh_private_key(one.private, None), load_ssh_public_key(one.public)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    assert private.public_key().public_numbers() == public.public_numbers()
+    assert public.curve.name == "secp384r1"
+    assert one.private != other.private and new_secret() != new_secret() and len(new_secret()) == 64
+
+
+def test_private_files_are_private_from_their_first_moment(tmp_path):
+    folder = private_folder(tmp_path / "a" / "b")
+    file = write_private(folder / "secret", "x")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.chmod(0o644)
+    assert stat.S_IMODE(write_private(file, b"y").stat().st_mode) == 0o600
+    assert file.read_bytes() == b"y"
+    assert [p.name for p in folder.iterdir()] == ["secret"]
+
+
+# Nodes as forks: what their owner is told about a key that the server does not accept.
+
+
+def ended_of_node_pool(pool, count):
+    """Whether the process has ended so many times; it is started again at once."""
+    pool._due["supernode"] = 0.0
+    pool._step()
+    return pool._restarts["supernode"] >= count
+
+
+@pytest.mark.parametrize(("status", "lines"), [(flower.REFUSED, 1), (1, 0)])
+def test_a_refused_key_is_reported_once_on_the_terminal(tmp_path, capsys, status, lines):
+    process = Process("supernode", ("refused",))
+    pool = NodePool([process], tmp_path, {"refused": lambda _: sys.exit(status)})
+    for count in (1, 2):
+        until(lambda count=count: ended_of_node_pool(pool, count), what="an end")
+    shown = capsys.readouterr().err
+    assert shown.count("supernode: the server does not accept this node's key") == lines
+    assert shown.count("fedrec deploy register DEPLOYMENT") == lines
+
+
+@pytest.mark.parametrize("status", [401, 403, 412, 503])
+def test_a_supernode_whose_key_is_refused_ends_with_its_own_status(monkeypatch, capfd, status):
+    """In a fork, because Flower ends the process."""
+    loop = flower.load()
+    server = httpx.MockTransport(lambda asked: httpx.Response(status, request=asked))
+    monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=server))
+
+    def connect():
+        loop.register_signal_handlers(loop.EventType.RUN_SUPERNODE_LEAVE)
+        with loop._init_connection("gateway:1", True, max_retries=0):
+            raise AssertionError("there is no connection")
+
+    child = Fork(lambda: flower.ending_as_refused(connect)).pid
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    refused = "the server does not accept this node's key" in capfd.readouterr().err
+    assert (ended, refused) == ((1, False) if status == 503 else (flower.REFUSED, True))
+
+
+# The supervisor: restarts processes that end, waits for required files, leaves nothing behind.
+
+SLEEPER = "import subprocess, sys, time; print('up', flush=True); "
+SLEEPER += (
+    "c = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); time.sleep(600)"
+)
+DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+SUPERVISE = f"""
+import sys
+from pathlib import Path
+from simulations.deployment.processes import Process
+from simulations.deployment.processes import Supervisor
+folder = Path(sys.argv[1])
+Supervisor([
+    Process("steady", (sys.executable, "-c", {SLEEPER!r})),
+    Process("quitter", (sys.executable, "-c", "print('again')")),
+    Process("later", (sys.executable, "-c", {SLEEPER!r}), after=folder / "go"),
+    Process("deaf", (sys.executable, "-c", {DEAF!r})),
+], folder / "logs", patience=1.0).run()
+"""
+
+
+@pytest.fixture
+def supervised(tmp_path):
+    """A running supervisor and the folder of its logs."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    process = subprocess.Popen([sys.executable, "-c", SUPERVISE, str(tmp_path)], env=environment)
+    yield process, tmp_path
+    if process.poll() is None:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def table(folder):
+    return json.loads((folder / "logs" / "processes.json").read_text())["processes"]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def children(pid):
+    return [int(p.parent.name) for p in Path("/proc").glob("[0-9]*/stat") if parent_of(p) == pid]
+
+
+@pytest.mark.slow
+def test_it_starts_again_what_ends_and_stops_everything(supervised):
+    process, folder = supervised
+    until(lambda: table(folder)["quitter"]["restarts"] >= 2, what="two restarts")
+    assert table(folder)["later"]["pid"] is None
+    (folder / "go").touch()
+    until(lambda: table(folder)["later"]["pid"] is not None, what="the process that waits")
+    steady = table(folder)["steady"]["pid"]
+    until(lambda: children(steady), what="its child")
+    orphans = children(steady)
+    os.kill(steady, signal.SIGKILL)
+    until(lambda: table(folder)["steady"]["pid"] not in (steady, None), what="a new one")
+    until(
+        lambda: not any(alive(pid) for pid in orphans),
+        what="the end of what the old one had started",
+    )
+    until(lambda: children(table(folder)["steady"]["pid"]), what="its child")
+    assert stat.S_IMODE((folder / "logs" / "processes.json").stat().st_mode) == 0o600
+    assert (folder / "logs" / "quitter.txt").read_text().splitlines()[:2] == ["again", "again"]
+    pids = [entry["pid"] for entry in table(folder).values() if entry["pid"] is not None]
+    everybody = pids + [child for pid in pids for child in children(pid)]
+    process.terminate()
+    process.wait(timeout=20)
+    assert not [pid for pid in everybody if alive(pid)]
+    assert not (folder / "logs" / "processes.json").exists()
+
+
+def test_when_it_is_killed_its_processes_end_too(supervised):
+    process, folder = supervised
+    until(lambda: "steady" in table(folder), what="a process")
+    pid = table(folder)["steady"]["pid"]
+    deaf = table(folder)["deaf"]["pid"]
+    until(lambda: children(pid), what="its child")
+    left = [deaf, *children(pid)]
+    process.kill()
+    process.wait()
+    until(lambda: not alive(pid), timeout=20, what="its end")
+    for one in left:  # a process that ignores signals, and one that the test's own process started
+        os.kill(one, signal.SIGKILL)

@@ -10,16 +10,18 @@ import pytest
 from scipy.linalg import sqrtm, toeplitz
 
 from fedrec.privacy.accounting.sampling import Scheduled
-from fedrec.privacy.factorisation.coefficients import (
+from fedrec.privacy.mechanisms.banded import (
+    errors,
     inverse,
     is_decreasing,
+    norms,
+    optimal_bands,
     prefix_sums,
+    sensitivity,
     square_root,
 )
-from fedrec.privacy.factorisation.cost import errors, norms, sensitivity
-from fedrec.privacy.factorisation.optimiser import optimal_bands
 from fedrec.privacy.mechanisms.base import mechanism_of
-from fedrec.privacy.noise_source import Reproducible
+from fedrec.rng import Reproducible
 
 JAX = json.loads(Path(__file__).with_name("jax_privacy.json").read_text(encoding="utf-8"))
 STRATEGIES = [

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real node: its own users' data, the parameters it accepts, and when its replies leave.
+
+A node of a deployment: its own users' data, and its protection against the server.
+
+The server chooses the experiment, and the node decides which orders it executes. Its data are the
+file that its owner named, never the experiment's `[dataset]`. It trains its own users only, each no
+more often than its owner allows. Its noise comes from the operating system, as the server knows the
+experiment's seed. It does not report its users' groups. `clients.device.policy` decides which
+experiments and orders it accepts.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Context
+
+from clients.device.own_data import own_population
+from clients.device.policy import Policy, experiment_of, own_noise, rho_of, run_key
+from clients.node import Node
+from clients.participation import Limits, Participation, UploadLedger
+from clients.storage import PrivateState, SessionSecrets
+from fedrec.data.population import Population
+from fedrec.errors import ClientError, RefusalError
+from fedrec.experiment.phases import phase_at, step_table
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import Section
+from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.rng import NoiseSource, source_of
+from fedrec.secure.identity import CERTIFICATE, KEY, Identity
+
+# Refusal of parameters that would make a node's answer depend on its data before noise is added.
+#
+# With NaN in some rows of a table, or with rows missing, the work of a client that uses these rows
+# fails and that of others does not, so that a server learns from a failure which items a client
+# has. A node therefore checks all parameters before it reads a client's data.
+
+
+def refuse_unsound(
+    arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], largest: float
+) -> None:
+    """Refuse received parameters that are not those of the experiment, or not finite and bounded.
+
+    Args:
+        arrays: the received parameters.
+        shapes: shape of each parameter of the experiment.
+        largest: largest absolute value of a number.
+
+    Raises:
+        RefusalError: a parameter is missing or unknown, or has another shape, other numbers than
+            `float32`, or a number that is NaN, infinite or too large.
+    """
+    odd = sorted(set(arrays) ^ set(shapes))
+    if odd:
+        raise _other("the experiment's parameters", f"others: {', '.join(map(repr, odd[:3]))}")
+    for name, value in arrays.items():
+        if value.shape != shapes[name] or value.dtype != np.float32:
+            raise _other(
+                f"float32 {list(shapes[name])} for {name!r}", f"{value.dtype} {list(value.shape)}"
+            )
+        # not `> largest`, which is false for NaN
+        if value.size and not max(-float(value.min()), float(value.max())) <= largest:
+            raise _other(
+                f"finite numbers of at most {largest:g} (largest-parameter)", f"others in {name!r}"
+            )
+
+
+def _other(expected: str, got: str) -> RefusalError:
+    return RefusalError(
+        "this node refuses the parameters of an order",
+        expected=expected,
+        got=got,
+        fix="continue from an earlier checkpoint with a lower learning rate, if training diverged",
+    )
+
+
+log = logging.getLogger("fedrec")
+
+
+class DeviceNode(Node):
+    """A node with its own data.
+
+    Args:
+        experiment: the resolved experiment.
+        run: key of this run's private state.
+        state: folder of the private state; readable by its owner only.
+        data: CSV file of the users.
+        catalogue: the operator's catalogue.
+        place: the node's place among the nodes; None for a random one of its own.
+        numbers: whether the names in the file are the users' numbers; then they are not secret.
+        policy: what its owner allows; default: the default settings.
+        join: folder that it joined with, for its identity; None: it takes part in no secure
+            aggregation.
+
+    Raises:
+        RefusalError: the node does not take part in the experiment.
+    """
+
+    hides_failures = True
+    sums_once = True
+    sends_compressed = True
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        run: str,
+        *,
+        state: Path,
+        data: Path,
+        catalogue: Path,
+        place: int | None = None,
+        numbers: bool = False,
+        policy: Policy | None = None,
+        join: Path | None = None,
+    ) -> None:
+        self.policy = policy or Policy()
+        self.phases = self.policy.accepted(experiment)
+        self.memory = Participation(state / "node.sqlite")
+        if not self.memory.accept(run, experiment.digest()):
+            raise RefusalError(
+                "the run is of another experiment",
+                expected="the experiment that the run began with",
+                got=f"run {run} with another",
+                fix="start a new run",
+            )
+        super().__init__(experiment, self.memory.place() if place is None else place, 1, None)
+        self.run = run
+        self._join = join
+        self.data = data
+        self.catalogue = catalogue
+        self.named_by_number = numbers
+        self.private = PrivateState(state / "private" / f"{run}.sqlite")
+        self.uploads = UploadLedger(state / "private" / "uploads.sqlite")
+        self.session_secrets = SessionSecrets(state / "private" / f"secure-{run}.sqlite")
+        self.least_nodes = self.policy.least_nodes
+        self.least_clients = 1
+        if experiment.secure_aggregation:
+            self.identity = _identity(join)
+
+    @property
+    def name(self) -> str:
+        """That of its folder, as its owner and the operator know it, such as `node-2`."""
+        return super().name if self._join is None else self._join.name
+
+    @property
+    def named_steps(self) -> dict[str, Section]:
+        """The experiment's own, and those of phases: a strategy of the server's is not imported."""
+        own = step_table(self.experiment.step)
+        others = {
+            f"phase {phase.name}": Section.model_validate(phase.step)
+            for phase in self.phases
+            if not phase.has_step(own)
+        }
+        return {"step": self.experiment.step, **others}
+
+    @cached_property
+    def population(self) -> Population:
+        return own_population(self.experiment, self.data, self.catalogue, self._numbers)
+
+    @cached_property
+    def training(self) -> np.ndarray:
+        return self.population.training_clients
+
+    @cached_property
+    def evaluated(self) -> np.ndarray:
+        return self.population.evaluated_clients(self.experiment.evaluation.held_out)
+
+    @property
+    def validated(self) -> np.ndarray | None:
+        return None
+
+    @property
+    def work(self) -> np.ndarray | None:
+        return None
+
+    @property
+    def paths(self) -> dict[str, str]:
+        return {}
+
+    @cached_property
+    def noise(self) -> NoiseSource:
+        return source_of("secure", self.experiment.seed)
+
+    def check_train(self, order: TrainOrder, names: Iterable[str]) -> None:
+        self.policy.check_train(self.experiment, self.phases, order, names)
+
+    def check_evaluate(self, order: EvaluateOrder) -> None:
+        self.policy.check_evaluate(self.experiment, order)
+
+    def check_parameters(self, arrays: Mapping[str, np.ndarray]) -> None:
+        shapes = {name: tuple(value.shape) for name, value in self.fresh.items()}
+        refuse_unsound(arrays, shapes, self.policy.largest_parameter)
+
+    def accept(self, order: TrainOrder) -> TrainOrder:
+        """The order with the clients that this node hosts and that may still take part; their
+        participation is recorded. No client takes part twice in an order.
+
+        Where clients add noise themselves, they upload no more often than the experiment has
+        rounds, over all runs unless the owner sets `most-rounds`, and at no larger cost than
+        `most-epsilon`: noise is fresh each time, and a server that repeats a round or a run could
+        average it out. Losses and numbers of examples,
+        which have no noise, stay on the device then.
+        """
+        asked = (
+            self.training if order.clients is None else np.intersect1d(order.clients, self.training)
+        )
+        protection = order.protection
+        own = own_noise(phase_at(self.phases, order.round))
+        noisy = own is not None or (protection is not None and protection.noise_scale > 0)
+        rounds = self.experiment.rounds if noisy else None
+        limits = Limits(
+            self.policy.most_rounds,
+            in_run=rounds,
+            noisy=rounds if self.policy.most_rounds is None else None,
+            rho=self.policy.largest_rho if noisy else None,
+        )
+        cost = rho_of(protection, own) if noisy else 0.0
+        if protection is not None and noisy:
+            protection = replace(protection, silent=True)
+        clients = self.memory.spend(self.run, order.round, asked, cost, limits)
+        if len(clients) < len(asked):
+            reached = len(asked) - len(clients)
+            log.warning(
+                "round %d: %d clients reached the limit of rounds or of epsilon",
+                order.round,
+                reached,
+            )
+        return replace(order, clients=clients, protection=protection)
+
+    def refuse_generated(self) -> None:
+        raise RefusalError(
+            "parameters that the server generates for each client are not available on real"
+            " clients",
+            expected="a strategy that sends all clients the same parameters",
+            got=(
+                "a request for the items that clients train on or are tested on, which are private"
+            ),
+            fix="run the experiment as a simulation",
+        )
+
+    def hosted(self, clients: np.ndarray | None) -> np.ndarray:
+        own = self.evaluated if clients is None else np.intersect1d(clients, self.evaluated)
+        return self.memory.evaluate(own, self.policy.most_evaluations)
+
+    def groups(self, clients: np.ndarray) -> dict[str, np.ndarray]:
+        return {}
+
+    def _numbers(self, names: list[str]) -> np.ndarray:
+        if not self.named_by_number:
+            return self.memory.numbers(names)
+        if not all(name.isdecimal() and len(name) < 20 and int(name) < 2**62 for name in names):
+            raise ClientError(
+                "a user's name is not a number",
+                expected="whole numbers",
+                fix="leave out numbers = true",
+            )
+        return np.array([int(name) for name in names], dtype=np.int64)
+
+
+def _identity(join: Path | None) -> Identity:
+    found = None if join is None else Identity.read(join)
+    if found is None:
+        raise RefusalError(
+            "this node has no certificate for other nodes",
+            expected=(
+                f"{KEY} and {CERTIFICATE} in the folder that it joined with, for secure aggregation"
+            ),
+            fix=(
+                "the operator creates missing files with fedrec deploy add-nodes DEPLOYMENT 0 and"
+                " transfers both"
+            ),
+        )
+    return found
+
+
+@lru_cache(maxsize=8)
+def own_node(experiment: str, run: str, settings: tuple[tuple[str, object], ...]) -> DeviceNode:
+    """The node that a node configuration describes; made once per process."""
+    table = dict(settings)
+    place = table.get("partition-id")
+    return DeviceNode(
+        Experiment.model_validate_json(experiment),
+        run,
+        state=Path(str(table["private-dir"])),
+        data=Path(str(table["data"])),
+        catalogue=Path(str(table["catalogue"])),
+        place=None if place is None else int(str(place)),
+        numbers=bool(table.get("numbers", False)),
+        policy=Policy.of(table),
+        join=None if "join" not in table else Path(str(table["join"])),
+    )
+
+
+def device_node_of(context: Context) -> DeviceNode:
+    """The node that the context of a real node describes.
+
+    Raises:
+        RefusalError: it has no data, or does not take part in the run.
+    """
+    config = dict(context.node_config)
+    if "data" not in config:
+        raise RefusalError(
+            "this node has no data",
+            expected="the data file of its owner",
+            fix="start the client with --data FILE",
+        )
+    experiment = experiment_of(context.run_config).model_dump_json()
+    return own_node(experiment, run_key(context.run_config), tuple(sorted(config.items())))
+
+
+# When the reply to a message leaves a node: the time of the work tells how many rows its clients
+# have.
+
+
+@contextmanager
+def at_multiples_of(interval: float) -> Iterator[None]:
+    """End at a multiple of so many seconds after the begin, also with an error; 0 waits for
+    nothing. Who sees when a reply leaves learns which multiple it was, and no more."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        if interval:
+            time.sleep((began - time.monotonic()) % interval)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Malicious clients of a simulation, and batches that a node has drawn ahead of training.
+
+What malicious clients do in a round of a simulation.
+
+Those of an attack with made-up profiles train on these like any other client. Those of an attack
+with made-up updates send what it computes from the parameters that they receive; the node clips,
+weights and sums it like any other update, and their own losses are never reported. The code of
+attacks is not in this package, and the nodes of deployments refuse every experiment with an
+adversary (`clients.device.policy`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clients.step import Step, StepConfig
+from clients.steps.updates import Updates
+from fedrec.components import registry
+from fedrec.components.errors import component_errors
+from fedrec.data.malicious_users import Known
+from fedrec.errors import ExperimentError
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import component_of
+from fedrec.models.base import Model, Parameters
+from fedrec.training.block import Batches, Block, OwnData
+from fedrec.training.results import Outcome
+
+
+@dataclass(frozen=True, eq=False)
+class MaliciousBlock:
+    """What some malicious clients have in a round to compute their updates from.
+
+    Attributes:
+        parameters: the global ones, without cohort dimension, not to be changed.
+        initial: those before the first round, a function of the seed that every client can compute.
+        shared: names of the parameters that clients send.
+        model: the model.
+        step: the step of honest clients.
+        known: what the adversary knows beforehand.
+        clients: `[C]`, the data and the random stream of each of these clients.
+        own: their private parameters, `[C, ...]` each.
+        together: expected number of malicious clients in a round, at least 1.
+        round: the round, from 1.
+    """
+
+    parameters: Parameters
+    initial: Parameters
+    shared: tuple[str, ...]
+    model: Model
+    step: Step
+    known: Known
+    clients: tuple[OwnData, ...]
+    own: Parameters
+    together: int
+    round: int
+
+    @cached_property
+    def honest(self) -> tuple[Outcome, ...]:
+        """`[C]`: each client after honest training on its profile, as a block of one."""
+        found = []
+        for place, member in enumerate(self.clients):
+            batches = self.step.batches(member.data, member.random)
+            block = self.step.block([member.data.features], [batches], self.step.device)
+            own = {name: value[place : place + 1] for name, value in self.own.items()}
+            train = self.step.train_block
+            found.append(train(self.parameters, block, own or None))
+        return tuple(found)
+
+    @property
+    def honest_norms(self) -> Tensor:
+        """`float64 [C]`: L2 norm of the update that each would send if it trained honestly."""
+        return torch.cat([one.norms(self.shared) for one in self.honest])
+
+    def features(self, place: int) -> tuple[Tensor, ...]:
+        """Per user feature the category codes of a client, `int64 [1, width]`."""
+        codes = self.clients[place].data.features
+        return tuple(torch.from_numpy(one.copy())[None].to(self.step.device) for one in codes)
+
+
+class UpdateMaker(Protocol):
+    """An attack as a node uses it, see `simulations.poisoning.base`."""
+
+    def updates(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
+        """The update of each client, `[C, ...]` by parameter."""
+        ...
+
+
+class MaliciousStep(Step):
+    """Sends what an attack computes.
+
+    Args:
+        honest: the step of honest clients.
+        attack: computes the updates.
+        fresh: the initial parameters.
+        known: what the adversary knows.
+        together: expected number of malicious clients in a round.
+        round_number: from 1.
+    """
+
+    def __init__(
+        self,
+        honest: Step,
+        attack: UpdateMaker,
+        fresh: Parameters,
+        known: Known,
+        together: int,
+        round_number: int,
+    ) -> None:
+        super().__init__(honest.config, honest.model, honest.device)
+        self.honest = honest
+        self.attack = attack
+        self.fresh = fresh
+        self.known = known
+        self.together = together
+        self.round = round_number
+
+    def private_names(self, names: list[str]) -> list[str]:
+        """The parameters among `names` that honest clients never send."""
+        return self.honest.private_names(names)
+
+    def train_block(
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
+    ) -> Updates:
+        """The updates of a block of malicious clients; zero where the attack gives none. Each
+        claims the usual number of examples."""
+        private = self.private_names(list(parameters))
+        shared = tuple(name for name in parameters if name not in private)
+        members = tuple(member for member in block.members if isinstance(member, OwnData))
+        view = MaliciousBlock(
+            parameters,
+            self.fresh,
+            shared,
+            self.model,
+            self.honest,
+            self.known,
+            members,
+            own or {},
+            self.together,
+            self.round,
+        )
+        with component_errors(registry.POISONING.name, self.attack, "in updates"):
+            found = self.attack.updates(view)
+        changes = {
+            name: found[name].detach().to(value)
+            if name in found and name in shared
+            else value.new_zeros(len(block), *value.shape)
+            for name, value in parameters.items()
+        }
+        claimed = replace(block, examples=(self.known.usual,) * len(block))
+        return Updates(parameters, claimed, changes, [math.nan] * len(block), own or {})
+
+
+def malicious_workers(
+    experiment: Experiment,
+    known: Known,
+    fresh: Parameters,
+    step: Step,
+    clients: np.ndarray,
+    round_number: int,
+) -> Iterator[tuple[Step, np.ndarray]]:
+    """The steps of malicious clients in a round, and the clients of each.
+
+    Args:
+        experiment: an experiment with an adversary.
+        known: what the adversary knows.
+        fresh: the initial parameters.
+        step: the step of honest clients.
+        clients: `int64 [clients]`, malicious ones.
+        round_number: from 1.
+
+    Raises:
+        ExperimentError: the attack makes up updates, and the server generates parameters.
+    """
+    adversary = experiment.adversary
+    if not len(clients) or adversary is None:
+        return
+    attack = component_of(registry.POISONING, adversary.attack)
+    if not attack.sends_updates:
+        yield from step.assign(clients)
+        return
+    if step.generated:
+        raise ExperimentError(
+            f"attack {adversary.attack.name!r} makes up updates of the global parameters",
+            expected="a step whose clients receive these",
+            got=f"step {type(step).__name__!r}, whose parameters the server generates",
+            fix="set adversary.attack = 'random', or another attack with made-up profiles",
+        )
+    together = _together(experiment, known)
+    yield MaliciousStep(step, attack, fresh, known, together, round_number), clients
+
+
+def _together(experiment: Experiment, known: Known) -> int:
+    """Expected number of malicious clients in a round, at least 1."""
+    everyone = known.honest + len(known.malicious)
+    cohort = float(experiment.sampler.options.get("cohort", everyone))
+    return max(1, round(min(1.0, cohort / everyone) * len(known.malicious)))
+
+
+# Batches that a node drew to tell the server which items a client needs, kept until it trains that
+# client in the same round, so that they are drawn once.
+
+MOST_CLIENTS = 16_384
+"""Largest number of clients whose batches, some 7 KB each, are in memory together."""
+
+
+class DrawnBatches:
+    """The batches of clients in one round. Those of a client are a function of the experiment, the
+    step and the round: a client whose batches are not here has them drawn again."""
+
+    def __init__(self) -> None:
+        self._round = 0
+        self._of: dict[int, tuple[type[Step], StepConfig, Batches]] = {}
+
+    def keep(self, step: Step, round_: int, client: int, batches: Batches) -> None:
+        """Keep the batches of a client; those of another round are forgotten."""
+        if round_ != self._round:
+            self._of.clear()
+            self._round = round_
+        if len(self._of) < MOST_CLIENTS:
+            self._of[client] = (type(step), step.config, batches)
+
+    def take(self, step: Step, round_: int, client: int) -> Batches | None:
+        """The batches of a client, once: training may use up the random stream in them. None if a
+        step with other settings drew them, or none did."""
+        if round_ != self._round or client not in self._of:
+            return None
+        kind, config, batches = self._of.pop(client)
+        return batches if kind is type(step) and config == step.config else None

@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node: the clients that it hosts, the training path of a step, and the number of clients trained
+at once.
+
+A node: the clients that it hosts, with their data, model and private state.
+
+A phone hosts one client; a simulation worker hosts thousands. Client c is on node c mod n, the same
+node in every round, so its private state can stay there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clients.malicious import DrawnBatches, malicious_workers
+from clients.participation import UploadLedger
+from clients.step import Step
+from clients.step_checks import check_plugin_model, refuse_unmatched, settings_at
+from clients.steps.sufficient_statistics import SufficientStatistics
+from clients.storage import PrivateState, SessionSecrets
+from fedrec.components import registry
+from fedrec.components.errors import named
+from fedrec.data.population import POPULATIONS, Population
+from fedrec.device import products_in, resolve_device
+from fedrec.errors import ExperimentError
+from fedrec.evaluation.tables import Metrics, user_groups
+from fedrec.experiment.schema import FINE_TUNE, Experiment
+from fedrec.experiment.sections import Section, component_of
+from fedrec.experiment.tables import EngineConfig
+from fedrec.models.base import Model
+from fedrec.protocol.orders import COMPILED, EvaluateOrder, TrainOrder
+from fedrec.rng import NoiseSource, source_of, torch_stream
+from fedrec.training.block import Batches
+
+if TYPE_CHECKING:
+    from fedrec.secure.identity import Identity
+
+
+# The training path that a node takes for a step: one of three.
+#
+# - `kernel`: native code takes all steps of a client in one call, for models that declare a kernel.
+# - `blocks`: many clients at once, by autograd over a leading cohort dimension.
+# - `reference`: blocks with whole item tables, of one client if it is requested. The other paths
+# are   tested against it.
+
+PathName = Literal["kernel", "blocks", "reference"]
+
+
+@dataclass(frozen=True)
+class TrainingPath:
+    """A training path.
+
+    Attributes:
+        name: `kernel`, `blocks` or `reference`.
+        reason: why no faster path was taken; empty if it is the fastest, or was requested.
+    """
+
+    name: PathName
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.reason})" if self.reason else self.name
+
+
+def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPath:
+    """The fastest path that a step, a model and the engine's settings allow.
+
+    Item tables that stay on the device take `reference` whatever `engine.path` says; steps that
+    train nothing, or one client after the other, take `blocks`.
+
+    Raises:
+        ExperimentError: `engine.path` is `kernel`, and the step does not train in native code.
+    """
+    if engine.path == "reference":
+        return TrainingPath("reference")
+    if step.generated and step.declared_refusal() is not None:
+        return TrainingPath("blocks")
+    if step.private_names(list(model.item_tables)):
+        return TrainingPath("reference", "item tables are private")
+    if engine.path == "blocks" or isinstance(step, SufficientStatistics):  # nothing is trained
+        return TrainingPath("blocks")
+    if type(step).batches is Step.batches:
+        return TrainingPath("blocks", f"step {type(step).__name__} trains one client at a time")
+    refusal = step.declared_refusal()
+    if refusal is None and engine.precision != "float32":
+        refusal = f"the kernel computes in float32, not in {engine.precision}"
+    if refusal is None:
+        return TrainingPath("kernel")
+    if engine.path == "kernel":
+        raise ExperimentError(
+            f"{named('step', step)} cannot be trained by the kernel",
+            expected="plain SGD on the CPU, in float32, with a model that declares a kernel",
+            got=refusal,
+            fix="leave out engine.path",
+        )
+    return TrainingPath("blocks", refusal)
+
+
+_ONE_BY_ONE = 32  # clients of a block in compiled code, which takes one after the other
+# GiB of a block in compiled code, with all copies counted: 32 clients of PrivRec's network
+_COMPILED_GIB = 3 / 32
+_COPIES = 4  # copies of a client's parameters: values, gradients, momentum, and autograd's
+
+
+def largest_block(device: torch.device, one_by_one: bool, together: int) -> int | None:
+    """Largest number of clients per block; None: as many as fit the memory, for a GPU.
+
+    Args:
+        device: where clients are trained.
+        one_by_one: whether compiled code processes one client after the other.
+        together: clients whose numbers PyTorch's operations pass over at once on a processor, see
+            `Step.block_clients`.
+    """
+    if device.type != "cpu":
+        return None
+    return _ONE_BY_ONE if one_by_one else together
+
+
+def block_memory(device: torch.device, one_by_one: bool, memory_gib: float) -> float:
+    """GiB that one block may take, of `memory_gib`; see `largest_block` for the others."""
+    return min(memory_gib, _COMPILED_GIB) if device.type == "cpu" and one_by_one else memory_gib
+
+
+def cut_blocks(
+    batches: Sequence[Batches],
+    parameters: Mapping[str, Tensor],
+    item_tables: Sequence[str],
+    *,
+    memory_gib: float,
+    largest: int | None,
+) -> Iterator[list[int]]:
+    """Sort clients by their number of steps, most first, and cut them into blocks of one width that
+    fit the memory.
+
+    Args:
+        batches: the batches of each client.
+        parameters: the global parameters.
+        item_tables: names of those that become compact.
+        memory_gib: GiB that one block may take.
+        largest: clients per block at most; None: as many as fit the memory.
+
+    Yields:
+        Positions in `batches`, each once. A block has at least one client, even if it exceeds the
+        memory.
+    """
+    width = [batch.items.shape[1] for batch in batches]
+    order = sorted(
+        range(len(batches)), key=lambda place: (-width[place], -len(batches[place].sizes), place)
+    )
+    budget = memory_gib * 2**30
+    dense = sum(value.numel() for name, value in parameters.items() if name not in item_tables)
+    widths = sum(parameters[name].shape[1] for name in item_tables)
+    block: list[int] = []
+    taken = 0.0
+    for place in order:
+        rows = batches[place].references()[0].size
+        need = 4 * _COPIES * (dense + rows * widths) + 40 * rows
+        if block and (
+            len(block) == largest or taken + need > budget or width[place] != width[block[0]]
+        ):
+            yield block
+            block = []
+            taken = 0.0
+        block.append(place)
+        taken += need
+    if block:
+        yield block
+
+
+class Node:
+    """Everything a node needs to answer messages: clients, model, device, private state.
+
+    Args:
+        experiment: the resolved experiment.
+        partition: this node's place, in `[0, nodes)`.
+        nodes: number of nodes.
+        private: folder of the private state; None: no private state (parameters then cannot be
+            private).
+    """
+
+    run = ""
+    """Key of the run on real nodes."""
+    least_nodes = 0
+    """Smallest number of nodes in a sum to which this node contributes; 0: it may send its own sum
+    unmasked."""
+    least_clients = 0
+    """Smallest number of its clients in a masked sum."""
+    sums_once = False
+    """Whether a round without the clients' own noise is unmasked again only for the same nodes and
+    clients."""
+    hides_failures = False
+    """Whether a client whose training fails counts as zero where its update is protected or masked,
+    so that the answer does not reveal the failure."""
+    sends_compressed = False
+    """Whether it sends what its clients compressed; otherwise their sum, as for a simulation."""
+    identity: Identity | None = None
+    """Its certificate for other nodes, and the authority that it checks theirs with."""
+
+    def __init__(
+        self, experiment: Experiment, partition: int, nodes: int, private: Path | None
+    ) -> None:
+        self.experiment = experiment
+        self.partition = partition
+        self.nodes = nodes
+        self.private = PrivateState(private / f"node-{partition}.sqlite") if private else None
+        self.drawn = DrawnBatches()
+        self.uploads = UploadLedger(private / f"uploads-{partition}.sqlite" if private else None)
+        self.session_secrets = SessionSecrets(
+            private / f"secure-{partition}.sqlite" if private else None
+        )
+        self.device = resolve_device(experiment.engine.device, experiment.engine.precision)
+        if experiment.engine.threads is not None:
+            # so that nodes do not compete for cores
+            torch.set_num_threads(experiment.engine.threads)
+
+    @property
+    def name(self) -> str:
+        """How errors name it."""
+        return f"node {self.partition}"
+
+    @property
+    def named_steps(self) -> dict[str, Section]:
+        """All local steps that its clients may be ordered to run, by the key of their settings."""
+        return self.experiment.steps()
+
+    @property
+    def steps(self) -> list[Section]:
+        """All local steps that its clients may be ordered to run."""
+        return list(self.named_steps.values())
+
+    def path(self, step: Step) -> TrainingPath:
+        """The training path of a step."""
+        return training_path(step, self.model, self.experiment.engine)
+
+    def blocks(
+        self,
+        batches: Sequence[Batches],
+        parameters: Mapping[str, Tensor],
+        item_tables: Sequence[str],
+        one_by_one: bool,
+        together: int = Step.block_clients,
+    ) -> Iterator[list[int]]:
+        """The blocks of clients that are trained at once, see `cut_blocks`: as many as fit into
+        this node's memory, or its cache; of one client if the path `reference` is requested."""
+        engine = self.experiment.engine
+        memory = block_memory(self.device, one_by_one, engine.memory_gib)
+        alone = engine.path == "reference"
+        largest = 1 if alone else largest_block(self.device, one_by_one, together)
+        return cut_blocks(batches, parameters, item_tables, memory_gib=memory, largest=largest)
+
+    def products(self) -> AbstractContextManager[object]:
+        """A context in which matrix products have the precision of the experiment."""
+        return products_in(self.experiment.engine.precision, self.device)
+
+    @cached_property
+    def population(self) -> Population:
+        """The clients' data; the nodes of a process share one copy."""
+        return POPULATIONS.population(self.experiment)
+
+    @cached_property
+    def model(self) -> Model:
+        """The model of the experiment."""
+        schema = self.population.schema()
+        return check_plugin_model(component_of(registry.MODEL, self.experiment.model, schema))
+
+    @cached_property
+    def training(self) -> np.ndarray:
+        """`int64 [clients]`, ascending: hosted clients that may be sampled for training."""
+        return self._hosted(self.population.training_clients)
+
+    @cached_property
+    def evaluated(self) -> np.ndarray:
+        """`int64 [clients]`, ascending: hosted clients that have held-out rows."""
+        return self._hosted(self.population.evaluated_clients(self.experiment.evaluation.held_out))
+
+    @property
+    def validated(self) -> np.ndarray | None:
+        """`int64 [clients]`, ascending: hosted clients that have validation rows; None without
+        early stopping."""
+        if self.experiment.early_stopping is None:
+            return None
+        return self._hosted(self.population.evaluated_clients("validation"))
+
+    @property
+    def work(self) -> np.ndarray | None:
+        """`int64 [clients]`, number of training rows of each hosted training client; None if other
+        nodes must not train it, because private state of a client stays on its node."""
+        kept = self.experiment.compression
+        left_out = kept is not None and component_of(registry.COMPRESSION, kept).keeps_error
+        if left_out or any(self.step(section).keeps for section in self.steps):
+            return None
+        return self.population.learned_counts(self.training)
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """The training path of each of the experiment's steps, by the step's name."""
+        return {section.name: self._path_said(self.step(section)) for section in self.steps}
+
+    def _path_said(self, step: Step) -> str:
+        path = self.path(step)
+        in_blocks = path.name == "blocks" and self.device.type == "cpu"
+        return f"{path}{COMPILED[step.compiled]}" if in_blocks and step.compiled else str(path)
+
+    def check_train(self, order: TrainOrder, names: Iterable[str]) -> None:
+        """Refuse a training order with parameters of these names; nodes of a simulation accept all.
+
+        Raises:
+            RefusalError: it is refused.
+        """
+
+    def check_evaluate(self, order: EvaluateOrder) -> None:
+        """Refuse an evaluation, likewise."""
+
+    def check_parameters(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Refuse parameters that came with an order, likewise."""
+
+    def accept(self, order: TrainOrder) -> TrainOrder:
+        """The order as the node executes it; in a simulation, unchanged."""
+        return order
+
+    def refuse_generated(self) -> None:
+        """Refuse to report the items that a client needs; nodes of a simulation report them."""
+
+    def hosted(self, clients: np.ndarray | None) -> np.ndarray:
+        """The evaluated clients among some of its clients, or among all, `int64 [clients]`,
+        ascending."""
+        return self.evaluated if clients is None else np.sort(clients)
+
+    def groups(self, clients: np.ndarray) -> dict[str, np.ndarray]:
+        """`bool [clients]` per group of users, for means over groups."""
+        counts = self.population.known_counts(clients)
+        return user_groups(
+            self.population.interactions, clients, counts, self.experiment.evaluation.inactive_below
+        )
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The metrics of the experiment."""
+        return Metrics(self.experiment.task, self.experiment.evaluation)
+
+    def initial(self) -> dict[str, Tensor]:
+        """Initial global parameters: the model's, and those that the experiment's steps add.
+
+        Raises:
+            ExperimentError: two steps train a parameter of one name and different shapes, or a
+                setting of a step, or of fine-tuning, does not fit the parameters.
+        """
+        seed = self.experiment.seed
+        model = self.model.initial(torch_stream(self.experiment.seed, "init"))
+        parameters = dict(model)
+        steps = [self.step(section) for section in self.steps]
+        for section, step in zip(self.steps, steps, strict=True):
+            added = step.added_parameters(model, torch_stream(seed, "init-added"))
+            for name, value in added.items():
+                if parameters.setdefault(name, value).shape != value.shape:
+                    raise ExperimentError(
+                        f"the experiment's steps disagree about parameter {name!r}",
+                        expected=f"the shape {tuple(parameters[name].shape)} in all of them",
+                        got=f"{tuple(value.shape)} in step {section.name!r}",
+                        fix="give the steps equal settings, such as `hidden`",
+                    )
+        self._refuse_misfits(parameters)
+        return parameters
+
+    def _refuse_misfits(self, parameters: dict[str, Tensor]) -> None:
+        """Refuse settings of steps, and of fine-tuning, that do not fit the parameters, under the
+        keys of their tables."""
+        tuned = self.experiment.fine_tune_step()
+        for key, section in {**self.named_steps, FINE_TUNE: tuned}.items():
+            with settings_at(key):
+                step = self.step(section)
+                refuse_unmatched(step, list(parameters))
+                step.refuse_misfits(parameters)
+                self.path(step)
+
+    @cached_property
+    def fresh(self) -> dict[str, Tensor]:
+        """The result of `initial`; must not be changed."""
+        return self.initial()
+
+    @cached_property
+    def noise(self) -> NoiseSource:
+        """The source of the noise that clients add themselves."""
+        privacy = self.experiment.privacy
+        return source_of("reproducible" if privacy is None else privacy.mode, self.experiment.seed)
+
+    def step(self, section: Section) -> Step:
+        """A local step by name and settings.
+
+        Raises:
+            ExperimentError: it clips its uploads itself, and products are to be rounded, which may
+                pass the clip norm.
+        """
+        step: Step = component_of(registry.STEP, section, self.model, self.device)
+        if step.uploads is not None and self.experiment.engine.precision != "float32":
+            raise ExperimentError(
+                f"step {section.name!r} clips its uploads, and rounding could take them beyond"
+                " the clip norm",
+                expected="engine.precision = 'float32'",
+                got=f"engine.precision = {self.experiment.engine.precision!r}",
+                fix="leave engine.precision out",
+            )
+        return step
+
+    def workers(
+        self, step: Step, clients: np.ndarray, round_number: int
+    ) -> Iterator[tuple[Step, np.ndarray]]:
+        """The steps that some clients of a training round run, and the clients of each, `int64
+        [clients]`: the honest step, and in a simulation with an adversary what its clients do."""
+        known = self.population.adversary
+        if known is None or not len(known.malicious):
+            yield from step.assign(clients)
+            return
+        malicious = np.isin(clients, known.malicious)
+        yield from step.assign(clients[~malicious])
+        yield from malicious_workers(
+            self.experiment, known, self.fresh, step, clients[malicious], round_number
+        )
+
+    def _hosted(self, clients: np.ndarray) -> np.ndarray:
+        return clients[clients % self.nodes == self.partition]

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node's record of participation: client ids, rounds, evaluations and uploads of its users.
+
+State of a node beyond a run: its users' client ids, how often each took part and was evaluated,
+and each run's experiment.
+
+One SQLite file, readable by its owner only. A client id is drawn once per user from the operating
+system's generator and reveals nothing of the user; the server never learns the name. A user's
+participation is recorded before its training starts, so a node that is killed counts too many
+rounds rather than too few.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import sqlite3
+from dataclasses import dataclass
+
+import numpy as np
+
+from clients.step import Step
+from fedrec.privacy.personal import PersonalNoise
+from fedrec.runtime.files import DatabaseFile
+
+NUMBER_BITS = 62
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Largest numbers of rounds that a client takes part in, and largest cost; None: any.
+
+    Attributes:
+        rounds: over all runs.
+        in_run: in this run.
+        noisy: with the client's own noise, over all runs.
+        rho: zero-concentrated cost of the client's own noise, over all runs.
+    """
+
+    rounds: int | None = None
+    in_run: int | None = None
+    noisy: int | None = None
+    rho: float | None = None
+
+    def allow(self, rounds: int, in_run: int, noisy: int, rho: float) -> bool:
+        """Whether one more round is allowed after so many, with which the cost becomes `rho`."""
+        done = ((self.rounds, rounds), (self.in_run, in_run), (self.noisy, noisy))
+        affordable = self.rho is None or rho <= self.rho
+        return affordable and all(most is None or number < most for most, number in done)
+
+
+class Participation(DatabaseFile):
+    """The participation records of a node."""
+
+    opening = (
+        "PRAGMA synchronous = FULL",
+        "CREATE TABLE IF NOT EXISTS numbers (name TEXT PRIMARY KEY, number INTEGER UNIQUE)",
+        "CREATE TABLE IF NOT EXISTS spent (run TEXT, round INTEGER, client INTEGER, rho REAL)",
+        "CREATE TABLE IF NOT EXISTS evaluated (client INTEGER PRIMARY KEY, times INTEGER)",
+        "CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, digest TEXT)",
+        "CREATE INDEX IF NOT EXISTS by_client ON spent (client)",
+        "BEGIN IMMEDIATE",
+    )
+
+    def place(self) -> int:
+        """This node's place, a random number drawn once."""
+        return int(self.numbers([""])[0])
+
+    def numbers(self, names: list[str]) -> np.ndarray:
+        """`int64 [names]`: the number of each user; drawn for users without one."""
+        with self._connect() as connection:
+            known = dict(connection.execute("SELECT name, number FROM numbers").fetchall())
+            for name in names:
+                if name not in known:
+                    known[name] = secrets.randbits(NUMBER_BITS)
+                    connection.execute("INSERT INTO numbers VALUES (?, ?)", (name, known[name]))
+        return np.array([known[name] for name in names], dtype=np.int64)
+
+    def spend(
+        self,
+        run: str,
+        round_number: int,
+        clients: np.ndarray,
+        rho: float | None,
+        limits: Limits,
+    ) -> np.ndarray:
+        """Record that clients take part in a round.
+
+        Args:
+            run: the run.
+            round_number: the round; a repeated round counts again, because it is another release.
+            clients: their numbers, `int64 [clients]`.
+            rho: zero-concentrated cost of the client's own noise in this round; 0 where it adds
+                none, None for noise without such a cost.
+            limits: how often a client may, and at what cost.
+
+        Returns:
+            The clients that may, in the same order.
+        """
+        with self._connect() as connection:
+            allowed = []
+            for client in clients.tolist():
+                *done, cost, unknown = connection.execute(
+                    "SELECT COUNT(*), COALESCE(SUM(run = ?), 0),"
+                    " COALESCE(SUM(rho IS NULL OR rho > 0), 0), COALESCE(SUM(rho), 0),"
+                    " COALESCE(SUM(rho IS NULL), 0) FROM spent WHERE client = ?",
+                    (run, client),
+                ).fetchone()
+                after = math.inf if unknown or rho is None else cost + rho
+                if limits.allow(*done, rho=after):
+                    connection.execute(
+                        "INSERT INTO spent VALUES (?, ?, ?, ?)", (run, round_number, client, rho)
+                    )
+                    allowed.append(client)
+        return np.array(allowed, dtype=np.int64)
+
+    def evaluate(self, clients: np.ndarray, most: int) -> np.ndarray:
+        """Record one more evaluation of clients, in any run.
+
+        Args:
+            clients: their numbers, `int64 [clients]`.
+            most: evaluations that a client may have, over all runs.
+
+        Returns:
+            The clients that may, in the same order.
+        """
+        with self._connect() as connection:
+            done = dict(connection.execute("SELECT client, times FROM evaluated").fetchall())
+            allowed = [client for client in clients.tolist() if done.get(client, 0) < most]
+            rows = [(client, done.get(client, 0) + 1) for client in allowed]
+            connection.executemany("INSERT OR REPLACE INTO evaluated VALUES (?, ?)", rows)
+        return np.array(allowed, dtype=np.int64)
+
+    def accept(self, run: str, digest: str) -> bool:
+        """Whether a run has this experiment; the first experiment of a run is recorded as its
+        own."""
+        with self._connect() as connection:
+            connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (run, digest))
+            (found,) = connection.execute(
+                "SELECT digest FROM runs WHERE run = ?", (run,)
+            ).fetchone()
+        return found == digest
+
+    def spent(self) -> dict[int, tuple[int, float]]:
+        """Rounds and summed rho of every client that has taken part."""
+        with self._connect() as connection:
+            rows = connection.execute(
+                "SELECT client, COUNT(*), COALESCE(SUM(rho), 0) FROM spent GROUP BY client"
+            ).fetchall()
+        return {int(client): (int(rounds), float(rho)) for client, rounds, rho in rows}
+
+
+# How often each client has uploaded, kept on the node that hosts it: a device refuses more uploads
+# than planned. A server that asks too often gets nothing; the guarantee of a user's own noise
+# depends on this and not on the server's sampler. One SQLite file per node beside the private
+# state.
+#
+# A repeated round counts once if its noise comes from the seed, because the upload has the same
+# bits. With noise from the operating system it counts again.
+
+log = logging.getLogger("fedrec")
+
+
+class UploadLedger(DatabaseFile):
+    """Uploads by client and round."""
+
+    opening = (
+        "CREATE TABLE IF NOT EXISTS uploads (client INTEGER, round INTEGER)",
+        "CREATE INDEX IF NOT EXISTS by_client ON uploads (client, round)",
+    )
+
+    def take(
+        self, clients: np.ndarray, round_number: int, limit: int, *, fresh: bool
+    ) -> np.ndarray:
+        """Count one upload in a round for each client that may still upload.
+
+        Args:
+            clients: `int64 [clients]`.
+            round_number: the round.
+            limit: uploads that a client may make in all.
+            fresh: whether a repeated round is another release; if not, uploads of this round and of
+                later ones (a broken run's) are taken back first.
+
+        Returns:
+            `bool [clients]`, for each client whether it may.
+        """
+        with self._connect() as connection:
+            if not fresh:
+                named = [(client, int(round_number)) for client in clients.tolist()]
+                connection.executemany("DELETE FROM uploads WHERE client = ? AND round >= ?", named)
+            may = np.array(
+                [_uploads(connection, client) < limit for client in clients.tolist()], dtype=bool
+            )
+            rows = [(client, int(round_number)) for client in clients[may].tolist()]
+            connection.executemany("INSERT INTO uploads VALUES (?, ?)", rows)
+        return may
+
+
+def _uploads(connection: sqlite3.Connection, client: int) -> int:
+    (made,) = connection.execute(
+        "SELECT COUNT(*) FROM uploads WHERE client = ?", (client,)
+    ).fetchone()
+    return made
+
+
+def permitted(
+    ledger: UploadLedger, step: Step, clients: np.ndarray, round_number: int
+) -> np.ndarray:
+    """Those of the clients, `int64 [clients]`, whose devices upload in a round; all, where the step
+    sets no limit."""
+    if step.uploads is None:
+        return clients
+    fresh = isinstance(step.config, PersonalNoise) and step.config.noise == "secure"
+    may = ledger.take(clients, round_number, step.uploads, fresh=fresh)
+    if not may.all():
+        log.warning(
+            "round %d: %d devices refuse, having made %d uploads",
+            round_number,
+            int((~may).sum()),
+            step.uploads,
+        )
+    return clients[may]

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of a step and a model during training, whose errors name the file of the component.
+
+Without differential privacy, an update that is not finite is an error; with it, the update counts
+as zero (`clients.sums`), so that the release does not reveal it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clients.step import Step
+from clients.steps.updates import Updates
+from fedrec.components import registry
+from fedrec.components.errors import (
+    Unchanged,
+    component_errors,
+    finite,
+    named,
+    refuse_other_arrays,
+    refuse_wrong,
+)
+from fedrec.config import did_you_mean
+from fedrec.errors import ClientError, ExperimentError
+from fedrec.models.base import HistoryModel, Model
+from fedrec.protocol.orders import TrainSum
+from fedrec.protocol.updates import SparseUpdate
+from fedrec.training.results import Outcome, Trained
+
+STEP = "step"
+
+
+def refuse_wrong_block(
+    step: Step, trained: object, parameters: Mapping[str, Tensor], doing: str
+) -> None:
+    """Refuse a trained block in which parameters changed their shapes, or that lacks some.
+
+    Raises:
+        ComponentError: it is none, or has other parameters.
+    """
+    if not isinstance(trained, Outcome):
+        expected = "a fedrec.training.results.Trained, or another Outcome"
+        refuse_wrong(STEP, step, doing, expected=expected, got=type(trained).__name__)
+        return
+    if not isinstance(trained, Trained | Updates) or step.generated:
+        return
+    cohort = len(trained.block)
+    rows = trained.block.touched.shape[1]
+    values = trained.values if isinstance(trained, Trained) else trained.changes
+    expected = {
+        name: (cohort, rows, *value.shape[1:])
+        if name in trained.item_tables
+        else (cohort, *value.shape)
+        for name, value in parameters.items()
+        if name in values or isinstance(trained, Updates)
+    }
+    refuse_other_arrays(STEP, step, doing, values, expected)
+
+
+class Versions:
+    """Detects in-place changes of tensors, at no cost; writes that bypass torch are not detected.
+
+    Args:
+        tensors: the tensors that are only to be read.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._before = {name: value._version for name, value in tensors.items()}
+
+    def refuse(self, step: Step, doing: str) -> None:
+        """Refuse changed tensors.
+
+        Raises:
+            ComponentError: some were changed.
+        """
+        moved = [
+            name
+            for name, value in self._tensors.items()
+            if value._version != self._before.get(name)
+        ]
+        if moved:
+            shown = ", ".join(map(repr, moved))
+            left = "the global parameters left as they are"
+            refuse_wrong(STEP, step, doing, expected=left, got=f"changed {shown}")
+
+
+def watch_plug_in(step: Step, arrays: Mapping[str, np.ndarray]) -> Unchanged:
+    """Also detects writes that bypass torch; for plug-in steps only, because it reads all
+    parameters once per round."""
+    return Unchanged({} if registry.ours(registry.STEP, type(step)) else arrays)
+
+
+def refuse_non_finite(step: Step, reply: TrainSum, clients: Sequence[int], round_: int) -> None:
+    """Refuse sums with NaN or infinity.
+
+    Raises:
+        ClientError: there are some; names the step, its file and the clients.
+    """
+    for name, change in reply.total.items():
+        values = change.values if isinstance(change, SparseUpdate) else change
+        if not finite(values):
+            whose = (
+                f"client {clients[0]}" if len(clients) == 1 else f"some of {len(clients)} clients"
+            )
+            raise ClientError(
+                f"training diverged in round {round_}",
+                expected="finite updates",
+                got=f"NaN or infinity in {name!r} from {named(STEP, step)}, {whose}",
+                fix="lower step.learning-rate or strategy.server-lr, or fix that file; "
+                "the previous checkpoint is intact",
+            )
+
+
+def refuse_unmatched(step: Step, names: Sequence[str]) -> None:
+    """Refuse a pattern of private parameters that matches none, because the intended parameters
+    would be sent, and patterns that match all, because nothing would be learned together.
+
+    Raises:
+        ExperimentError: there is one.
+    """
+    for pattern in step.private_patterns:
+        if not any(fnmatch(name, pattern) for name in names):
+            raise ExperimentError(
+                f"no parameter fits the pattern {pattern!r} of 'step.private-parameters'",
+                expected="patterns of the model's parameters",
+                got=repr(pattern),
+                fix=did_you_mean(pattern, names),
+            )
+    if step.private_patterns and not set(names) - set(step.private_names(list(names))):
+        raise ExperimentError(
+            "all parameters are private: 'step.private-parameters' leaves none to share",
+            expected="patterns that leave out at least one of the model's parameters",
+            got=", ".join(map(repr, step.private_patterns)),
+            fix=f"the model's parameters are {', '.join(map(repr, names))}",
+        )
+
+
+@contextmanager
+def settings_at(key: str) -> Iterator[None]:
+    """Errors about the settings of a step name them by the key of the step's table, such as
+    `evaluation.fine-tune.rates` for `step.rates`."""
+    try:
+        yield
+    except ExperimentError as error:
+        parts = (error.problem, error.expected, error.got, error.fix)
+        problem, *rest = (re.sub(r"\bstep\.", f"{key}.", one or "") or None for one in parts)
+        expected, got, fix = rest
+        raise ExperimentError(problem or "", expected=expected, got=got, fix=fix) from None
+
+
+def check_plugin_model(model: Model) -> Model:
+    """A plug-in model, tested once: initial parameters and a few predictions.
+
+    Raises:
+        ComponentError: shapes or numbers are wrong, or predicting changed the parameters.
+    """
+    if registry.ours(registry.MODEL, type(model)):
+        return model
+    kind = "model"
+    doing = "in its trial"
+    wrong = partial(refuse_wrong, kind, model, doing)
+    with component_errors(kind, model, doing):
+        initial = model.initial(torch.Generator().manual_seed(0))
+        tables = initial.values() if isinstance(initial, dict) and initial else [None]
+        if not all(isinstance(v, Tensor) and v.dtype == torch.float32 for v in tables):
+            wrong(expected="float32 tensors by name from `initial`", got=repr(initial)[:200])
+        for name, value in initial.items():
+            if not finite(value):
+                wrong(expected="finite initial parameters", got=f"others in {name!r}")
+        if isinstance(model, HistoryModel):
+            return model
+        both = {name: value.expand(2, *value.shape).clone() for name, value in initial.items()}
+        untouched = Unchanged(both, Tensor.clone)
+        users = tuple(torch.zeros(2, 1, dtype=torch.int64) for _ in model.schema.user_features)
+        items = torch.zeros(2, 3, dtype=torch.int64)
+        with torch.no_grad():
+            found = model.predict(both, users, items)
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if got != (2, 3):
+            wrong(expected="predictions [2, 3] for 3 items of 2 clients", got=str(got))
+        if not finite(found):
+            wrong(expected="finite predictions", got="NaN or infinity")
+        untouched.refuse(kind, model, doing)
+    return model

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device solves for its own factors, and sends sums for the items' (FCF, Ammad-ud-din et al.
+2019, section 4).
+
+With c the weight of a liked item and 1 that of any other, the device's factors given the items' are
+
+    x = (Y^T Y + (c - 1) sum over liked of y_i y_i^T + lambda I)^-1 c sum over liked of y_i
+
+as in `fedrec.baselines.linear`. They are private: they stay on the device. What is sent
+is x x^T for the whole catalogue (`user.gram`) and, for each liked item i, either
+
+* `item.right`: c x - (c - 1) (x . y_i) x. From these the server computes half the negative gradient
+  of the squared errors with respect to y_i, sum over users of `item.right` - `user.gram` y_i, and
+  takes a step (strategy `fcf`);
+* or, with `model.moments`, `item.right`: x and `item.moments`: x x^T, so that the server can solve
+  for y_i (strategy `fed-als`).
+
+For other items nothing is sent, and the device needs no row of them. With `low-rated` = r, an item
+that was rated and is not positive counts r times in every sum over liked items, and what is sent
+for it is r times the above.
+
+Where this differs from the paper: it weighs a liked item by 1 + alpha r; here c is a setting (with
+alpha r, as in the `implicit` library, c = alpha r). Widely used code for FCF gives unobserved items
+no weight; here they have 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from clients.step import Step, StepConfig
+from fedrec.data.client_data import ClientData
+from fedrec.data.interactions import LowRatedConfig
+from fedrec.device import products_in
+from fedrec.models.base import Parameters
+from fedrec.models.mf import Ials
+from fedrec.protocol.updates import SparseAccumulator
+from fedrec.sums.products import packed
+from fedrec.training.block import Batches, Block
+from fedrec.training.results import Trained
+
+MOMENTS = "item.moments"
+
+
+class AlsConfig(StepConfig, LowRatedConfig):
+    """Settings of solving for a user; with `epochs = 0` nothing is done, any other number solves
+    once."""
+
+    epochs: int = Field(default=1, ge=0)
+    """0: nothing happens; any other number: the user is solved for once, exactly."""
+    weight: float = Field(default=8.0, ge=1)
+    """c, the weight of a liked item, where that of any other is 1."""
+    regularisation: float = Field(default=10.0, gt=0)
+    """Lambda, > 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class SolvedUsers(Trained):
+    """A block of users that were solved for; their moments are not copied for each of their items.
+
+    Attributes:
+        shares: `[C, R]`, the weight of each item in its history; 0 for padding.
+        moments: `[C, d (d + 1) / 2]`, of which each sends a share for each of its items; None where
+            none are sent.
+    """
+
+    shares: Tensor
+    moments: Tensor | None = None
+
+    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
+        """`float64 [C]`: norm of each client's whole update, sparse and dense parts together."""
+        found = super().norms(names, order)
+        if self.moments is None or (names is not None and MOMENTS not in names):
+            return found
+        counts = (self.shares.double().cpu() ** order).sum(1)
+        own = torch.linalg.vector_norm(self.moments.double().cpu(), order, dim=1)
+        return (found**order + counts * own**order) ** (1 / order)
+
+    def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
+        """The same for an item table, by rows; `shares` is `float64 [C]`."""
+        if name != MOMENTS or self.moments is None:
+            super().add_rows(name, total, shares)
+            return
+        from fedrec.training.update_sums import add_shares
+
+        weights = self.shares.double().numpy(force=True)
+        # a client of weight 0 must not add NaN
+        users, rows = np.nonzero((weights > 0) & (shares.numpy() != 0)[:, None])
+        amounts = shares.numpy()[users] * weights[users, rows]
+        slots = total.slots_of(self.block.touched.numpy(force=True)[users, rows])
+        add_shares(total.values, slots, users, amounts, self.moments.numpy(force=True))
+
+    def parameter_of(self, name: str, place: int) -> Tensor:
+        """One client's value of a parameter, `[1, ...]`, an item table at full size."""
+        value = super().parameter_of(name, place)
+        if name == MOMENTS and self.moments is not None:
+            value = value.clone()
+            count = self.block.touched_counts[place]
+            shares = self.shares[place, :count, None]
+            value[0, self.block.touched[place, :count]] = shares * self.moments[place]
+        return value
+
+
+class Als(Step):
+    """Solves for the user's factors and sends sums for the items'."""
+
+    name = "als"
+    Config = AlsConfig
+    trains = Ials
+    private = ("user.factors",)
+    replaced = ("user.factors",)
+    symmetric = ("user.gram",)
+    whole_tables = False
+    block_clients = 128  # rows are read once, and moments of many summed by item
+    paper = "FCF (Ammad-ud-din et al. 2019), section 4"
+    config: AlsConfig
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """One batch, of the items that count and their weights, whose rows the step needs."""
+        if not self.config.epochs:
+            return Batches.whole([])
+        items, weights = data.weighted_items(self.config.low_rated)
+        return Batches.whole([(items, weights)] if len(items) else [])
+
+    def train_block(
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
+    ) -> SolvedUsers:
+        """Train every client of a block. The linear systems of all users are solved together."""
+        with products_in("float32", block.touched.device):  # its linear systems
+            solved = self._solve(parameters, block)
+        factors = solved.factors
+        own_shares = solved.shares.unsqueeze(-1)
+        outer = factors.unsqueeze(2) * factors.unsqueeze(1)
+        # in a round nothing is saved for who has nothing to solve for
+        before = (own or {}).get("user.factors", factors)
+        kept = torch.where(self._idle(block), before, factors)
+        values = {"user.factors": kept, "user.gram": outer}
+        if MOMENTS in parameters:
+            values["item.right"] = factors.unsqueeze(1) * own_shares
+        else:
+            pulls = self.config.weight - (self.config.weight - 1) * solved.fitted
+            values["item.right"] = pulls.unsqueeze(-1) * factors.unsqueeze(1) * own_shares
+        untouched = torch.ones(len(block))
+        losses = self._losses(solved, parameters, block)
+        moments = packed(outer) if MOMENTS in parameters else None
+        return SolvedUsers(
+            parameters, block, values, ("item.right",), untouched, losses, solved.shares, moments
+        )
+
+    def _solve(self, parameters: Mapping[str, Tensor], block: Block) -> _Solved:
+        shares = torch.zeros(block.touched.shape).to(parameters["item.factors"])
+        if block.active:  # items are distinct and ascending, so that these are the table's rows
+            shares = block.labels[0, :, : shares.shape[1]].to(shares)
+        rows = parameters["item.factors"][block.touched]
+        own = rows * shares.unsqueeze(-1)
+        gram = parameters["item.gram"]
+        extra = self.config.weight - 1
+        matrix = torch.baddbmm(
+            gram.expand(len(rows), -1, -1), own.transpose(1, 2), rows, alpha=extra
+        )
+        matrix.diagonal(dim1=1, dim2=2).add_(self.config.regularisation)
+        right = self.config.weight * own.sum(1, keepdim=True).transpose(1, 2)
+        factors = torch.cholesky_solve(right, torch.linalg.cholesky(matrix)).squeeze(-1)
+        fitted = torch.bmm(rows, factors.unsqueeze(-1)).squeeze(-1)
+        return _Solved(factors, fitted, shares)
+
+    def _losses(self, solved: _Solved, parameters: Mapping[str, Tensor], block: Block) -> Tensor:
+        """Mean weighted squared error over the catalogue, `float64 [C]`; NaN for a client that
+        likes nothing."""
+        factors = solved.factors.double()
+        fitted = solved.fitted.double()
+        shares = solved.shares.double()
+        every = ((factors @ parameters["item.gram"].double()) * factors).sum(1)
+        liked = (shares * (self.config.weight * (1 - fitted).square() - fitted.square())).sum(1)
+        means = (every + liked) / self.model.schema.num_items
+        return torch.where(self._idle(block)[:, 0], math.nan, means)
+
+    def _idle(self, block: Block) -> Tensor:
+        """`bool [C, 1]`: who has nothing to solve for."""
+        return torch.tensor(block.touched_counts, device=block.touched.device)[:, None] == 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Solved:
+    """Users that were solved for.
+
+    Attributes:
+        factors: `[C, d]`.
+        fitted: `[C, R]`, products with the rows of the items; of no meaning for padding.
+        shares: `[C, R]`, the weight of each item: 1 if it is liked; 0 for padding.
+    """
+
+    factors: Tensor
+    fitted: Tensor
+    shares: Tensor

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared code of steps: examples and sessions, gradient descent in blocks or one by one, and the
+contrastive step."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from clients.step import Step, StepConfig
+from clients.steps.updates import Updates
+from fedrec.data.client_data import ClientData, draw_negatives
+from fedrec.data.interactions import Schema
+from fedrec.errors import ExperimentError
+from fedrec.models.base import Model, Parameters
+from fedrec.pretext.contrast import (
+    SessionBatches,
+    SessionBlock,
+    SessionConfig,
+    SessionObjective,
+    SessionTask,
+)
+from fedrec.pretext.views import PREFIX
+from fedrec.protocol.orders import COMPILED_RECURRENCE
+from fedrec.training.block import Batches, Block, OwnData, UserCodes
+from fedrec.training.descent import Objective, descend
+from fedrec.training.results import Trained
+from fedrec.training.sgd import SgdSettings
+
+# Mini-batch gradient descent on an objective, of many clients at once.
+
+
+class GradientConfig(StepConfig):
+    """Settings of steps with gradient descent."""
+
+    learning_rate: float = Field(default=0.1, gt=0)
+    """Learning rate (alpha1 in PrivRec)."""
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Heavy-ball momentum; starts at zero in every round."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """L2 penalty added to the gradient."""
+    proximal_mu: float = Field(default=0.0, ge=0)
+    """Weight of FedProx's proximal term; a server may also send it as `proximal-mu`."""
+
+    def sgd(self) -> SgdSettings:
+        """The settings for training in blocks."""
+        return SgdSettings(self.learning_rate, self.momentum, self.weight_decay, self.proximal_mu)
+
+
+class DescentConfig(GradientConfig):
+    """The same on batches of a client's examples."""
+
+    batch_size: int = Field(default=32, ge=1)
+    """Examples per gradient step; the last batch of an epoch may be smaller."""
+
+
+class DescentStep(Step):
+    """Base of steps of gradient descent: on the model's own loss and on all parameters,
+    unless a subclass says otherwise."""
+
+    config: GradientConfig
+
+    def objective(self) -> Objective | None:
+        """What is minimised; None: the model's own loss."""
+        return None
+
+    def trained(self, parameters: Parameters) -> Parameters:
+        """Those of the global parameters that are trained."""
+        return parameters
+
+    def settings(self, names: list[str]) -> SgdSettings:
+        """Settings of the gradient steps for the parameters of these names."""
+        return self.config.sgd()
+
+    def refuse_misfits(self, parameters: Parameters) -> None:
+        """Refuse settings by parameter names that fit none."""
+        self.settings(list(self.trained(parameters)))
+
+    def train_block(
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
+    ) -> Trained:
+        """Train every client of a block."""
+        trained = self.trained(parameters)
+        settings = self.settings(list(trained))
+        found = descend(self.model, trained, block, settings, self.objective(), own)
+        return replace(found, start=parameters)
+
+
+# The labelled examples that a client learns from: its rated rows, or its positives and drawn
+# negatives.
+
+
+def labelled(
+    data: ClientData,
+    schema: Schema,
+    negatives: int,
+    low_rated: Literal["ignore", "negative"],
+    random: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Items `int64 [n]` and labels `float32 [n]`.
+
+    Args:
+        data: of one client.
+        schema: its task says what a label is: a rating, or 1 and 0.
+        negatives: unobserved items per positive (ranking only).
+        low_rated: how rows that are not positive are used (ranking only).
+        random: source of the negatives.
+
+    A client that likes the whole catalogue has no negatives; it is no error, or its data would
+    decide whether a private run ends.
+    """
+    items = data.items
+    labels = data.labels
+    if schema.task == "rating":
+        return items, labels
+    if low_rated == "ignore":
+        items = items[labels > 0]
+        labels = labels[labels > 0]
+    count = negatives * int((labels > 0).sum())
+    if not count or len(data.never_negative) >= schema.num_items:
+        return items, labels
+    drawn = draw_negatives(data.never_negative, schema.num_items, count, random)
+    return np.concatenate([items, drawn]), np.concatenate(
+        [labels, np.zeros(count, dtype=np.float32)]
+    )
+
+
+# Steps that train on a client's own sessions, alone or beside labelled examples.
+
+
+class SessionStepConfig(DescentConfig, SessionConfig):
+    """Settings of descent on sessions."""
+
+
+class SessionStep(DescentStep):
+    """Base of steps whose batches are `SessionBatches`."""
+
+    config: SessionStepConfig
+
+    def __init__(self, config: SessionStepConfig, model: Model, device: torch.device) -> None:
+        super().__init__(config, model, device)
+        self.task = SessionTask(config, model)
+
+    @property
+    def compiled(self) -> str | None:
+        """That of the recurrence."""
+        return COMPILED_RECURRENCE if self.config.encoder == "gru" else None
+
+    def objective(self) -> SessionObjective:
+        """The loss on masked views of the client's sessions."""
+        return SessionObjective(self.task)
+
+    def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
+        """Put clients together, see `Block.of`."""
+        return SessionBlock.of(users, batches, device)
+
+    def added_parameters(
+        self, model: Mapping[str, Tensor], generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Fresh parameters of the encoders, which this step trains with those of the `model`."""
+        return self.task.initial(model, generator)
+
+
+# Steps on shuffled batches of positives and of negatives that are drawn once a round.
+
+
+class ShuffledConfig(StepConfig):
+    """Settings of steps on shuffled batches."""
+
+    epochs: int = Field(default=1, ge=0)
+    """Passes over the examples; 0 trains nothing."""
+    batch_size: int = Field(default=256, ge=1)
+    """Examples per gradient step."""
+    negatives: int = Field(default=4, ge=1)
+    """Unobserved items per positive (ranking only)."""
+
+
+class ShuffledStep(Step):
+    """Base of steps on shuffled batches."""
+
+    config: ShuffledConfig
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """All batches of one client's local work; none for a client without examples."""
+        config = self.config
+        epochs = []
+        if config.epochs:
+            items, labels = self._examples(data, random)
+            for _ in range(config.epochs if len(items) else 0):
+                order = random.permutation(len(items))
+                epochs.append((items[order], labels[order]))
+        return Batches.cut(epochs, config.batch_size)
+
+    def _examples(
+        self, data: ClientData, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Items and labels, the first that is drawn."""
+        return labelled(data, self.model.schema, self.config.negatives, "ignore", random)
+
+
+# Settings for parameters by patterns of their names, such as `layer*`.
+
+
+def fits(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name matches one of some patterns."""
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
+def refuse_idle(names: Iterable[str], patterns: Iterable[str], key: str) -> None:
+    """Refuse a pattern that no name matches.
+
+    Raises:
+        ExperimentError: there is one; names the setting, `step.KEY`.
+    """
+    names = list(names)
+    for pattern in patterns:
+        if not any(fits(name, [pattern]) for name in names):
+            raise ExperimentError(
+                f"no parameter fits step.{key}",
+                expected=f"a pattern of {', '.join(names)}",
+                got=repr(pattern),
+                fix="correct the pattern, or leave it out",
+            )
+
+
+def rates_by_name(names: Iterable[str], rates: Mapping[str, float]) -> dict[str, float]:
+    """Factor on the learning rate of each parameter; 1 if no pattern matches.
+
+    Args:
+        names: of the parameters.
+        rates: factors by pattern of names.
+
+    Raises:
+        ExperimentError: a pattern fits no name, or a name several patterns, as tables have no
+            order.
+    """
+    names = list(names)
+    refuse_idle(names, rates, "rates")
+    factors = {}
+    for name in names:
+        fitting = [pattern for pattern in rates if fits(name, [pattern])]
+        if len(fitting) > 1:
+            raise ExperimentError(
+                f"parameter {name!r} fits several patterns of step.rates",
+                expected="one of them",
+                got=" and ".join(map(repr, fitting)),
+                fix="narrow one, for example `layer[1-4].*`",
+            )
+        factors[name] = rates[fitting[0]] if fitting else 1.0
+    return factors
+
+
+# Training of a block's clients one after the other, for steps that draw their batches while they
+# train.
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """The result of one client's local training.
+
+    Attributes:
+        delta: `theta_local - theta_global` per parameter, on the step's device.
+        examples: number of examples in one epoch (rows and negatives).
+        loss: mean loss over the last epoch; NaN without examples.
+    """
+
+    delta: dict[str, Tensor]
+    examples: int = 0
+    loss: float = math.nan
+
+
+def as_block(start: Mapping[str, Tensor], update: Update) -> Updates:
+    """The update of a client, as a block of this client alone; `start` are the global
+    parameters."""
+    changes = {name: value.unsqueeze(0) for name, value in update.delta.items()}
+    return Updates(start, Block.without_batches([update.examples]), changes, [update.loss])
+
+
+Train = Callable[[dict[str, Tensor], ClientData, np.random.Generator], Update]
+
+
+def one_by_one(
+    parameters: Mapping[str, Tensor],
+    block: Block,
+    own: Mapping[str, Tensor] | None,
+    train: Train,
+) -> Updates:
+    """Train a block of clients one after the other, as a step's `train_block` does.
+
+    Args:
+        parameters: the global ones, without cohort dimension, unchanged.
+        block: the clients, with the batches of `Step.batches` by default: their data.
+        own: the clients' saved private parameters, `[C, ...]` each.
+        train: one client's training, from its parameters (without cohort dimension, not to be
+            changed), its data and its random stream.
+
+    Raises:
+        TypeError: the clients' batches are others, or what `train` returns is no update.
+    """
+    found = []
+    for place, member in enumerate(block.members):
+        if not isinstance(member, OwnData):
+            raise TypeError(f"Expected the clients' data (OwnData), got {type(member).__name__}.")
+        start = {**parameters, **{name: value[place] for name, value in (own or {}).items()}}
+        update = train(start, member.data, member.random)
+        if not isinstance(update, Update):
+            raise TypeError(f"Expected an Update, got {type(update).__name__}.")
+        found.append(update)
+    names = found[0].delta if found else {}
+    changes = {name: torch.stack([update.delta[name] for update in found]) for name in names}
+    counted = replace(block, examples=tuple(update.examples for update in found))
+    losses = [update.loss for update in found]
+    return Updates(parameters, counted, changes, losses, own or {})
+
+
+# Self-supervised training of the item embedding on a client's own sessions (PrivRec section 2.4.2,
+# equations 8 to 10).
+#
+# No label and no feature of the user is used: stage one of the two-stage training. Only the item
+# embedding and the encoders of sessions and items (`session.*`) are trained; no other parameter
+# changes, not even by weight decay.
+#
+# Where this differs from the paper: see `fedrec/pretext/views.py` and `contrast.py`. The paper does
+# not give learning rate, batch size and epochs of stage one.
+
+
+class ContrastiveConfig(SessionStepConfig):
+    """Settings of self-supervised training; a batch is of pairs of views."""
+
+
+class Contrastive(SessionStep):
+    """Local SGD on masked views of the client's sessions."""
+
+    name = "contrastive"
+    Config = ContrastiveConfig
+    paper = "PrivRec (Wang et al. 2021), eq. 8-10"
+    config: ContrastiveConfig
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """All batches of one client's local work."""
+        epochs = list(self._epochs(data, random))
+        return SessionBatches.deal(Batches.none(), epochs, self.config.batch_size, self.task.layout)
+
+    def trained(self, parameters: Parameters) -> Parameters:
+        """The item embedding and the encoders."""
+        return {
+            n: value
+            for n, value in parameters.items()
+            if n == self.task.table or n.startswith(PREFIX)
+        }
+
+    def _epochs(self, data: ClientData, random: np.random.Generator) -> Iterator[np.ndarray]:
+        """The views of each epoch, in the order of training."""
+        for _ in range(self.config.epochs):
+            yield self.task.views(data, random)

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's part in FedGNN (Wu et al. 2021, algorithm 1): a gradient on the local graph, clipped
+and noisy.
+
+The device gets embeddings of the items that it touches and, from the third party, of users who
+share its items. It computes the gradient of its mean cross-entropy once, updates its own user
+embedding with its part of it, and sends the rest: the gradients of the shared layers, of the items'
+rows, and of some pseudo items without interactions, whose gradients are drawn from a normal
+distribution with the mean and standard deviation of the true ones. All of it is clipped and gets
+Laplace noise. Tokens of its items and its user embedding go to the third party
+(`fedrec.graphs`).
+
+**Guarantee of the noise.** Clipping each coordinate to [-S, S] and noise of scale b make *one
+coordinate of one upload* 2 S / b private; the paper calls that the budget (S = 0.1, b = 0.2: 1).
+But an upload has many coordinates (all numbers of its rows and of the layers), and a client is in
+many rounds: `spent` composes them. With `clip = "message"` the whole upload is clipped to L1 norm
+S, and its values cost 2 S / b. In neither case is there a guarantee for which rows are sent:
+positives are hidden among negatives and pseudo items, but the rows that recur in each round are the
+positives. There is none either for the token counts and the user embedding, which the third party
+gets without noise. The noise is drawn from a seed: this is a simulation.
+
+Where this differs from the paper: cross-entropy with drawn negatives instead of squared error; all
+of a client's examples are one batch. Its public code clips and perturbs once per central batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from clients.step import Step, StepConfig
+from clients.steps.descent import labelled
+from clients.steps.updates import Updates
+from fedrec.data.client_data import ClientData, draw_negatives
+from fedrec.errors import ExperimentError
+from fedrec.graphs import NOTHING, tokens
+from fedrec.models.base import Parameters
+from fedrec.models.personal import Fedgnn
+from fedrec.nn.layers import gather_rows
+from fedrec.runtime.ragged import distinct
+from fedrec.training.block import Batches, Block
+
+ITEMS = "item.id"
+USER = "user.id"
+VECTOR = "user.vector"
+NEIGHBOURS = "third.neighbours"
+COUNTS = "third.counts"
+TOKENS = "third.tokens"
+EMBEDDING = "third.user"
+_PSEUDO = -1.0  # label of a pseudo item
+
+
+class FedgnnStepConfig(StepConfig):
+    """Settings of a client's part in FedGNN."""
+
+    epochs: int = Field(default=1, ge=0, le=1)
+    """1 in training; 0 gives no gradient."""
+    user_rate: float = Field(default=1.0, ge=0)
+    """Step size of the private user embedding."""
+    negatives: int = Field(default=4, ge=1)
+    """Unobserved items per positive, trained on as negatives."""
+    pseudo: int = Field(default=0, ge=0)
+    """Pseudo items: further unobserved items, which get random gradients (paper: 1000)."""
+    clip: Literal["coordinate", "message"] = "coordinate"
+    """What is clipped: each coordinate (paper), or the L1 norm of the whole upload."""
+    clip_norm: float = Field(default=0.1, ge=1e-9)
+    """S (paper: 0.1)."""
+    noise: float = Field(default=0.0, ge=0)
+    """Scale b of the Laplace noise on each coordinate that is sent (paper: 0.2); 0: none, and no
+    privacy."""
+    token_key: str = Field(default="fedgnn", min_length=1)
+    """The key that devices share for tokens of items."""
+
+    def spent(self, coordinates: int, rounds: int) -> float:
+        """What the values of a client's uploads cost together, pure differential privacy;
+        infinite without noise.
+
+        Args:
+            coordinates: numbers in one upload.
+            rounds: uploads.
+        """
+        if not self.noise:
+            return float("inf")
+        once = 2 * self.clip_norm / self.noise
+        return rounds * once * (coordinates if self.clip == "coordinate" else 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Graphs:
+    """The examples and local graphs of C clients. A client's examples are the rows of its compact
+    table, as their items are ascending and distinct.
+
+    Attributes:
+        items: of each client the items of its examples, `int64 [examples]`.
+        liked: of each client the items of its local graph.
+        labels: `float32 [C, R]`: 1, 0, or -1 for pseudo items and padding.
+        places: `int64 [C, n]`, which examples are the items of the local graph, -1 for padding.
+    """
+
+    items: list[np.ndarray]
+    liked: list[list[int]]
+    labels: Tensor
+    places: Tensor
+
+    @classmethod
+    def of(cls, block: Block, clients: Tensor, slots: int) -> _Graphs:
+        """Those of some clients of a block, `int64 [C]`, with up to so many items in a local
+        graph."""
+        device = block.items.device
+        rows = block.touched.shape[1]
+        sizes = block.sizes[0].index_select(0, clients)
+        given = block.items[0].index_select(0, clients).cpu().numpy()
+        labels = block.labels[0, :, :rows].index_select(0, clients)
+        real = torch.arange(rows, device=device) < sizes[:, None]
+        labels = torch.where(real, labels, _PSEUDO)
+        chosen = [_chosen(np.flatnonzero(own == 1), slots) for own in labels.cpu().numpy()]
+        at = np.full((len(clients), max(map(len, chosen))), -1)
+        for place, own in enumerate(chosen):
+            at[place, : len(own)] = own
+        items = [own[:size] for own, size in zip(given, sizes.tolist(), strict=True)]
+        liked = [own[which].tolist() for own, which in zip(items, chosen, strict=True)]
+        return cls(items, liked, labels, torch.from_numpy(at).to(device))
+
+
+class FedgnnStep(Step):
+    """Sends a clipped and noisy gradient on the local graph."""
+
+    name = "fedgnn"
+    Config = FedgnnStepConfig
+    trains = Fedgnn
+    tasks = ("ranking",)
+    private = (USER, VECTOR)
+    model: Fedgnn
+    generated = True
+    paper = "FedGNN (Wu et al. 2021), algorithm 1"
+    config: FedgnnStepConfig
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """One client's examples; they name the rows that it needs."""
+        if not self.config.epochs:
+            return Batches.whole([])
+        items, labels = self._examples(data, random)
+        return replace(Batches.whole([(items, labels)]), examples=int((labels >= 0).sum()))
+
+    def train_block(
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
+    ) -> Updates:
+        """Minus the clipped and noisy gradient of every client of a block, the message to the third
+        party, and the change of what it keeps.
+
+        Raises:
+            ExperimentError: there are no neighbours among what the server sent.
+        """
+        given = own or {}
+        still = {name: value for name, value in given.items() if name not in (NEIGHBOURS, COUNTS)}
+        found = Updates.none(parameters, block, still, (ITEMS,))
+        if not self.config.epochs:
+            return found
+        if NEIGHBOURS not in given:
+            raise ExperimentError(
+                "step 'fedgnn' needs neighbours from the third party of its strategy",
+                expected="strategy.name = 'fedgnn', and no fine-tuning in evaluation",
+                got="training without neighbours",
+                fix="--set evaluation.fine-tune={epochs=0}",
+            )
+        if not block.active:
+            return found
+        clients = (block.labels[0] == 1).any(1).nonzero()[:, 0]  # padding has label 0
+        if not len(clients):
+            return found
+        graphs = _Graphs.of(block, clients, given[NEIGHBOURS].shape[1])
+        theirs = {name: value.index_select(0, clients) for name, value in given.items()}
+        changed, losses = self._changes(theirs, graphs)
+        for name, value in changed.items():
+            found.changes[name].index_copy_(0, clients, value)
+        means = losses.new_full((len(block),), torch.nan).index_copy_(0, clients, losses)
+        return replace(found, last_losses=means)
+
+    def _changes(
+        self, parameters: Mapping[str, Tensor], graphs: _Graphs
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """What clients send, the change of their private state, and their losses before the step,
+        `[C]`.
+
+        Args:
+            parameters: `[C, ...]` each.
+            graphs: their examples and local graphs.
+        """
+        leaves = {
+            name: value.detach().requires_grad_()
+            for name, value in parameters.items()
+            if name not in (NEIGHBOURS, COUNTS, TOKENS, EMBEDDING, VECTOR)
+        }
+        vector = self._vector(leaves, parameters, graphs)
+        logits = torch.bmm(leaves[ITEMS], vector.unsqueeze(-1))
+        weights = (graphs.labels >= 0).to(vector)
+        targets = graphs.labels.clamp(min=0).to(vector)
+        each = F.binary_cross_entropy_with_logits(logits.squeeze(-1), targets, reduction="none")
+        losses = (each * weights).sum(1) / weights.sum(1)
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
+        found = dict(zip(leaves, gradients, strict=True))
+        kept = {
+            USER: self.config.user_rate * found.pop(USER),
+            VECTOR: parameters[VECTOR] - vector.detach(),
+        }
+        self._protect(found, graphs)
+        changes = {name: -value for name, value in (found | kept).items()}
+        own = torch.full_like(parameters[TOKENS], NOTHING)
+        for place, liked in enumerate(graphs.liked):
+            own[place, : len(liked)] = torch.from_numpy(tokens(liked, self.config.token_key))
+        message = {TOKENS: own, EMBEDDING: parameters[USER] - kept[USER]}
+        return changes | message, losses.detach()
+
+    def _vector(
+        self, leaves: Mapping[str, Tensor], parameters: Mapping[str, Tensor], graphs: _Graphs
+    ) -> Tensor:
+        """The users' vectors from their local graphs, `[C, d]`."""
+        most = graphs.places.shape[1]
+        near = parameters[NEIGHBOURS][:, :most]
+        counts = parameters[COUNTS][:, :most, None]
+        real = graphs.places >= 0
+        there = torch.arange(near.shape[2], device=near.device) < counts
+        liked = gather_rows(leaves[ITEMS], graphs.places.clamp(min=0))
+        return self.model.vector(leaves, liked, real, near, there & real.unsqueeze(-1))
+
+    def _protect(self, found: dict[str, Tensor], graphs: _Graphs) -> None:
+        """Replace gradients `[C, ...]` by what is sent: with random rows for pseudo items, clipped,
+        and with noise on all coordinates that are sent, of the item table the named rows."""
+        random = bool(self.config.noise or self.config.pseudo)
+        # the noise of a simulation: a function of the examples, which are drawn from the stream
+        sources = [np.random.default_rng(items) for items in graphs.items] if random else []
+        for place, source in enumerate(sources):
+            size = len(graphs.items[place])
+            _fill_pseudo(found[ITEMS][place, :size], graphs.labels[place, :size] >= 0, source)
+        bound = self.config.clip_norm
+        if self.config.clip == "message":
+            norms = sum(value.double().abs().flatten(1).sum(1) for value in found.values())
+            factors = (bound / torch.as_tensor(norms).clamp(min=1e-30)).clamp(max=1.0)
+            for name, value in found.items():
+                found[name] = value * factors.to(value).view(-1, *[1] * (value.dim() - 1))
+        else:
+            found |= {name: value.clamp(-bound, bound) for name, value in found.items()}
+        for place, source in enumerate(sources if self.config.noise else []):
+            for name, value in found.items():
+                sent = value[place, : len(graphs.items[place])] if name == ITEMS else value[place]
+                drawn = self.config.noise * source.laplace(size=tuple(sent.shape))
+                sent += torch.from_numpy(drawn).to(sent)
+
+    def _examples(
+        self, data: ClientData, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Distinct items and their labels: 1 and 0, and -1 for pseudo items."""
+        count = self.config.negatives
+        items = self.model.schema.num_items
+        drawn, _ = labelled(data, self.model.schema, count, "ignore", random)
+        real = distinct(drawn)
+        chosen = real
+        if self.config.pseudo and 0 < len(real) < items:
+            room = min(self.config.pseudo, items - len(real))
+            chosen = distinct(np.concatenate([real, draw_negatives(real, items, room, random)]))
+        labels = np.full(len(chosen), _PSEUDO, dtype=np.float32)
+        labels[np.searchsorted(chosen, real)] = 0
+        labels[np.searchsorted(chosen, data.positives)] = 1
+        return chosen, labels
+
+
+def _fill_pseudo(table: Tensor, real: Tensor, source: np.random.Generator) -> None:
+    """Random rows for the pseudo items in a client's gradient of the item table, in place.
+
+    Args:
+        table: `[examples, d]`.
+        real: `bool [examples]`, which of them are no pseudo items.
+        source: of the random numbers.
+    """
+    if bool(real.all()):
+        return
+    true = table[real]
+    drawn = source.standard_normal((len(table) - len(true), table.shape[1]))
+    table[~real] = true.mean() + true.std() * torch.from_numpy(drawn).to(table)
+
+
+def _chosen(liked: np.ndarray, slots: int) -> np.ndarray:
+    """The likes of the local graph, ascending: all, or as many as there are slots, evenly
+    spaced."""
+    if len(liked) <= slots:
+        return liked
+    return liked[np.linspace(0, len(liked) - 1, slots).astype(np.int64)]

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clients' parts in PFedRec and in GPFedRec.
+
+A client's part in GPFedRec (Zhang et al., KDD 2024, algorithm 1): train under the guidance of
+similar users.
+
+For each item that it touches the device gets the shared embedding, from which it starts, and the
+mean of similar users' embeddings, its guidance g. A gradient step per batch moves the private user
+embedding and network and the touched rows e, and these are pulled towards their guidance:
+
+    e <- e - rate de - pull (e - g)
+
+which is a step on the cross-entropy plus (pull / 2 rate) |e - g|^2. The client sends the change of
+its rows; strategy `gpfedrec` documents what the server learns from it.
+
+Where this differs from the paper's public code: rows that no batch touches are not pulled. There
+the weight of the mean squared difference is 1 and the rate 8 times the number of items, which is a
+pull of 0.05 per batch on MovieLens-100K. User embeddings have a rate of their own here, too, as a
+plain factor; there it is 80 times the network's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from clients.steps.descent import ShuffledConfig, ShuffledStep
+from clients.steps.updates import Updates
+from fedrec.errors import ExperimentError
+from fedrec.models.base import Parameters
+from fedrec.models.personal import Gpfedrec, Pfedrec
+from fedrec.nn.layers import all_rows, single_output, weighted_cross_entropy
+from fedrec.training.block import Block
+from fedrec.training.kernel import kernel_refusal, required
+from fedrec.training.recorded_steps import run_steps
+from fedrec.training.results import Trained, add_to_rows, rows_at
+from fedrec.training.sgd import SgdSettings
+
+# Dual personalisation on the device (PFedRec, Zhang et al. 2023, algorithm 1): first the score
+# function, then items.
+#
+# In each batch the private score function takes a gradient step with the item embeddings held; then
+# the embeddings take one under the new score function. What is sent is the change of the
+# embeddings.
+#
+# Where this differs from the paper's public code: negatives are drawn outside the training
+# positives only (there, outside the held-out ones as well: `split.leaky-negatives`). Item
+# embeddings have a rate of their own here too, but as a plain factor (`item-rate`) and not as a
+# rate times the number of items times another factor, which undoes the server's mean over many
+# clients of whom few touch a row: here the strategy corrects for that, by its server rate or by
+# `fed-adam`.
+
+WEIGHT = "score.weight"
+BIAS = "score.bias"
+ITEMS = "item.id"
+
+
+class PfedrecStepConfig(ShuffledConfig):
+    """Settings of dual personalisation."""
+
+    epochs: int = Field(default=1, ge=0)
+    """Passes over the examples (paper's code: 1); 0 trains nothing."""
+    learning_rate: float = Field(default=0.1, gt=0)
+    """Step size of the score function."""
+    item_rate: float = Field(default=50.0, ge=0)
+    """Factor on it for the item embeddings, as a row is in few of a batch's examples and the loss
+    is their mean."""
+    batch_size: int = Field(default=256, ge=1)
+    """Examples per gradient step (paper's code: 256)."""
+    negatives: int = Field(default=4, ge=1)
+    """Unobserved items per positive (paper's code: 4)."""
+
+
+class PfedrecStep(ShuffledStep):
+    """Trains a private score function and the shared item embeddings in turns."""
+
+    name = "pfedrec"
+    Config = PfedrecStepConfig
+    trains = Pfedrec
+    tasks = ("ranking",)
+    private = (WEIGHT, BIAS)
+    paper = "PFedRec (Zhang et al. 2023), algorithm 1"
+    config: PfedrecStepConfig
+
+    def train_block(
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
+    ) -> Trained:
+        """Train all clients of a block at once, with gradients in closed form."""
+        score = {
+            name: (own or {})
+            .get(name, parameters[name].expand(len(block), *parameters[name].shape))
+            .clone()
+            for name in (WEIGHT, BIAS)
+        }
+        table = rows_at(parameters[ITEMS], block.touched)
+        losses = run_steps(block, partial(self._turns_together, score, table))
+        untouched = torch.ones(len(block))
+        values = {**score, ITEMS: table}
+        return Trained(
+            parameters, block, values, (ITEMS,), untouched, block.last_epoch_means(losses)
+        )
+
+    def _turns_together(
+        self, score: dict[str, Tensor], table: Tensor, block: Block, step: int, active: int
+    ) -> Tensor:
+        """The same of the first `active` clients; their losses `[active]`."""
+        flat = table.view(-1, table.shape[-1])
+        rate = self.config.learning_rate
+        places = block.places[step, :active].flatten()
+        rows = flat.index_select(0, places).view(active, -1, table.shape[-1])
+        labels = block.labels[step, :active]
+        weights = block.weights[step, :active]
+        weight = score[WEIGHT][:active]
+        bias = score[BIAS][:active]
+        predicted = single_output(rows, weight) + bias
+        losses = weighted_cross_entropy(predicted, labels, weights)
+        error = (torch.sigmoid(predicted) - labels) * weights
+        weight.sub_(torch.bmm(error.unsqueeze(1), rows).mT, alpha=rate)
+        bias.sub_(error.sum(1, keepdim=True), alpha=rate)
+        predicted = single_output(rows, weight) + bias
+        error = (torch.sigmoid(predicted) - labels) * weights
+        moved = (error.unsqueeze(-1) * weight.transpose(1, 2)).flatten(0, 1)
+        add_to_rows(flat, places, moved, -rate * self.config.item_rate)
+        return losses
+
+
+GUIDE = "item.guide"
+OWN = "item.own"
+_Descent = Callable[[Parameters, Tensor, Block], tuple[dict[str, Tensor], Tensor]]
+
+
+class GpfedrecStepConfig(ShuffledConfig):
+    """Settings of guided local training."""
+
+    epochs: int = Field(default=1, ge=0)
+    """Passes over the examples (paper's code: 1); 0 trains nothing."""
+    learning_rate: float = Field(default=0.1, gt=0)
+    """Step size of the network."""
+    user_rate: float = Field(default=20.0, ge=0)
+    """Factor on it for the user's embedding."""
+    item_rate: float = Field(default=50.0, ge=0)
+    """Factor on it for the item embeddings, as a row is in few of a batch's examples and the loss
+    is their mean."""
+    pull: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the way towards its guidance that each touched row goes in each batch (paper's code
+    on MovieLens-100K: 0.05); 0: no guidance."""
+    batch_size: int = Field(default=256, ge=1)
+    """Examples per gradient step (paper's code: 256)."""
+    negatives: int = Field(default=4, ge=1)
+    """Unobserved items per positive (paper's code: 4)."""
+
+
+class GpfedrecStep(ShuffledStep):
+    """Trains a private network, and rows of item embeddings under guidance."""
+
+    name = "gpfedrec"
+    Config = GpfedrecStepConfig
+    trains = Gpfedrec
+    tasks = ("ranking",)
+    private = (OWN, "user.id", "layer*")
+    replaced = (OWN,)
+    generated = True
+    paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
+    config: GpfedrecStepConfig
+    model: Gpfedrec
+
+    def train_block(
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
+    ) -> Updates:
+        """Train every client of a block under guidance.
+
+        Raises:
+            ExperimentError: there is no guidance among what the server sent.
+        """
+        return self._guided(parameters, block, own or {}, self._descend)
+
+    def kernel_refusal(self) -> str | None:
+        """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
+        return kernel_refusal(self.model, self.model.network(), self._settings(), self.device)
+
+    def train_in_kernel(
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
+    ) -> Updates:
+        """The same as `train_block` in native code; called if `kernel_refusal` is None."""
+        return self._guided(parameters, block, own or {}, self._descend_in_kernel)
+
+    def _guided(
+        self, parameters: Parameters, block: Block, given: Parameters, descend: _Descent
+    ) -> Updates:
+        """What the clients of a block send and keep after their steps."""
+        if not block.active:
+            kept = {name: value for name, value in given.items() if name != GUIDE}
+            return Updates.none(parameters, block, kept, (ITEMS,))
+        if GUIDE not in given:
+            raise ExperimentError(
+                "step 'gpfedrec' learns under the guidance of its server only",
+                expected="strategy.name = 'gpfedrec', and no fine-tuning in evaluation",
+                got="training without guidance",
+                fix="--set evaluation.fine-tune={epochs=0}",
+            )
+        width = block.touched.shape[1]
+        counts = torch.tensor(block.touched_counts, device=self.device)
+        real = (torch.arange(width, device=self.device) < counts[:, None]).unsqueeze(-1)
+        guide = torch.where(real, given[GUIDE], given[ITEMS])
+        start = {name: value for name, value in given.items() if name not in (GUIDE, OWN)}
+        values, means = descend(start, guide, block)
+        found = {name: value - given[name] for name, value in values.items()}
+        return Updates(parameters, block, found, means, given, (ITEMS,), {OWN: found[ITEMS]})
+
+    def _settings(self) -> SgdSettings:
+        """Settings of the gradient steps."""
+        config = self.config
+        rates = {ITEMS: config.item_rate, "user.id": config.user_rate}
+        return SgdSettings(config.learning_rate, rates=rates)
+
+    def _descend_in_kernel(
+        self, start: Parameters, guide: Tensor, block: Block
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """All steps in native code, as `_descend`."""
+        from fedrec.training.kernel import (  # imports Numba, which the other paths do not need
+            Guidance,
+            train_block,
+        )
+
+        declared = required(self.model.network(), self.model)
+        shared = {name: value[0] for name, value in start.items()}
+        guidance = Guidance(self.config.pull, guide)
+        trained = train_block(declared, shared, block, self._settings(), start, guidance)
+        return trained.values, torch.as_tensor(trained.last_losses).float()
+
+    def _descend(
+        self, start: Parameters, guide: Tensor, block: Block
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """All steps of a block by autograd: the trained values, and each client's mean loss over
+        the last epoch, `[C]`."""
+        values = {name: value.clone() for name, value in start.items()}
+        work = partial(self._descend_together, values, guide)
+        losses = run_steps(block, work, capturable=self.model.declared_capturable)
+        return values, block.last_epoch_means(losses).float()
+
+    def _descend_together(
+        self, values: dict[str, Tensor], guide: Tensor, block: Block, step: int, active: int
+    ) -> Tensor:
+        """A gradient step and the pull of the first `active` clients, in place; their losses
+        before, `[active]`. Only the rows of the batch take part in the gradient."""
+        sgd = self._settings()
+        table = values[ITEMS]
+        width = block.items.shape[2]
+        places = block.places[step, :active, :width]
+        shift = torch.arange(active, device=self.device)[:, None] * table.shape[1]
+        real = block.weights[step, :active] > 0
+        places = torch.where(real, places, shift).flatten()
+        flat = table.view(-1, table.shape[-1])
+        leaves = {n: v[:active].detach().requires_grad_() for n, v in values.items() if n != ITEMS}
+        own = flat.index_select(0, places).view(active, width, -1)
+        leaves[ITEMS] = own.requires_grad_()
+        rows = all_rows(active, width, flat.device)
+        predicted = self.model.predict(leaves, (), block.items[step, :active], rows=rows)
+        losses = self.model.loss(
+            predicted, block.labels[step, :active], block.weights[step, :active]
+        )
+        found = dict(
+            zip(leaves, torch.autograd.grad(losses.sum(), list(leaves.values())), strict=True)
+        )
+        if block.training is None:
+            table[:active].lerp_(guide[:active], self.config.pull)
+        else:
+            pull = self.config.pull * block.training[:active, None, None]
+            table[:active].lerp_(guide[:active], pull)
+        moved = found.pop(ITEMS).flatten(0, 1)
+        add_to_rows(flat, places, moved, -sgd.rate(ITEMS))
+        for name, gradient in found.items():
+            values[name][:active].sub_(gradient, alpha=sgd.rate(name))
+        return losses.detach()

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps without training: sums over a client's own history, such as products of items, counts and
+transitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clients.step import Step, StepConfig
+from clients.steps.descent import Update, one_by_one
+from clients.steps.sufficient_statistics import (
+    OnceConfig,
+    SufficientStatistics,
+    SufficientStatisticsConfig,
+)
+from clients.steps.updates import Updates
+from fedrec.data.client_data import ClientData
+from fedrec.data.interactions import RecencyConfig
+from fedrec.data.population import Population
+from fedrec.errors import ExperimentError
+from fedrec.models.base import HistoryModel, Model, Parameters
+from fedrec.models.linear import PRODUCTS, WEIGHTS
+from fedrec.neighbourhood.learned import Scale, scaled
+from fedrec.sums.products import BIAS, ItemScaleConfig, chosen_items, item_scale, transitions
+from fedrec.training.block import Block
+
+# A client's part in a linear item-to-item model: the products of its own history, once.
+#
+# With x the indicator of the items that a client likes (with `low-rated` a smaller weight for its
+# other rated items) and D the items' scale, it sends (D x)(D x)^T. The sum over clients is the Gram
+# matrix of the interactions, which determines EASE, PureSVD and every other linear model;
+# strategies `gram`, `fold-in` and `gram-start` compute one. Nothing is trained.
+#
+# Clipped in L2 and noised like any other update, the sum is a differentially private release: the
+# Frobenius norm of a client's matrix is |D x|^2, which is the number of its items if all of them
+# have weight and scale 1. The matrices are positive semi-definite, so replacing a client moves
+# their clipped sum by sqrt(2) S at most (`fedrec.privacy.accounting.sampling`).
+
+
+class GramStepConfig(SufficientStatisticsConfig, ItemScaleConfig):
+    """Settings of a client's products."""
+
+
+class GramStep(SufficientStatistics):
+    """Sends the products of one history.
+
+    Raises:
+        ExperimentError: the model is not computed from products of items.
+    """
+
+    name = "gram"
+    Config = GramStepConfig
+    contributions = "non-negative"
+    symmetric = (WEIGHTS, PRODUCTS)
+    paper = "EASE (Steck 2019), equation 8: X^T X as a sum over users"
+    outer: ClassVar[bool] = True
+    config: GramStepConfig
+
+    def __init__(self, config: GramStepConfig, model: Model, device: torch.device) -> None:
+        super().__init__(config, model, device)
+        if not model.products:
+            raise ExperimentError(
+                f"model {type(model).__name__!r} has no products of items",
+                expected="model.name = 'item-weights', or another model of products of items",
+                got=type(model).__name__,
+                fix="set model.name = 'item-weights', or another step",
+            )
+        self.products = model.products
+
+    def entries(
+        self, parameters: Mapping[str, Tensor], items: np.ndarray, weights: np.ndarray
+    ) -> tuple[str, np.ndarray, np.ndarray]:
+        """The weight of each chosen item times its scale, in the item's row of the products."""
+        catalogue = self.model.schema.num_items
+        size = len(parameters[self.products])
+        bias = parameters[BIAS][:, 0].cpu() if BIAS in parameters else torch.zeros(catalogue)
+        chosen = chosen_items(bias, size)
+        scale = item_scale(bias[chosen], self.config.exponent).numpy()
+        row_of = np.full(catalogue, -1)
+        row_of[chosen.numpy()] = np.arange(size)
+        rows = row_of[items]
+        return self.products, rows, weights * scale[rows]
+
+
+# A client's own ratings, mapped to [-1, 1], and 1 for each rated item.
+#
+# Summed over clients these are sums and numbers of ratings. Clipped and noised like any other
+# update they are differentially private, and `means-start` computes item means from them. Nothing
+# is trained. No two clients' updates point away from each other, so replacing one moves their
+# clipped sum by sqrt(2) S at most (`fedrec.neighbourhood.learned`).
+
+
+class RatingSumsConfig(StepConfig):
+    """Settings of adding up ratings; with `epochs = 0` nothing is sent, with any other number
+    once."""
+
+    scale: Scale = (1.0, 5.0)
+    """Lowest and highest rating; public. Ratings outside are clamped to it."""
+
+
+class RatingSums(Step):
+    """Sends ratings in [-1, 1] and indicators, as changes of `item.mean` and `item.count`.
+
+    A user with n ratings has an update of L2 norm between sqrt(n) and sqrt(2 n).
+    """
+
+    name = "rating-sums"
+    Config = RatingSumsConfig
+    contributions = "non-negative"
+    config: RatingSumsConfig
+
+    def train_block(
+        self, parameters: Parameters, block: Block, own: Parameters | None = None
+    ) -> Updates:
+        """The ratings of every client of a block."""
+        return one_by_one(parameters, block, own, self._sums)
+
+    def refuse_misfits(self, parameters: Parameters) -> None:
+        """Refuse a model without item means."""
+        if "item.mean" not in parameters or "item.count" not in parameters:
+            raise ExperimentError(
+                "the model has no item means",
+                expected="parameters 'item.mean' and 'item.count'",
+                got=", ".join(parameters),
+                fix="set model.name = 'pnbm'",
+            )
+
+    def _sums(
+        self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+    ) -> Update:
+        delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
+        items = data.positives
+        ratings = data.amounts(rated=True)
+        if self.config.epochs and len(items):  # 0 changes nothing, as in any step
+            rows = torch.from_numpy(items).to(self.device)
+            values = torch.from_numpy(scaled(ratings, self.config.scale)).to(self.device)
+            delta["item.mean"][rows, 0] = values.to(delta["item.mean"].dtype)
+            delta["item.count"][rows, 0] = 1.0
+        return Update(delta, len(items))
+
+
+# A client's rated items, without training: 1 for each positive item, and with `low-rated` a smaller
+# weight for each of its other rated items, as a change of the items' biases.
+#
+# The sum over clients counts how popular each item is. Clipped and noised like any other update it
+# is a differentially private histogram, and `popularity-start` computes initial biases from it.
+# Nothing is trained. Counts have no signs, so replacing a client moves their clipped sum by sqrt(2)
+# S at most (`fedrec.privacy.accounting.sampling`).
+
+
+class Counts(SufficientStatistics):
+    """Sends the vector of a client's weights, the indicator of its positive items by default.
+
+    A user who likes n items has an update of L2 norm sqrt(n) and L1 norm n then.
+    """
+
+    name = "counts"
+    Config = SufficientStatisticsConfig
+    contributions = "non-negative"
+    config: SufficientStatisticsConfig
+
+    def entries(
+        self, parameters: Mapping[str, Tensor], items: np.ndarray, weights: np.ndarray
+    ) -> tuple[str, np.ndarray, np.ndarray]:
+        """The weight of each item, in the item's own row."""
+        return BIAS, items, weights.astype(np.float64)
+
+    def refuse_misfits(self, parameters: Parameters) -> None:
+        """Refuse a model without a table of item biases."""
+        shape: tuple[int, ...] = tuple(parameters[BIAS].shape) if BIAS in parameters else (0,)
+        # an audit's model has rows after the items'
+        if shape[1:] != (1,) or shape[0] < self.model.schema.num_items:
+            raise ExperimentError(
+                f"the model has no table {BIAS!r} with one number per item",
+                expected="item biases to count on",
+                got=", ".join(parameters),
+                fix="set model.item-bias = true",
+            )
+
+
+# A client's part in a model of transitions: which of its items follows which, once.
+#
+# It sends the transitions of its own sequence (`fedrec.sums.products`), i to j, with i and j
+# multiplied by the items' scale, as the change of the model's weights. The sum over clients is that
+# of everybody's transitions. Nothing is trained, and the window and decay are the model's.
+#
+# Clipped in L2 and noised like any other update, the sum is a differentially private release. A
+# sequence of n items has at most n x window transitions, and its norm is at most that of its sums
+# per pair; entries are not negative, so that replacing a client moves the clipped sum by sqrt(2) S
+# at most (`fedrec.privacy.accounting.sampling`).
+
+
+class TransitionsStepConfig(OnceConfig, ItemScaleConfig):
+    """Settings of a client's transitions."""
+
+
+class TransitionsStep(SufficientStatistics):
+    """Sends the transitions of one sequence.
+
+    Raises:
+        ExperimentError: the model is not one of transitions.
+    """
+
+    name = "transitions"
+    Config = TransitionsStepConfig
+    contributions = "non-negative"
+    paper = "a smoothed Markov chain as a sum over users"
+    config: TransitionsStepConfig
+
+    def __init__(self, config: TransitionsStepConfig, model: Model, device: torch.device) -> None:
+        super().__init__(config, model, device)
+        recency = model.recency if isinstance(model, HistoryModel) else None
+        if recency is None:
+            raise ExperimentError(
+                f"model {type(model).__name__!r} has no transitions of items",
+                expected="model.name = 'transitions'",
+                got=type(model).__name__,
+                fix="set model.name = 'transitions', or another step",
+            )
+        self.recency: RecencyConfig = recency
+
+    def entries(
+        self, parameters: Mapping[str, Tensor], items: np.ndarray, weights: np.ndarray
+    ) -> tuple[str, np.ndarray, np.ndarray]:
+        """The weight of each pair of chosen items times the scale of both, at the pair's place in
+        the weights; `items` are numbers of pairs."""
+        catalogue = self.model.schema.num_items
+        size = len(parameters[WEIGHTS])
+        bias = parameters[BIAS][:, 0].cpu()[:catalogue]
+        chosen = chosen_items(bias, size)
+        scale = item_scale(bias[chosen], self.config.exponent).numpy()
+        row_of = np.full(catalogue, -1)
+        row_of[chosen.numpy()] = np.arange(size)
+        first, second = (row_of[side] for side in np.divmod(items, catalogue))
+        places = np.where((first >= 0) & (second >= 0), first * size + second, -1)
+        return WEIGHTS, places, weights * scale[first] * scale[second]
+
+    def _history(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
+        own = data.sequence() if self.config.epochs else data.items[:0]
+        return self._pairs(np.array([0, len(own)]), own)[1:]
+
+    def _histories(
+        self, population: Population, clients: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self._pairs(*population.sequences(clients))
+
+    def _pairs(
+        self, offsets: np.ndarray, items: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Offsets, numbers of pairs and weights of sequences."""
+        catalogue = self.model.schema.num_items
+        found = transitions(offsets, items, catalogue, self.recency)
+        return found.offsets, found.first * catalogue + found.second, found.weights

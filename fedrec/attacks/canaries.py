@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The canaries of an audit: ids, uploads, secret signs, scores and observations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+from scipy.linalg import toeplitz
+
+from fedrec.attacks.claim import PrivacyClaim
+from fedrec.config import Config
+from fedrec.errors import ExperimentError
+from fedrec.privacy.accounting.rdp import gdp_parameter
+from fedrec.privacy.mechanisms.banded import inverse
+from fedrec.rng import stream
+
+# The observations of an audit: released means along the canaries' directions, participation, and
+# the secret signs.
+
+_ROUNDING = 1e-12  # coefficients below this are 0
+
+
+@dataclass(frozen=True, eq=False)
+class Observations:
+    """One audited run with T rounds and k canaries.
+
+    Attributes:
+        released: `float64 [T, k]`, the released noisy mean update of a round along each canary's
+            direction.
+        taking_part: `bool [T, k]`, whether the canary was in the cohort; or `float64`, by how many
+            times S/M it moves what is observed.
+        signs: `int64 [k]`, +1 or -1.
+        quiet: `float64 [T, n]`, the released mean along further orthonormal directions in which no
+            client moves it; None: only canaries that are absent show the noise.
+        shared: whether other clients move the mean along the canaries' directions, too.
+        groups: `[k]`, the parameter in which each canary is; None: all in the same.
+
+    Raises:
+        ValueError: shapes do not match, there is no canary of either sign, or a number is not
+            finite.
+    """
+
+    released: np.ndarray
+    taking_part: np.ndarray
+    signs: np.ndarray
+    quiet: np.ndarray | None = None
+    shared: bool = False
+    groups: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if (
+            self.released.shape != self.taking_part.shape
+            or self.released.shape[1:] != self.signs.shape
+        ):
+            raise ValueError("Expected [rounds, canaries] twice and [canaries].")
+        quiet = self.released[:, :0] if self.quiet is None else self.quiet
+        if len(quiet) != len(self.released) or not np.isfinite(quiet).all():
+            raise ValueError("Expected finite noise of as many rounds.")
+        if not np.isfinite(self.released).all() or set(self.signs.tolist()) != {-1, 1}:
+            raise ValueError("Expected finite releases and canaries of both signs.")
+
+    @property
+    def rounds(self) -> int:
+        """T."""
+        return self.released.shape[0]
+
+    @property
+    def parameters(self) -> list[str]:
+        """The parameters in which canaries are, if there are several."""
+        found = [] if self.groups is None else np.unique(self.groups).tolist()
+        return found if len(found) > 1 else []
+
+    @property
+    def canaries(self) -> int:
+        """k."""
+        return self.released.shape[1]
+
+    def whitened(self, mixing: Sequence[float]) -> Observations:
+        """The same releases with independent noise, if the noise of a round is what `mixing [T]`
+        states: earlier rounds are taken back from later ones, and so is what canaries moved."""
+        column = inverse(np.array(mixing), self.rounds)
+        undo = toeplitz(np.where(np.abs(column) < _ROUNDING, 0.0, column), np.zeros(self.rounds))
+        return replace(
+            self,
+            released=undo @ self.released,
+            taking_part=undo @ self.taking_part,
+            quiet=None if self.quiet is None else undo @ self.quiet,
+        )
+
+
+# Scores of canaries: positive where an observer would guess the sign +1. One per kind of observer.
+#
+# - `final`: sees the last model only (with the first, which is public): the sum of all releases.
+# - `trace`: sees every model: log-likelihood ratio of the two signs, participation unknown (sampled
+#   Gaussian).
+# - `known`: sees every model and the cohorts: the sum over the rounds the canary took part in.
+#   Amplification by sampling does not bound this one; `PrivacyClaim.known_epsilon` does.
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The canaries' scores for one kind of observer.
+
+    Attributes:
+        name: `"final"`, `"trace"` or `"known"`.
+        values: `float64 [k]`.
+        scale: standard deviation of a score under the claimed mechanism, a function of the claim
+            alone.
+        upper: the epsilon that the claim allows this observer.
+    """
+
+    name: str
+    values: np.ndarray
+    scale: float
+    upper: float
+
+
+def all_scores(seen: Observations, claim: PrivacyClaim) -> list[Scores]:
+    """The scores of every observer that the claim allows; without claimed noise only the first."""
+    if claim.mixing is not None:
+        return [known_scores(seen, claim)]
+    found = [final_scores(seen, claim)]
+    if claim.noise_std:
+        found += [trace_scores(seen, claim), known_scores(seen, claim)]
+    return found
+
+
+def final_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
+    """`f_j = sum_t x_tj`."""
+    q = claim.sampling_rate
+    rounds = claim.rounds
+    variance = rounds * (claim.noise_std**2 + q * (1 - q) * claim.signal**2)
+    scale = math.sqrt(variance) or claim.signal
+    return Scores("final", seen.released.sum(axis=0), scale, claim.epsilon)
+
+
+def trace_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
+    """`l_j = sum_t log[(1 - q + q e^((x m - m^2/2) / s^2)) / (1 - q + q e^((-x m - m^2/2) /
+    s^2))]`, m = S/M."""
+    q = claim.sampling_rate
+    m = claim.signal
+    variance = claim.noise_std**2
+    absent = math.log1p(-q) if q < 1 else -math.inf
+
+    def log_density(sign: int) -> np.ndarray:
+        return np.logaddexp(absent, math.log(q) + (sign * seen.released * m - m * m / 2) / variance)
+
+    values = (log_density(1) - log_density(-1)).sum(axis=0)
+    scale = 2 * q * m * math.sqrt(claim.rounds / variance)  # to first order in m / s
+    return Scores("trace", values, scale, claim.epsilon)
+
+
+def known_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
+    """`c_j = sum_(t: j takes part) x_tj`; of correlated noise, weighted by how far j moves what is
+    observed. Where cohorts may be known, the claimed epsilon bounds it."""
+    weights = seen.taking_part.astype(np.float64)
+    values = (weights * seen.released).sum(axis=0)
+    if claim.mixing is not None and claim.sampling_rate == 1:
+        # noise of the claimed epsilon: its scale is no function of what was observed
+        moved = gdp_parameter(claim.epsilon, claim.delta) * claim.noise_multiplier
+        return Scores("known", values, claim.noise_std * moved, claim.epsilon)
+    expected = claim.sampling_rate * claim.rounds
+    most = float(np.square(weights).sum(axis=0).max(initial=0))
+    return Scores("known", values, claim.noise_std * math.sqrt(expected), claim.known_epsilon(most))
+
+
+# Canaries: their ids, their secret signs, and what the clients around them send.
+
+Kind = Literal["signed", "rows", "products"]
+"""What clients of a phase send: updates of any sign; vectors without a negative number that have
+one entry per item; or such a vector's outer product with itself."""
+
+
+class CanaryPlan(Config):
+    """Ids and uploads of the canaries of an audit."""
+
+    first: int = Field(ge=0)
+    """Client id of the first canary; the others follow."""
+    count: int = Field(ge=4)
+    """Number of canaries, k."""
+    magnitude: float = Field(gt=0)
+    """L2 norm of a canary's upload; above the clip norm S, so that clipping is tested, too."""
+    examples: int = Field(default=1000, ge=1)
+    """Number of examples that a canary reports; tests that no weight depends on it."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the secret signs, stream `"canary-signs"`."""
+    parameters: tuple[str, ...] = ("*",)
+    """Patterns of the parameters that are trained."""
+    kind: Kind = "signed"
+    """What the other clients send."""
+
+    def signs(self) -> np.ndarray:
+        """`int64 [k]`: secret signs b_j, independent and fair; drawn again in the rare case that
+        all are equal."""
+        for attempt in range(64):
+            signs = 2 * stream(self.seed, "canary-signs", attempt).integers(0, 2, self.count) - 1
+            if min((signs > 0).sum(), (signs < 0).sum()) >= 2:
+                return signs
+        raise ValueError("Expected a random generator that gives both signs.")
+
+    def is_canary(self, clients: np.ndarray) -> np.ndarray:
+        """`bool [n]`: which of some clients are canaries."""
+        return (clients >= self.first) & (clients < self.first + self.count)
+
+
+# The two possible uploads of each canary, in a model's parameters.
+#
+# A canary of sign +1 uploads `magnitude` times its vector `up`, one of sign -1 `magnitude` times
+# `down`; both have norm 1. It is observed along `(up - down) / |up - down|`, where after clipping
+# the two are as far apart as two clients can be: 2S, or sqrt(2) S where contributions never point
+# in opposite directions (`fedrec.privacy.accounting.sampling`).
+#
+# `signed`: a row of a trained parameter each, of the last rows, which nothing depends on
+# (`simulations.attacks.canary_users`): `up = (1, ..., 1) / sqrt(d)` there, `down = -up`. Directions
+# are orthonormal, and no other client's update has a component along them. Every trained parameter
+# with such rows has canaries, so that one that is not clipped is found.
+#
+# `rows`: two rows each, of which one gets the upload, among the last 2k rows of tables with one
+# number per item; these rows are of items that nobody has. So the other row is noise alone.
+#
+# `products`: v v^T with v = (1, 1) / sqrt(2) or (1, -1) / sqrt(2) at a pair of items of its own.
+# Other clients have items of the pair, too; but all of them upload symmetric matrices, so that the
+# antisymmetric part of the sum is noise alone.
+
+Upload = Mapping[str, tuple[np.ndarray, np.ndarray]]
+"""For each parameter that it changes, places in the flat array, `int64 [n]`, and values there,
+`float64 [n]`."""
+
+
+@dataclass(frozen=True, eq=False)
+class UploadPair:
+    """The two possible uploads of a canary, of norm 1.
+
+    Attributes:
+        up: that of sign +1.
+        down: that of sign -1.
+    """
+
+    up: Upload
+    down: Upload
+
+
+class Directions:
+    """The uploads of all canaries.
+
+    Args:
+        plan: the canaries.
+        room: number of each parameter's last rows that nothing depends on.
+        shapes: shapes of all parameters.
+
+    Attributes:
+        pairs: the two uploads of each canary.
+        groups: the parameter of each canary; "" for all if they are in the same.
+
+    Raises:
+        ExperimentError: no trained parameter has room for the canaries.
+    """
+
+    def __init__(
+        self, plan: CanaryPlan, room: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self.plan = plan
+        self.signs = plan.signs()
+        trained = {
+            name: shape
+            for name, shape in shapes.items()
+            if any(fnmatchcase(name, pattern) for pattern in plan.parameters)
+        }
+        self.groups = [""] * plan.count
+        if plan.kind == "signed":
+            self.pairs = self._signed(trained, room)
+        elif plan.kind == "rows":
+            self.pairs = _rows(plan, trained)
+        else:
+            self._table = next((n for n, shape in trained.items() if _square(shape)), "")
+            self.pairs = _products(plan, self._table, trained)
+        if not self.pairs:
+            raise _no_room(plan, trained)
+        self._apart = 2.0 if plan.kind == "signed" else math.sqrt(2.0)
+
+    def upload(self, client: int) -> Upload:
+        """What a canary uploads, before it is clipped."""
+        place = client - self.plan.first
+        pair = self.pairs[place]
+        return {
+            name: (places, self.plan.magnitude * values)
+            for name, (places, values) in (pair.up if self.signs[place] > 0 else pair.down).items()
+        }
+
+    def project(self, mean: Mapping[str, np.ndarray]) -> np.ndarray:
+        """`float64 [k]`: a mean update along each canary's direction."""
+        flat = {name: value.reshape(-1) for name, value in mean.items()}
+        apart = [_along(flat, pair.up) - _along(flat, pair.down) for pair in self.pairs]
+        return np.array(apart) / self._apart
+
+    def quiet(self, mean: Mapping[str, np.ndarray]) -> np.ndarray:
+        """`float64 [n]`: a mean update along orthonormal directions in which no client, canary or
+        not, ever moves it; empty for updates of any sign, where absent canaries serve."""
+        if self.plan.kind == "signed":
+            return np.empty(0)
+        if self.plan.kind == "products":
+            table = mean[self._table].astype(np.float64)
+            rows, columns = np.triu_indices(len(table), 1)
+            return (table[rows, columns] - table[columns, rows]) / math.sqrt(2.0)
+        flat = {name: value.reshape(-1) for name, value in mean.items()}
+        unused = [
+            pair.down if sign > 0 else pair.up
+            for pair, sign in zip(self.pairs, self.signs, strict=True)
+        ]
+        return np.array([_along(flat, upload) for upload in unused])
+
+    def _signed(
+        self, trained: Mapping[str, tuple[int, ...]], room: Mapping[str, int]
+    ) -> list[UploadPair]:
+        """A row each: as many in every trained parameter, and the rest in the first."""
+        count = self.plan.count
+        names = [name for name in room if name in trained]
+        if not names:
+            return []
+        own = {name: min(count // len(names), room[name]) for name in names}
+        own[names[0]] += count - sum(own.values())
+        if own[names[0]] > room[names[0]]:
+            return []
+        self.groups = [name for name in names for _ in range(own[name])]
+        pairs = []
+        for name in names:
+            rows, *rest = trained[name]
+            width = math.prod(rest)
+            for row in range(rows - room[name], rows - room[name] + own[name]):
+                places = row * width + np.arange(width)
+                values = np.full(width, width**-0.5)
+                pairs.append(UploadPair({name: (places, values)}, {name: (places, -values)}))
+        return pairs
+
+
+def _rows(plan: CanaryPlan, trained: Mapping[str, tuple[int, ...]]) -> list[UploadPair]:
+    """Two of the last rows for each canary, in all tables with one number per item."""
+    tables = [
+        name for name, shape in trained.items() if shape[1:] == (1,) and shape[0] >= 2 * plan.count
+    ]
+    value = np.full(1, 1 / math.sqrt(max(len(tables), 1)))
+
+    def at(back: int) -> Upload:
+        return {name: (np.array([trained[name][0] - back]), value) for name in tables}
+
+    return [UploadPair(at(2 * j + 2), at(2 * j + 1)) for j in range(plan.count)] if tables else []
+
+
+def _products(
+    plan: CanaryPlan, table: str, trained: Mapping[str, tuple[int, ...]]
+) -> list[UploadPair]:
+    """The products of a pair of items for each canary, if there are enough pairs."""
+    size = trained[table][0] if table else 0
+    firsts, seconds = np.triu_indices(size, 1)
+    if len(firsts) < plan.count:
+        return []
+    drawn = stream(plan.seed, "canary-pairs").permutation(len(firsts))[: plan.count]
+    pairs = []
+    for one, other in zip(firsts[drawn].tolist(), seconds[drawn].tolist(), strict=True):
+        places = np.array([(size + 1) * one, (size + 1) * other])
+        places = np.append(places, [size * one + other, size * other + one])
+        same = np.full(4, 0.5)
+        opposite = np.array([0.5, 0.5, -0.5, -0.5])
+        pairs.append(UploadPair({table: (places, same)}, {table: (places, opposite)}))
+    return pairs
+
+
+def _square(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 and shape[0] == shape[1] > 1
+
+
+def _along(flat: Mapping[str, np.ndarray], upload: Upload) -> float:
+    return float(
+        sum(
+            flat[name][places].astype(np.float64) @ values
+            for name, (places, values) in upload.items()
+        )
+    )
+
+
+def _no_room(plan: CanaryPlan, trained: Mapping[str, tuple[int, ...]]) -> ExperimentError:
+    expected = {
+        "signed": "a model with item tables (`item_tables`), and one of them trained",
+        "rows": "a trained table with one number per item",
+        "products": f"a trained matrix of products with {plan.count} pairs of items",
+    }
+    return ExperimentError(
+        "this model has no room for canaries",
+        expected=expected[plan.kind],
+        got=", ".join(f"{name} {list(shape)}" for name, shape in trained.items()) or "none",
+        fix="audit an experiment with such a model, for example privrec, or with fewer --canaries",
+    )

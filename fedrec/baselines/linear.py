@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear systems in closed form or by least squares: iALS, GF-CF, EASE and PureSVD."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from scipy import sparse
+from scipy.sparse.linalg import svds
+from torch import Tensor
+
+from fedrec.baselines.base import Baseline, Histories, Sparse
+from fedrec.baselines.ials_steps import improved
+from fedrec.baselines.neighbours import dense_product
+from fedrec.config import Width
+from fedrec.data.interactions import LowRatedConfig
+from fedrec.errors import ExperimentError
+from fedrec.rng import stream, torch_stream
+from fedrec.sums.products import item_weights
+
+# Implicit alternating least squares (Hu, Koren and Volinsky 2008; Rendle et al. 2021).
+#
+# With c the weight of a liked pair and 1 that of any other,
+#
+#     sum over liked (u, i) of c (1 - x_u . y_i)^2  +  sum over all others of (x_u . y_i)^2
+#         + lambda (sum of w_u^nu |x_u|^2 + sum of w_i^nu |y_i|^2)
+#
+# is minimised alternately over all users' x_u given the items and over all items' y_i given the
+# users. Each is a ridge regression over the whole catalogue, whose Gram matrix is shared: A_u = Y^T
+# Y + (c - 1) sum over liked of y y^T. Rows of about the same number of likes are solved for
+# together. w_u is the weight of all of the user's pairs, c for each liked one and 1 for each other.
+# With nu = 0 this is Hu et al.'s loss, with nu = 1 its penalty grows as in Rendle et al., who weigh
+# unliked pairs by 1 / (c - 1) instead and scale everything by that.
+#
+# With `low-rated` = r, a pair that was rated and is not positive has a share r of the loss of a
+# liked pair and 1 - r of that of any other, so that sums over liked items become sums over rated
+# ones with weights 1 and r.
+#
+# With `solver = "cg"` a row takes a few steps of conjugate gradients from its previous value
+# instead (Takacs, Pilaszy and Tikk 2011), which reduces the cost by the square of the width. Users
+# to be scored are always solved for exactly from their known items, whether they were training
+# users or not.
+#
+# Where this differs from Hu et al.: c is a setting, where they have 1 + alpha r (`implicit` and
+# other libraries have alpha r, which is this); an item that a user has several times counts once.
+
+_NUMBERS_AT_ONCE = 1_000_000  # factors that are gathered at once; they stay in cache
+
+
+class CentralIalsConfig(LowRatedConfig):
+    """Settings of implicit alternating least squares."""
+
+    factors: Width = 64
+    """Number of factors (width of x_u and y_i)."""
+    weight: float = Field(default=8.0, ge=1)
+    """Weight c of a liked pair; that of all other pairs is 1."""
+    regularisation: float = Field(default=10.0, gt=0)
+    """Regularisation lambda, > 0."""
+    frequency_exponent: float = Field(default=0.0, ge=0, le=1)
+    """Exponent nu, by which the penalty grows with the weight of a user's or an item's pairs; 0:
+    lambda for all."""
+    sweeps: int = Field(default=15, ge=1)
+    """Number of sweeps over users and items."""
+    solver: Literal["exact", "cg"] = "exact"
+    """Solver during fitting: Cholesky decomposition (`exact`), or a few steps of conjugate
+    gradients (`cg`)."""
+    cg_steps: int = Field(default=3, ge=1)
+    """Steps of conjugate gradients in each sweep."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the initial item factors."""
+
+
+class CentralIals(Baseline):
+    """Weighted matrix factorization with each side solved for exactly."""
+
+    name = "ials"
+    Config = CentralIalsConfig
+    paper = "Hu et al. 2008"
+    config: CentralIalsConfig
+
+    def fit(self, histories: Histories) -> None:
+        """Solve for users and items in turns."""
+        by_user = histories.csr(low_rated=self.config.low_rated)
+        by_item = by_user.T.tocsr()
+        generator = torch_stream(self.config.seed, "baseline-ials")
+        width = self.config.factors
+        items = torch.randn(histories.num_items, width, generator=generator) * (0.1 / width**0.5)
+        users = torch.zeros(histories.num_users, width)
+        improve = self.config.solver == "cg"
+        if not improve:  # conjugate gradients are native code of the processor
+            users = users.to(self.device)
+            items = items.to(self.device)
+        for _ in range(self.config.sweeps):
+            users = solved(by_user, items, self.config, users if improve else None)
+            items = solved(by_item, users, self.config, items if improve else None)
+        self._items = items.to(self.device)
+
+    def scores(self, histories: Histories) -> Tensor:
+        """Products of the users' factors, solved for now, and the items',
+        `float32 [users, items]`."""
+        rows = histories.csr(low_rated=self.config.low_rated)
+        return solved(rows, self._items, self.config) @ self._items.T
+
+
+def solved(
+    liked: Sparse, fixed: Tensor, config: CentralIalsConfig, start: Tensor | None = None
+) -> Tensor:
+    """Factors of each row given those of the columns; zero for an empty row.
+
+    Args:
+        liked: `[rows, columns]`, how much of each pair is liked, in (0, 1]; 0 elsewhere.
+        fixed: `float [columns, factors]`; its precision is that of the computation.
+        config: weights and penalty.
+        start: `[rows, factors]`, initial values of conjugate gradients; None: rows are solved for
+            exactly.
+
+    Returns:
+        `[rows, factors]`.
+    """
+    width = fixed.shape[1]
+    extra = config.weight - 1
+    totals = torch.from_numpy(extra * liked.sum(1) + liked.shape[1]).to(fixed)
+    penalty = config.regularisation * totals**config.frequency_exponent
+    if start is not None:
+        given = {"weight": config.weight, "penalty": penalty.numpy(), "steps": config.cg_steps}
+        return torch.from_numpy(improved(liked, fixed.numpy(), start.numpy(), **given))
+    gram = fixed.T @ fixed
+    padded = torch.cat([fixed, fixed.new_zeros(1, width)])
+    found = fixed.new_zeros(liked.shape[0], width)
+
+    def solve(rows: Tensor, columns: Tensor, shares: Tensor) -> None:
+        rows = rows.to(fixed.device)
+        part = padded[columns.to(fixed.device)]
+        own = part * shares.to(fixed).unsqueeze(-1)
+        right = config.weight * own.sum(1)
+        matrix = torch.baddbmm(
+            gram.expand(len(rows), -1, -1), own.transpose(1, 2), part, alpha=extra
+        )
+        matrix.diagonal(dim1=1, dim2=2).add_(penalty[rows][:, None])
+        found[rows] = torch.cholesky_solve(right[..., None], torch.linalg.cholesky(matrix))[..., 0]
+
+    threads = torch.get_num_threads() if fixed.device.type == "cpu" else 1
+    _in_threads(solve, _alike(liked, width), threads)
+    return found
+
+
+def _in_threads(
+    work: Callable[..., None], parts: Iterator[tuple[Tensor, ...]], threads: int
+) -> None:
+    """Each part on one thread: the products are too small to be split among PyTorch's threads."""
+    if threads == 1:
+        for part in parts:
+            work(*part)
+        return
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        list(pool.map(lambda part: work(*part), parts))
+    torch.set_num_threads(threads)  # the products of this thread were set back with the others
+
+
+def _alike(liked: Sparse, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Non-empty rows in groups of about equal length: `int64 [group]`, and columns and values
+    `[group, length]`.
+
+    Shorter rows are filled up with the column after the last.
+    """
+    counts = np.diff(liked.indptr)
+    order = np.argsort(counts, kind="stable")
+    start = int(np.searchsorted(counts[order], 1))
+    while start < len(order):
+        # As many rows as fit with the length of the last of them, but none longer than the first by
+        # more than a fourth.
+        longest = max(counts[order[start]] * 5 // 4, 8)
+        stop = start + max(1, _NUMBERS_AT_ONCE // (width * max(longest, width)))
+        stop = max(start + 1, min(stop, int(np.searchsorted(counts[order], longest, side="right"))))
+        rows = order[start:stop]
+        length = int(counts[rows[-1]])
+        places = np.arange(length)
+        inside = places < counts[rows][:, None]
+        columns = np.full((len(rows), length), liked.shape[1])
+        entries = (liked.indptr[rows][:, None] + places)[inside]
+        columns[inside] = liked.indices[entries]
+        values = np.zeros(columns.shape, liked.dtype)
+        values[inside] = liked.data[entries]
+        yield torch.from_numpy(rows), torch.from_numpy(columns), torch.from_numpy(values)
+        start = stop
+
+
+# EASE, the shallow linear autoencoder (Steck, Embarrassingly Shallow Autoencoders for Sparse Data,
+# WWW 2019).
+#
+# With X the `[users, items]` matrix of positives, of ones and zeros, and P = (X^T X + lambda I)^-1,
+# the item-to-item weights are B_ij = -P_ij / P_jj and B_jj = 0 (equation 8), and a user's scores
+# are the sum of the rows of B of the user's items. It has no user parameters, so it also scores
+# users that it was not fitted to. With `low-rated`, X has that weight for rated items that are not
+# positive, in the Gram matrix and in the histories that are scored.
+
+_MULTIPLICATIONS = 1e10  # per second, on two cores
+_DENSE_MATRICES = 3  # Gram matrix, Cholesky factor and inverse live at the same time.
+
+
+class EaseConfig(LowRatedConfig):
+    """Settings of EASE."""
+
+    regularisation: float = Field(500.0, gt=0)
+    """Lambda, added to the diagonal of the Gram matrix, > 0; about 100 to 1000 for MovieLens."""
+    max_items: int = Field(20_000, ge=1)
+    """Largest catalogue to accept; the memory grows with its square (12 bytes per pair of
+    items)."""
+
+
+class Ease(Baseline):
+    """Linear item-to-item model in closed form."""
+
+    name = "ease"
+    Config = EaseConfig
+    paper = "Steck 2019"
+    stand_in = "ials"
+    config: EaseConfig
+
+    def fit(self, histories: Histories) -> None:
+        """Solve for the item-to-item weights.
+
+        Raises:
+            ExperimentError: the catalogue is larger than `max-items`.
+        """
+        reason = self.too_large(histories.num_users, histories.num_items)
+        if reason:
+            raise ExperimentError(
+                "the catalogue is too large for EASE",
+                expected=f"at most {self.config.max_items} items",
+                got=reason,
+                fix="leave EASE out, or raise its max-items if the machine has that much",
+            )
+        rows = histories.csr(low_rated=self.config.low_rated)
+        gram = torch.from_numpy(dense_product(rows.T.tocsr(), rows)).to(self.device)
+        self._weights = item_weights(gram, self.config.regularisation)
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """Sums of the weights of each user's items, `float32 [users, items]`."""
+        return histories.sums(self._weights, self.config.low_rated)
+
+    def too_large(self, num_users: int, num_items: int) -> str:
+        """Why data of this size cannot be fitted, in a few words; empty: they can."""
+        if num_items <= self.config.max_items:
+            return ""
+        minutes = num_items**3 / _MULTIPLICATIONS / 60
+        gibibytes = _DENSE_MATRICES * 4 * num_items**2 / 2**30
+        return (
+            f"{num_items} items would take about {gibibytes:.1f} GiB and, on two cores, about"
+            f" {minutes:.0f} min; max-items is {self.config.max_items}"
+        )
+
+
+# PureSVD (Cremonesi, Koren and Turrin 2010): the best low-rank approximation of who likes what.
+#
+# With X the `[users, items]` matrix of ones and zeros and V its first right singular vectors,
+# scores are X V V^T (their equation 8). Only V is fitted, so new users can be scored from their
+# items. With `low-rated`, X has that weight for rated items that are not positive.
+
+# below, and at nearly full rank, where it does not converge, Lanczos iteration does not pay
+_DENSE_CELLS = 100_000
+
+
+class PuresvdConfig(LowRatedConfig):
+    """Settings of PureSVD."""
+
+    factors: Width = 50
+    """Number of singular vectors, at most all."""
+
+
+class Puresvd(Baseline):
+    """Projects a user's items on the first right singular vectors."""
+
+    name = "puresvd"
+    Config = PuresvdConfig
+    paper = "Cremonesi et al. 2010"
+    config: PuresvdConfig
+
+    def fit(self, histories: Histories) -> None:
+        """Find the singular vectors, by Lanczos iteration in float64."""
+        rows = histories.csr(np.float64, self.config.low_rated)
+        right = right_singular_vectors(rows, self.config.factors)
+        self._items = torch.from_numpy(right.T.astype(np.float32))
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """Histories after the projection, `float32 [users, items]`."""
+        rows = histories.csr(low_rated=self.config.low_rated)
+        return torch.from_numpy(rows @ self._items.numpy()) @ self._items.T
+
+
+def right_singular_vectors(rows: Sparse, number: int) -> np.ndarray:
+    """The right singular vectors of the largest singular values, `float64 [number, columns]`, of a
+    sparse matrix `float64 [rows, columns]`; at most all."""
+    rank = min(number, *rows.shape)
+    if rows.shape[0] * rows.shape[1] <= _DENSE_CELLS or 2 * rank > min(rows.shape):
+        return np.linalg.svd(rows.toarray(), full_matrices=False)[2][:rank]
+    start = stream(0, "baseline-puresvd").normal(size=min(rows.shape))
+    only: Any = "vh"
+    return np.asarray(svds(rows, rank, v0=start, return_singular_vectors=only)[2])
+
+
+# GF-CF (Shen et al., How Powerful is Graph Convolution for Recommendation?, CIKM 2021): two filters
+# on the graph of items, in closed form.
+#
+# With R the `[users, items]` matrix of ones and zeros, D_U and D_I its row and column sums on the
+# diagonal, S = D_U^-1/2 R D_I^-1/2 and V the first right singular vectors of S,
+#
+#     s_u = r_u (S^T S + alpha D_I^-1/2 V V^T D_I^1/2)
+#
+# (their section 4.2): a linear filter, and an ideal low-pass filter. Nothing is trained. Users are
+# represented by their items only, so new users can be scored, too.
+
+
+class GfCfConfig(LowRatedConfig):
+    """Settings of GF-CF."""
+
+    factors: Width = 256
+    """Number of singular vectors of the ideal low-pass filter, at most all."""
+    alpha: float = Field(default=0.3, ge=0)
+    """Weight of the ideal low-pass filter; with 0 the linear filter is alone, as in the authors'
+    code for Amazon-Book."""
+
+
+class GfCf(Baseline):
+    """A linear filter and an ideal low-pass filter on the graph of items."""
+
+    name = "gf-cf"
+    Config = GfCfConfig
+    paper = "Shen et al. 2021"
+    config: GfCfConfig
+
+    def fit(self, histories: Histories) -> None:
+        """Normalise the matrix and find its singular vectors."""
+        rows = histories.csr(np.float64, self.config.low_rated)
+        users = _roots(rows.sum(1))
+        items = _roots(rows.sum(0))
+        shares = sparse.csr_array(
+            sparse.diags_array(_inverse(users)) @ rows @ sparse.diags_array(_inverse(items))
+        )
+        self._filter = shares.astype(np.float32)
+        if self.config.alpha:
+            right = right_singular_vectors(shares, self.config.factors)
+            self._into = (_inverse(items)[:, None] * right.T).astype(np.float32)
+            self._out = torch.from_numpy((self.config.alpha * right * items).astype(np.float32))
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """Filtered histories, `float32 [users, items]`."""
+        rows = histories.csr(low_rated=self.config.low_rated)
+        found = torch.from_numpy(
+            dense_product(sparse.csr_array(rows @ self._filter.T), self._filter)
+        )
+        if self.config.alpha:
+            found += torch.from_numpy(rows @ self._into) @ self._out
+        return found
+
+
+def _roots(sums: np.ndarray) -> np.ndarray:
+    """Square roots of the sums of rows or columns, `float64 [n]`."""
+    return np.sqrt(np.asarray(sums))
+
+
+def _inverse(roots: np.ndarray) -> np.ndarray:
+    """One over each, 0 for 0."""
+    return np.where(roots > 0, 1 / np.where(roots > 0, roots, 1), 0)

@@ -1,0 +1,618 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private systems that rank items: DP-ALS, DPMF, noisy Gram matrices, fold-in and popularity."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedrec.baselines.base import Histories, Sparse
+from fedrec.baselines.private.chosen_items import (
+    ChosenItems,
+    ChosenItemsConfig,
+    CountsAndGramBaseline,
+    CountsAndGramConfig,
+    binary_rows,
+    clip_factors,
+    clipped_gram,
+    clipped_row_sum,
+)
+from fedrec.baselines.private.system import (
+    NoisyReleases,
+    PrivateBaseline,
+    PrivateConfig,
+    ReleaseKind,
+)
+from fedrec.config import Width
+from fedrec.data.features import FeatureNames, FeatureTable
+from fedrec.errors import ExperimentError
+from fedrec.privacy.clipping import Clip
+from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import Plan
+from fedrec.rng import torch_stream
+from fedrec.sums.fold_in import LogLinear, PublicPriorConfig, feature_embeddings, prior_features
+from fedrec.sums.products import (
+    basis_of,
+    denoised_within,
+    noise_edge,
+    public_directions,
+    semi_definite,
+    solved_weights,
+)
+from fedrec.sums.residual import LearnedConfig, expected_counts, placed_embeddings
+
+# Implicit matrix factorization by alternating least squares under user-level differential privacy
+# (DP-ALS).
+#
+# After Chien, Jain, Krichene, Rendle, Song, Thakurta and Zhang (Private alternating least squares,
+# ICML 2021) and Krichene, Jain, Song, Sundararajan, Thakurta and Zhang (Multi-task differential
+# privacy under distribution skew, ICML 2023). The loss is that of iALS (Hu et al. 2008, in the form
+# of Rendle et al. 2021),
+#
+#     sum over liked (u, i) of (1 - x_u . y_i)^2
+#         + a0 sum over all (u, i) of (x_u . y_i)^2 + lambda (|X|^2 + |Y|^2).
+#
+# In every step each user solves for its own x_u, which is never shared, and scales it to norm G at
+# most. Three sums are released under Gaussian noise:
+#
+#     A_i = sum_u w_ui x_u x_u^T,    b_i = sum_u w_ui x_u,    K = sum_u x_u x_u^T,
+#
+# with weights w_ui = count_i^-e (noisy counts, so that rare items lose less to noise), scaled so
+# that a user's weights have norm sqrt(k) at most. A user thus contributes at most sqrt(k) G^2,
+# sqrt(k) G and G^2 in L2. A and K are positive semi-definite, so that exchanging a user costs
+# sqrt(2) times that; b has signs and costs 2. The server projects A_i and K to semi-definite
+# matrices and solves y_i = (A_i + a0 K + lambda I)^-1 b_i. All releases compose as Gaussian ones.
+#
+# The guarantee is joint differential privacy: y_i may be published, and a user's scores are shown
+# to that user only.
+#
+# Where this differs from the papers:
+#
+# - Items are chosen by noisy counts; the published code chooses them by exact counts, which are not
+#   charged.
+# - `start = "gram"` starts from the eigenvectors of a noisy Gram matrix (`dp-gram`) instead of
+# random   ones or noisy power iterations; with few users the first steps from random ones are lost
+# to noise. - Lambda of the items is increased by five times the largest eigenvalue of the noise in
+# an A_i. - Weights are scaled down to norm sqrt(k), never up.
+#
+# Without noise, with k and G large and e = 0, this is iALS.
+
+_NUMBERS_AT_ONCE = 2**24  # of matrices and of masks that are in memory at once
+_RIDGE = 5.0  # regularisation of items, in units of the largest eigenvalue of the noise in an A_i
+_START_SHARE = 0.5  # of the budget that the counts leave, for a noisy Gram matrix to start from
+_VECTOR_SHARE = 0.8  # of the steps' budget, for b; K takes a tenth of the rest, A what remains
+
+
+class DpAlsConfig(ChosenItemsConfig):
+    """Settings of private alternating least squares."""
+
+    factors: Width = 12
+    """Number of factors (width of x_u and y_i)."""
+    steps: int = Field(default=1, ge=1)
+    """Number of sweeps over users and items."""
+    clip_norm: float = Field(default=0.5, ge=1e-9)
+    """Bound G on the norm of x_u."""
+    item_budget: float = Field(default=10.0, gt=0)
+    """k, bound on the squared norm of a user's weights: the number of items that have weight 1
+    without scaling."""
+    unobserved: float = Field(default=1.0, ge=0)
+    """Weight a0 of all pairs."""
+    regularisation: float = Field(default=0.3, gt=0)
+    """Regularisation lambda of users and items."""
+    start: Literal["gram", "random"] = "gram"
+    """First item factors: leading eigenvectors of a noisy Gram matrix, or random numbers."""
+    count_share: float = Field(default=0.05, gt=0, lt=1)
+    """Share of the budget (of mu^2) that the counts take."""
+    gram_clip: float = Field(default=8.0, gt=0)
+    """Bound on the Frobenius norm of a user's part of the Gram matrix."""
+
+
+class DpAls(PrivateBaseline):
+    """Alternating least squares whose item side is solved from noisy sums."""
+
+    name = "dp-als"
+    Config = DpAlsConfig
+    paper = "DP-ALS (Chien et al. 2021; Krichene et al. 2023)"
+    config: DpAlsConfig
+
+    def parts(self) -> tuple[ReleaseKind, ...]:
+        """The counts, the start, and three sums per step."""
+        config = self.config
+        left = 1 - self.config.count_share
+        parts = [config.counts()]
+        if config.start == "gram":
+            share = left * _START_SHARE
+            parts.append(
+                ReleaseKind("start", config.gram_clip, share, contributions="non-negative")
+            )
+            left -= share
+        bound = config.clip_norm
+        reach = config.item_budget**0.5
+        rest = left * (1 - _VECTOR_SHARE)
+        return (
+            *parts,
+            ReleaseKind("gram", bound**2, 0.1 * rest, config.steps, "non-negative"),
+            ReleaseKind("matrices", reach * bound**2, 0.9 * rest, config.steps, "non-negative"),
+            ReleaseKind("vectors", reach * bound, left * _VECTOR_SHARE, config.steps),
+        )
+
+    def fit(self, histories: Histories) -> None:
+        """Choose the items, start, and take the steps."""
+        config = self.config
+        releases = self.releases(histories.num_users)
+        rows = histories.csr(np.float64)
+        self.chosen = ChosenItems.released(rows, releases, config)
+        weights = torch.from_numpy(self.chosen.weights).to(self.device)
+        liked = self.chosen.among(histories)
+        self._items = self._start(rows[:, self.chosen.places], weights, releases)
+        for _ in range(config.steps):
+            self._items = self._step(liked, weights, releases)
+
+    def scores(self, histories: Histories) -> Tensor:
+        """Products of the users' factors, solved for now, and the items',
+        `float32 [users, items]`."""
+        users = self._users(self.chosen.among(histories))
+        return self.chosen.ranked((users @ self._items.T).float())
+
+    def _start(self, rows: Sparse, weights: Tensor, releases: NoisyReleases) -> Tensor:
+        """First item factors, `float64 [items, factors]`, with columns of about unit length."""
+        shape = (rows.shape[1], self.config.factors)
+        generator = torch_stream(self.config.own_seed, "baseline-dp-als")
+        drawn = torch.randn(*shape, generator=generator).double()
+        drawn = (drawn / shape[0] ** 0.5).to(self.device)
+        if self.config.start == "random":
+            return drawn
+        total = clipped_gram(rows * self.chosen.weights, releases.plans["start"].clip)
+        gram = releases.symmetric("start", torch.from_numpy(total).to(self.device))
+        vectors = torch.linalg.eigh(gram)[1][:, -shape[1] :]
+        drawn[:, : vectors.shape[1]] = vectors / weights[:, None]
+        return drawn
+
+    def _step(self, liked: Histories, weights: Tensor, releases: NoisyReleases) -> Tensor:
+        """Solve for the users, release, and solve for the items."""
+        config = self.config
+        width = self.config.factors
+        users = self._users(liked)
+        users = users * clip_factors(Clip(config.clip_norm), users.norm(dim=1))[:, None]
+        matrices, vectors = self._sums(liked, users, weights)
+        gram = semi_definite(releases.symmetric("gram", users.T @ users))
+        matrices = semi_definite(releases.symmetric("matrices", matrices))
+        vectors = releases.tensor("vectors", vectors)
+        edge = noise_edge(releases.plans["matrices"].noise_scale, width)
+        penalty = (config.regularisation + _RIDGE * edge) * torch.eye(
+            width, device=self.device
+        ).double()
+        return torch.linalg.solve(matrices + config.unobserved * gram + penalty, vectors)
+
+    def _users(self, liked: Histories) -> Tensor:
+        """Each user's x_u given the items, `float64 [users, factors]`; zero for a user without
+        liked items."""
+        width = self.config.factors
+        identity = torch.eye(width, device=self.device).double()
+        base = (
+            self.config.unobserved * self._items.T @ self._items
+            + self.config.regularisation * identity
+        )
+        pairs = _outer(self._items)
+        found = []
+        for _, mask in self._blocks(liked):
+            matrices = base + (mask @ pairs).view(-1, width, width)
+            found.append(torch.linalg.solve(matrices, mask @ self._items))
+        return torch.cat(found)
+
+    def _sums(self, liked: Histories, users: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """A `[items, factors, factors]` and b `[items, factors]` without noise."""
+        width = self.config.factors
+        matrices = torch.zeros(liked.num_items, width * width, device=self.device).double()
+        vectors = torch.zeros(liked.num_items, width, device=self.device).double()
+        clip = Clip(self.config.item_budget**0.5)
+        for some, mask in self._blocks(liked):
+            own = users[some]
+            weighted = mask * weights
+            weighted *= clip_factors(clip, weighted.norm(dim=1))[:, None]
+            matrices.addmm_(weighted.T, _outer(own))
+            vectors.addmm_(weighted.T, own)
+        return matrices.view(-1, width, width), vectors
+
+    def _blocks(self, liked: Histories) -> Iterator[tuple[slice, Tensor]]:
+        """Some users at a time, see `binary_rows`."""
+        size = max(1, _NUMBERS_AT_ONCE // max(liked.num_items, self.config.factors**2))
+        return binary_rows(liked, size, self.device)
+
+
+def _outer(rows: Tensor) -> Tensor:
+    """Each row's product with itself, `[rows, width^2]`."""
+    return (rows[:, :, None] * rows[:, None, :]).flatten(1)
+
+
+# Matrix factorization whose item factors are learned under differential privacy (DPMF), in two
+# variants.
+#
+# Fang et al. 2022 (DP-VAE, table 8) compare with a "DPMF" and name two papers for it. Here both
+# minimise the squared error of the binary matrix of liked pairs,
+#
+#     F = sum over all (u, i) of (r_ui - x_u . y_i)^2 + lambda (|X|^2 + |Y|^2),
+#
+# with the items' factors on the server and the users' factors on their devices only: in every step
+# each user solves for its x_u given the items, and scales it to norm G at most.
+#
+# - `objective` (Hua, Xia and Zhong, IJCAI 2015): the objective of the items is perturbed. It is
+#   quadratic in Y, so that its linear and quadratic parts are two sums, B = sum_u r_u x_u^T and K =
+#   sum_u x_u x_u^T; they are released under noise, and Y = B (K + lambda I)^-1 is the minimum of
+# the   perturbed objective. - `posterior` (Liu, Wang and Smola, RecSys 2015): a sample from
+# exp(-beta F) by stochastic gradient   Langevin dynamics. A Langevin step is a gradient step with
+# Gaussian noise, and that is what is   accounted: with noise sigma on the summed gradient and
+# learning rate h, Y moves by -h (gradient +   noise), which is a step of size eta = (h sigma)^2 for
+# beta = 2 / (h sigma^2). So epsilon   determines sigma and thereby beta, and not the other way
+# round.
+#
+# Where this differs from the papers:
+#
+# - Both protect single ratings; here all data of a user are protected, with the same accountant as
+#   for every other system.
+# - Hua et al. perturb once, although users' factors depend on their ratings too; here every step is
+# a   release. - Liu et al. claim pure epsilon for a sample that the dynamics only approach, and
+# scale noise by a   temperature, which divides epsilon by it; here each step is accounted by its
+# noise, independently   of the distance to the posterior. - Fang et al. put noise on the users'
+# profiles. This alone protects no user, because the items'   factors are computed from the data of
+# all users without noise.
+
+_DPMF_NUMBERS_AT_ONCE = 2**23  # of users' rows that are in memory at once
+_K_SHARE = 0.1  # of a step's budget, for K
+
+
+class DpMfConfig(PrivateConfig):
+    """Settings of private matrix factorization."""
+
+    reading: Literal["objective", "posterior"] = "objective"
+    """Perturbed objective (Hua et al.) or a posterior sample (Liu et al.)."""
+    factors: Width = 10
+    """Number of factors (width of x_u and y_i)."""
+    steps: int = Field(default=2, ge=1)
+    """Number of steps, each of which is a release."""
+    user_norm: float = Field(default=1.0, gt=0)
+    """Bound G on the norm of x_u."""
+    clip_norm: float = Field(default=6.0, ge=1e-9)
+    """Bound on the norm of a user's part of B, at most sqrt(n) G for n liked items, or of its
+    gradient."""
+    regularisation: float = Field(default=1.0, gt=0)
+    """Regularisation lambda."""
+    learning_rate: float = Field(default=0.001, gt=0)
+    """With `posterior`: learning rate h on the summed gradient."""
+
+
+class DpMf(PrivateBaseline):
+    """Alternates between users, solved for on their devices, and items, updated by noisy sums."""
+
+    name = "dpmf"
+    Config = DpMfConfig
+    paper = "Hua et al. 2015; Liu et al. 2015; DPMF in DP-VAE (Fang et al. 2022), table 8"
+    config: DpMfConfig
+
+    def parts(self) -> tuple[ReleaseKind, ...]:
+        """Two sums per step, or one gradient."""
+        config = self.config
+        if config.reading == "posterior":
+            return (ReleaseKind("gradient", config.clip_norm, releases=config.steps),)
+        return (
+            ReleaseKind(
+                "quadratic",
+                config.user_norm**2,
+                _K_SHARE,
+                config.steps,
+                "non-negative",
+            ),
+            ReleaseKind("linear", config.clip_norm, 1 - _K_SHARE, config.steps),
+        )
+
+    def fit(self, histories: Histories) -> None:
+        """Take the steps from random item factors."""
+        config = self.config
+        releases = self.releases(histories.num_users)
+        liked = histories.distinct()
+        generator = torch_stream(config.own_seed, "baseline-dpmf")
+        shape = (histories.num_items, config.factors)
+        items = torch.randn(*shape, generator=generator, dtype=torch.float64) / shape[0] ** 0.5
+        self._items = items.to(self.device)
+        step = self._descended if config.reading == "posterior" else self._solved
+        for _ in range(config.steps):
+            self._items = step(liked, self._clipped_users(liked), releases)
+
+    def scores(self, histories: Histories) -> Tensor:
+        """Products of the users' factors, solved for now, and the items',
+        `float32 [users, items]`."""
+        return (self._users(histories.distinct()) @ self._items.T).float()
+
+    def _users(self, liked: Histories) -> Tensor:
+        """Each user's x_u given the items, `float64 [users, factors]`."""
+        gram = self._items.T @ self._items
+        gram.diagonal().add_(self.config.regularisation)
+        return torch.linalg.solve(gram, liked.sums(self._items).T).T
+
+    def _clipped_users(self, liked: Histories) -> Tensor:
+        users = self._users(liked)
+        return users * clip_factors(Clip(self.config.user_norm), users.norm(dim=1))[:, None]
+
+    def _solved(self, liked: Histories, users: Tensor, releases: NoisyReleases) -> Tensor:
+        """The minimum of the perturbed objective."""
+        noisy = releases.symmetric("quadratic", users.T @ users)
+        linear = releases.tensor("linear", self.linear(liked, users))
+        values, vectors = torch.linalg.eigh(noisy)
+        inverse = (vectors / (values.clamp(min=0) + self.config.regularisation)) @ vectors.T
+        return linear @ inverse
+
+    def _descended(self, liked: Histories, users: Tensor, releases: NoisyReleases) -> Tensor:
+        """One Langevin step."""
+        noisy = releases.tensor("gradient", self.gradient(liked, users))
+        whole = noisy + 2 * self.config.regularisation * self._items
+        return self._items - self.config.learning_rate * whole
+
+    def linear(self, liked: Histories, users: Tensor) -> Tensor:
+        """B, `float64 [items, factors]`: sum of the users' r_u x_u^T, each clipped."""
+        return self._clipped_sum(liked, users, lambda rows, _: rows)
+
+    def gradient(self, liked: Histories, users: Tensor) -> Tensor:
+        """Sum of the users' gradients -2 (r_u - Y x_u) x_u^T in Y, each clipped,
+        `float64 [items, factors]`."""
+        return self._clipped_sum(liked, users, lambda rows, own: 2 * (own @ self._items.T - rows))
+
+    def _clipped_sum(
+        self, liked: Histories, users: Tensor, left: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """Sum of the users' v x_u^T, each clipped, `float64 [items, factors]`; `left` computes v
+        `[block, items]` of a block of users from their rows and x_u."""
+        total = torch.zeros_like(self._items)
+        clip = Clip(self.config.clip_norm)
+        users_at_once = max(1, _DPMF_NUMBERS_AT_ONCE // liked.num_items)
+        for some, rows in binary_rows(liked, users_at_once, self.device):
+            own = users[some]
+            part = left(rows, own)
+            shares = clip_factors(clip, part.norm(dim=1) * own.norm(dim=1))
+            total.addmm_(part.T, own * shares[:, None])
+        return total
+
+
+# A linear item-to-item model from one noisy Gram matrix: EASE or PureSVD under user-level
+# differential privacy.
+#
+# Two releases, once each, without training rounds:
+#
+# 1. noisy counts of likers (`dp-popularity`), which select the m items whose entries can exceed the
+#    noise, and give their weights;
+# 2. the Gram matrix of those items, G = sum_u a_u (D x_u)(D x_u)^T with a_u = min(1, c / |D
+# x_u|^2),    so that each user contributes a positive semi-definite matrix of Frobenius norm at
+# most c. D is    diagonal, the noisy counts to the power of minus `exponent`: popular items have
+# the largest    entries and would otherwise dominate the norm.
+#
+# Both are sums over users, so two uploads per user under secure aggregation would suffice, the
+# second with m (m + 1) / 2 numbers. Contributions of both are non-negative, so under replace-one
+# both cost sqrt(2) S and not 2 S (`fedrec.privacy.accounting.sampling`).
+#
+# What follows is post-processing. Noise alone has eigenvalues up to about s sqrt(2 m), the noise
+# edge, where s is its standard deviation on the diagonal (the semicircle law); eigenvalues below it
+# are set to zero. Then either
+#
+# * `ease`: EASE's closed form (Steck 2019) with lambda = regularisation + ridge x noise edge, or
+# * `puresvd`: scores x D V V^T D^-1 with V the leading eigenvectors (Cremonesi, Koren and Turrin
+#   2010).
+#
+# With `public-features` the matrix is first denoised with the items' public features
+# (`fedrec.sums.products`); `ridge` refers to the same noise edge.
+#
+# Without noise, with c and m large and `exponent = 0` these are EASE and PureSVD. Items that were
+# not selected are ranked last, by their noisy counts.
+
+
+class DpGramConfig(CountsAndGramConfig):
+    """Settings of the noisy Gram matrix."""
+
+    model: Literal["ease", "puresvd"] = "puresvd"
+    """Model that is computed from the noisy Gram matrix."""
+    factors: Width = 12
+    """Largest number of eigenvectors of `puresvd`; those below the noise edge are dropped in any
+    case, and those just above it are mostly noise."""
+    public_features: bool = False
+    """Whether the matrix is denoised with the items' public features: directions in which
+    popularities and features vary are much more robust to noise (`fedrec.sums.products`)."""
+    ridge: float = Field(default=1.0, ge=0)
+    """Lambda of `ease` in units of the noise edge."""
+    regularisation: float = Field(default=1.0, gt=0)
+    """Constant part of lambda, > 0; without noise, lambda."""
+
+
+class DpGram(CountsAndGramBaseline):
+    """EASE or PureSVD from a noisy Gram matrix of the items with the largest noisy counts."""
+
+    name = "dp-gram"
+    Config = DpGramConfig
+    paper = "EASE (Steck 2019), PureSVD (Cremonesi et al. 2010), each from one Gaussian release"
+    config: DpGramConfig
+
+    @classmethod
+    def features_used(cls, config: DpGramConfig, known: FeatureNames) -> FeatureNames:
+        """Those of the items with `public-features`."""
+        return FeatureNames(items=known.items if config.public_features else ())
+
+    def fit(self, histories: Histories) -> None:
+        """Release counts and Gram matrix, and solve for the item-to-item weights.
+
+        Raises:
+            ExperimentError: `public-features`, and the items have none.
+        """
+        config = self.config
+        gram, std = self.released(histories)
+        edge = noise_edge(std, len(gram))
+        regularisation = config.regularisation
+        if config.public_features:
+            gram = denoised_within(gram, std, self._basis(histories))
+            regularisation += config.ridge * edge
+            edge = 0.0
+        weights = solved_weights(
+            gram,
+            edge,
+            solution=config.model,
+            factors=config.factors,
+            regularisation=regularisation,
+            ridge=config.ridge,
+        )
+        scale = torch.from_numpy(self.chosen.weights).to(self.device)
+        self._item_weights = (scale[:, None] * weights / scale).float()
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """Sums of the weights of each user's items, `float32 [users, items]`."""
+        known = torch.from_numpy(self.rows(histories)[:, self.chosen.places].toarray())
+        return self.chosen.ranked(known.to(self._item_weights) @ self._item_weights)
+
+    def _basis(self, histories: Histories) -> torch.Tensor:
+        """Orthonormal basis of the directions spanned by the popularities and public features of
+        the selected items."""
+        if histories.item_features is None or not histories.item_features.features:
+            raise ExperimentError(
+                "there are no public features to denoise with",
+                expected="a dataset whose items have features",
+                got="none",
+                fix="set public-features = false for this baseline",
+            )
+        chosen = self.chosen
+        counts = np.maximum(chosen.counts[chosen.places], chosen.noise)
+        directions = public_directions(histories.item_features)[chosen.places]
+        return basis_of(directions, counts * chosen.weights).to(self.device)
+
+
+# Item embeddings from public features and one noisy Gram matrix; each device fits its own user
+# vector.
+#
+# Two releases, once each, under user-level differential privacy:
+#
+# 1. noisy counts, which select the m items of the second release and estimate the popularity of
+# all; 2. the Gram matrix of those m items, as in `dp-gram`.
+#
+# A user's row x holds 1 for each liked item and `low-rated` for each other item that it rated: a
+# user chose the films that it rated, which also tells something about its preferences. Both
+# releases are sums over users of non-negative vectors and of positive semi-definite matrices of
+# bounded norm, so replacing a user costs sqrt(2) S (`fedrec.privacy.accounting.sampling`).
+#
+# Item embeddings are public in part, factors of a kernel over genres and years
+# (`fedrec.sums.fold_in`), and learned in part, the leading eigenvectors of the part of the noisy
+# Gram matrix that popularity and public embeddings do not explain (`fedrec.sums.residual`). That is
+# post-processing and costs no privacy.
+#
+# A device receives popularity and embeddings, and computes the most probable vector of its user
+# (`fedrec.sums.fold_in`) from the user's own rows. This happens on the device and nothing of it is
+# sent, so it costs no privacy either.
+#
+# The parts are the fold-in of iALS (Hu et al. 2008: a new user's vector from fixed item vectors),
+# DP popularity, and EASE from a noisy Gram matrix; their combination is ours. Item features have to
+# be public, such as film titles and genres; user features are not used.
+
+
+class DpFoldInConfig(CountsAndGramConfig, LearnedConfig, PublicPriorConfig):
+    """Settings of the releases, of the public embeddings and of the learned ones."""
+
+    low_rated: float = Field(default=0.3, ge=0, le=1)
+    """Weight of a rated item that is not positive, in the releases and on the device, where a
+    positive one has 1; 0 leaves these items out."""
+    items: int = Field(default=600, ge=1)
+    """Number m of items (with the largest noisy counts) in the Gram matrix; at most the
+    catalogue."""
+    count_share: float = Field(default=0.2, gt=0, lt=1)
+    """Share of the budget (of mu^2) that the counts take."""
+    factors: int = Field(default=64, ge=0, le=2**16)
+    """Largest number of learned coordinates; those below the noise edge are dropped in any case."""
+
+
+class DpFoldIn(CountsAndGramBaseline):
+    """User vectors fitted on the device to item embeddings that are public or released once."""
+
+    name = "dp-fold-in"
+    Config = DpFoldInConfig
+    paper = "fold-in of iALS (Hu et al. 2008) and EASE's Gram matrix (Steck 2019), from one release"
+    config: DpFoldInConfig
+
+    @classmethod
+    def features_used(cls, config: DpFoldInConfig, known: FeatureNames) -> FeatureNames:
+        """Those of the items; no texts or vectors whose effects have no variance."""
+        return prior_features(config, known)
+
+    def fit(self, histories: Histories) -> None:
+        """Release counts and Gram matrix, and compute embeddings from them and public features.
+
+        Raises:
+            ExperimentError: an ordered feature is not an item feature.
+        """
+        config = self.config
+        gram, std = self.released(histories)
+        gram = gram.cpu()
+        counts = expected_counts(self.chosen.counts, self.chosen.noise)
+        shares = torch.from_numpy(counts / counts.sum())
+        features = histories.item_features or FeatureTable(histories.num_items)
+        public = torch.from_numpy(feature_embeddings(features, config))
+        learned = placed_embeddings(
+            gram,
+            torch.from_numpy(self.chosen.places),
+            torch.from_numpy(self.chosen.weights),
+            shares,
+            public,
+            config,
+            edge=noise_edge(std, len(gram)),
+            factors=config.factors,
+        )
+        embeddings = torch.cat([public, learned], 1).float().to(self.device)
+        self._model = LogLinear(embeddings, shares.log().float().to(self.device))
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """Scores from each user's vector, fitted to its own rows, `float32 [users, items]`."""
+        rows = torch.from_numpy(self.rows(histories).toarray())
+        return self._model.scores(rows.float().to(self.device))
+
+
+# Popularity under user-level differential privacy: the baseline for private systems.
+#
+# There is one release: the indicator vector of liked items of every training user is clipped, and
+# the sum gets noise once. The noise is calibrated by the same plan and accountant as in a federated
+# run, for one round with all users. Counts are non-negative, so under replace-one Gaussian noise is
+# calibrated to a sensitivity of sqrt(2) S (`fedrec.privacy.accounting.sampling`).
+
+
+class DpPopularityConfig(PrivateConfig):
+    """Settings of private popularity."""
+
+    clip_norm: float = Field(default=8.0, ge=1e-9)
+    """Bound on the norm of a user's counts (L2; L1 for Laplace): sqrt(n), or n, for n liked
+    items."""
+    mechanism: str | dict[str, Any] = "gaussian"
+    """The noise, as in `privacy.mechanism`."""
+
+    def privacy(self, clip_norm: float) -> PrivacyConfig:
+        """The same as an experiment's `[privacy]` table, for one clip norm."""
+        return super().privacy(clip_norm).model_copy(update={"mechanism": self.mechanism})
+
+
+class DpPopularity(PrivateBaseline):
+    """Scores an item by its noisy number of likers."""
+
+    name = "dp-popularity"
+    Config = DpPopularityConfig
+    config: DpPopularityConfig
+
+    def parts(self) -> tuple[ReleaseKind, ...]:
+        """The counts."""
+        return (ReleaseKind("counts", self.config.clip_norm, contributions="non-negative"),)
+
+    def plan(self, users: int) -> Plan:
+        """Clip, noise and cost of the release for so many training users."""
+        return self.plans(users)["counts"]
+
+    def fit(self, histories: Histories) -> None:
+        """Sum the clipped indicator vectors and add noise."""
+        releases = self.releases(histories.num_users)
+        counts = clipped_row_sum(histories.csr(np.float64), releases.plans["counts"].clip)
+        self._counts = torch.from_numpy(releases.release("counts", counts))
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """The same noisy counts for every user, as `float32 [users, items]` (a view; do not write
+        to it)."""
+        return self._counts.expand(histories.num_users, -1)

@@ -1,0 +1,426 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private systems that predict ratings: DPSGD-MF, item means, and DPPS-MF."""
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+from scipy.sparse import csr_array
+
+from fedrec.baselines.base import RatingBaseline, Ratings
+from fedrec.baselines.neighbours import ScaleConfig, profiles_of, user_deviations
+from fedrec.baselines.pnbm import refuse_divergence
+from fedrec.config import Width
+from fedrec.errors import ExperimentError
+from fedrec.neighbourhood.learned import Gradient, Langevin, means_of, rating_sums, scaled
+from fedrec.neighbourhood.similarity import Profiles, item_means
+from fedrec.privacy.accounting.events import DEFAULT_BACKEND, BackendName
+from fedrec.privacy.accounting.sampling import Adjacency
+from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import Plan
+from fedrec.privacy.statement import Stated, report
+from fedrec.rng import source_of, stream
+
+# DPSGD-MF: matrix factorization whose errors get Laplace noise (Berlioz et al. 2015; a baseline of
+# PNBM).
+#
+#     for k epochs, for each rating:
+#         e = r_ui - p_u . q_i + Laplace(k (r_max - r_min) / epsilon), clamped to +-e_max
+#         p_u += eta (e q_i - lambda p_u);  q_i += eta (e p_u - lambda q_i)
+#
+# on deviations from noisy averages of items and users, which take a part of epsilon. The scalar e
+# is the only access to a rating, k times at epsilon / k, so the stated epsilon holds: for the value
+# of one rating. That a user rated an item stays visible.
+#
+# Where this differs from the paper: it names several averages and other ways to perturb; here these
+# are the means of all, of items and of users' deviations, with a third of `average-share` of
+# epsilon each. e_max is not given and is a setting.
+
+_INIT_STD = 0.1  # of the initial factors
+_CAVEATS = (
+    (
+        "It is the value of one rating that is protected. That a user rated an item is not, nor is"
+        " a whole user: one with n ratings has n times the epsilon."
+    ),
+    "Choosing settings anew for each epsilon by looking at results is not accounted for.",
+)
+
+
+class DpsgdMfConfig(ScaleConfig):
+    """Settings of matrix factorization under noise."""
+
+    epsilon: float | None = Field(default=1.0, gt=0)
+    """Epsilon for the value of one rating; null: no noise."""
+    epochs: int = Field(default=10, ge=1)
+    """Epochs over the ratings; 10 to 50 in PNBM."""
+    factors: Width = 10
+    """Number of factors (width of p_u and q_i); 10 to 20 in PNBM."""
+    learning_rate: float = Field(default=8e-4, gt=0)
+    """Learning rate eta; 6e-4 or 8e-4 in PNBM."""
+    regularisation: float = Field(default=0.02, ge=0)
+    """Regularisation lambda; 0.02 or 0.2 in PNBM."""
+    error_bound: float = Field(default=2.0, gt=0)
+    """Bound e_max on the errors."""
+    average_share: float = Field(default=0.1, gt=0, lt=1)
+    """Share of epsilon for the averages, in (0, 1)."""
+    damping: float = Field(default=5.0, ge=0)
+    """Smoothing: number of ratings without deviation that are added to each item and user."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the initial factors, the order of ratings and the noise."""
+
+
+class DpsgdMf(RatingBaseline):
+    """Factors from noisy errors."""
+
+    name = "dpsgd-mf"
+    Config = DpsgdMfConfig
+    paper = "Berlioz et al. 2015; PNBM, section 5.1"
+    config: DpsgdMfConfig
+
+    def fit_ratings(self, ratings: Ratings) -> None:
+        """Take noisy averages, then descend.
+
+        Raises:
+            ExperimentError: it diverged.
+        """
+        from fedrec.sums.products import descend_factors
+
+        config = self.config
+        random = stream(config.seed, "baseline-dpsgd-mf")
+        left = self._averaged(ratings, random)
+        self.users = random.normal(0, _INIT_STD, (ratings.num_users, config.factors))
+        self.items = random.normal(0, _INIT_STD, (ratings.num_items, config.factors))
+        users = ratings.users.astype(np.int64)
+        items = ratings.items.astype(np.int64)
+        rates = (config.learning_rate, config.regularisation, config.error_bound)
+        unbiased = (np.zeros(ratings.num_users), np.zeros(ratings.num_items), False, True)
+        for _ in range(config.epochs):
+            noise = self._noise(random, len(left), config.epochs / (1 - config.average_share))
+            order = random.permutation(len(left))
+            steps = (users, items, left, noise, order)
+            descend_factors(*steps, self.users, self.items, *rates, *unbiased)
+        refuse_divergence(self.users, self.items)
+
+    def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Predicted ratings, `float64 [rows]`. Users must be training users; the known ratings are
+        not used."""
+        product = np.einsum("nk,nk->n", self.users[users], self.items[items])
+        return self.config.within(
+            self._mean + self._of_items[items] + self._of_users[users] + product
+        )
+
+    def stated(self) -> Stated | None:
+        """Its stated and exact privacy after fitting; None without an epsilon."""
+        epsilon = self.config.epsilon
+        return (
+            None
+            if epsilon is None
+            else Stated(epsilon, epsilon, "the value of one rating", _CAVEATS)
+        )
+
+    def _averaged(self, ratings: Ratings, random: np.random.Generator) -> np.ndarray:
+        """Set the noisy averages; returns the deviation of each rating from them, `float64
+        [ratings]`."""
+        share = 3 / self.config.average_share
+        total = ratings.values.sum() + self._noise(random, 1, share)[0]
+        self._mean = float(np.clip(total / max(len(ratings.values), 1), *self.config.scale))
+        left = ratings.values - self._mean
+        self._of_items = self._mean_of(left, ratings.items, ratings.num_items, random, share)
+        left = left - self._of_items[ratings.items]
+        self._of_users = self._mean_of(left, ratings.users, ratings.num_users, random, share)
+        return left - self._of_users[ratings.users]
+
+    def _mean_of(
+        self,
+        values: np.ndarray,
+        of: np.ndarray,
+        count: int,
+        random: np.random.Generator,
+        share: float,
+    ) -> np.ndarray:
+        """Noisy mean deviation by item or user; the number of ratings of each is public."""
+        half = (self.config.scale[1] - self.config.scale[0]) / 2
+        sums = np.bincount(of, values, count) + self._noise(random, count, share)
+        weights = np.bincount(of, minlength=count) + self.config.damping
+        return np.clip(sums / np.maximum(weights, 1.0), -half, half)
+
+    def _noise(self, random: np.random.Generator, size: int, shares: float) -> np.ndarray:
+        """Laplace noise for a rating that gets epsilon / shares."""
+        if self.config.epsilon is None:
+            return np.zeros(size)
+        width = self.config.scale[1] - self.config.scale[0]
+        return random.laplace(0.0, width * shares / self.config.epsilon, size)
+
+
+# Item means under user-level differential privacy, plus the user's own mean: the simplest baseline
+# for private rating prediction.
+#
+# There is one release: the ratings of every training user, mapped to [-1, 1], and its indicators of
+# rated items form one vector, which is clipped; their sum gets noise once, by the same plan and
+# accountant as a federated round. The inner product of any two such vectors is non-negative, so
+# under replace-one the cost is that of sqrt(2) S (`fedrec.neighbourhood.learned`). An item's mean
+# is its noisy sum over its noisy count. The mean of the user's own deviations, which the device
+# knows, is added.
+
+
+class DpItemMeanConfig(ScaleConfig):
+    """Settings of private item means."""
+
+    epsilon: float = Field(default=1.0, gt=0)
+    """Epsilon of the release."""
+    delta: float = Field(default=1e-5, gt=0, le=0.1)
+    """Additive term of the guarantee: any set of outcomes is at most e^epsilon times as probable as
+    on neighbouring data, plus delta."""
+    clip_norm: float = Field(default=7.5, ge=1e-9)
+    """Bound on the L2 norm of a user's ratings in [-1, 1] and indicators together; from sqrt(n) to
+    sqrt(2 n), about 1.2 sqrt(n) for n ratings."""
+    most_ratings: int | None = Field(default=None, ge=1)
+    """Largest number of ratings per user before clipping; of more, a random subset is kept;
+    default: all."""
+    adjacency: Adjacency = "replace-one"
+    """Neighbours: one user's data replaced by another's, or one user added or removed."""
+    backend: BackendName = DEFAULT_BACKEND
+    """Accountant."""
+    damping: float = Field(default=20.0, ge=0)
+    """Smoothing: number of average ratings that are added to each item."""
+    user_damping: float = Field(default=5.0, ge=0)
+    """Smoothing: number of ratings without deviation that are added to each user; on the device, at
+    no privacy cost."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the noise."""
+
+
+class DpItemMean(RatingBaseline):
+    """Noisy item means and users' own means."""
+
+    name = "dp-item-mean"
+    Config = DpItemMeanConfig
+    config: DpItemMeanConfig
+
+    def plan(self, users: int) -> Plan:
+        """Clip, noise and cost of the release for so many training users."""
+        own = self.config.model_dump(
+            include={"epsilon", "delta", "clip_norm", "adjacency", "backend"}
+        )
+        return Plan.of(PrivacyConfig(**own), "full", {}, users, 1, contributions="non-negative")
+
+    def fit_ratings(self, ratings: Ratings) -> None:
+        """Sum the clipped contributions and add noise.
+
+        Raises:
+            ExperimentError: there are no training users.
+        """
+        config = self.config
+        profiles = profiles_of(ratings)
+        if config.most_ratings is not None:
+            profiles = profiles.at_most(config.most_ratings, self._keys(profiles))
+        present = int((profiles.counts > 0).sum())
+        if not present:
+            raise ExperimentError(
+                "there are no users to learn from",
+                expected="ratings",
+                got="none",
+                fix="choose a dataset with ratings, or a split with training rows",
+            )
+        plan = self._plan = self.plan(present)
+        squares = np.square(scaled(profiles.values, config.scale)) + 1
+        norms = np.sqrt(np.bincount(profiles.users, squares, profiles.num_users))
+        shares = plan.clip.factors(norms)
+        sums = rating_sums(profiles, config.scale, shares)
+        noisy = plan.mechanism.add_noise(
+            {"sums": sums}, plan.noise_scale, source_of("reproducible", config.seed), 1
+        )["sums"]
+        self._means = means_of(noisy.astype(np.float64), config.damping, config.scale)
+
+    def _keys(self, profiles: Profiles) -> np.ndarray:
+        """Random keys of the ratings; each user's from a stream of its own, or one user's number of
+        ratings would change the selection of others."""
+        keys = np.zeros(len(profiles.items))
+        for user in np.flatnonzero(profiles.counts > (self.config.most_ratings or 0)):
+            own = slice(profiles.offsets[user], profiles.offsets[user + 1])
+            random = stream(self.config.seed, "baseline-dp-item-mean", int(user))
+            keys[own] = random.random(own.stop - own.start)
+        return keys
+
+    def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Predicted ratings, `float64 [rows]`."""
+        own = user_deviations(profiles_of(known), self._means, self.config.user_damping)
+        return self.config.within(self._means[items] + own[users])
+
+    def stated(self) -> Stated | None:
+        """Its privacy guarantee after fitting, which is that of the plan and valid."""
+        spent = report(self._plan)
+        return Stated(
+            self.config.epsilon, spent.epsilon, f"one user, at delta {spent.delta:g}", spent.caveats
+        )
+
+
+# Shared code of systems that release one sample of a scaled posterior: settings, scale, and the
+# actual guarantee.
+#
+# With each user's half squared error l_u in [0, B / 2], one exact sample of exp(-c sum_u l_u)
+# p(parameters) changes, if one user is replaced by another, by a factor of at most exp(c B / 2) in
+# the density and by the same factor in its normalisation: it is c B-DP. The papers take c = epsilon
+# / 4B, which is four times less than c = epsilon / B.
+
+CAVEATS = (
+    (
+        "The total is that of an exact sample, which no chain of this length gives: at such step"
+        " sizes the prior alone takes some 10^10 steps to forget where the chain started. How far"
+        " the chain is from the posterior (delta) is not known, so nothing is guaranteed."
+    ),
+    (
+        "A temperature below 1 divides the noise: what is sampled is the posterior to the power of"
+        " 1 / temperature, and epsilon grows by that factor. It is counted above."
+    ),
+    "Exact item means are used and published.",
+    (
+        "The epsilon is for a whole user. Divided by the number of its ratings it is no guarantee"
+        " for one rating: that has the same epsilon as the user."
+    ),
+)
+
+
+class PosteriorConfig(ScaleConfig):
+    """Settings of one sample by stochastic gradient Langevin dynamics."""
+
+    epsilon: float | None = Field(default=20.0, gt=0)
+    """Epsilon per user, as the paper states it; null: the unscaled posterior."""
+    most_ratings: int = Field(default=200, ge=1)
+    """Tau, the largest number of ratings per user; of more, a random subset is kept."""
+    bound: Literal["paper", "tight"] = "paper"
+    """Scale of the posterior: epsilon / 4B, or epsilon / B, which gives the same guarantee."""
+    steps: int = Field(default=200, ge=0)
+    """Number of steps of the chain; not in the paper."""
+    batch: int = Field(default=10_000, ge=1)
+    """L, ratings in a step, drawn with replacement; not in the paper."""
+    learning_rate: float = Field(default=8e-6, gt=0)
+    """Eta_1; 8e-8 to 8e-6 in the paper."""
+    decay: float = Field(default=0.3, ge=0, le=1)
+    """Xi, of the step sizes; 0.3 in the paper."""
+    temperature: float = Field(default=0.09, gt=0)
+    """Rho, factor on the variance of the noise; 0.001 to 0.09 in the paper, 1 samples the
+    posterior."""
+    regularisation: float = Field(default=0.02, ge=0)
+    """Lambda, precision of the prior / precision of ratings."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the initial values, the removed ratings, the batches and the noise."""
+
+    @property
+    def most_error(self) -> float:
+        """B, the largest sum of squared errors of a user."""
+        return (self.scale[1] - self.scale[0]) ** 2 * self.most_ratings
+
+    @property
+    def factor(self) -> float:
+        """Factor on the log of the posterior."""
+        if self.epsilon is None:
+            return 1.0
+        return self.epsilon / (self.most_error * (4 if self.bound == "paper" else 1))
+
+    def chain(self) -> Langevin:
+        """The Langevin chain of these settings."""
+        return Langevin(self.steps, self.learning_rate, self.decay, self.temperature)
+
+    def stated(self, *more: str) -> Stated | None:
+        """Stated and exact privacy of a sample under these settings, with additional caveats."""
+        if self.epsilon is None:
+            return None
+        exact = self.factor * self.most_error / self.temperature
+        return Stated(self.epsilon, exact, "one user", (*more, *CAVEATS))
+
+
+# DPPS-MF: one sample of factors from a scaled posterior (Liu, Wang and Smola 2015; a baseline of
+# PNBM).
+#
+#     (U, V) ~ exp(-epsilon / 4B (1/2 sum (r_ui - m_i - u_u . v_i)^2 + lambda/2 (|U|^2 + |V|^2)))
+#
+# by stochastic gradient Langevin dynamics. V is released, and each user computes its own u from V
+# and its own ratings on its device. The validity of the stated epsilon is discussed in
+# `fedrec/baselines/private/ratings.py` and returned by `stated`.
+#
+# Where this differs from the paper: deviations from items' means are factored; predictions are
+# clipped inside the density, as B requires; a user's own factors are the ridge regression of its
+# ratings on V and not those of the chain, so that new users can be scored; individual budgets of
+# users are not implemented.
+
+
+class DppsMfConfig(PosteriorConfig):
+    """Settings of a posterior sample of factors."""
+
+    factors: Width = 10
+    """Number of factors (width of u and v); 10 to 20 in PNBM."""
+    temperature: float = Field(default=0.03, gt=0)
+    """Rho, factor on the variance of the noise; 1e-4 to 3e-2 in PNBM, 1 samples the posterior."""
+    own_regularisation: float = Field(default=5.0, gt=0)
+    """Regularisation of the users' own factors."""
+
+
+class DppsMf(RatingBaseline):
+    """One posterior sample of the items' factors."""
+
+    name = "dpps-mf"
+    Config = DppsMfConfig
+    paper = "Liu, Wang and Smola 2015; PNBM, section 5.1"
+    config: DppsMfConfig
+
+    def fit_ratings(self, ratings: Ratings) -> None:
+        """Run the chain.
+
+        Raises:
+            ExperimentError: it diverged.
+        """
+        config = self.config
+        random = stream(config.seed, "baseline-dpps-mf")
+        profiles = profiles_of(ratings)
+        profiles = profiles.at_most(config.most_ratings, random.random(len(profiles.items)))
+        self._means, _ = item_means(profiles)
+        rows = ratings.num_users + ratings.num_items
+        start = random.normal(0, _INIT_STD, (rows, config.factors))
+        found = config.chain().sample(start, self.gradient(profiles), random)
+        refuse_divergence(found)
+        self.items = found[ratings.num_users :]
+
+    def gradient(self, profiles: Profiles) -> Gradient:
+        """Estimates of the gradient of the scaled energy with respect to users' and items' factors,
+        stacked."""
+        config = self.config
+        (means, _) = item_means(profiles)
+        users = profiles.users
+        count = profiles.num_users
+        shape = (profiles.num_users, profiles.num_items)
+
+        def estimated(point: np.ndarray, random: np.random.Generator) -> np.ndarray:
+            drawn = random.integers(0, len(users), config.batch)
+            own = users[drawn]
+            rated = profiles.items[drawn]
+            guess = means[rated] + np.einsum("nk,nk->n", point[own], point[count + rated])
+            errors = guess - profiles.values[drawn]
+            errors[(guess < config.scale[0]) | (guess > config.scale[1])] = 0.0
+            matrix = csr_array((errors * (len(users) / config.batch), (own, rated)), shape=shape)
+            found = np.concatenate([matrix @ point[count:], matrix.T @ point[:count]])
+            found += config.regularisation * point
+            found *= config.factor
+            return found
+
+        return estimated
+
+    def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Predicted ratings, `float64 [rows]`. Users' factors are found from their known
+        ratings."""
+        own = profiles_of(known).centred(self._means)
+        factors = np.zeros((own.num_users, self.config.factors))
+        penalty = self.config.own_regularisation * np.eye(self.config.factors)
+        for user in np.unique(users).tolist():
+            rated = slice(own.offsets[user], own.offsets[user + 1])
+            design = self.items[own.items[rated]]
+            factors[user] = np.linalg.solve(
+                design.T @ design + penalty, design.T @ own.values[rated]
+            )
+        return self.config.within(
+            self._means[items] + np.einsum("nk,nk->n", factors[users], self.items[items])
+        )
+
+    def stated(self) -> Stated | None:
+        """Its stated and exact privacy after fitting; None without an epsilon."""
+        return self.config.stated()

@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private systems trained centrally by DP-SGD on users: the denoising autoencoder and matrix
+factorization."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fedrec.baselines.base import Histories
+from fedrec.baselines.private.chosen_items import clip_factors
+from fedrec.baselines.private.system import PrivateBaseline, PrivateConfig, ReleaseKind
+from fedrec.config import Width
+from fedrec.data.features import FeatureTable
+from fedrec.data.interactions import Schema
+from fedrec.device import one_thread
+from fedrec.models.vae import Ae, AeConfig
+from fedrec.nn.layers import Adam
+from fedrec.privacy.clipping import Clip
+from fedrec.privacy.optimal_clip import noise_decides, optimal_clip
+from fedrec.rng import NoiseSource, secure_fixed_size, secure_poisson, stream, torch_stream
+
+# Gradients of users that are outer products: their norms and clipped sums, without materialising
+# the gradients.
+#
+# A user who enters an affine layer once, as one row x, has the gradient x^T g with respect to its
+# weights, where g is the gradient with respect to its result (Goodfellow 2015). So |x^T g| = |x|
+# |g|, in the L2 as in the L1 norm, and a sum over users with a factor each is one product of
+# matrices.
+
+
+@dataclass(frozen=True, eq=False)
+class OuterGradients:
+    """Gradients of some users.
+
+    Attributes:
+        pairs: by parameter, `[users, a]` and `[users, b]`; a user's gradient is the outer product
+            of its two rows. Where b is 1, the parameter has one axis.
+    """
+
+    pairs: Mapping[str, tuple[Tensor, Tensor]]
+
+    def norms(self) -> Tensor:
+        """L2 norm of each user's gradient over all parameters, `float64 [users]`."""
+        squares = [
+            left.double().square().sum(1) * right.double().square().sum(1)
+            for left, right in self.pairs.values()
+        ]
+        return torch.stack(squares).sum(0).sqrt()
+
+    @property
+    def coordinates(self) -> int:
+        """Number of coordinates of a gradient."""
+        return sum(left.shape[1] * right.shape[1] for left, right in self.pairs.values())
+
+    def whole(self) -> Tensor:
+        """The gradients themselves, `[users, coordinates]`."""
+        parts = [
+            torch.einsum("ua,ub->uab", left, right).flatten(1)
+            for left, right in self.pairs.values()
+        ]
+        return torch.cat(parts, dim=1)
+
+    def weighted_sum(self, factors: Tensor) -> dict[str, Tensor]:
+        """Sum of the users' gradients, each times its factor, `float32` by parameter.
+
+        Args:
+            factors: `[users]`, >= 0; a user with factor 0 is left out, even if its gradient is not
+                finite.
+        """
+        total = {}
+        for name, (left, right) in self.pairs.items():
+            # A failed user has factor 0; NaN times 0 would be NaN.
+            kept = (factors > 0)[:, None]
+            scaled = torch.where(kept, right * factors[:, None], 0.0).to(left.dtype)
+            found = (torch.where(kept, left, 0.0).T @ scaled).float()
+            total[name] = found[:, 0] if right.shape[1] == 1 else found
+        return total
+
+
+# Private systems trained by DP-SGD on users: draw users, clip each user's gradient, add noise to
+# the sum, take a step.
+#
+# In every step some users are drawn, each user's gradient is clipped to norm S over all parameters
+# together, the sum gets Gaussian noise once, and Adam moves the parameters (Abadi et al. 2016 with
+# users for examples, as McMahan et al. 2018). Cohorts are of fixed size under replace-one and
+# Poisson under add-remove, for which amplification is proven. Gradients have signs, so replace-one
+# costs 2 S.
+#
+# With `clip = "optimal"` S is the clip norm of DP-VAE's algorithm 2 ("DP-O" in its table 11),
+# sought in every step among the norms of the cohort's gradients. It is computed from private
+# gradients and can be inferred from the noise, so such a system is charged as not private.
+
+_KIND = "gradients"
+_WHY = "the clip norm of each step is chosen by algorithm 2 from private gradients"
+
+
+class DpSgdBaselineConfig(PrivateConfig):
+    """Settings of systems that are trained by DP-SGD on users."""
+
+    steps: int = Field(default=100, ge=1)
+    """Gradient steps, each of which is a release."""
+    cohort: int = Field(default=500, ge=1)
+    """Users per step (expected number under add-remove); at most all."""
+    clip: Literal["constant", "optimal"] = "constant"
+    """`constant`: S is `clip-norm`; `optimal`: DP-VAE's algorithm 2, whose epsilon is infinite."""
+    clip_norm: float = Field(default=1.0, ge=1e-9)
+    """S, bound on the L2 norm of a user's gradient."""
+    learning_rate: float = Field(default=0.003, gt=0)
+    """Learning rate of Adam."""
+
+    @model_validator(mode="after")
+    def _noise_to_choose_by(self) -> Self:
+        if self.clip == "optimal" and not self.noise:
+            raise ValueError(
+                "clip = 'optimal' only with noise = true, because it balances clipping and noise"
+            )
+        return self
+
+
+class DpSgdBaseline(PrivateBaseline):
+    """Updates parameters by noisy sums of clipped gradients of users; a subclass defines the model.
+
+    Attributes:
+        stream: name of its random stream.
+    """
+
+    config: DpSgdBaselineConfig
+    stream: str
+
+    def parts(self) -> tuple[ReleaseKind, ...]:
+        """One sum of gradients per step."""
+        unfounded = _WHY if self.config.clip == "optimal" else ""
+        return (
+            ReleaseKind(
+                _KIND, self.config.clip_norm, releases=self.config.steps, unfounded=unfounded
+            ),
+        )
+
+    def sampler(self, users: int) -> tuple[str, dict[str, float]]:
+        """The sampler of a release's users and its settings, for a number of users; all users by
+        default."""
+        name = "fixed-size" if self.config.adjacency == "replace-one" else "poisson"
+        return name, {"cohort": min(self.config.cohort, users)}
+
+    @abstractmethod
+    def start(self, histories: Histories, generator: torch.Generator) -> dict[str, Tensor]:
+        """Initial parameters, on the device."""
+
+    def kept(
+        self, users: np.ndarray, step: int, source: NoiseSource, generator: torch.Generator
+    ) -> Tensor | None:
+        """`bool [users, items]`: the items that dropout keeps in a step; None without dropout.
+
+        A user's row must be of that user alone and unknown to observers: a row that depended on who
+        else is in the cohort would change other users' gradients with one user's data.
+
+        Args:
+            users: `int64 [users]`, of the cohort.
+            step: the step, from 0.
+            source: where noise comes from.
+            generator: of the model's random numbers, from the seed; for simulations.
+        """
+        return None
+
+    @abstractmethod
+    def gradients(
+        self, parameters: dict[str, Tensor], rows: Tensor, kept: Tensor | None
+    ) -> OuterGradients:
+        """Gradients of some users' losses.
+
+        Args:
+            parameters: as they are before the step.
+            rows: binary `float32 [users, items]`.
+            kept: as `kept` returns, on the device.
+        """
+
+    @one_thread()
+    def fit(self, histories: Histories) -> None:
+        """Train from fresh parameters, on a processor with one thread."""
+        config = self.config
+        generator = torch_stream(self.config.own_seed, self.stream)
+        releases = self.releases(histories.num_users)
+        self._parameters = self.start(histories, generator)
+        adam = Adam(self._parameters.values(), lr=config.learning_rate)
+        plan = releases.plans[_KIND]
+        for step in range(config.steps):
+            cohort = self._cohort(histories.num_users, step)
+            rows = histories.take(cohort).matrix().to(self.device)
+            kept = self.kept(cohort, step, releases.source, generator)
+            found = self.gradients(
+                self._parameters, rows, None if kept is None else kept.to(self.device)
+            )
+            bound = config.clip_norm
+            if config.clip == "optimal":
+                bound = (
+                    chosen_clip(found, plan.noise_scale / plan.clip_norm / plan.denominator)
+                    or bound
+                )
+            total = clipped_sum(found, bound)
+            flat = torch.cat([total[name].flatten() for name in self._parameters]).cpu().numpy()
+            noisy = releases.release(_KIND, flat, clip_norm=bound) / np.float32(plan.denominator)
+            parts = torch.from_numpy(noisy).to(self.device)
+            pieces = parts.split([value.numel() for value in self._parameters.values()])
+            for value, piece in zip(self._parameters.values(), pieces, strict=True):
+                value.grad = piece.view_as(value)
+            adam.step()
+        self._parameters = {name: value.detach() for name, value in self._parameters.items()}
+
+    def _cohort(self, users: int, step: int) -> np.ndarray:
+        name, settings = self.sampler(users)
+        everybody = np.arange(users)
+        cohort = int(settings["cohort"])
+        if self.config.mode == "secure":
+            return (
+                secure_fixed_size(everybody, cohort)
+                if name == "fixed-size"
+                else secure_poisson(everybody, cohort / users)
+            )
+        random = stream(self.config.own_seed, f"{self.stream}/cohort", step)
+        if name == "fixed-size":
+            return np.sort(random.choice(users, cohort, replace=False))
+        return np.flatnonzero(random.random(users) < cohort / users)
+
+
+def clipped_sum(gradients: OuterGradients, bound: float) -> dict[str, Tensor]:
+    """Sum of users' gradients, each clipped to a norm over all parameters together, by parameter
+    and in its shape."""
+    return gradients.weighted_sum(clip_factors(Clip(bound), gradients.norms()))
+
+
+def chosen_clip(gradients: OuterGradients, noise_multiplier: float) -> float:
+    """The clip norm of algorithm 2 for the users' gradients; 0 if all are zero.
+
+    Args:
+        gradients: of a cohort. Users with a zero or non-finite gradient are ignored, because a
+            bound of 0 would stop training.
+        noise_multiplier: standard deviation of the noise in the mean of the cohort, over S.
+    """
+    norms = gradients.norms()
+    kept = torch.isfinite(norms) & (norms > 0)
+    if not bool(kept.any()):
+        return 0.0
+    if noise_decides(noise_multiplier, gradients.coordinates):
+        return float(norms[kept].min())
+    pairs = {name: (left[kept], right[kept]) for name, (left, right) in gradients.pairs.items()}
+    return optimal_clip(OuterGradients(pairs).whole(), noise_multiplier)
+
+
+# A denoising autoencoder trained centrally by DP-SGD on users (DPAE of Fang et al. 2022, tables 8
+# and 11).
+#
+# A user's loss is the multinomial one over its whole history. The user enters every affine layer
+# once, as one row x, so its gradient is an outer product x^T g, and no user's gradient needs to be
+# materialised (Goodfellow 2015).
+#
+# Where this differs from the paper: Fang et al. give every user an epsilon of its own and noise of
+# its own for one upload (`clients/steps/dpvae.py` with model `ae` does that, with the paper's clip
+# norm from private gradients as an option); here one epsilon is for all steps and holds for all
+# data of a user. Adam instead of plain gradient descent.
+
+
+class DpAeConfig(DpSgdBaselineConfig):
+    """Settings of the private autoencoder."""
+
+    hidden: Width = 80
+    """Width of the hidden layers of encoder and decoder."""
+    latent: Width = 20
+    """Width of the code (paper: 20, 30 and 50)."""
+    dropout: float = Field(default=0.5, ge=0, lt=1)
+    """Share of a user's items that are hidden from the encoder while it trains."""
+
+
+class DpAe(DpSgdBaseline):
+    """Trained on clipped gradients of users, under noise."""
+
+    name = "dpae"
+    Config = DpAeConfig
+    paper = "DP-VAE (Fang et al. 2022), tables 8 and 11, DPAE"
+    config: DpAeConfig
+    stream = "baseline-dpae"
+
+    def start(self, histories: Histories, generator: torch.Generator) -> dict[str, Tensor]:
+        """Initial parameters, on the device."""
+        config = self.config
+        network = AeConfig(hidden=config.hidden, latent=config.latent, dropout=config.dropout)
+        schema = Schema(histories.num_items, FeatureTable(histories.num_items, ()), (), "ranking")
+        self._model = Ae(network, schema)
+        return {
+            name: value.to(self.device) for name, value in self._model.initial(generator).items()
+        }
+
+    @torch.no_grad()
+    def scores(self, histories: Histories) -> Tensor:
+        """Logits of the items, `float32 [users, items]`."""
+        parameters = {name: value.unsqueeze(0) for name, value in self._parameters.items()}
+        return self._model.history_scores(
+            parameters, histories.matrix().to(self.device).unsqueeze(0)
+        )[0]
+
+    def kept(
+        self, users: np.ndarray, step: int, source: NoiseSource, generator: torch.Generator
+    ) -> Tensor:
+        """`bool [users, items]`: the items that dropout keeps in a step; in mode `secure` drawn for
+        each user from the operating system's generator, else by place in the cohort from the
+        seed."""
+        if self.config.mode == "reproducible":
+            return self._model.draw((1, len(users)), generator).kept[0]
+        kept = np.empty((len(users), self._model.schema.num_items), dtype=bool)
+        for row, user in zip(kept, users, strict=True):
+            drawn = source.uniform(len(row), f"{self.stream}/dropout", step, int(user))
+            np.greater_equal(drawn, self.config.dropout, out=row)
+        return torch.from_numpy(kept)
+
+    def gradients(
+        self, parameters: dict[str, Tensor], rows: Tensor, kept: Tensor | None
+    ) -> OuterGradients:
+        """Gradients of the losses of some users, given by `rows`, `float32 [users, items]`."""
+        inputs = {}
+        outputs = {}
+
+        def record(name: str, entering: Tensor, leaving: Tensor) -> Tensor:
+            inputs[name] = entering.detach()[0]
+            outputs[name] = leaving
+            return leaving
+
+        leaves = {
+            name: value.detach().unsqueeze(0).requires_grad_() for name, value in parameters.items()
+        }
+        codes = self._model.code(
+            leaves, rows.unsqueeze(0), None if kept is None else kept.unsqueeze(0), record
+        )
+        log_chances = torch.log_softmax(self._model.decode(leaves, codes, record), -1)
+        loss = -(log_chances[0] * rows).sum()
+        found = torch.autograd.grad(loss, list(outputs.values()))
+        pairs = {}
+        once = rows.new_ones(len(rows), 1)
+        for name, gradient in zip(outputs, found, strict=True):
+            pairs[f"{name}.weight"] = (inputs[name], gradient[0])
+            pairs[f"{name}.bias"] = (gradient[0], once)
+        return OuterGradients(pairs)
+
+
+# Matrix factorization trained centrally by DP-SGD on users: "SVD" and "MF" with DP and DP-O in
+# DP-VAE's table 11.
+#
+#     r_ui = c_u + b_i + x_u . y_i
+#
+# is fitted to the binary matrix of liked pairs. The items' factors and biases are released; in
+# every step each user who is drawn is solved for, (x_u, c_u) being the ridge regression of its row
+# on them, and sends the gradient of its squared error
+#
+#     -2 e_u (x_u, 1)^T,    e_u = r_u - c_u - b - Y x_u,
+#
+# which is one outer product, clipped to norm S. A user's solution is never released. Without biases
+# this is "MF".
+#
+# Where this differs from the paper: Fang et al. (2022) give every user an epsilon and noise of its
+# own for one upload (`clients/steps/dpsgd.py` does that); here one epsilon is for all steps and
+# holds for all data of a user. For SVD and MF it states only rank 100 and gradient descent; "SVD"
+# in toolkits is a model of ratings, which ranks unrated items poorly; here both model likes. Users
+# are solved for in closed form, and Adam updates the items.
+
+_INIT_STD = 0.1  # of the factors of items
+
+
+class DpSvdConfig(DpSgdBaselineConfig):
+    """Settings of matrix factorization by DP-SGD."""
+
+    factors: Width = 100
+    """Width of x_u and y_i (the paper's rank)."""
+    biases: bool = True
+    """Whether items and users have biases."""
+    user_regularisation: float = Field(default=10.0, gt=0)
+    """Regularisation of x_u in the users' ridge regressions."""
+
+
+class DpSvd(DpSgdBaseline):
+    """Factors of items, trained on clipped gradients of users under noise."""
+
+    name = "dp-svd"
+    Config = DpSvdConfig
+    paper = "DP-VAE (Fang et al. 2022), table 11, SVD and MF"
+    config: DpSvdConfig
+    stream = "baseline-dp-svd"
+
+    def start(self, histories: Histories, generator: torch.Generator) -> dict[str, Tensor]:
+        """Initial parameters, on the device."""
+        shape = histories.num_items, self.config.factors
+        found = {"items": torch.randn(*shape, generator=generator) * _INIT_STD}
+        if self.config.biases:
+            found["biases"] = torch.zeros(shape[0])
+        return {name: value.to(self.device) for name, value in found.items()}
+
+    @torch.no_grad()
+    def scores(self, histories: Histories) -> Tensor:
+        """Predictions for users who are solved for now, `float32 [users, items]`."""
+        return self._predicted(self._parameters, histories.matrix().to(self.device))[1]
+
+    @torch.no_grad()
+    def gradients(
+        self, parameters: dict[str, Tensor], rows: Tensor, kept: Tensor | None = None
+    ) -> OuterGradients:
+        """Gradients of the losses of some users, given by `rows`, `float32 [users, items]`; there
+        is no dropout."""
+        users, predicted = self._predicted(parameters, rows)
+        slopes = 2 * (predicted - rows)
+        pairs = {"items": (slopes, users)}
+        if self.config.biases:
+            pairs["biases"] = slopes, rows.new_ones(len(rows), 1)
+        return OuterGradients(pairs)
+
+    def _predicted(self, parameters: dict[str, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
+        """x_u `[users, factors]`, and predictions `[users, items]`, of users given by their
+        rows."""
+        items = columns = parameters["items"]
+        biases = parameters.get("biases", items.new_zeros(len(items)))
+        if self.config.biases:
+            # the user's bias is one more factor
+            columns = torch.cat([items, items.new_ones(len(items), 1)], dim=1)
+        gram = (columns.T @ columns).double()
+        gram.diagonal()[: items.shape[1]] += self.config.user_regularisation
+        solved = torch.linalg.solve(gram, ((rows - biases) @ columns).double().T).T.float()
+        predicted = solved @ columns.T + biases
+        return solved[:, : items.shape[1]], predicted

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Systems that predict ratings: matrix factorization by two methods, and item means."""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.baselines.base import RatingBaseline, Ratings
+from fedrec.config import Config, Width
+from fedrec.rng import stream
+
+# Biased matrix factorization by stochastic gradient descent (Funk 2006; Koren et al. 2009), which
+# libraries call SVD.
+#
+#     r_ui = mu + b_u + b_i + p_u . q_i
+#
+# One step after the other, for each rating, users ascending and each one's ratings in the order of
+# the data, the same in every epoch: with the error e, b += rate (e - lambda b) and p += rate (e q -
+# lambda p), and likewise for the item. Order and defaults are those of Surprise.
+#
+# For a new user, bias and factors start at zero and are found by the same steps on its known
+# ratings, with the items fixed. Predictions are clipped to the range of the training ratings.
+
+_INIT_STD = 0.1  # of the factors, as in Surprise
+
+
+class SvdConfig(Config):
+    """Settings of biased matrix factorization by gradient descent."""
+
+    factors: Width = 100
+    """Number of factors (width of p_u and q_i)."""
+    epochs: int = Field(default=20, ge=1)
+    """Epochs over the ratings."""
+    learning_rate: float = Field(default=0.005, gt=0)
+    """Learning rate."""
+    regularisation: float = Field(default=0.02, ge=0)
+    """Regularisation lambda."""
+    seed: int = Field(default=0, ge=0)
+    """Of the initial factors."""
+
+
+class Svd(RatingBaseline):
+    """Factors and biases, rating by rating."""
+
+    name = "svd"
+    Config = SvdConfig
+    paper = "Funk 2006; Koren et al. 2009"
+    config: SvdConfig
+
+    def fit_ratings(self, ratings: Ratings) -> None:
+        """Train from fresh factors."""
+        config = self.config
+        random = stream(self.config.seed, "baseline-svd")
+        sizes = (ratings.num_users, config.factors), (ratings.num_items, config.factors)
+        users, items = (random.normal(0, _INIT_STD, size) for size in sizes)
+        self._learn(ratings, users, items)
+
+    def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Predicted ratings, `float64 [rows]`. Training users keep their fitted factors, new users
+        are folded in."""
+        own = self._users.copy()
+        biases = self._user_biases.copy()
+        own[~self._trained] = 0.0
+        biases[~self._trained] = 0.0
+        new = ~self._trained[known.users]
+        fresh = Ratings(
+            known.num_users, known.num_items, known.users[new], known.items[new], known.values[new]
+        )
+        self._descend(fresh, own, biases, self._items, self._item_biases, False)
+        product = np.einsum("nk,nk->n", own[users], self._items[items])
+        return (self._mean + biases[users] + self._item_biases[items] + product).clip(*self._range)
+
+    def _learn(self, ratings: Ratings, users: np.ndarray, items: np.ndarray) -> None:
+        """Train from given factors `float64 [users, factors]` and `[items, factors]`."""
+        values = ratings.values if len(ratings.values) else np.zeros(1)
+        self._mean = float(values.mean())
+        self._range = (float(values.min()), float(values.max()))
+        self._users = users
+        self._items = items
+        self._user_biases = np.zeros(len(users))
+        self._item_biases = np.zeros(len(items))
+        self._trained = np.bincount(ratings.users, minlength=ratings.num_users) > 0
+        self._descend(ratings, users, self._user_biases, items, self._item_biases, True)
+        self._items[np.bincount(ratings.items, minlength=ratings.num_items) == 0] = 0.0
+
+    def _descend(
+        self,
+        ratings: Ratings,
+        users: np.ndarray,
+        user_biases: np.ndarray,
+        items: np.ndarray,
+        item_biases: np.ndarray,
+        learn_items: bool,
+    ) -> None:
+        """All epochs; the tables change in place."""
+        from fedrec.sums.products import descend_factors
+
+        config = self.config
+        rates = (config.learning_rate, config.regularisation, np.inf)
+        order = np.argsort(ratings.users, kind="stable")
+        noise = np.zeros(len(order))
+        columns = (ratings.users, ratings.items, ratings.values - self._mean, noise, order)
+        biases = (user_biases, item_biases, True, learn_items)
+        for _ in range(config.epochs):
+            descend_factors(*columns, users, items, *rates, *biases)
+
+
+# Biased matrix factorization by alternating least squares (Koren, Bell and Volinsky 2009, equations
+# 4 and 5).
+#
+#     r_ui = mu + b_u + b_i + p_u . q_i
+#     loss = squared error + lambda (n_u (|p_u|^2 + b_u^2) + n_i (|q_i|^2 + b_i^2))
+#
+# Given the items, each user's (b_u, p_u) is the solution of a ridge regression on its own ratings,
+# and the other way round. The penalty of a user or item counts once per rating of it (Zhou et al.
+# 2008), which needs less care in choosing lambda. A new user is solved for from its known ratings
+# in the same way.
+#
+# Where this differs from the paper: it names stochastic gradient descent and alternating least
+# squares; this is the latter, and biases are solved for together with the factors.
+
+
+class BiasedMfConfig(Config):
+    """Settings of biased matrix factorization."""
+
+    factors: Width = 20
+    """Number of factors (width of p_u and q_i)."""
+    regularisation: float = Field(default=0.1, gt=0)
+    """Regularisation lambda per rating, > 0; about 0.05 to 0.15 for MovieLens."""
+    sweeps: int = Field(default=15, ge=1)
+    """Number of sweeps over users and items."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the initial item factors."""
+
+
+class BiasedMf(RatingBaseline):
+    """Factors and biases in closed form, in turns."""
+
+    name = "biased-mf"
+    Config = BiasedMfConfig
+    paper = "Koren et al. 2009, eq. 4-5"
+    config: BiasedMfConfig
+
+    def fit_ratings(self, ratings: Ratings) -> None:
+        """Solve for users and items in turns."""
+        width = self.config.factors
+        self._mean = float(ratings.values.mean()) if len(ratings.values) else 0.0
+        # Columns: bias, factors. The item biases are zero in the first sweep.
+        self._items = np.zeros((ratings.num_items, 1 + width))
+        self._items[:, 1:] = stream(self.config.seed, "baseline-biased-mf").normal(
+            0, 0.1, (ratings.num_items, width)
+        )
+        by_user = _Grouped(ratings.users, ratings.num_users)
+        by_item = _Grouped(ratings.items, ratings.num_items)
+        for _ in range(self.config.sweeps):
+            users = self._solved(by_user, ratings.items, ratings.values, self._items)
+            self._items = self._solved(by_item, ratings.users, ratings.values, users)
+
+    def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Predicted ratings, `float64 [rows]`. Users are solved for from their known ratings."""
+        own = self._solved(
+            _Grouped(known.users, known.num_users), known.items, known.values, self._items
+        )
+        product = np.einsum("nk,nk->n", own[users, 1:], self._items[items, 1:])
+        return self._mean + own[users, 0] + self._items[items, 0] + product
+
+    def _solved(
+        self, rows: _Grouped, others: np.ndarray, values: np.ndarray, fixed: np.ndarray
+    ) -> np.ndarray:
+        """Bias and factors of each user (or item), given those of the other side; zero without
+        ratings."""
+        found = np.zeros((rows.count, fixed.shape[1]))
+        target = values - self._mean - fixed[others, 0]
+        design = fixed[others]
+        design[:, 0] = 1.0
+        identity = np.eye(fixed.shape[1])
+        for place, own in rows:
+            part = design[own]
+            gram = part.T @ part + self.config.regularisation * len(own) * identity
+            found[place] = np.linalg.solve(gram, part.T @ target[own])
+        return found
+
+
+class _Grouped:
+    """Row numbers grouped by user (or item)."""
+
+    def __init__(self, of: np.ndarray, count: int) -> None:
+        self.count = count
+        self._order = np.argsort(of, kind="stable")
+        self._offsets = np.concatenate([[0], np.cumsum(np.bincount(of, minlength=count))])
+
+    def __iter__(self):
+        for place in np.flatnonzero(np.diff(self._offsets)).tolist():
+            yield place, self._order[self._offsets[place] : self._offsets[place + 1]]
+
+
+# Item mean: every user's rating of an item is the mean of the training ratings of that item.
+#
+# The simplest baseline of rating predictors. With `damping` k, k ratings equal to the overall mean
+# are added to each item.
+
+
+class ItemMeanConfig(Config):
+    """Settings of the item mean."""
+
+    damping: float = Field(default=0.0, ge=0)
+    """Smoothing: number of ratings equal to the overall mean that are added to each item."""
+
+
+class ItemMean(RatingBaseline):
+    """Predicts an item's mean rating; an item without one gets the mean of all."""
+
+    name = "item-mean"
+    Config = ItemMeanConfig
+    config: ItemMeanConfig
+
+    def fit_ratings(self, ratings: Ratings) -> None:
+        """Take the means."""
+        mean = float(ratings.values.mean()) if len(ratings.values) else 0.0
+        counts = np.bincount(ratings.items, minlength=ratings.num_items) + self.config.damping
+        sums = (
+            np.bincount(ratings.items, ratings.values, ratings.num_items)
+            + self.config.damping * mean
+        )
+        self._means = np.divide(
+            sums, counts, out=np.full(ratings.num_items, mean), where=counts > 0
+        )
+
+    def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Predicted ratings, `float64 [rows]`. The known ratings are not used."""
+        return self._means[items]

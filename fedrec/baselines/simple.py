@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simple systems: random order, popularity, own items again, and a Markov chain of items."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import torch
+from pydantic import Field
+from scipy import sparse
+
+from fedrec.baselines.base import Baseline, Histories, Sparse
+from fedrec.config import Config
+from fedrec.data.interactions import RecencyConfig, recent_weights
+from fedrec.rng import stream
+from fedrec.sums.products import SmoothingConfig, multipliers, scale, transition_sums
+
+# Items in random order, the weakest baseline.
+#
+# Of M items a user with n known ones gets each held-out positive into the first k places with
+# probability k / (M - n).
+
+
+class RandomConfig(Config):
+    """Settings of the random order."""
+
+    seed: int = Field(default=0, ge=0)
+    """Seed of the order."""
+
+
+class Random(Baseline):
+    """Uniform scores, the same for a user whenever asked."""
+
+    name = "random"
+    Config = RandomConfig
+    config: RandomConfig
+
+    def fit(self, histories: Histories) -> None:
+        """There is nothing to learn."""
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """`float32 [users, items]` in [0, 1); they depend on the user's number, or on its items."""
+        rows = []
+        for user in range(histories.num_users):
+            own = histories.items[histories.offsets[user] : histories.offsets[user + 1]]
+            number = (
+                zlib.crc32(own.tobytes()) if histories.users is None else int(histories.users[user])
+            )
+            rows.append(
+                stream(self.config.seed, "baseline-random", number).random(
+                    histories.num_items, np.float32
+                )
+            )
+        table = np.stack(rows) if rows else np.zeros((0, histories.num_items), np.float32)
+        return torch.from_numpy(table)
+
+
+# A Markov chain over the items of users' sequences (`fedrec.sums.products`): what follows what
+# users had last.
+#
+# It needs the order of users' items. It has no user parameters, so it also scores users that it was
+# not fitted to. Sums are kept sparse; a block of users is scored from the rows of their last items.
+
+
+class TransitionsConfig(RecencyConfig, SmoothingConfig):
+    """Settings of transitions between items."""
+
+
+class TransitionsBaseline(Baseline):
+    """Sums of the transitions between the items of sequences."""
+
+    name = "transitions"
+    Config = TransitionsConfig
+    paper = "a smoothed Markov chain; FPMC (Rendle et al. 2010) without factors"
+    config: TransitionsConfig
+
+    @property
+    def ordered(self) -> bool:
+        return True
+
+    def fit(self, histories: Histories) -> None:
+        """Sum the transitions of all users, and normalise them."""
+        own = histories.in_order()
+        found, rows, columns = transition_sums(own.offsets, own.items, own.num_items, self.config)
+        scale(found.data, found.indices, found.indptr, *multipliers(rows, columns, self.config))
+        self._weights: Sparse = found
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """Sums of the weights from each user's last items, `float32 [users, items]`."""
+        own = histories.in_order()
+        recent = recent_weights(own.offsets, own.items, own.num_items, self.config)
+        return torch.from_numpy((sparse.csr_array(recent) @ self._weights).toarray())
+
+
+# Popularity: every user gets the items that most training users like. The simplest baseline of
+# recommenders.
+
+
+def item_counts(histories: Histories) -> torch.Tensor:
+    """`float32 [items]`: how often each item occurs in the histories, repeats included."""
+    return torch.from_numpy(
+        np.bincount(histories.items, minlength=histories.num_items).astype(np.float32)
+    )
+
+
+class PopularityConfig(Config):
+    """Popularity has no settings."""
+
+
+class Popularity(Baseline):
+    """Scores an item by its number of positive interactions."""
+
+    name = "popularity"
+    Config = PopularityConfig
+
+    def fit(self, histories: Histories) -> None:
+        """Count the positives of the training users."""
+        self._counts = item_counts(histories)
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """The same counts for every user, as `float32 [users, items]` (a view; do not write to
+        it)."""
+        return self._counts.expand(histories.num_users, -1)
+
+
+# Repeat: the user's own items first, by count, then the most popular items.
+#
+# On data where the same pair occurs again and again (Frappe: five rows per pair), a row-level
+# evaluation mostly measures whether a system recommends what the user already uses. This baseline
+# does nothing else, and should be reported with every such result. On data without repeats it
+# equals popularity.
+
+
+class RepeatConfig(Config):
+    """Repeat has no settings."""
+
+
+class RepeatBaseline(Baseline):
+    """Scores an item by the user's own count, equal counts by popularity."""
+
+    name = "repeat"
+    Config = RepeatConfig
+
+    def fit(self, histories: Histories) -> None:
+        """Learn the popularity, scaled into [0, 1) so that it only decides between equal counts."""
+        counts = item_counts(histories)
+        self._popularity = counts / (counts.max() + 1)
+
+    def scores(self, histories: Histories) -> torch.Tensor:
+        """Own count plus scaled popularity, `float32 [users, items]`."""
+        place = histories.rows() * histories.num_items + histories.items
+        counts = np.bincount(place, minlength=histories.num_users * histories.num_items)
+        own = torch.from_numpy(counts.astype(np.float32)).view(
+            histories.num_users, histories.num_items
+        )
+        return own + self._popularity

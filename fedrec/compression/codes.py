@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compressions of updates: stochastic rounding, the largest rows, and a subspace of the
+embedding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedrec.compression.codec import (
+    Compression,
+    Grid,
+    Payload,
+    placed,
+    row_numbers,
+    rows_and_values,
+    values_shape,
+    with_rows,
+)
+from fedrec.config import Config
+from fedrec.protocol.updates import Change
+
+# Numbers in a few bits, by stochastic rounding: unbiased, with one scale for each row (Alistarh,
+# Grubic, Li, Tomioka and Vojnovic 2017, "QSGD", with the largest value of a row in place of its
+# norm).
+#
+# With b bits there are 2^(b - 1) - 1 steps on either side of zero, so that zero is exact. Instead
+# of a scale for each row, all rows may have one that is agreed and not sent; larger numbers are
+# cut.
+
+Bits = Literal[2, 4, 8, 32]
+"""Bits of a number; 32: as it is."""
+
+
+def steps_of(bits: Bits) -> int:
+    """Number of steps on either side of zero, of 2, 4 or 8 bits."""
+    return 2 ** (bits - 1) - 1
+
+
+def quantised(
+    values: np.ndarray, bits: Bits, random: np.random.Generator, scale: float | None = None
+) -> dict[str, np.ndarray]:
+    """Codes and scales of values `[rows, ...]`; of one dimension: of one row.
+
+    Args:
+        values: finite numbers.
+        bits: of a number.
+        random: what is rounded up.
+        scale: of all rows, not for 32 bits; None: each has its own.
+
+    Returns:
+        `codes`, bytes of 8 / bits numbers each, and `scales`, `float32 [rows]`, unless they have
+        one; with 32 bits `values`, `float32`.
+    """
+    if bits == 32:
+        return {"values": values.astype(np.float32)}
+    rows = np.asarray(values, dtype=np.float64).reshape(_rows_of(values.shape))
+    steps = steps_of(bits)
+    if scale is None:
+        own = _scales_of(rows)
+        units = np.divide(rows, own[:, None], out=np.zeros_like(rows), where=own[:, None] > 0)
+    else:
+        own = None
+        units = np.clip(rows / scale, -1, 1)
+    codes = np.floor(units * steps + random.random(rows.shape)).astype(np.int64) + steps
+    sent = {"codes": _packed(codes.ravel().astype(np.uint8), bits)}
+    return sent if own is None else {**sent, "scales": own}
+
+
+def restored(
+    sent: Mapping[str, np.ndarray], shape: tuple[int, ...], bits: Bits, scale: float | None = None
+) -> np.ndarray:
+    """The values `float64 [rows, ...]` of `quantised`."""
+    if bits == 32:
+        return sent["values"].astype(np.float64).reshape(shape)
+    steps = steps_of(bits)
+    codes = _unpacked(sent["codes"], bits)[: math.prod(shape)].astype(np.float64) - steps
+    if scale is not None:
+        return (codes * (scale / steps)).reshape(shape)
+    rows = codes.reshape(_rows_of(shape))
+    return (rows / steps * sent["scales"].astype(np.float64)[:, None]).reshape(shape)
+
+
+def _scales_of(rows: np.ndarray) -> np.ndarray:
+    """The largest value of each row, `float32 [rows]`, rounded up, so that none is above it."""
+    largest = np.abs(rows).max(axis=1, initial=0.0)
+    scales = largest.astype(np.float32)
+    return np.where(scales < largest, np.nextafter(scales, np.float32(np.inf)), scales)
+
+
+def _rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Shape of the values with one scale for each row."""
+    return (1, math.prod(shape)) if len(shape) < 2 else (shape[0], math.prod(shape[1:]))
+
+
+def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes `uint8 [n]` below 2^bits as bytes, `uint8 [n bits / 8]`, rounded up."""
+    each = 8 // bits
+    filled = np.zeros(-(-len(codes) // each) * each, dtype=np.uint8)
+    filled[: len(codes)] = codes
+    shifts = (bits * np.arange(each)).astype(np.uint8)
+    return np.bitwise_or.reduce(filled.reshape(-1, each) << shifts, axis=1)
+
+
+def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
+    shifts = (bits * np.arange(8 // bits)).astype(np.uint8)
+    return ((packed[:, None] >> shifts) & np.uint8(2**bits - 1)).ravel()
+
+
+# Stochastic rounding of an update to a few bits a number (Alistarh et al. 2017, "QSGD"; with 8
+# bits, int8). With 32 bits nothing is lost, and the bytes of an uncompressed update are counted.
+#
+# With `largest`, all clients round to one grid. Sums of their updates are then sums of small
+# integers, which is what secure aggregation can add.
+
+
+class RoundingConfig(Config):
+    """Settings of stochastic rounding."""
+
+    bits: Bits = Field(default=8)
+    """Bits of a number: 2, 4 or 8, beside four bytes for each row; 32: no rounding."""
+    largest: float | None = Field(default=None, gt=0)
+    """Largest absolute value of a number: all rows of all clients are rounded to the same multiples
+    of `largest` / (2^(bits - 1) - 1), and larger numbers are cut; no scales are sent. Default: each
+    row has its own scale."""
+
+    @model_validator(mode="after")
+    def _has_few_bits(self) -> Self:
+        if self.largest is not None and self.bits == 32:
+            raise ValueError("bits = 2, 4 or 8 with largest, as 32 bits are not rounded")
+        return self
+
+
+class Rounding(Compression):
+    """Stochastic rounding; the mean over chance is the update itself."""
+
+    name = "rounding"
+    Config = RoundingConfig
+    paper = "QSGD: Communication-Efficient SGD via Gradient Quantization (Alistarh et al. 2017)"
+    config: RoundingConfig
+
+    @property
+    def grid(self) -> Grid | None:
+        """Multiples of a step, with `largest`."""
+        largest = self.config.largest
+        if largest is None:
+            return None
+        most = steps_of(self.config.bits)
+        return Grid(largest / most, most)
+
+    def encode(
+        self, change: Change, random: np.random.Generator, common: np.random.Generator
+    ) -> Payload:
+        """Row numbers where rows are named, codes and scales."""
+        rows, values = rows_and_values(change)
+        sent = quantised(values, self.config.bits, random, self.config.largest)
+        return with_rows(rows, sent, change.shape)
+
+    def decode(
+        self, payload: Payload, shape: tuple[int, ...], common: np.random.Generator
+    ) -> Change:
+        """The rounded values."""
+        values = restored(
+            payload, values_shape(payload, shape), self.config.bits, self.config.largest
+        )
+        return placed(payload.get("rows"), values, shape)
+
+
+# The largest rows of an update; what is left out is added to the client's next update (Stich,
+# Cordonnier and Jaggi 2018, "Sparsified SGD with Memory").
+#
+# Where this differs from the paper: it chooses numbers; here whole rows are chosen (numbers of a
+# vector), by their norm, because the updates of item tables have few rows and one row number is
+# then for d numbers. What was left out waits until the client takes part again.
+
+
+class TopKConfig(Config):
+    """Settings of the largest rows."""
+
+    share: float = Field(default=0.25, gt=0, le=1)
+    """Share of the rows that changed which is sent, in (0, 1], rounded up."""
+    bits: Bits = Field(default=8)
+    """Bits of a number, by stochastic rounding: 2, 4 or 8; 32: none."""
+    error_feedback: bool = True
+    """Whether the client adds what was left out to its next update."""
+
+
+class TopK(Compression):
+    """The largest rows, with error feedback."""
+
+    name = "top-k"
+    Config = TopKConfig
+    paper = "Sparsified SGD with Memory (Stich et al. 2018)"
+    config: TopKConfig
+
+    @property
+    def keeps_error(self) -> bool:
+        """The setting."""
+        return self.config.error_feedback
+
+    def encode(
+        self, change: Change, random: np.random.Generator, common: np.random.Generator
+    ) -> Payload:
+        """Row numbers, codes and scales of the largest rows."""
+        rows, values = rows_and_values(change)
+        flat = values.reshape(values.shape[0] if values.ndim else 1, math.prod(values.shape[1:]))
+        norms = np.linalg.norm(flat, axis=1)
+        moved = np.flatnonzero(norms)
+        count = math.ceil(self.config.share * len(moved))
+        largest = np.sort(moved[np.argsort(-norms[moved], kind="stable")[:count]])
+        numbers = largest if rows is None else rows[largest]
+        length = change.shape[0] if change.shape else 1
+        # numbers of a vector share one scale
+        chosen = flat[largest] if values.ndim > 1 else flat[largest, 0]
+        return {"rows": row_numbers(numbers, length), **quantised(chosen, self.config.bits, random)}
+
+    def decode(
+        self, payload: Payload, shape: tuple[int, ...], common: np.random.Generator
+    ) -> Change:
+        """The rows that were sent; all others do not change."""
+        rows = payload["rows"]
+        values = restored(payload, (len(rows), *shape[1:]), self.config.bits)
+        if len(shape) > 1:
+            return placed(rows, values, shape)
+        whole = np.zeros(max(1, math.prod(shape)))
+        whole[rows.astype(np.int64)] = values
+        return whole.reshape(shape)

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Malicious users of a dataset: what they know, how they are added, and how results report them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from fedrec.components import registry
+from fedrec.components.errors import component_errors, refuse_wrong
+from fedrec.data.interactions import Interactions, more_ids
+from fedrec.data.splits.rules import Partition
+from fedrec.errors import ExperimentError
+from fedrec.experiment.sections import component_of
+from fedrec.experiment.tables import AdversaryConfig, DataSettings
+from fedrec.rng import stream
+from fedrec.runtime.ragged import within_groups
+
+# What an adversary knows of the honest clients' data.
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Knowledge of an adversary, beside the parameters that its clients are sent.
+
+    Attributes:
+        items: size of the catalogue.
+        targets: `int64 [targets]`, ascending: the items that it promotes.
+        malicious: `int64 [malicious]`, ascending: its clients.
+        honest: number of honest training clients.
+        usual: median number of training rows of these, at least 1.
+        offsets: `int64 [honest + 1]`; honest client h has the public items
+            `public[offsets[h]:offsets[h + 1]]`.
+        public: `int64 [rows]`, items of the public rows.
+        seed: of the experiment.
+    """
+
+    items: int
+    targets: np.ndarray
+    malicious: np.ndarray
+    honest: int
+    usual: int
+    offsets: np.ndarray
+    public: np.ndarray
+    seed: int
+
+    @cached_property
+    def popularity(self) -> np.ndarray:
+        """`int64 [items]`: number of public rows of each item."""
+        return np.bincount(self.public, minlength=self.items)
+
+    @property
+    def users(self) -> np.ndarray:
+        """`int64 [rows]`: the honest client of each public row."""
+        return np.repeat(np.arange(self.honest), np.diff(self.offsets))
+
+    def popular(self, count: int) -> np.ndarray:
+        """`int64 [count]`: the items with the most public rows, most popular first, without
+        targets; fewer in a small catalogue."""
+        ranked = np.argsort(-self.popularity, kind="stable")
+        return ranked[~np.isin(ranked, self.targets)][:count]
+
+
+def known_of(
+    adversary: AdversaryConfig, seed: int, interactions: Interactions, partition: Partition
+) -> Known:
+    """The knowledge of an adversary.
+
+    Args:
+        adversary: its settings.
+        seed: of the experiment.
+        interactions: the dataset, without malicious users.
+        partition: its parts; held-out rows are known to nobody.
+
+    Raises:
+        ExperimentError: a target is no item of the dataset, or named twice, or there are more
+            targets than items, or more malicious clients than honest ones.
+    """
+    honest = partition.training_clients
+    malicious = adversary.number_among(len(honest))
+    _refuse_more("clients", malicious, max(1, len(honest)), "honest training clients")
+    rows = partition.train_rows[np.isin(interactions.users[partition.train_rows], honest)]
+    rows = rows[np.argsort(interactions.users[rows], kind="stable")]
+    users = np.searchsorted(honest, interactions.users[rows])
+    counts = np.bincount(users, minlength=len(honest))
+    public = rows[_drawn(counts, adversary.public_share, seed)]
+    owners = np.searchsorted(honest, interactions.users[public])
+    popularity = np.bincount(interactions.items[rows], minlength=interactions.num_items)
+    first = interactions.num_users
+    return Known(
+        items=interactions.num_items,
+        targets=_targets(adversary, seed, interactions, popularity),
+        malicious=np.arange(first, first + malicious),
+        honest=len(honest),
+        usual=max(1, int(np.median(counts))) if len(counts) else 1,
+        offsets=np.searchsorted(owners, np.arange(len(honest) + 1)),
+        public=interactions.items[public],
+        seed=seed,
+    )
+
+
+def _drawn(counts: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """`bool [rows]`: the given share of each user's rows, rounded up; rows are grouped by user."""
+    users = np.repeat(np.arange(len(counts)), counts)
+    order = np.lexsort((stream(seed, "public-rows").random(len(users)), users))
+    place = np.empty(len(users), dtype=np.int64)
+    place[order] = within_groups(counts)
+    return place < np.ceil(share * counts)[users]
+
+
+def _targets(
+    adversary: AdversaryConfig, seed: int, interactions: Interactions, popularity: np.ndarray
+) -> np.ndarray:
+    if adversary.target_items:
+        return _named(adversary.target_items, interactions.item_ids.astype(str))
+    count = adversary.targets
+    _refuse_more("targets", count, interactions.num_items, "items of the dataset")
+    if adversary.target_choice == "random":
+        drawn = stream(seed, "targets").choice(interactions.num_items, count, replace=False)
+        return np.sort(drawn)
+    return np.sort(np.argsort(popularity, kind="stable")[:count])
+
+
+def _named(names: Sequence[str], item_ids: np.ndarray) -> np.ndarray:
+    places = {name: place for place, name in enumerate(item_ids.tolist())}
+    wrong = [name for name in names if name not in places or names.count(name) > 1]
+    if wrong:
+        raise ExperimentError(
+            "adversary.target-items names no item of the dataset, or one twice",
+            expected="names of items as in the data, each of them once",
+            got=repr(wrong[0]),
+            fix="correct the name, or leave it out",
+        )
+    return np.sort([places[name] for name in names])
+
+
+def _refuse_more(key: str, count: int, most: int, what: str) -> None:
+    if count > most:
+        raise ExperimentError(
+            f"wrong value for 'adversary.{key}'",
+            expected=f"at most the number of {what}, {most:,}",
+            got=f"{count:,}",
+            fix=f"set adversary.{key} = {most} or less",
+        )
+
+
+# Malicious users, added to a dataset after it was split, so that honest users keep their parts.
+#
+# A malicious user has the side features of an honest user that the seed draws, and the training
+# rows of a profile that its attack makes up; it has no held-out rows. Targets are rated highest.
+# Other items are rated highest for ranking, and at the mean for rating; times follow the last time
+# of the dataset, in the order of the profile.
+
+
+@dataclass(frozen=True, eq=False)
+class WithMalicious:
+    """A dataset with malicious users.
+
+    Attributes:
+        interactions: the dataset; theirs are the last user numbers.
+        partition: its parts; they are training clients.
+        known: what the adversary knows.
+    """
+
+    interactions: Interactions
+    partition: Partition
+    known: Known
+
+
+def with_malicious(
+    settings: DataSettings, interactions: Interactions, partition: Partition
+) -> WithMalicious | None:
+    """A split dataset with the experiment's malicious users; None without `[adversary]`.
+
+    Raises:
+        ExperimentError: attack or targets are unknown.
+        ComponentError: the attack failed, or made up a profile of other items.
+    """
+    if settings.adversary is None:
+        return None
+    known = known_of(settings.adversary, settings.seed, interactions, partition)
+    attack = component_of(registry.POISONING, settings.adversary.attack)
+    profiles = [_profile(attack, known, client) for client in known.malicious.tolist()]
+    added = _with_rows(settings, interactions, partition, known, profiles)
+    rows = np.arange(len(interactions), len(added))
+    parts = replace(
+        partition,
+        training_clients=np.concatenate([partition.training_clients, known.malicious]),
+        train_rows=np.concatenate([partition.train_rows, rows]),
+    )
+    return WithMalicious(added, parts, known)
+
+
+def _with_rows(
+    settings: DataSettings,
+    interactions: Interactions,
+    partition: Partition,
+    known: Known,
+    profiles: list[np.ndarray],
+) -> Interactions:
+    """The dataset with a user for each profile, `int64 [n]` each, and its rows."""
+    users = np.repeat(known.malicious, [len(items) for items in profiles])
+    items = np.concatenate([np.empty(0, dtype=np.int64), *profiles])
+    imitated = _imitated(settings.seed, partition, len(profiles))
+    before = np.arange(interactions.num_users)
+    features = interactions.user_features.renumbered(
+        np.concatenate([before, imitated]), len(before)
+    )
+    columns = _columns(settings.task, interactions, known, users, items)
+    joined = {
+        name: np.concatenate([getattr(interactions, name), new]) for name, new in columns.items()
+    }
+    ids = more_ids(interactions.user_ids, len(profiles), "malicious")
+    return replace(interactions, user_ids=ids, user_features=features, **joined)
+
+
+def _profile(attack: object, known: Known, client: int) -> np.ndarray:
+    """`int64 [n]`: the made-up profile of a malicious client."""
+    name = registry.POISONING.name
+    with component_errors(name, attack, "in profile"):
+        items = attack.profile(known, stream(known.seed, "profile", client))  # type: ignore[attr-defined]
+    items = np.asarray(items)
+    right = items.ndim == 1 and len(np.unique(items)) == len(items)
+    if not right or not ((items >= 0) & (items < known.items)).all():
+        expected = f"distinct items in [0, {known.items})"
+        refuse_wrong(name, attack, "from profile", expected=expected, got=str(items[:20]))
+    return items.astype(np.int64)
+
+
+def _imitated(seed: int, partition: Partition, count: int) -> np.ndarray:
+    """`int64 [count]`: honest users whose side features malicious ones take; -1 without any."""
+    honest = partition.training_clients
+    if not len(honest):
+        return np.full(count, -1)
+    return honest[stream(seed, "malicious-features").integers(len(honest), size=count)]
+
+
+def _columns(
+    task: str, interactions: Interactions, known: Known, users: np.ndarray, items: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The columns of the malicious users' rows, as many as the dataset has."""
+    found: dict[str, np.ndarray] = {"users": users, "items": items}
+    if interactions.ratings is not None and len(interactions):
+        best = interactions.ratings.max()
+        usual = interactions.ratings.mean() if task == "rating" else best
+        found["ratings"] = np.where(np.isin(items, known.targets), best, usual)
+    if interactions.times is not None and len(interactions):
+        starts = np.searchsorted(users, users)
+        found["times"] = interactions.times.max() + 1 + np.arange(len(users)) - starts
+    if interactions.published_test is not None:
+        found["published_test"] = np.zeros(len(users), dtype=bool)
+    return found
+
+
+# What is reported of an adversary with the results of a run.
+
+_SHOWN = 5  # targets
+
+
+def adversary_words(attack: str, known: Known, interactions: Interactions) -> str:
+    """The number of malicious clients, the attack, by its name, and its targets."""
+    ids = interactions.item_ids[known.targets[:_SHOWN]].astype(str)
+    names = ", ".join(ids.tolist()) + (" and others" if len(known.targets) > _SHOWN else "")
+    count = len(known.malicious)
+    said = (
+        f"{count} of {known.honest + count} training clients are malicious (attack {attack});"
+        " all metrics are of honest users."
+        if count
+        else "no client is malicious, so exposure is that without an attack."
+    )
+    return f"Adversary: {said} Targets: {names}."

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Splits into a last row and all others, and into folds of rows.
+
+Cross-validation over rows: one fold is tested, the others train (PNBM, section 5: five folds of
+MovieLens).
+
+The fold of each row is drawn by itself (`fedrec.data.time_order`), so that no user's rows change
+the folds of another's; folds are of about the same size. Or they are the five published folds `u1`
+to `u5` of MovieLens-100K, which are the only ones that allow comparison with published figures row
+by row.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pandas as pd
+from pydantic import Field, model_validator
+
+from fedrec.config import Config
+from fedrec.data.interactions import Interactions
+from fedrec.data.published import require_complete_lines
+from fedrec.data.splits.published import rows_of_pairs
+from fedrec.data.splits.rules import (
+    ROWS,
+    VALIDATION,
+    Order,
+    Partition,
+    Split,
+    places,
+    sort_key,
+    users_of,
+)
+from fedrec.data.tables import Columns, TableLayout, read_table
+from fedrec.data.time_order import row_numbers
+from fedrec.errors import DataError
+from fedrec.privacy.accounting.sampling import Adjacency
+
+# Leave one out: each user's last row is tested (He et al., Neural Collaborative Filtering, WWW
+# 2017, section 4.1).
+#
+# The protocol of NCF and of most federated recommenders (FedMF, PFedRec). Users with fewer than
+# three rows are not tested, so that a tested user always has training rows, and so that the test
+# rows do not depend on `validation`.
+#
+# Each user is cut at a time of its own, so training rows of others may be later than a tested row:
+# a system learns what became popular, and what followed what, after the time at which it is asked.
+# The split `global-time` has no such leak.
+
+_FEWEST_ROWS = 3
+
+
+class LeaveOneOutConfig(Config):
+    """Settings of leave-one-out."""
+
+    validation: bool = True
+    """Whether to hold out the row before the last one for validation; false: it is a training
+    row."""
+    leaky_negatives: bool = False
+    """Whether to exclude held-out items from the sampled negatives, as the public code of PFedRec,
+    GPFedRec and FedRAP does. This leaks the test item and exists only to explain their results;
+    every result table reports it."""
+    order: Order = "temporal"
+    """Definition of the last row: "temporal" (by time; the seed orders rows of equal times) or
+    "random"."""
+
+
+class LeaveOneOut(Split):
+    """The last row of each user is tested, the one before chooses settings, the others train, those
+    of other users that are later than a tested row, too (`global-time` has none of these)."""
+
+    name = "leave-one-out"
+    Config = LeaveOneOutConfig
+    config: LeaveOneOutConfig
+
+    def depends_on(self, adjacency: Adjacency) -> str:
+        """Nothing: a random order is each client's own."""
+        return ""
+
+    def split(self, interactions: Interactions) -> Partition:
+        """Divide the interactions; every user with a training row is a training client.
+
+        Raises:
+            DataError: the order is temporal and the interactions have no times.
+        """
+        key = sort_key(interactions, self.config.order, self.seed)
+        place, count = places(interactions.users, key)
+        from_end = np.where(count >= _FEWEST_ROWS, count - 1 - place, count)
+        test = from_end == 0
+        validation = (from_end == 1) & (count >= _FEWEST_ROWS) & self.config.validation
+        train = ~(test | validation)
+        return Partition(
+            training_clients=users_of(interactions, train),
+            train_rows=np.flatnonzero(train),
+            validation_rows=np.flatnonzero(validation),
+            test_rows=np.flatnonzero(test),
+            leaky_negatives=self.config.leaky_negatives,
+        )
+
+
+_SHIPPED_FOLDS = 5
+_FOLD = TableLayout({"user": np.int32, "item": np.int32, "rating": np.float32, "time": np.int64})
+
+
+class KfoldConfig(Config):
+    """Settings of cross-validation."""
+
+    folds: int = Field(5, ge=2)
+    """Number of folds, at least 2."""
+    fold: int = Field(1, ge=1)
+    """Which fold is tested, from 1 to `folds`."""
+    shipped: bool = False
+    """Use the published folds of MovieLens-100K instead of random ones."""
+    folder: Path | None = None
+    """Folder with the published fold files (u1.test to u5.test); required if `shipped` is true."""
+    validation: float = Field(0.0, ge=0, lt=1)
+    """Share of the other folds' rows that is held out for validation, drawn row by row."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.fold > self.folds:
+            raise ValueError(f"fold from 1 to folds = {self.folds}")
+        if self.shipped and (self.folder is None or self.folds != _SHIPPED_FOLDS):
+            raise ValueError(f"a folder, and folds = {_SHIPPED_FOLDS}, when shipped = true")
+        return self
+
+
+class Kfold(Split):
+    """One fold of the rows is tested, the others train."""
+
+    name = "kfold"
+    Config = KfoldConfig
+    paper = "PNBM, section 5"
+    config: KfoldConfig
+
+    def depends_on(self, adjacency: Adjacency) -> str:
+        """Nothing: the fold of a row is drawn by itself, or published."""
+        return ""
+
+    def split(self, interactions: Interactions) -> Partition:
+        """Divide the interactions; the folds of one seed are disjoint and together complete. Every
+        user is a training client, also one whose rows are all in the fold.
+
+        Raises:
+            DataError: a published fold file is missing or does not belong to these interactions.
+        """
+        test = self._tested(interactions)
+        drawn = row_numbers(interactions, self.seed, "split", VALIDATION, self.config.fold)
+        validation = ~test & (drawn < self.config.validation * 2**32)
+        return Partition(
+            training_clients=users_of(interactions),
+            train_rows=np.flatnonzero(~(test | validation)),
+            validation_rows=np.flatnonzero(validation),
+            test_rows=np.flatnonzero(test),
+        )
+
+    def _tested(self, interactions: Interactions) -> np.ndarray:
+        """`bool [rows]`: the rows of the fold."""
+        if not self.config.shipped:
+            # The numbers do not depend on the fold, so that each row is in one of them.
+            numbers = row_numbers(interactions, self.seed, "split", ROWS)
+            return numbers * self.config.folds >> 32 == self.config.fold - 1
+        test = np.zeros(len(interactions), dtype=bool)
+        folder = self.config.folder or Path()
+        test[read_test_fold(folder, self.config.fold, interactions)] = True
+        return test
+
+
+def read_test_fold(folder: Path, fold: int, interactions: Interactions) -> np.ndarray:
+    """Row numbers in `interactions` of the test pairs of one fold, `int64 [pairs]`, in the order of
+    the file.
+
+    Args:
+        folder: the dataset's folder.
+        fold: 1 to 5.
+        interactions: what was read from that folder, each (user, item) pair in one row.
+
+    Raises:
+        DataError: its file is missing or damaged, or a pair is not among the interactions.
+    """
+    path = folder / f"u{fold}.test"
+    if not path.is_file():
+        fix = "take the dataset's folder with all its files, or let the split draw its folds itself"
+        raise DataError(
+            f"the file of fold {fold} is missing", expected=f"a file {path}", got="nothing", fix=fix
+        )
+    require_complete_lines(path)
+    return _rows_of_pairs(interactions, read_table(path, _FOLD), path)
+
+
+def _rows_of_pairs(interactions: Interactions, pairs: Columns, path: Path) -> np.ndarray:
+    users = pd.Index(interactions.user_ids).get_indexer(pd.Index(pairs["user"]))
+    items = pd.Index(interactions.item_ids).get_indexer(pd.Index(pairs["item"]))
+    named = (pairs["user"].tolist(), pairs["item"].tolist())
+    return rows_of_pairs(interactions, users, items, path, named)

@@ -1,0 +1,515 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reader of all tables: delimited text, Parquet and JSON. Text is parsed fast; a line that does
+not fit is found and named."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from fedrec.config import did_you_mean
+from fedrec.data.text_files import (
+    DAMAGED,
+    encoding_of,
+    first_rows,
+    is_json,
+    is_packed,
+    open_text,
+    what_it_is,
+)
+from fedrec.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+Types: TypeAlias = Mapping[str, type | None]
+Columns: TypeAlias = "Mapping[str, pd.Series]"
+"""Columns of a table, `[rows]` each, by name."""
+_PARQUET = (".parquet", ".pq")
+_SHOWN = 200
+_NO_NAMES = "; if the first line of a CSV file is a row, set dataset.header = false"
+_FIRST_OBJECTS = 1000  # by which the columns of JSON are known
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """The columns to read from a table, and its format if it is text.
+
+    Attributes:
+        columns: name -> type: a NumPy integer or float type, which each value must have; `str`; or
+            None for numbers if all values are, else text.
+        optional: likewise, columns that may be missing.
+        settings: name -> the setting that names a column, for errors.
+        separator: between two values; `"::"` is allowed. In a user's own table a space is any
+            number of spaces.
+        names: where the names of the columns come from: the first line; `columns`, which are all of
+            them, in order; or their places, "1", "2" and so on.
+        quoted: whether values may stand in double quotes.
+        gaps: whether values may be missing.
+        encoding: of the whole file.
+    """
+
+    columns: Types
+    optional: Types = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    separator: str = "\t"
+    names: Literal["first line", "columns", "places"] = "columns"
+    quoted: bool = False
+    gaps: bool = False
+    encoding: str = "utf-8-sig"
+
+    @classmethod
+    def own(
+        cls,
+        columns: Types,
+        optional: Types | None = None,
+        settings: Mapping[str, str] | None = None,
+        *,
+        separator: str = ",",
+        header: bool = True,
+    ) -> TableLayout:
+        """The layout of a user's own table: CSV whose values may be quoted or missing, in UTF-8 or
+        UTF-16, packed by gzip or not, with empty lines, titles and comments above."""
+        names = "first line" if header else "places"
+        return cls(
+            columns, optional or {}, settings or {}, separator, names, quoted=True, gaps=True
+        )
+
+
+def column_names(path: Path, layout: TableLayout) -> list[str]:
+    """Names of all columns of a table.
+
+    Raises:
+        DataError: there is no such file, it is empty or not readable, or pyarrow is needed and
+            missing.
+    """
+    _require_file(path)
+    if is_parquet(path):
+        return [name for name, _ in parquet_columns(path)]
+    if layout.names == "columns":
+        return list(layout.columns)
+    if _is_json(path, layout):
+        return list(_read_json(path, _FIRST_OBJECTS))
+    names = next(iter(table_start(path, layout)[1]), [])
+    if not names:
+        raise DataError(
+            f"{path} is empty",
+            expected="a first line with the names of the columns",
+            got="nothing",
+            fix="write the table again",
+        )
+    return names if layout.names == "first line" else [str(n + 1) for n in range(len(names))]
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file is Parquet, by its ending or its content."""
+    if path.suffix.lower() in _PARQUET or not path.is_file():
+        return path.suffix.lower() in _PARQUET
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"
+
+
+def is_text(path: Path) -> bool:
+    """Whether a user's own table is delimited text: neither Parquet nor JSON.
+
+    Raises:
+        DataError: there is no such file, or it has another form.
+    """
+    _require_file(path)
+    return not (is_parquet(path) or is_json(path))
+
+
+def nested_columns(path: Path, layout: TableLayout) -> list[str]:
+    """Names of the columns whose rows have lists, structs or maps.
+
+    Raises:
+        DataError: the file is damaged, or pyarrow is missing.
+    """
+    if is_parquet(path):
+        return [name for name, kind in parquet_columns(path) if kind]
+    if not _is_json(path, layout):
+        return []
+    frame = _read_json(path, _FIRST_OBJECTS)
+    return [name for name in frame if any(isinstance(one, (list, dict)) for one in frame[name])]
+
+
+def table_start(path: Path, layout: TableLayout) -> tuple[int, list[list[str]]]:
+    """The number of rows above a user's own table in a text file, 0 of others, and the first rows
+    of the table, `[rows][values]`.
+
+    Raises:
+        DataError: the file is not readable.
+    """
+    try:
+        if layout.gaps:
+            return first_rows(_rows(path, layout))
+        return 0, list(islice(_rows(path, layout), 1))
+    except (csv.Error, UnicodeDecodeError, *DAMAGED) as error:
+        raise _unreadable(path, error) from None
+
+
+def parquet_columns(path: Path) -> list[tuple[str, str]]:
+    """Name of each column, and its type if its rows have lists, structs or maps; otherwise an empty
+    text.
+
+    Raises:
+        DataError: the file is damaged, or pyarrow is missing.
+    """
+    with _parquet(path) as file:
+        return [
+            (one.name, str(one.type) if one.type.num_fields else "") for one in file.schema_arrow
+        ]
+
+
+def read_table(path: Path, layout: TableLayout, rows: int | None = None) -> Columns:
+    """The columns of a layout, and no others of a Parquet file; text is of type object.
+
+    Args:
+        path: a file of Parquet, of delimited text, or of JSON objects in a user's own table.
+        layout: the columns, and the format of text.
+        rows: how many of the first rows; None: all.
+
+    Raises:
+        DataError: there is no such file, a column is missing, given twice or has nested values, a
+            line has too few or too many values or one that is not of its type, a table with gaps
+            has no rows, or pyarrow is missing.
+    """
+    names = column_names(path, layout)
+    wanted = _wanted(str(path), layout, names)
+    if is_parquet(path):
+        frame = _read_parquet(path, list(wanted), rows)
+    elif _is_json(path, layout):
+        frame = _read_json(path, rows)
+    else:
+        frame = _read_text(path, layout, names, wanted, rows)
+    return columns_of(str(path), frame, layout)
+
+
+def columns_of(table: str, frame: pd.DataFrame | Columns, layout: TableLayout) -> Columns:
+    """The columns of a layout from a table in memory.
+
+    Raises:
+        DataError: a column is missing or stands twice, or a table with gaps has no rows.
+    """
+    import pandas as pd
+
+    found = {name: pd.Series(frame[name]) for name in _wanted(table, layout, list(frame))}
+    if layout.gaps and not all(map(len, found.values())):
+        raise DataError(
+            f"{table} has no rows", expected="at least one row", got="none", fix="add rows to it"
+        )
+    return found
+
+
+def _wanted(table: str, layout: TableLayout, present: Sequence[str]) -> dict[str, type | None]:
+    """The columns of a layout that are among those of a table, and their types.
+
+    Raises:
+        DataError: one is missing or stands twice.
+    """
+    for column in layout.columns:
+        if column not in present:
+            setting = layout.settings.get(column)
+            raise DataError(
+                f"{table} has no column {column!r}",
+                expected=f"a column {column!r}" + (f" ({setting})" if setting else ""),
+                got="columns " + ", ".join(repr(name) for name in present),
+                fix=did_you_mean(column, present)
+                + (_NO_NAMES if layout.gaps and layout.names == "first line" else ""),
+            )
+    optional = {name: kind for name, kind in layout.optional.items() if name in present}
+    for column in (wanted := {**layout.columns, **optional}):
+        if present.count(column) > 1:
+            raise DataError(
+                f"{table} has two columns {column!r}",
+                expected="distinct names",
+                got=", ".join(present),
+                fix="rename one of them",
+            )
+    return wanted
+
+
+def _read_parquet(path: Path, columns: Sequence[str], rows: int | None) -> pd.DataFrame:
+    """Columns with one value per row. Bytes are read as text in UTF-8, others as `\\x80`.
+
+    Raises:
+        DataError: a column has nested values, the file is damaged, or pyarrow is missing.
+    """
+    import pandas as pd
+
+    for name, nested in parquet_columns(path):
+        if nested and name in columns:
+            raise DataError(
+                f"{path}, column {name!r}: its rows have lists, structs or maps",
+                expected="one value per row, such as a number or a text",
+                got=nested,
+                fix="write one row per value, or name another column",
+            )
+    frame = read_parquet(path, columns, rows)
+    for name in frame.columns:
+        if pd.api.types.infer_dtype(frame[name], skipna=True) == "bytes":
+            frame[name] = frame[name].str.decode("utf-8", errors="backslashreplace")
+    return frame
+
+
+def read_parquet(
+    path: Path, columns: Sequence[str] | None = None, rows: int | None = None
+) -> pd.DataFrame:
+    """Columns of a Parquet file, nested values as lists, and its first rows; None: all.
+
+    Raises:
+        DataError: the file is missing or damaged, or pyarrow is missing.
+    """
+    with _parquet(path) as file:
+        # the notes that pandas leaves in a file say nothing about the values, and may be damaged
+        wanted = None if columns is None else list(columns)
+        if rows is not None and file.metadata.num_rows > rows:
+            batch = next(file.iter_batches(batch_size=rows, columns=wanted))
+            return batch.to_pandas(ignore_metadata=True)
+        return file.read(columns=wanted).to_pandas(ignore_metadata=True)
+
+
+@contextmanager
+def _parquet(path: Path):
+    """An open file; faults that appear while it is read are errors that name it."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(
+            f"{path.name} is a Parquet file, and reading Parquet needs pyarrow",
+            expected="the optional package pyarrow",
+            got="it is not installed",
+            fix="pip install 'fedrec[parquet]', or save the table as CSV",
+        ) from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} cannot be read as a table",
+            expected="an undamaged Parquet file",
+            got=str(error).strip(),
+            fix="write or copy the file again, or save the table as CSV",
+        ) from None
+
+
+def _is_json(path: Path, layout: TableLayout) -> bool:
+    return layout.gaps and is_json(path)
+
+
+def _read_json(path: Path, rows: int | None) -> pd.DataFrame:
+    """Objects as rows: one per line, or all in a list. Texts stay texts.
+
+    Raises:
+        DataError: the file is damaged, or has another form.
+    """
+    import pandas as pd
+
+    encoding = encoding_of(path)
+    try:
+        with open_text(path, encoding) as file:
+            lines = file.read(1_000).lstrip().startswith("{")
+            file.seek(0)
+            return pd.read_json(
+                file,
+                orient="records",
+                lines=lines,
+                nrows=rows if lines else None,
+                dtype=False,  # pyright: ignore[reportArgumentType]
+                precise_float=True,
+            )
+    except (ValueError, OverflowError, *DAMAGED) as error:
+        raise DataError(
+            f"{path} cannot be read as a table",
+            expected="JSON with one object per line, or a list of objects",
+            got=str(error),
+            fix="write one object per row, or save the table as CSV",
+        ) from None
+
+
+def _read_text(
+    path: Path, layout: TableLayout, names: list[str], wanted: Types, rows: int | None
+) -> pd.DataFrame:
+    import pandas as pd
+
+    kinds: dict = {
+        name: object if kind is str else kind for name, kind in wanted.items() if kind is not None
+    }
+    # The parser takes no name twice; none of these columns is read.
+    unique = [
+        f"{name} ({place})" if names.count(name) > 1 else name for place, name in enumerate(names)
+    ]
+    above = table_start(path, layout)[0] if layout.gaps else 0
+    # If columns are selected, the parser accepts lines with too many values, so this is done only
+    # if it saves memory.
+    some = list(wanted) if set(names) != set(wanted) else None
+    try:
+        with warnings.catch_warnings():
+            # a first line with too many values only warns
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            return pd.read_csv(
+                _opened(path, layout),
+                sep=r"\s+" if layout.gaps and layout.separator == " " else _single(layout),
+                skipinitialspace=layout.gaps,
+                skiprows=above,
+                compression="gzip" if is_packed(path) and len(layout.separator) == 1 else None,
+                header=0 if layout.names == "first line" else None,
+                names=unique,
+                usecols=some,  # pyright: ignore[reportArgumentType]
+                dtype=kinds,
+                # the parser leaves out the mark itself, from bytes and not from decoded text
+                encoding=_encoding(path, layout).removesuffix("-sig"),
+                keep_default_na=False,
+                na_values=[""] if layout.gaps else None,
+                na_filter=layout.gaps,
+                index_col=False,
+                low_memory=False,
+                quoting=_quoting(layout),
+                nrows=rows,
+            )
+    except (UnicodeDecodeError, *DAMAGED) as error:
+        raise _unreadable(path, error) from None
+    except (ValueError, OverflowError, pd.errors.ParserWarning) as error:
+        raise _first_fault(path, layout, names, error) from None
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise DataError(
+            f"there is no table {path}",
+            expected="a CSV, Parquet or JSON file",
+            got=_what(path),
+            fix="give the path of the file itself",
+        )
+    try:
+        with path.open("rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _what(path: Path) -> str:
+    """What a path that is not that of a file leads to."""
+    if path.is_dir():
+        return "a folder"
+    return "a pipe or a device, which can be read once only" if path.exists() else "nothing"
+
+
+def _single(layout: TableLayout) -> str:
+    return "\t" if len(layout.separator) > 1 else layout.separator
+
+
+def _quoting(layout: TableLayout) -> Literal[0, 3]:
+    return csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE
+
+
+def _encoding(path: Path, layout: TableLayout) -> str:
+    return encoding_of(path) if layout.gaps else layout.encoding
+
+
+def _opened(path: Path, layout: TableLayout) -> Path | io.BytesIO | io.StringIO:
+    # The fast parser knows separators of one character only; replacing them costs a few hundredths
+    # of a second.
+    if len(layout.separator) == 1:
+        return path
+    if is_packed(path) or _encoding(path, layout) == "utf-16":
+        with open_text(path, _encoding(path, layout)) as file:
+            return io.StringIO(file.read().replace(layout.separator, _single(layout)))
+    return io.BytesIO(
+        path.read_bytes().replace(layout.separator.encode(), _single(layout).encode())
+    )
+
+
+def _rows(path: Path, layout: TableLayout, errors: str = "strict") -> Iterator[list[str]]:
+    with open_text(path, _encoding(path, layout), errors) as file:
+        lines = (line.replace(layout.separator, _single(layout)) for line in file)
+        if layout.gaps and layout.separator == " ":
+            lines = (line.strip() for line in file)
+        reader = csv.reader(
+            lines,
+            delimiter=_single(layout),
+            quoting=_quoting(layout),
+            skipinitialspace=layout.gaps,
+        )
+        yield from reader
+
+
+def _first_fault(path: Path, layout: TableLayout, names: list[str], error: Exception) -> DataError:
+    """Find the first bad line, slowly: the fast parser does not say which one it was."""
+    above = table_start(path, layout)[0] + (layout.names == "first line")
+    with suppress(csv.Error):  # a value of more than 128 KiB, as after an open quote
+        for number, row in enumerate(_rows(path, layout, "replace"), start=1):
+            if not row or number <= above:
+                continue
+            expected = _fault(row, layout, names)
+            if expected:
+                line = layout.separator.join(row)[:_SHOWN]
+                return malformed_line(path, number, line, expected)
+    return _unreadable(path, error)
+
+
+def _fault(row: list[str], layout: TableLayout, names: list[str]) -> str | None:
+    """The expected format of a row, or None if it is correct."""
+    if len(row) > len(names) or (len(row) < len(names) and not layout.gaps):
+        return f"{len(names)} values: {', '.join(names)}"
+    for name, text in zip(names, row, strict=False):
+        dtype = layout.columns.get(name)
+        if dtype not in (None, str) and not _converts(text, dtype):
+            return (
+                f"{'a whole number' if np.issubdtype(dtype, np.integer) else 'a number'} as"
+                f" {name!r}"
+            )
+    return None
+
+
+def _converts(text: str, dtype: type) -> bool:
+    try:
+        if np.issubdtype(dtype, np.integer):
+            limits = np.iinfo(dtype)  # pyright: ignore[reportArgumentType]
+            return limits.min <= int(text) <= limits.max
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    """The error for a file that is no text, or whose lines cannot be told apart."""
+    if isinstance(error, UnicodeDecodeError):
+        what, fix = what_it_is(path) or (
+            str(error),
+            "save it as UTF-8: iconv -f LATIN1 -t UTF-8 FILE > NEW-FILE",
+        )
+        return DataError(
+            f"{path} is no text in UTF-8 or UTF-16",
+            expected="a table as CSV, Parquet, or JSON with one object per line",
+            got=what,
+            fix=fix,
+        )
+    return DataError(
+        f"{path} cannot be read as a table",
+        expected="one value per column and line",
+        got=str(error).removeprefix("Error tokenizing data. C error: ").strip(),
+        fix="check the separator and the quotes, or get the file again",
+    )
+
+
+def malformed_line(path: Path, number: int, line: str, expected: str) -> DataError:
+    """The error for one line that is not in the expected format."""
+    return DataError(
+        f"{path}, line {number:,}: not in the expected format",
+        expected=expected,
+        got=repr(line),
+        fix="get the file again, or fix this line",
+    )

@@ -1,0 +1,450 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The results of an evaluation: metrics as columns, users as rows, and means over groups of
+users."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedrec.components.errors import component_errors, refuse_wrong
+from fedrec.components.registry import METRIC, available_names, resolve
+from fedrec.config import did_you_mean
+from fedrec.data.interactions import Interactions
+from fedrec.errors import ExperimentError
+from fedrec.experiment.sections import Section, component_settings
+from fedrec.experiment.tables import EvaluationConfig
+from fedrec.metrics.base import ListMetric, Metric, RatedBlock, RatingMetric, UserMetric
+from fedrec.metrics.ranks import RankedBlock
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+ROWS = "rows"
+"""Column of rating tables: number of held-out rows of each user."""
+# Groups of metrics: the columns of a group are ordered by list length, and those of one length as
+# named here.
+_RANKING = (
+    ("hits", "ndcg"),
+    ("mrr",),
+    ("recall", "hit-rate", "precision", "discounted-hits", "map"),
+)
+_LISTS = ("coverage", "gini", "popularity", "popularity-lift")
+_SAMPLED = ("hits-of", "ndcg-of")
+_RECONSTRUCTION = (("reconstruction-recall", "reconstruction-ndcg"),)
+_RATING = (("mae", "rmse"),)
+_LOWER = ("loss", "epsilon", "nominal-epsilon")  # what tables hold beside metrics
+
+
+class Metrics:
+    """The metrics that an experiment is evaluated by.
+
+    Args:
+        task: of the experiment.
+        settings: its `[evaluation]`.
+
+    Attributes:
+        ks: lengths of the lists.
+        of_lists: the metrics of all users' lists together.
+        columns: metric and list length of each column of a table of users, in order.
+
+    Raises:
+        ExperimentError: a metric of `evaluation.metrics` is unknown or not for this task, or one of
+            `evaluation.shown` is unknown.
+    """
+
+    def __init__(self, task: str, settings: EvaluationConfig) -> None:
+        self.ks = settings.ks
+        own = [_made(section, task) for section in settings.metrics or ()]
+        groups = [
+            [_made(Section(name=name), task) for name in group] for group in _of(task, settings)
+        ]
+        if settings.sampled_items is not None and task == "ranking" and settings.protocol is None:
+            options = {"items": settings.sampled_items}
+            groups.append([_made(Section(name=name, **options), task) for name in _SAMPLED])  # type: ignore[arg-type]
+        groups += [[metric] for metric in own if not isinstance(metric, ListMetric)]
+        self.columns = {
+            metric.column(k): (metric, k)
+            for group in groups
+            for k in (self.ks if group[0].has_k else self.ks[:1])
+            for metric in group
+        }
+        lists = () if settings.protocol or task == "rating" else _LISTS
+        self.of_lists: list[ListMetric] = [
+            metric
+            for metric in (*(_made(Section(name=name), task) for name in lists), *own)
+            if isinstance(metric, ListMetric)
+        ]
+        if settings.shown is not None:
+            _refuse_unknown(settings.shown, {metric.name for metric in own})
+
+    def of_block(self, block: RankedBlock) -> dict[str, np.ndarray]:
+        """The columns of a table of users, `float64 [users]` each."""
+        return {
+            column: _per_user(metric, block, k)
+            for column, (metric, k) in self.columns.items()
+            if isinstance(metric, UserMetric)
+        }
+
+    def of_ratings(self, block: RatedBlock) -> dict[str, np.ndarray]:
+        """The columns of a table of users: metrics `float64 [users]`, and the number of rows."""
+        found = {
+            column: metric.per_user(block)
+            for column, (metric, _) in self.columns.items()
+            if isinstance(metric, RatingMetric)
+        }
+        return {**found, ROWS: block.counts}
+
+    def sums(self, block: RankedBlock) -> dict[str, np.ndarray]:
+        """What the metrics of lists are computed from, `NAME@k`, summed over a block of users."""
+        found: dict[str, np.ndarray] = {}
+        for metric in self.of_lists:
+            for k in self.ks if metric.has_k else self.ks[:1]:
+                with component_errors(METRIC.name, metric, "in sums"):
+                    sums = metric.sums(block, k).items()
+                    found |= {f"{name}@{k}": value.cpu().numpy() for name, value in sums}
+        return found
+
+    def of_sums(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """The metrics of lists, from the sums over all users; none without sums."""
+        by_k = {k: _at(sums, k) for k in self.ks} if sums else {}
+        return {
+            metric.column(k): metric.value(own)
+            for k, own in by_k.items()
+            for metric in self.of_lists
+            if metric.has_k or k == self.ks[0]
+        }
+
+    def means(self, users: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Means over users; ratings are pooled over rows, as is usual for MAE and RMSE.
+
+        Args:
+            users: the columns of a table of users, `float64 [users]` each.
+        """
+        rows = users.get(ROWS)
+        return {
+            column: _mean(self.columns.get(column, (None, 0))[0], np.asarray(values), rows)
+            for column, values in users.items()
+            if column != ROWS
+        }
+
+    @cached_property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Smallest and largest value of each column of a table of users, in order."""
+        ranges = {column: metric.range for column, (metric, _) in self.columns.items()}
+        rated = any(isinstance(metric, RatingMetric) for metric, _ in self.columns.values())
+        return {**ranges, ROWS: (1.0, math.inf)} if rated else ranges
+
+
+def lower_is_better(column: str, settings: EvaluationConfig | None = None) -> bool:
+    """Whether the smaller value of a column of a result table is the better one.
+
+    Args:
+        column: such as `rmse`, `gini@10`, `epsilon` or, of a centralised system, `biased-mf rmse`.
+        settings: of the experiment, whose own metrics may have any name.
+    """
+    name = column.rpartition(" ")[2].partition("@")[0].removeprefix("validation-")
+    if name in _LOWER:
+        return True
+    own = {} if settings is None else {one.name: one for one in _classes(settings.metrics or ())}
+    if name not in own and name in available_names(METRIC):
+        own[name] = resolve(METRIC, name)  # type: ignore[assignment]
+    return name in own and own[name].lower_is_better
+
+
+def main_metric(columns: Iterable[str]) -> str | None:
+    """The metric that decides where none is named: `hits@10`, or the first hit rate, or `rmse`, or
+    the first column."""
+    known = [str(column) for column in columns if column != ROWS]
+    hits = [name for name in known if name.startswith("hits@")]
+    preferred = [name for name in ("hits@10", *hits, "rmse") if name in known]
+    return next(iter([*preferred, *known]), None)
+
+
+def _refuse_unknown(columns: Iterable[str], own: set[str]) -> None:
+    """Refuse a column of `evaluation.shown` that is of no metric, and of none of the experiment's
+    own."""
+    known = own | set(available_names(METRIC))
+    for column in columns:
+        name = column.partition("@")[0]
+        if name not in known:
+            raise ExperimentError(
+                "unknown metric in evaluation.shown",
+                expected="a metric, with its length, such as recall@20",
+                got=repr(column),
+                fix=did_you_mean(name, known),
+            )
+
+
+def _of(task: str, settings: EvaluationConfig) -> Sequence[Sequence[str]]:
+    if task == "rating":
+        return _RATING
+    return _RECONSTRUCTION if settings.protocol == "reconstruction" else _RANKING
+
+
+def _made(section: Section, task: str) -> Any:
+    metric_class: type[Metric] = resolve(METRIC, section.name)  # type: ignore[assignment]
+    settings = component_settings(METRIC, section, at=f"evaluation.metrics.{section.name}")
+    if metric_class.task != task:
+        raise ExperimentError(
+            f"metric {section.name!r} is not for this task",
+            expected=f"task = {metric_class.task!r}",
+            got=f"task = {task!r}",
+            fix="leave it out of evaluation.metrics",
+        )
+    with component_errors(METRIC.name, metric_class, "when it was made"):
+        return metric_class(settings)
+
+
+def _classes(sections: Iterable[Section]) -> Iterable[type[Metric]]:
+    """The classes of those metrics that can be imported here."""
+    for section in sections:
+        try:
+            yield resolve(METRIC, section.name)  # type: ignore[misc]
+        except ExperimentError:  # of a run elsewhere
+            continue
+
+
+def _per_user(metric: UserMetric, block: RankedBlock, k: int) -> np.ndarray:
+    with component_errors(METRIC.name, metric, "in per_user"):
+        values = metric.per_user(block, k)
+    if not isinstance(values, torch.Tensor) or values.shape != (len(block.scores),):
+        expected = f"a tensor [{len(block.scores)}]"
+        got = f"{type(values).__name__} {list(getattr(values, 'shape', []))}"
+        refuse_wrong(METRIC.name, metric, "from per_user", expected=expected, got=got)
+    return values.cpu().numpy()
+
+
+def _at(sums: Mapping[str, np.ndarray], k: int) -> dict[str, np.ndarray]:
+    parts = [(name.rpartition("@"), value) for name, value in sums.items()]
+    return {name: value for (name, _, length), value in parts if length == str(k)}
+
+
+def _mean(metric: Metric | None, values: np.ndarray, rows: np.ndarray | None) -> float:
+    if not isinstance(metric, RatingMetric) or rows is None:
+        return float("nan" if np.isnan(values).all() else np.nanmean(values))
+    judged = np.asarray(rows) > 0
+    if not judged.any():
+        return float("nan")
+    return metric.pooled(values[judged], np.asarray(rows)[judged])
+
+
+# Means of per-user metrics over groups of users.
+#
+# PrivRec (section 4.5.1) calls a user inactive who has fewer than 20 visited items in the test
+# half. We count the training half, which is what the system knows about the user; the halves are
+# equal, so the two counts differ by at most one.
+
+UNTRAINED_ITEMS = "items without training rows"
+"""A line of tables of groups: held-out items that no training client has a row of."""
+
+
+def user_groups(
+    interactions: Interactions,
+    users: np.ndarray,
+    known_counts: np.ndarray,
+    inactive_below: int = 20,
+) -> dict[str, np.ndarray]:
+    """Groups of the evaluated users, by activity and by each single-valued user feature.
+
+    Args:
+        interactions: the dataset, for its user features.
+        users: `int64 [n]`, the evaluated users.
+        known_counts: `int64 [n]`, number of interactions in the training part of each of them.
+        inactive_below: a user with fewer known interactions is inactive.
+
+    Returns:
+        `bool [n]` per group: `"inactive"`, `"active"`, and one such as `"gender=F"` per category
+        that occurs. A user without a code belongs to no group of that feature.
+    """
+    inactive = np.asarray(known_counts) < inactive_below
+    groups = {"inactive": inactive, "active": ~inactive}
+    for feature in interactions.user_features.features:
+        if feature.width != 1:
+            continue
+        codes = feature.padded()[users, 0]
+        for code in np.unique(codes[codes >= 0]):
+            groups[f"{feature.name}={feature.categories[code]}"] = codes == code
+    return groups
+
+
+def group_means(
+    per_user: Mapping[str, np.ndarray], groups: Mapping[str, np.ndarray]
+) -> pd.DataFrame:
+    """Mean of each metric over each group.
+
+    Args:
+        per_user: metrics of the evaluated users, `[users]` each; NaN where a user has no value.
+        groups: `bool [users]` per group, as from `user_groups`.
+
+    Returns:
+        One row per group, in order; first a column `count`, the number of users in the group who
+        have any value, and then the metrics. The mean of an empty group is NaN.
+    """
+    import pandas as pd  # nodes do without
+
+    counts = np.zeros(len(groups), dtype=np.int64)
+    means = np.empty((len(groups), len(per_user)))
+    for place, member in enumerate(groups.values()):
+        own = np.empty((len(per_user), int(member.sum())))
+        for row, values in zip(own, per_user.values(), strict=True):
+            row[:] = values[member]
+        counts[place] = (~np.isnan(own)).any(axis=0).sum()
+        means[place] = known_means(own, axis=1)
+    columns = dict(zip(per_user, means.T, strict=True))
+    return pd.DataFrame({"count": counts, **columns}, index=pd.Index(list(groups), name="group"))
+
+
+def known_means(values: np.ndarray, axis: int) -> np.ndarray:
+    """Means `[metrics]` of the values of users, `[users, metrics]` with axis 0 and transposed with
+    axis 1, that are not NaN; NaN where no user has one."""
+    with np.errstate(invalid="ignore"):
+        return np.nansum(values, axis=axis) / (~np.isnan(values)).sum(axis=axis)
+
+
+def group_gaps(means: pd.DataFrame) -> pd.DataFrame:
+    """Gap between the groups of one kind: the largest group mean minus the smallest.
+
+    Args:
+        means: one row per group, as a table of `group_means`.
+
+    Returns:
+        One row per kind: `"activity"` for active and inactive users, and each user feature; the
+        metrics of `means`. Groups without any value do not count. NaN for a kind with fewer than
+        two other groups.
+    """
+    import pandas as pd
+
+    means = means.drop(index=UNTRAINED_ITEMS, errors="ignore")  # no group of users
+    kinds = [
+        str(name).partition("=")[0] if "=" in str(name) else "activity" for name in means.index
+    ]
+    grouped = means.drop(columns="count").groupby(np.array(kinds), sort=False)
+    highest, lowest, values = (
+        pd.DataFrame(found) for found in (grouped.max(), grouped.min(), grouped.count())
+    )
+    return (highest - lowest).where(values > 1).rename_axis("kind")
+
+
+# What an evaluation found: one row per user, and sums over users.
+
+GROUP = "group:"
+"""Prefix of the columns that hold the members of a group of users, 0 or 1."""
+UNTRAINED = "untrained:"
+"""Prefix of the columns that hold metrics over items without training rows alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """Metrics of some users.
+
+    Attributes:
+        clients: `int64 [users]`.
+        columns: `[users]` each: metrics by name, and one `group:NAME` for each group with a member,
+            so that means over groups need no features, and `untrained:METRIC` where users have
+            held-out items without training rows.
+        sums: what the metrics of all users' lists are computed from, summed over the users; empty
+            where it was not asked for.
+    """
+
+    clients: np.ndarray
+    columns: Mapping[str, np.ndarray]
+    sums: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of_table(cls, table: pd.DataFrame) -> Evaluated:
+        """From a table as `table` makes it."""
+        columns = {str(name): table[name].to_numpy() for name in table.columns}
+        return cls(table.index.to_numpy(), columns)
+
+    @classmethod
+    def joined(cls, parts: Iterable[Evaluated]) -> Evaluated:
+        """All parts as one, ascending by client; a part without a member of a group has no column
+        for it."""
+        found: list[Evaluated] = []
+        sums: dict[str, np.ndarray] = {}
+        for part in parts:
+            found.append(cls(part.clients, part.columns))
+            for name, value in part.sums.items():
+                sums[name] = sums[name] + value if name in sums else value
+        clients = np.concatenate([np.empty(0, np.int64), *(part.clients for part in found)])
+        order = np.argsort(clients, kind="stable")
+        names = dict.fromkeys(name for part in found for name in part.columns)
+        columns = {
+            name: np.concatenate([part._column(name) for part in found])[order] for name in names
+        }
+        return cls(clients[order], columns, sums)
+
+    def _column(self, name: str) -> np.ndarray:
+        """A column; without one nobody is a member of a group, and others are unknown."""
+        if name in self.columns:
+            return self.columns[name]
+        return np.full(len(self), 0.0 if name.startswith(GROUP) else np.nan)
+
+    def with_groups(self, groups: Mapping[str, np.ndarray]) -> Evaluated:
+        """The same with a column for each group; its members are `bool [clients]`."""
+        columns = {
+            name: values if values.dtype.kind == "i" else values.astype(np.float64)
+            for name, values in self.columns.items()
+        }
+        members = {f"{GROUP}{name}": own.astype(np.float64) for name, own in groups.items()}
+        return Evaluated(self.clients, columns | members, self.sums)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def metrics(self) -> dict[str, np.ndarray]:
+        """The columns of metrics over all held-out items, without the groups."""
+        others = (GROUP, UNTRAINED)
+        return {
+            name: values for name, values in self.columns.items() if not name.startswith(others)
+        }
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """All columns, one row per user, indexed by client id."""
+        return self._table_of(self.columns)
+
+    @property
+    def users(self) -> pd.DataFrame:
+        """The metrics over all held-out items, likewise, without the groups."""
+        return self._table_of(self.metrics)
+
+    def _table_of(self, columns: Mapping[str, np.ndarray]) -> pd.DataFrame:
+        import pandas as pd  # nodes do without
+
+        return pd.DataFrame(dict(columns), index=pd.Index(self.clients, name="client"))
+
+    def means(self, metrics: Metrics) -> dict[str, float]:
+        """Figures for all users together; empty without users."""
+        own = self.metrics
+        kind = np.result_type(*own.values()) if own else np.float64
+        columns = {name: values.astype(kind) for name, values in own.items()}
+        return (metrics.means(columns) if len(self) else {}) | metrics.of_sums(self.sums)
+
+    def groups(self) -> pd.DataFrame:
+        """Means over each group of users, one row per group, sorted by name, because nodes reply in
+        any order and know different groups; and over items without training rows, where there are
+        any among the held-out ones."""
+        import pandas as pd
+
+        names = sorted(name for name in self.columns if name.startswith(GROUP))
+        members = {name.removeprefix(GROUP): self.columns[name] > 0 for name in names}
+        means = group_means(self.metrics, members)
+        untrained = {
+            name.removeprefix(UNTRAINED): values
+            for name, values in self.columns.items()
+            if name.startswith(UNTRAINED)
+        }
+        if not untrained:
+            return means
+        everybody = {UNTRAINED_ITEMS: np.ones(len(self), dtype=bool)}
+        return pd.concat([means, group_means(untrained, everybody)])

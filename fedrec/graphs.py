@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs of users with common items: the third party that finds them, and attention over them."""
+
+import functools
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedrec.kernel.products import add_outputs, input_gradients, whole
+from fedrec.kernel.rows import copy_row, matrix
+from fedrec.runtime.compilation import FAST, compiled
+
+# The third party that finds users with common items without knowing the items (FedGNN, Wu et al.
+# 2021, section 3.3).
+#
+# Devices share a key. A device sends a token (a keyed hash) of each of its items with its user
+# embedding; the third party matches tokens and returns the embeddings of other devices with the
+# same token, without identities. It learns the number of items of each device, which devices share
+# items, and the embeddings, but not the items, unless a party with the key (a device, or a server
+# that knows the settings) reveals it: a whole catalogue can be hashed quickly.
+#
+# Where this differs from the paper: a keyed hash replaces RSA on the ids. Both are deterministic,
+# and both can be reversed by a party with the key.
+
+NOTHING = -1
+"""Padding of tokens."""
+_BYTES = 6  # bytes of a hash in a token: 48 bits
+
+
+def tokens(items: Sequence[int], key: str) -> np.ndarray:
+    """Tokens of items, `int64 [items]`: equal for equal items, and uninformative without the
+    key."""
+    return np.array([_token(item, key) for item in items], dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=2**17)  # the devices of a simulation have the same items
+def _token(item: int, key: str) -> int:
+    digest = hmac.digest(key.encode(), str(item).encode(), hashlib.sha256)
+    return int.from_bytes(digest[:_BYTES], "little")
+
+
+class ThirdParty:
+    """Matches tokens.
+
+    Args:
+        neighbours: largest number of embeddings returned for a token.
+    """
+
+    def __init__(self, neighbours: int) -> None:
+        self.neighbours = neighbours
+        self._tokens: dict[int, np.ndarray] = {}
+        self._embeddings: dict[int, np.ndarray] = {}
+
+    def register(self, sender: int, own: np.ndarray, embedding: np.ndarray) -> None:
+        """Store what a device sent, replacing its previous data.
+
+        Args:
+            sender: number of the device.
+            own: its tokens, `int64 [slots]`, `NOTHING` where a slot is empty.
+            embedding: `float32 [d]`.
+        """
+        self._tokens[sender] = own
+        self._embeddings[sender] = embedding
+
+    def found(self, asking: Sequence[int], slots: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Neighbours of some devices, for each of its tokens up to `neighbours` other devices.
+
+        If there are more, those with the next larger numbers are taken, so that not all devices get
+        the same neighbours.
+
+        Args:
+            asking: numbers of devices.
+            slots: tokens of each.
+            width: d, of embeddings.
+
+        Returns:
+            `float32 [asking, slots, neighbours, d]`, padded with zeros, and how many are not
+            padding, `int64 [asking, slots]`; 0 for a device that has not sent anything yet.
+        """
+        given = np.zeros((len(asking), slots, self.neighbours, width), dtype=np.float32)
+        counts = np.zeros((len(asking), slots), dtype=np.int64)
+        state = self.state()
+        if not state:
+            return given, counts
+        senders = state["senders"]
+        known = np.isin(asking, senders)
+        rows = np.searchsorted(senders, np.where(known, asking, senders[0]))
+        holders = _Holders.of(state["tokens"])
+        places, own = np.nonzero((state["tokens"][rows] != NOTHING) & known[:, None])
+        others = holders.after(rows[places], own, self.neighbours)
+        for number, found in enumerate(others.T):
+            real = found != NOTHING
+            given[places[real], own[real], number] = state["embeddings"][found[real]]
+        counts[places, own] = (others != NOTHING).sum(1)
+        return given, counts
+
+    def state(self) -> dict[str, np.ndarray]:
+        """As named arrays."""
+        senders = sorted(self._tokens)
+        if not senders:
+            return {}
+        return {
+            "senders": np.array(senders, dtype=np.int64),
+            "tokens": np.stack([self._tokens[sender] for sender in senders]),
+            "embeddings": np.stack([self._embeddings[sender] for sender in senders]),
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restore what `state` returned."""
+        senders = state["senders"].tolist() if "senders" in state else []
+        self._tokens = {one: state["tokens"][place] for place, one in enumerate(senders)}
+        self._embeddings = {one: state["embeddings"][place] for place, one in enumerate(senders)}
+
+
+class _Holders(NamedTuple):
+    """Who sent each token.
+
+    Attributes:
+        senders: `int64 [pairs]`, rows of senders, by token and then ascending.
+        ranks: `int64 [senders, slots]`, place of each pair of sender and slot among them.
+        starts: `int64 [pairs]`, where the pairs of the same token begin.
+        sizes: `int64 [pairs]`, how many they are.
+    """
+
+    senders: np.ndarray
+    ranks: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
+
+    @classmethod
+    def of(cls, sent: np.ndarray) -> Self:
+        """Of the tokens `int64 [senders, slots]`, `NOTHING` where a slot is empty."""
+        rows, slots = np.nonzero(sent != NOTHING)
+        order = np.argsort(sent[rows, slots], kind="stable")
+        rows = rows[order]
+        slots = slots[order]
+        ranks = np.full(sent.shape, NOTHING)
+        ranks[rows, slots] = np.arange(len(order))
+        starts = np.flatnonzero(np.diff(sent[rows, slots], prepend=NOTHING))
+        sizes = np.diff(starts, append=len(order))
+        return cls(rows, ranks, starts.repeat(sizes), sizes.repeat(sizes))
+
+    def after(self, rows: np.ndarray, slots: np.ndarray, most: int) -> np.ndarray:
+        """For pairs of sender and slot, `int64 [asked]`, the rows of up to so many other senders of
+        the same token, those that follow first, `int64 [asked, most]`; `NOTHING` for none."""
+        ranks = self.ranks[rows, slots]
+        starts = self.starts[ranks][:, None]
+        sizes = self.sizes[ranks][:, None]
+        steps = np.arange(1, most + 1)
+        found = self.senders[starts + (ranks[:, None] - starts + steps) % sizes]
+        return np.where(steps < sizes, found, NOTHING)
+
+
+# Products of, and sums over, rows of users' embeddings in compiled code. The rows are ordered by
+# item; those of one item stay in cache while they are used.
+
+
+@compiled
+def add_products(starts, users, values, place, shared, found):
+    """Add the inner products of some users' rows, and of a shared table's, with everybody's.
+
+    Args:
+        starts: `int64 [items + 1]`; an item's rows are those from `starts[i]` up to
+            `starts[i + 1]`.
+        users: `int64 [n]`, the user of each row, distinct within an item.
+        values: `float32 [n, d]`.
+        place: `int64 [users]`, the column of `found` of each user; -1: none.
+        shared: `float32 [items, d]`.
+        found: `float64 [users, places + 1]`, added to; the last column is that of the shared table.
+    """
+    most = _most(starts[:-1], starts[1:])
+    width = values.shape[1]
+    room = np.empty(whole(most + 1) * width, np.float32)
+    some = np.empty(whole(most + 1) * width, np.float32)
+    lines = np.empty(whole(most + 1) * most, np.float32)
+    targets = np.empty(most + 1, np.int64)
+    for item in range(len(starts) - 1):
+        own = values[starts[item] : starts[item + 1]]
+        theirs = users[starts[item] : starts[item + 1]]
+        if len(own) == 0:
+            continue
+        asked = 0
+        chosen = matrix(some, 0, whole(len(own) + 1), width)
+        for other in range(len(own)):
+            column = place[theirs[other]]
+            if column >= 0:
+                targets[asked] = column
+                copy_row(own[other], chosen[asked])
+                asked += 1
+        targets[asked] = found.shape[1] - 1
+        copy_row(shared[item], chosen[asked])
+        asked += 1
+        columns = whole(asked)  # as single columns take as long as a block of them
+        chosen[asked:columns] = 0
+        products = matrix(lines, 0, len(own), columns)
+        input_gradients(own, chosen[:columns], products, room)
+        for other in range(len(own)):
+            into = found[theirs[other]]
+            line = products[other]
+            for one in range(asked):
+                into[targets[one]] += line[one]
+
+
+@compiled
+def weighted_sums(begins, ends, users, values, asked, asking, weights, found):
+    """Add sums of an item's rows by the weights of their users.
+
+    Args:
+        begins, ends: `int64 [items]`; an item's rows are those from `begins[i]` up to `ends[i]`.
+        users: `int64 [rows]`, the user of each row.
+        values: `float32 [rows, d]`.
+        asked: `int64 [items + 1]`; an item's sums are those from `asked[i]` up to `asked[i + 1]`.
+        asking: `int64 [n]`, whose weights a sum takes.
+        weights: `float32 [askers, users]`.
+        found: `float32 [n, d]`, added to.
+    """
+    shares = np.empty(_most(begins, ends) * _most(asked[:-1], asked[1:]), np.float32)
+    room = np.empty(0, np.float32)  # no factor is transposed
+    for item in range(len(begins)):
+        own = values[begins[item] : ends[item]]
+        theirs = users[begins[item] : ends[item]]
+        askers = asking[asked[item] : asked[item + 1]]
+        if len(own) == 0 or len(askers) == 0:
+            continue
+        factors = matrix(shares, 0, len(askers), len(own))
+        for one in range(len(askers)):
+            given = weights[askers[one]]
+            for other in range(len(own)):
+                factors[one, other] = given[theirs[other]]
+        add_outputs(factors, own, found[asked[item] : asked[item + 1]], room)
+
+
+@compiled
+def merge_rows(table, start, held, added, places):
+    """Keep some rows of a table, and insert others between them, in the same memory: rows that
+    begin it are moved to its end, and others to its beginning.
+
+    Args:
+        table: `float32 [capacity, d]`, changed; the capacity is at least that for the rows that it
+            has and those that are inserted.
+        start: where its rows begin.
+        held: how many they are.
+        added: `float32 [a, d]`, other memory.
+        places: `int64 [n]`, what is where in the end: a row that the table has, from 0 on and in
+            ascending order, or `held` and a row of `added`.
+
+    Returns:
+        Where the rows begin.
+    """
+    target = 0 if start else len(table) - len(places)
+    for step in range(len(places)):
+        n = step if start else len(places) - 1 - step
+        place = places[n]
+        row = table[start + place] if place < held else added[place - held]
+        copy_row(row, table[target + n])
+    return target
+
+
+@njit(**FAST)
+def _most(begins, ends):
+    """The largest number of rows of one item."""
+    most = 0
+    for place in range(len(begins)):
+        most = max(most, ends[place] - begins[place])
+    return most
+
+
+# One layer of graph attention (Velickovic et al. 2018, equations 1 to 4, one head).
+
+_SLOPE = 0.2  # of the leaky ReLU, as in the paper
+
+
+def attended(
+    targets: Tensor,
+    sources: Tensor,
+    there: Tensor,
+    weight: Tensor,
+    of_source: Tensor,
+    of_target: Tensor,
+) -> Tensor:
+    """The aggregated neighbours of each target.
+
+        a_ij = softmax_j LeakyReLU(of_source . W s_ij + of_target . W t_i),    W sum_j a_ij s_ij
+
+    Args:
+        targets: `[..., n, d]`, of each graph.
+        sources: `[..., n, k, d]`, up to k neighbours of each target.
+        there: `bool [..., n, k]`, which of them are no padding.
+        weight: W, `[..., d, o]`.
+        of_source: `[..., o]`.
+        of_target: `[..., o]`.
+
+    Returns:
+        `[..., n, o]`; zero for a target without neighbours.
+    """
+    # products with W are of targets, not of their neighbours, which are several times as many
+    ends = weight @ torch.stack([of_source, of_target], -1)
+    of_neighbours = (sources.flatten(-3, -2) @ ends[..., :1]).view(sources.shape[:-1])
+    fitting = F.leaky_relu(of_neighbours + targets @ ends[..., 1:], _SLOPE)
+    lowest = torch.finfo(fitting.dtype).min
+    shares = torch.softmax(torch.where(there, fitting, lowest), dim=-1) * there
+    return (shares.unsqueeze(-1) * sources).sum(-2) @ weight

@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of ranked lists: of relevance, coverage, popularity, promoted items and
+reconstruction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrec.metrics.base import ListMetric, RatedBlock, RatingMetric, UserMetric
+from fedrec.metrics.ranks import RankedBlock, pairs
+
+# Metrics of whole lists, one per user, see `fedrec.metrics.ranks`; ties count by expectation.
+
+
+class Recall(UserMetric):
+    """Share of a user's relevant items that are among the first k."""
+
+    name = "recall"
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`."""
+        return block.hits[:, :k].sum(1) / block.number
+
+
+class Precision(UserMetric):
+    """Share of the first k places that hold a relevant item."""
+
+    name = "precision"
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`."""
+        return block.hits[:, :k].sum(1) / k + block.nothing
+
+
+class HitRate(UserMetric):
+    """Probability that the first k places hold at least one relevant item: the classic hit rate.
+    `hits@k` ranks each relevant item alone instead, and is a share of them."""
+
+    name = "hit-rate"
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`."""
+        number, relevant, earlier = (part[:, :k] for part in block.ties)
+        # Given that the earlier places of its level hold no relevant item.
+        misses = (1 - relevant / (number - earlier)).clamp(min=0)
+        return 1 - misses.prod(1) + block.nothing
+
+
+class Ndcg(UserMetric):
+    """DCG of the first k places over that of the best possible list of length k."""
+
+    name = "ndcg"
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`."""
+        gains = block.gains(k)
+        ideal = torch.cat([gains.new_zeros(1), gains.cumsum(0)])
+        dcg = (block.hits[:, :k] * ideal.diff()[: block.hits.shape[1]]).cumsum(1)
+        return dcg[:, -1] / ideal[block.number.clamp(max=k)]
+
+
+class AveragePrecision(UserMetric):
+    """Sum of the precision at each relevant item among the first k, over the number of relevant
+    items (others divide by the smaller of that and k)."""
+
+    name = "map"
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`."""
+        number, relevant, earlier = (part[:, :k] for part in block.ties)
+        hits = block.hits[:, :k]
+        both = hits * (relevant - 1) / (number - 1).clamp(min=1)
+        above = hits.cumsum(1) - (earlier + 1) * hits
+        found = hits + above * hits + earlier * both
+        places = torch.arange(1, hits.shape[1] + 1, device=hits.device)
+        return (found / places).cumsum(1)[:, -1] / block.number
+
+
+_GROWTH = 1e4  # of rounding, below which 11 digits are left
+
+
+class ReciprocalRank(UserMetric):
+    """1 / rank of the first relevant item in the full list of the catalogue."""
+
+    name = "mrr"
+    has_k = False
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`."""
+        users, items = block.wanted
+        top = block.scores.new_full((len(block.scores),), -torch.inf)
+        top.scatter_reduce_(0, users, block.candidates(users, items), "amax")
+        above, number = block.levels(top)
+        relevant = block.count_wanted(top)
+        expected = (above + 1).double().reciprocal()
+        tied = ((relevant < number) & (top > -torch.inf)).nonzero()[:, 0]
+        if len(tied):
+            expected[tied] = _first_of_tied(above[tied], number[tied], relevant[tied])
+        expected[top == -torch.inf] = 0.0
+        return expected + block.nothing
+
+
+def _first_of_tied(above: Tensor, number: Tensor, relevant: Tensor) -> Tensor:
+    """Expected 1 / rank of the first relevant one of tied items in random order, `float64 [users]`:
+    it is the x-th of T with probability C(T - x, R - 1) / C(T, R).
+
+    For R = 1 this is (H(a + T) - H(a)) / T with harmonic numbers H and a items above; splitting
+    1 / (a + x) gives it for R from R - 1. Where that would lose digits, its terms are added up.
+
+    Args:
+        above: a, number of items with higher scores, `int64 [users]`.
+        number: T, `int64 [users]`.
+        relevant: R >= 1, `int64 [users]`.
+    """
+    a = above.double()
+    t = number.double()
+    harmonic = torch.digamma(a + t + 1) - torch.digamma(a + 1)
+    expected = harmonic / t
+    growth = relevant * (1 + a / t) ** relevant  # of a relative error
+    for r in range(2, int(relevant.max()) + 1):
+        more = r / ((r - 1) * (t - r + 1)) * ((a + t - r + 2) * expected - 1)
+        expected = torch.where(relevant >= r, more, expected)
+    unsure = (growth / harmonic > _GROWTH).nonzero()[:, 0]
+    if len(unsure):
+        expected[unsure] = _added_up(above[unsure], number[unsure], relevant[unsure])
+    return expected
+
+
+def _added_up(above: Tensor, number: Tensor, relevant: Tensor) -> Tensor:
+    """The same, `float64 [users]`, term by term."""
+    x = torch.arange(1, int(number.max()) + 1, device=number.device)
+    left = number[:, None] - x
+    needed = relevant[:, None] - 1
+    possible = left >= needed
+    log = _log_choose(left.clamp(min=0), needed) - _log_choose(number, relevant)[:, None]
+    chances = log.exp() * possible
+    return (chances / (above[:, None] + x)).sum(1)
+
+
+def _log_choose(n: Tensor, k: Tensor) -> Tensor:
+    rest = (n - k).clamp(min=0)
+    parts = [torch.lgamma(part.double() + 1) for part in (n, k, rest)]
+    return parts[0] - parts[1] - parts[2]
+
+
+# Metrics of the items that an adversary promotes, over the users who have not rated them: of their
+# place in lists, and of their predicted ratings, which make no lists.
+#
+# A user's list is the whole list of `fedrec.metrics.ranks`, which leaves out what the user knows.
+# Users who rated a target in any part of the data have no value for it; of several targets, a
+# user's value is the mean over those that it has not rated. Ties count by expectation, as if broken
+# at random.
+#
+# FedRecAttack (Rong, Ye, et al. 2022) and A-hum (Rong, He and Chen 2022) leave a user's held-out
+# items out of the list as well.
+
+
+class TargetMetric(UserMetric):
+    """A metric of the place of each target in a user's list."""
+
+    def mean(self, block: RankedBlock, values: Tensor) -> Tensor:
+        """`float64 [users]`: means of `values [users, targets]` over the targets that a user has
+        not rated; NaN without any."""
+        unrated = ~block.seen[:, block.given("targets")]
+        return (values * unrated).sum(1) / unrated.sum(1)
+
+    def expected_sum(self, block: RankedBlock, gains: Tensor) -> Tensor:
+        """`float64 [users, targets]`: expected gain of the targets' places; `gains` are those of
+        the places 1 to k, `float64 [k]`, later ones have none."""
+        above, tied = _places(block)
+        running = torch.cat([gains.new_zeros(1), gains.cumsum(0)])
+        first = running[above.clamp(max=len(gains))]
+        last = running[(above + tied).clamp(max=len(gains))]
+        return (last - first) / tied.clamp(min=1)
+
+
+class Exposure(TargetMetric):
+    """Exposure ratio at k (ER@k): share of the users who have not rated a target in whose first k
+    places it is."""
+
+    name = "exposure"
+    paper = "Rong, Ye, Zhao, Yuen, Chen and He 2022"
+    lower_is_better = True
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`; NaN for a user who rated all targets."""
+        gains = torch.ones(k, dtype=torch.float64, device=block.scores.device)
+        return self.mean(block, self.expected_sum(block, gains))
+
+
+class TargetNdcg(TargetMetric):
+    """NDCG at k of a target as if it alone were relevant."""
+
+    name = "target-ndcg"
+    lower_is_better = True
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`; NaN for a user who rated all targets."""
+        return self.mean(block, self.expected_sum(block, block.gains(k)))
+
+
+class TargetRank(TargetMetric):
+    """Place of a target in a user's list as a share of the list's length: near 0 at the top, 1 at
+    the end. A rank shift is the difference between two runs, without and with the attack."""
+
+    name = "target-rank"
+    has_k = False
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`, in (0, 1]; NaN for a user who rated all targets."""
+        above, tied = _places(block)
+        length = (~block.masked).sum(1, keepdim=True).clamp(min=1)
+        return self.mean(block, (above + (tied + 1).double() / 2) / length)
+
+
+class TargetRating(RatingMetric):
+    """Predicted rating of the targets. Prediction shift is its difference between two runs, with
+    and without the attack."""
+
+    name = "target-rating"
+    paper = "O'Mahony, Hurley, Kushmerick and Silvestre 2004"
+    range = (float("-inf"), float("inf"))
+
+    def per_user(self, block: RatedBlock) -> np.ndarray:
+        """`float64 [users]`: mean over the targets that a user has not rated; NaN without any, and
+        where the server generates parameters for the rated items alone."""
+        if block.targets is None:
+            return np.full(len(block.counts), np.nan)
+        unrated = ~np.isnan(block.targets)
+        with np.errstate(invalid="ignore"):
+            return np.where(unrated, block.targets, 0.0).sum(1) / unrated.sum(1)
+
+    def pooled(self, values: np.ndarray, rows: np.ndarray) -> float:
+        """Mean over the users who have not rated all targets, NaN without any; each counts the
+        same."""
+        known = values[~np.isnan(values)]
+        return float(known.mean()) if len(known) else float("nan")
+
+
+def _places(block: RankedBlock) -> tuple[Tensor, Tensor]:
+    """Numbers of items above each target in a user's list, and tied with it including itself,
+    `int64 [users, targets]` each."""
+
+    def count() -> tuple[Tensor, Tensor]:
+        users = torch.arange(len(block.scores))
+        found = [
+            block.levels(block.candidates(users, target.expand_as(users)))
+            for target in block.given("targets")
+        ]
+        above, tied = zip(*found, strict=True)
+        return torch.stack(above, 1), torch.stack(tied, 1)
+
+    return block.once("places of targets", count)
+
+
+class CountMetric(ListMetric):
+    """A metric of the numbers of lists that each item is in, the sum `lists`."""
+
+    def sums(self, block: RankedBlock, k: int) -> Mapping[str, Tensor]:
+        """`float64 [items]`: how many of the block's lists of length k hold each item."""
+
+        def counted() -> Tensor:
+            items = block.lists[:, :k][block.listed[:, :k]]
+            found = torch.zeros(block.scores.shape[1], dtype=torch.float64)
+            return found.index_add_(0, items, torch.ones(len(items), dtype=torch.float64))
+
+        return {"lists": block.once(("lists", k), counted)}
+
+
+class Coverage(CountMetric):
+    """Share of the catalogue that is in at least one list."""
+
+    name = "coverage"
+
+    def value(self, sums: Mapping[str, np.ndarray]) -> float:
+        """In [0, 1]."""
+        return float((sums["lists"] > 0).mean())
+
+
+class Gini(CountMetric):
+    """Gini coefficient of how often each item is in a list: 0 if all are equally often,
+    1 - 1/items if all lists hold the same single item."""
+
+    name = "gini"
+    lower_is_better = True
+
+    def value(self, sums: Mapping[str, np.ndarray]) -> float:
+        """In [0, 1]."""
+        return gini(sums["lists"])
+
+
+def gini(counts: np.ndarray) -> float:
+    """Gini coefficient of amounts >= 0, `[n]`; NaN where all are zero.
+
+    The mean difference of two of them, over twice their mean.
+    """
+    ascending = np.sort(counts.astype(np.float64))
+    number = len(ascending)
+    total = ascending.sum()
+    places = np.arange(1, number + 1)
+    if not total:
+        return float("nan")
+    return float((2 * places - number - 1) @ ascending / (number * total))
+
+
+class ListPopularity(ListMetric):
+    """Mean over users of the mean popularity of the items in the list, which is the share of
+    training users who like an item."""
+
+    name = "popularity"
+    lower_is_better = True
+
+    def sums(self, block: RankedBlock, k: int) -> Mapping[str, Tensor]:
+        """`float64 [2]`: sum over the users with a value, and their number."""
+        values = self.of_users(block, k)
+        known = ~values.isnan()
+        return {self.name: torch.stack([values[known].sum(), known.sum().double()])}
+
+    def value(self, sums: Mapping[str, np.ndarray]) -> float:
+        """The mean; NaN without users."""
+        total, users = sums[self.name].tolist()
+        return total / users if users else float("nan")
+
+    def of_users(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`, each in [0, 1]; NaN for an empty list."""
+        shares = block.given("popularity")[block.lists] * block.listed
+        return shares[:, :k].sum(1) / block.listed[:, :k].sum(1)
+
+
+class PopularityLift(ListPopularity):
+    """Mean popularity of the items in the list over that of the user's known liked items, minus 1;
+    mean over the users who have such items."""
+
+    name = "popularity-lift"
+    range = (-1.0, float("inf"))
+    paper = "Abdollahpouri, Mansoury, Burke and Mobasher 2019"
+
+    def of_users(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`; NaN for a user without known liked items that others like too."""
+        users, items = pairs(block.given("liked"))
+        sums = block.sum_by_user(block.given("popularity")[items], users)
+        usual = sums / users.bincount(minlength=len(sums))
+        return super().of_users(block, k) / torch.where(usual > 0, usual, torch.nan) - 1
+
+
+# Metrics of single-positive lists (PrivRec, equations 12 and 13), see `fedrec.metrics.ranks`.
+
+
+class Hits(UserMetric):
+    """Share of a user's held-out positives that reach the first k places of their own lists."""
+
+    name = "hits"
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`."""
+        return block.expected_gain(torch.ones(k, dtype=torch.float64, device=block.scores.device))
+
+
+class DiscountedHits(UserMetric):
+    """Mean over a user's held-out positives of 1 / log2(rank + 1), 0 beyond k: `hits` with the
+    discount of NDCG, which PrivRec calls nDCG. Each positive is alone in its list; `ndcg` is that
+    of the user's whole list, and has another value where a user has several positives."""
+
+    name = "discounted-hits"
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`."""
+        return block.expected_gain(block.gains(k))
+
+
+# Metrics of a user's whole history, in experiments with `evaluation.protocol = "reconstruction"`.
+#
+# The catalogue is ranked with nothing masked. This does not measure recommendation, because most
+# relevant items are part of the model's input. It exists because it alone explains how Fang et al.
+# (DP-VAE, table 8) can print a Recall@20 above their Recall@50: with `hits / min(|Q|, R)` (their
+# equation 22) that needs most users to have more than 20 items in Q. The name differs, so that its
+# figures cannot be mistaken for those of held-out items.
+
+
+class ReconstructionRecall(UserMetric):
+    """Relevant items among the first k, over the smaller of their number and k."""
+
+    name = "reconstruction-recall"
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`."""
+        hits = block.hits[:, :k]
+        return hits.sum(1) / block.number.clamp(min=1, max=hits.shape[1]) + block.nothing
+
+
+class ReconstructionNdcg(UserMetric):
+    """DCG of the first k places over that of the best possible list of that length."""
+
+    name = "reconstruction-ndcg"
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`."""
+        hits = block.hits[:, :k]
+        gains = block.gains(hits.shape[1])
+        best = block.number.clamp(min=1, max=len(gains))
+        return (hits * gains).cumsum(1)[:, -1] / gains.cumsum(0)[best - 1] + block.nothing

@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Users whose items are ranked by scores: best items, and places of single ones.
+
+A block of users whose items are ranked by scores: what ranking metrics are computed from.
+
+There are two definitions of a list, which must not be mixed up.
+
+*Single-positive lists* (PrivRec, section 3.3, equations 12 and 13). Every held-out positive is
+ranked on its own against all items that its user never interacted with, in any part; the user's
+other positives are not in the list. Equation 13 does not say how a user's lists are combined; their
+mean is within [0, 1] and discounted hits are at most hits. The paper's tables of nDCG grow faster
+in k than this definition can (by more than the change of hits divided by log2(k + 2)), so compare
+`hits@k` with them only.
+
+Ties there are resolved by expectation under random tie-breaking. With g never-seen items scored
+higher and e scored equal, the rank is uniform on g + 1, ..., g + e + 1. With a gain c(r) that
+depends on the rank only, and its running sum C(r) = c(1) + ... + c(r), the expected gain is (C(g +
+e + 1) - C(g)) / (e + 1). So a constant score over n never-seen items gets exactly k / (n + 1) hits,
+and results do not depend on the order of the catalogue.
+
+*Whole lists*. One list per user, over all items that are not in the training part; every held-out
+positive in it is relevant. Ties are resolved by expectation here, too: each of T tied items, of
+which R are relevant, is equally probable at each of their T places, so that a place is relevant
+with probability R / T, and two of them with R (R - 1) / (T (T - 1)). Only which items are shown
+(`lists`), and so metrics of lists, depend on the order of the catalogue: lower index first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrec.errors import ExperimentError
+
+# The best items of each user, and numbers of items above a value or level with it, among those that
+# a mask leaves.
+#
+# For long catalogues nothing is copied. A row is cut into chunks whose largest scores are found
+# once; no item is better than the largest of its chunk, so that as many chunks as items are wanted
+# suffice, and only chunks that reach a value are counted.
+
+_CHUNK = 512  # items
+
+
+class LongRows:
+    """Scores of some users.
+
+    Args:
+        scores: `float [users, items]`, contiguous, on the processor.
+    """
+
+    def __init__(self, scores: Tensor) -> None:
+        self.scores = scores
+        self._pairs: dict[int, tuple[Tensor, tuple[Tensor, Tensor]]] = {}  # by the mask's id
+        self._chunks = scores.shape[1] // _CHUNK
+        self._whole = self._chunks * _CHUNK  # items in chunks; the rest are looked at each time
+
+    @cached_property
+    def _largest(self) -> Tensor:
+        """`float [users, chunks]`: the largest score of each whole chunk."""
+        return self._chunked(self.scores).amax(2)
+
+    def has_nan(self) -> bool:
+        """Whether a score is NaN."""
+        return bool(self._largest.isnan().any() or self.scores[:, self._whole :].isnan().any())
+
+    def best(self, mask: Tensor | None, number: int) -> tuple[Tensor, Tensor]:
+        """The best scores of each row, best first, and their places, `[users, number]` each; of
+        equal scores any.
+
+        Args:
+            mask: `bool [users, items]`, the items that count as -infinity; None: none.
+            number: at most the number of items.
+        """
+        if self._chunks <= 2 * number:
+            return _without(self.scores, mask).topk(number, dim=1)
+        best = self._largest_without(mask).topk(number, dim=1)
+        inside = (best.indices[:, :, None] * _CHUNK + torch.arange(_CHUNK)).flatten(1)
+        rest = torch.arange(self._whole, self.scores.shape[1]).expand(len(inside), -1)
+        places = torch.cat([inside, rest], 1)
+        values = self.scores.gather(1, places)
+        if mask is not None:
+            values.masked_fill_(mask.gather(1, places), -torch.inf)
+        found = values.topk(number, dim=1)
+        return found.values, places.gather(1, found.indices)
+
+    def first(self, mask: Tensor | None, number: int) -> Tensor:
+        """The first places of each row, `int64 [users, number]`: items by falling score, equal ones
+        by rising index; in any order where -infinity. For the arguments see `best`."""
+        longest = min(number + 1, self.scores.shape[1])
+        best, places = self.best(mask, longest)
+        items = places[:, :number].sort(dim=1).values
+        # `best` keeps arbitrary ones of the items tied at the last place; if the next one is also
+        # tied, the lowest indices are taken instead.
+        floor = best[:, number - 1]
+        left_out = (best[:, number:] == floor[:, None]).any(1) & (floor > -torch.inf)
+        tied = left_out.nonzero()[:, 0].tolist()
+        if tied:
+            from fedrec.kernel.rows import first_level  # importing Numba is slow
+        for row in tied:
+            above = places[row][best[row] > floor[row]].numpy()
+            level = np.empty(number - len(above), dtype=np.int64)
+            hidden = np.zeros(0, dtype=bool) if mask is None else mask[row].numpy()
+            first_level(self.scores[row].numpy(), hidden, floor[row].item(), level)
+            items[row] = torch.from_numpy(np.sort(np.concatenate([above, level])))
+        values = self.scores.gather(1, items)
+        if mask is not None:
+            values.masked_fill_(mask.gather(1, items), -torch.inf)
+        return items.gather(1, values.sort(dim=1, descending=True, stable=True).indices)
+
+    def levels(self, mask: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers of items above each user's value and level with it, `int64 [users]` each.
+
+        Args:
+            mask: `bool [users, items]`, the items that count as -infinity.
+            values: `float [users]`.
+        """
+        from fedrec.kernel.rows import add_levels  # importing Numba is slow
+
+        above = np.zeros(len(values), dtype=np.int64)
+        level = np.zeros(len(values), dtype=np.int64)
+        largest = self._largest.numpy()
+        add_levels(self.scores.numpy(), largest, _CHUNK, values.numpy(), above, level)
+        users, items = self._masked(mask)
+        scores = self.scores[users, items]
+        own = values[users]
+        hidden = users.bincount(minlength=len(values))
+        return (
+            torch.from_numpy(above) - users[scores > own].bincount(minlength=len(values)),
+            torch.from_numpy(level)
+            - users[scores == own].bincount(minlength=len(values))
+            + hidden * (values == -torch.inf),
+        )
+
+    def _largest_without(self, mask: Tensor | None) -> Tensor:
+        """`float [users, chunks]`: the largest scores of chunks, of the items that a mask
+        leaves."""
+        if mask is None:
+            return self._largest
+        users, items = self._masked(mask)
+        inside = items < self._whole
+        cells = (users * self._chunks + items // _CHUNK)[inside].unique()
+        users = cells // self._chunks
+        chunks = cells % self._chunks
+        own = self._chunked(self.scores)[users, chunks]
+        own.masked_fill_(self._chunked(mask)[users, chunks], -torch.inf)
+        largest = self._largest.clone()
+        largest[users, chunks] = own.amax(1)
+        return largest
+
+    def _masked(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """`pairs` of a mask, found once."""
+        if id(mask) not in self._pairs:
+            self._pairs[id(mask)] = mask, pairs(mask)  # with the mask, so that its id stays its own
+        return self._pairs[id(mask)][1]
+
+    def _chunked(self, values: Tensor) -> Tensor:
+        """`[users, chunks, _CHUNK]`, without the rest."""
+        return values[:, : self._whole].view(len(values), self._chunks, _CHUNK)
+
+
+def pairs(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column of each true cell of a mask `bool [users, items]` in which few are, `int64
+    [n]`, by rows; numpy skips the others faster than torch."""
+    cells = torch.from_numpy(np.flatnonzero(mask.numpy()))
+    return cells // mask.shape[1], cells % mask.shape[1]
+
+
+def best_items(values: Tensor, longest: int) -> Tensor:
+    """The first places of each row of values `float [users, items]`, see `LongRows.first`."""
+    return LongRows(values.contiguous()).first(None, longest)
+
+
+def _without(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Values `float [users, items]`, -infinity where masked."""
+    if mask is None:
+        return values
+    own = values.numpy()
+    return torch.from_numpy(np.where(mask.numpy(), own.dtype.type(-np.inf), own))
+
+
+class RankedBlock:
+    """Scores of a block of users and the items that their lists are tested on, on the processor.
+
+    Args:
+        scores: `float [users, items]`, higher is better; infinite values are allowed.
+        seen: `bool [users, items]`, items of the user in any part; contains `relevant`.
+        known: `bool [users, items]`, items of the user's training part.
+        relevant: `bool [users, items]`, held-out positives. Those that are also known (a repeated
+            use) count in single-positive lists only, because a whole list cannot contain them.
+        ks: lengths of the lists, each >= 1; more than the catalogue holds is allowed.
+        weights: `[users, items]`, how often each held-out positive counts in single-positive lists
+            (row-level evaluation of repeated use); default: once.
+        masked: `bool [users, items]`, items excluded from whole lists; default: the known ones. A
+            relevant item among them that is not known counts as missed: it is in the denominators,
+            but in no list.
+        liked: `bool [users, items]`, known items that the user likes, for metrics of popularity.
+        popularity: `float64 [items]`, share of the training users who like each item, likewise.
+        targets: `int64 [targets]`, the items that an adversary promotes, for metrics of these.
+
+    Raises:
+        ExperimentError: a score is NaN.
+        ValueError: shapes differ, `relevant` is not within `seen`, or a k is below 1.
+    """
+
+    def __init__(
+        self,
+        scores: Tensor,
+        *,
+        seen: Tensor,
+        known: Tensor,
+        relevant: Tensor,
+        ks: Sequence[int] = (5, 10, 20, 30),
+        weights: Tensor | None = None,
+        masked: Tensor | None = None,
+        liked: Tensor | None = None,
+        popularity: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> None:
+        _check_shapes(scores, seen, known, relevant, ks)
+        self._relevant = _seen_pairs(relevant, seen)
+        self._rows = _rows_of(scores)
+        self.scores = self._rows.scores
+        self.seen = seen
+        self.known = known
+        self.relevant = relevant
+        self.weights = weights
+        self.masked = known if masked is None else masked
+        self.liked = liked
+        self.popularity = popularity
+        self.targets = targets
+        self.longest = max(ks)
+        """Largest k."""
+        self._once: dict[Any, Any] = {}
+
+    def about(self, relevant: Tensor) -> RankedBlock:
+        """The same lists, tested on other items, `bool [users, items]` within `relevant`."""
+        other = copy(self)
+        other.relevant = relevant
+        other._relevant = _seen_pairs(relevant, self.seen)
+        other._once = {}
+        of_relevant = ("positives", "total_weight", "_competitors", "wanted", "number")
+        for name in (*of_relevant, "ties", "hits", "nothing"):
+            vars(other).pop(name, None)
+        return other
+
+    def once(self, key: Any, compute: Callable[[], Any]) -> Any:
+        """The result of `compute`, which metrics with the same key share."""
+        if key not in self._once:
+            self._once[key] = compute()
+        return self._once[key]
+
+    def gains(self, longest: int) -> Tensor:
+        """`float64 [longest]`: gains of ranks for NDCG, 1 / log2(rank + 1)."""
+        ranks = torch.arange(2, longest + 2, dtype=torch.float64, device=self.scores.device)
+        return ranks.log2().reciprocal()
+
+    def sum_by_user(self, values: Tensor, users: Tensor) -> Tensor:
+        """`float64 [users]`: sums of `values [n]` by their users `int64 [n]`."""
+        zeros = torch.zeros(len(self.scores), dtype=torch.float64, device=self.scores.device)
+        return zeros.index_add_(0, users, values)
+
+    def given(self, name: str) -> Tensor:
+        """An argument that not every block has: `liked` `[users, items]`, `popularity` `[items]` or
+        `targets` `[targets]`.
+
+        Raises:
+            ValueError: this block was made without it.
+        """
+        found = getattr(self, name)
+        if found is None:
+            raise ValueError(f"Expected the argument {name!r} of the block, got none.")
+        return found
+
+    @cached_property
+    def positives(self) -> tuple[Tensor, Tensor, Tensor]:
+        """User, item and weight of each held-out positive, `[positives]` each."""
+        users, items = self._relevant
+        if self.weights is None:
+            return users, items, torch.ones(users.shape, dtype=torch.float64, device=users.device)
+        return users, items, self.weights[users, items].double()
+
+    @cached_property
+    def total_weight(self) -> Tensor:
+        """`float64 [users]`: sum of the weights of each user's positives."""
+        users, _, weight = self.positives
+        return self.sum_by_user(weight, users)
+
+    @cached_property
+    def _never_seen(self) -> tuple[Tensor, Tensor]:
+        """The best scores of never-seen items, best first, `[users, places]`, and the number of
+        never-seen items with the last of these scores, `int64 [users]`."""
+        best = self._rows.best(self.seen, min(self.longest, self.scores.shape[1]))[0]
+        # more items may be tied with the last place than are among the best
+        return best, self._rows.levels(self.seen, best[:, -1].contiguous())[1]
+
+    @cached_property
+    def _competitors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Numbers of never-seen items above and tied with each positive, `int64 [positives]`, and
+        the positives' users and weights.
+
+        Only the positives that can reach the first `longest` places are returned: a positive below
+        the `longest`-th best never-seen item has no gain. So the best never-seen items suffice, and
+        no row needs to be sorted.
+        """
+        users, items, weight = self.positives
+        best, at_floor = self._never_seen
+        floor = best[:, -1]
+        value = self.scores[users, items]
+        reaches = value >= floor[users]
+        users = users[reaches]
+        value = value[reaches, None]
+        higher = (best[users] > value).sum(1)
+        equal = torch.where(
+            value[:, 0] == floor[users], at_floor[users], (best[users] == value).sum(1)
+        )
+        return higher, equal, users, weight[reaches]
+
+    def expected_gain(self, gains: Tensor) -> Tensor:
+        """`float64 [users]`: mean over a user's held-out positives, each in a list of its own, of
+        the expected gain of its rank; NaN without a positive.
+
+        Args:
+            gains: `float64 [k]`, of the ranks 1 to k, at most `longest`; later ranks have none.
+        """
+        higher, equal, users, weight = self._competitors
+        running = torch.cat([gains.new_zeros(1), gains.cumsum(0)])
+        first = running[higher.clamp(max=len(gains))]
+        last = running[(higher + equal + 1).clamp(max=len(gains))]
+        return self.sum_by_user(weight / (equal + 1) * (last - first), users) / self.total_weight
+
+    def candidates(self, users: Tensor, items: Tensor) -> Tensor:
+        """`float [n]`: scores of items `int64 [n]` in the whole lists of users `int64 [n]`,
+        -infinity where they are not in them."""
+        return self.scores[users, items].masked_fill(self.masked[users, items], -torch.inf)
+
+    def levels(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers of items of whole lists above each user's value `[users]` and level with it,
+        `int64 [users]` each; level with -infinity are the items that are in no list."""
+        return self._rows.levels(self.masked, values)
+
+    @cached_property
+    def lists(self) -> Tensor:
+        """`int64 [users, places]`: the whole lists, best item first, of the largest k or of the
+        catalogue's length; of equal scores the lower index first."""
+        return self._rows.first(self.masked, min(self.longest, self.scores.shape[1]))
+
+    @cached_property
+    def listed(self) -> Tensor:
+        """`bool [users, places]`: which places of `lists` hold an item; a user who knows nearly all
+        items has a shorter list."""
+        places = torch.arange(self.lists.shape[1], device=self.scores.device)
+        left_out = torch.from_numpy(np.count_nonzero(self.masked.numpy(), axis=1))
+        return places < self.scores.shape[1] - left_out[:, None]
+
+    @cached_property
+    def sampled(self) -> Tensor:
+        """`bool [users, items]`: the items that sampled metrics draw from, those not seen."""
+        return ~self.seen
+
+    @cached_property
+    def wanted(self) -> tuple[Tensor, Tensor]:
+        """The relevant items of whole lists: user and item of each, `int64 [n]`."""
+        users, items, _ = self.positives
+        new = ~self.known[users, items]
+        return users[new], items[new]
+
+    @cached_property
+    def number(self) -> Tensor:
+        """`int64 [users]`: number of relevant items of each whole list."""
+        return self.wanted[0].bincount(minlength=len(self.scores))
+
+    def count_wanted(self, values: Tensor) -> Tensor:
+        """`int64 [users]`: number of relevant items of whole lists with a user's value, `[users]`;
+        0 for -infinity."""
+        users, items = self.wanted
+        own = self.candidates(users, items)
+        equal = (own == values[users]) & (own > -torch.inf)
+        return users[equal].bincount(minlength=len(self.scores))
+
+    @cached_property
+    def ties(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the items with the same score as a place of `lists`, some of them beyond the list:
+        their number, how many of them are relevant, and how many are at earlier places; `float64
+        [users, places]` each."""
+        seen, known, masked = (
+            mask.gather(1, self.lists) for mask in (self.relevant, self.known, self.masked)
+        )
+        scores = self.scores.gather(1, self.lists).masked_fill_(masked, -torch.inf)
+        relevant = seen & ~known & ~masked
+        group = torch.zeros_like(self.lists)
+        group[:, 1:] = (scores[:, 1:] != scores[:, :-1]).cumsum(1)
+        ones = torch.ones_like(group, dtype=torch.float64)
+        none = torch.zeros_like(ones)
+        number = none.scatter_add(1, group, ones)
+        found = none.scatter_add(1, group, relevant.double())
+        earlier = ones.cumsum(1) - 1 - (number.cumsum(1) - number).gather(1, group)
+        last = self.levels(scores[:, -1].contiguous())[1]
+        for counts, those in ((number, last), (found, self.count_wanted(scores[:, -1]))):
+            counts.scatter_(1, group[:, -1:], those[:, None].double())
+        return number.gather(1, group), found.gather(1, group), earlier
+
+    @cached_property
+    def hits(self) -> Tensor:
+        """`float64 [users, places]`: probability that a place of a whole list is relevant."""
+        number, relevant, _ = self.ties
+        return relevant / number
+
+    @cached_property
+    def nothing(self) -> Tensor:
+        """`float64 [users]`: NaN for a user without a relevant item, else 0; to be added to what
+        does not divide by their number."""
+        return torch.where(self.number > 0, 0.0, torch.nan).double()
+
+
+def _check_shapes(
+    scores: Tensor, seen: Tensor, known: Tensor, relevant: Tensor, ks: Sequence[int]
+) -> None:
+    shapes = {tuple(tensor.shape) for tensor in (scores, seen, known, relevant)}
+    if len(shapes) != 1 or scores.dim() != 2:
+        raise ValueError(
+            f"Expected four tensors of one shape [users, items], got {sorted(shapes)}."
+        )
+    if not ks or min(ks) < 1:
+        raise ValueError(f"Expected list lengths >= 1, got ks={tuple(ks)!r}.")
+
+
+def _rows_of(scores: Tensor) -> LongRows:
+    """The scores, finite enough: masked items count as -infinity, so real scores must stay above
+    it."""
+    if not scores.numel():
+        return LongRows(scores)
+    rows = LongRows(scores.contiguous())
+    if rows.has_nan():
+        nans = np.count_nonzero(np.isnan(scores.numpy()))
+        raise ExperimentError(
+            "the scores of a model cannot be ranked",
+            expected="finite scores",
+            got=f"{nans} NaN among {scores.numel()} scores",
+            fix="training has probably diverged: lower the learning rate or the noise",
+        )
+
+    if scores.min() == -torch.inf:
+        return LongRows(rows.scores.clamp(min=torch.finfo(scores.dtype).min))
+    return rows
+
+
+def _seen_pairs(relevant: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """User and item of each relevant item, `int64 [n]` each."""
+    found = pairs(relevant)
+    if not seen[found].all():
+        raise ValueError("Expected every relevant item to be seen, got one that is not.")
+    return found

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear models: item-to-item weights, transitions, and a taste that each device fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedrec.config import Width
+from fedrec.data.features import FeatureNames
+from fedrec.data.interactions import LowRatedConfig, RecencyConfig
+from fedrec.models.base import Parameters, ProductsConfig, ProductsModel
+from fedrec.sums.fold_in import LogLinear, PublicPriorConfig, feature_embeddings, prior_features
+from fedrec.sums.products import BIAS, chosen_items
+
+# A log-linear model of what users like, whose taste each device fits to its own rows.
+#
+#     p(i) proportional to exp(b_i + w . e_i),  w ~ N(0, I)
+#
+# The items' popularities b and embeddings e are shared. A user's taste w is none of the parameters:
+# the device finds the most probable one given its user's rows (`fedrec.sums.fold_in`), as iALS
+# folds in a new user with fixed item vectors (Hu et al. 2008). It is found anew whenever the user
+# is ranked for, never sent and never kept, so it serves anybody with a history and has no training
+# of its own.
+#
+#     item.bias      popularities, as `popularity-start` finds them
+#     item.public    coordinates from public features, which stay as they are
+#     item.learned   coordinates that strategy `fold-in` learns from the sum of the users' products
+#     item.products  what users' products are sent as a change of; zero on the server
+#
+# In a history, an item that a user rated and that is not positive counts `low-rated`: who rated a
+# film had chosen it, which says something of its taste, too.
+
+PUBLIC = "item.public"
+LEARNED = "item.learned"
+PRODUCTS = "item.products"
+
+
+class FoldInConfig(PublicPriorConfig, ProductsConfig):
+    """Settings of the embeddings and of users' histories."""
+
+    items: int | None = Field(default=600, ge=1, le=20_000)
+    """m, the number of most popular items that products are about; at most the catalogue. Memory
+    grows with its square: 600 items take 1.4 MB."""
+    factors: Width = 64
+    """Largest number of learned coordinates."""
+    low_rated: float = Field(default=0.3, ge=0, le=1)
+    """Weight of a rated item that is not positive in a user's history, where a positive one has 1;
+    0 leaves these items out. Of no use where the data have no ratings."""
+
+
+class FoldIn(ProductsModel):
+    """Embeddings of items, public and learned, and tastes that devices fit."""
+
+    name = "fold-in"
+    Config = FoldInConfig
+    paper = "fold-in of iALS (Hu et al. 2008), features as a Gaussian prior"
+    products = PRODUCTS
+    config: FoldInConfig
+
+    @property
+    def low_rated(self) -> float:
+        """What an item has in histories that a user rated and that is not positive."""
+        return self.config.low_rated
+
+    @classmethod
+    def features_used(cls, config: FoldInConfig, known: FeatureNames) -> FeatureNames:
+        """Those of the items; no texts or vectors whose effects have no variance."""
+        return prior_features(config, known)
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Public coordinates, of which there is at least one column, and zeros; nothing is drawn.
+
+        Raises:
+            ExperimentError: an ordered feature is none of the items'.
+        """
+        items = self.schema.num_items
+        public = torch.from_numpy(feature_embeddings(self.schema.item_features, self.config))
+        return {
+            BIAS: torch.zeros(items, 1),
+            PUBLIC: public.float() if public.shape[1] else torch.zeros(items, 1),
+            LEARNED: torch.zeros(items, self.config.factors),
+            PRODUCTS: torch.zeros(self.size, self.size),
+        }
+
+    def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
+        """Logarithms of each user's popularities after its taste was fitted to its history, up to a
+        constant, `[C, B, items]`."""
+        return self.scorer(parameters)(histories)
+
+    def scorer(self, parameters: Parameters, *, traced: bool = False) -> Callable[[Tensor], Tensor]:
+        """See `HistoryModel.scorer`; the embeddings are decomposed before."""
+        slices = zip(*(parameters[name] for name in (BIAS, PUBLIC, LEARNED)), strict=True)
+        fitted = [_fitted(*own) for own in slices]
+        scores = LogLinear.traced_scores if traced else LogLinear.scores
+
+        def of(histories: Tensor) -> Tensor:
+            pairs = zip(fitted, histories, strict=True)
+            return torch.stack([scores(model, history) for model, history in pairs])
+
+        return of
+
+
+def _fitted(bias: Tensor, public: Tensor, learned: Tensor) -> LogLinear:
+    """The model of one slice."""
+    return LogLinear(torch.cat([public, learned], 1), bias[:, 0])
+
+
+# A linear item-to-item model: a user's score of an item is the sum of its weights to the items that
+# the user likes (SLIM, Ning and Karypis 2011; EASE, Steck 2019).
+#
+# It has no user parameters and needs no features, so it can score any user with a history. Only the
+# `items` most popular items, by the items' biases, have weights; all others are ranked below these,
+# by their biases. Before any item has weights, all are ranked by their biases.
+#
+#     s_uj = sum over i in the history of u of x_ui B_ij
+#
+# with x_ui = 1 for liked items and `low-rated` for other rated ones.
+#
+# With step and strategy `gram` the weights are found in one round.
+
+WEIGHTS = "item.weights"
+
+
+class ItemWeightsConfig(ProductsConfig, LowRatedConfig):
+    """Settings of the linear item-to-item model; its `items` are those with weights."""
+
+
+class ItemWeights(ProductsModel):
+    """Weights between items."""
+
+    name = "item-weights"
+    Config = ItemWeightsConfig
+    paper = "SLIM (Ning and Karypis 2011), EASE (Steck 2019)"
+    products = WEIGHTS
+    config: ItemWeightsConfig
+
+    @property
+    def low_rated(self) -> float:
+        """The weight in histories of a rated item that is not positive."""
+        return self.config.low_rated
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Zero biases and weights; nothing is drawn."""
+        return {
+            BIAS: torch.zeros(self.schema.num_items, 1),
+            WEIGHTS: torch.zeros(self.size, self.size),
+        }
+
+    def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
+        """Scores of the whole catalogue, `[C, B, items]`; the biases for users without a known item
+        with weights."""
+        return torch.stack(
+            [
+                self._scores(bias[:, 0], weights, own)
+                for bias, weights, own in zip(
+                    parameters[BIAS], parameters[WEIGHTS], histories, strict=True
+                )
+            ]
+        )
+
+    def _scores(self, bias: Tensor, weights: Tensor, histories: Tensor) -> Tensor:
+        """Scores `[B, items]` of one slice's users."""
+        popularity = _between(bias)
+        chosen = chosen_items(bias, self.size)
+        known = histories[:, chosen].to(weights.dtype)
+        found = known @ weights
+        scores = found.amin(1, keepdim=True) - 1 + popularity.expand(len(histories), -1)
+        scores[:, chosen] = found
+        weighted = known.any(1, keepdim=True) & weights.any()
+        return torch.where(weighted, scores, popularity)
+
+
+def _between(bias: Tensor) -> Tensor:
+    """Biases moved into [0, 1), their order kept."""
+    spread = bias.max() - bias.min()
+    return (bias - bias.min()) / (spread.clamp(min=1e-9) * 1.001)
+
+
+# What follows what: weights from a user's last items to the next one (`fedrec.sums.products`).
+#
+#     s_uj = sum over d = 1..window of decay^(d - 1) W_ij,  i the d-th item of u from the end
+#
+# As in `item-weights`, the `items` most popular items have weights, and the others are ranked below
+# them by their biases. Step and strategy `transitions` find the weights in one round.
+
+
+class TransitionsModelConfig(ProductsConfig, RecencyConfig):
+    """Settings of transitions; their `items` are those with weights."""
+
+
+class TransitionsModel(ItemWeights):
+    """Weights from one item to the next."""
+
+    name = "transitions"
+    Config = TransitionsModelConfig
+    paper = "a smoothed Markov chain; FPMC (Rendle et al. 2010) without factors"
+    config: TransitionsModelConfig
+
+    @property
+    def low_rated(self) -> float:
+        """None; sequences are of positive items."""
+        return 0.0
+
+    @property
+    def recency(self) -> RecencyConfig:
+        """The last items of a sequence count, by their distance from its end."""
+        return self.config

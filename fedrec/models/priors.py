@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Users' priors from the words of their metadata, by word vectors from three sources.
+
+Word vectors from three sources, transformed to K numbers in [0, 1].
+
+Vectors of another length are multiplied by a fixed matrix with orthonormal rows or columns, drawn
+from a seed, and then each of the K numbers is rescaled to [0, 1] over the required words: equation
+11 assumes that range, which GloVe vectors do not have. Words and their vectors are public.
+"""
+
+import hashlib
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedrec.data.client_data import ClientData
+from fedrec.errors import DataError
+from fedrec.models.vae import Prior, Vae
+from fedrec.privacy.personal import PersonalNoise, PriorsConfig
+from fedrec.rng import stream
+from fedrec.runtime.files import read_json
+
+log = logging.getLogger("fedrec")
+
+
+def word_vectors(
+    config: PriorsConfig, words: Sequence[Sequence[str]], numbers: int
+) -> list[np.ndarray]:
+    """The vectors of the words of each kind of metadata, `float64 [words, numbers]`, in [0, 1].
+
+    Args:
+        config: the source.
+        words: the labels of each kind.
+        numbers: K.
+
+    Raises:
+        DataError: a file is missing, does not have the digest `sha256`, is not in its format, or
+            has none of the words.
+    """
+    looked_up = [[config.words.get(label, label).lower() for label in kind] for kind in words]
+    distinct = sorted({word for kind in looked_up for word in kind})
+    found = _onehot(distinct) if config.source == "onehot" else _read(config, distinct)
+    missing = [word for word in distinct if word not in found]
+    if missing:
+        log.warning(
+            "no vector for %d words, which get the mean of the others: %s",
+            len(missing),
+            ", ".join(missing),
+        )
+    mean = np.mean([found[word] for word in sorted(found)], axis=0)
+    table = np.stack([np.asarray(found.get(word, mean)) for word in distinct])
+    stretched = _stretched(table @ _projection(table.shape[1], numbers))
+    place = {word: row for row, word in enumerate(distinct)}
+    return [stretched[[place[word] for word in kind]] for kind in looked_up]
+
+
+def read_glove(path: Path, words: Iterable[str]) -> dict[str, np.ndarray]:
+    """The vectors of some words from a text file of GloVe: a word and its numbers on each line,
+    frequent words first.
+
+    The first line of a word counts: glove.840B has later ones of the kind
+        `at name@domain.com 0.01 ...`.
+
+    Raises:
+        DataError: the line of a word has no numbers, or a different count than the others.
+    """
+    wanted = set(words)
+    found = {}
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            word, _, rest = line.rstrip().partition(" ")
+            if word in wanted and word not in found:
+                found[word] = _numbers(rest.split(" "), path, word)
+    return _equally_long(found, path)
+
+
+def _read(config: PriorsConfig, words: list[str]) -> dict[str, np.ndarray]:
+    kind, _, name = config.source.partition(":")
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise DataError(
+            f"there is no file {path}",
+            expected=f"vectors of words, for {config.source!r}",
+            got="no file",
+            fix="correct the path in priors.source, or download the vectors first",
+        )
+    digest = _digest(path)
+    if config.sha256 is not None and digest != config.sha256:
+        raise DataError(
+            f"{path} is another file",
+            expected=f"sha256 {config.sha256}",
+            got=f"sha256 {digest}",
+            fix="name the file that was used before, or remove priors.sha256",
+        )
+    log.info("vectors of words from %s, sha256 %s", path, digest)
+    found = read_glove(path, words) if kind == "glove" else _read_table(path, words)
+    if not found:
+        raise DataError(
+            f"{path} has none of the words of the users' metadata",
+            expected=", ".join(words[:5]) + (", ..." if len(words) > 5 else ""),
+            got="none of them",
+            fix='name words that it has: words = {"M" = "male"}',
+        )
+    return found
+
+
+def _read_table(path: Path, words: list[str]) -> dict[str, np.ndarray]:
+    try:
+        table = read_json(path)
+        found = {word: _numbers(table[word], path, word) for word in words if word in table}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path} is no table of vectors",
+            expected="a JSON object of lists",
+            got=str(error),
+            fix="write it with fedrec data glove-subset",
+        ) from None
+    return _equally_long(found, path)
+
+
+def _numbers(values: Sequence[object], path: Path, word: str) -> np.ndarray:
+    try:
+        vector = np.array([float(str(value)) for value in values])
+    except ValueError:
+        vector = np.zeros(0)
+    if not len(vector) or not np.isfinite(vector).all():
+        raise DataError(
+            f"{path} has no vector for {word!r}",
+            expected="finite numbers",
+            got=repr(values)[:80],
+            fix="correct its line, or get the file again",
+        )
+    return vector
+
+
+def _equally_long(found: dict[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
+    lengths = sorted({len(vector) for vector in found.values()})
+    if len(lengths) > 1:
+        raise DataError(
+            f"{path} has vectors of several lengths",
+            expected="one length",
+            got=str(lengths),
+            fix="take all vectors from one file",
+        )
+    return found
+
+
+def _onehot(words: list[str]) -> dict[str, np.ndarray]:
+    return dict(zip(words, np.eye(len(words)), strict=True))
+
+
+def _projection(length: int, numbers: int) -> np.ndarray:
+    """`float64 [length, numbers]` with orthonormal rows or columns; the identity if the lengths are
+    equal."""
+    if length == numbers:
+        return np.eye(length)
+    longer = max(length, numbers)
+    shorter = min(length, numbers)
+    square, triangle = np.linalg.qr(
+        stream(0, "prior-projection").standard_normal((longer, shorter))
+    )
+    columns = square * np.sign(np.diag(triangle))
+    return columns if length > numbers else columns.T
+
+
+def _stretched(table: np.ndarray) -> np.ndarray:
+    """Each column rescaled to [0, 1]; constant columns are 1/2."""
+    low = table.min(0)
+    high = table.max(0)
+    width = np.where(high > low, high - low, math.inf)
+    return np.where(high > low, (table - low) / width, 0.5)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# A user's prior from the words of its metadata (Fang et al. 2022, equation 11).
+#
+#     mu_kj       = sum_w m_kwj mu_wj          + noise
+#     gamma_kj^2  = sum_w (m_kwj - mu_kj)^2    + noise
+#
+# with m_kw the vector of the user's word of kind w (gender, occupation, ...), K numbers in [0, 1].
+#
+# Where this differs from the paper:
+#
+# - There, mu_w is the mean of m_kw over all users, which reveals the others' raw metadata. Here it
+# is   the mean over the words of that kind, which is public. - There, noise is calibrated for a
+# single scalar of one of the two, although K numbers of each are   released. Here all 2K are one
+# release with the sensitivity of replacing all metadata of a user,   except in mode `paper`, which
+# follows the paper. - Negative variances are not addressed; here variances have a lower bound, and
+# means are clipped to   their range.
+
+_SMALLEST_VARIANCE = 0.05  # because noise makes some variances negative
+
+
+class UserPriors:
+    """Computes users' priors from their metadata.
+
+    Args:
+        vectors: for each kind of metadata the vectors of its words, `float64 [words, K]` in [0, 1].
+        features: index of the client feature of each kind.
+        config: the `priors` table.
+        settings: the users' noise; None: none.
+    """
+
+    def __init__(
+        self,
+        vectors: list[np.ndarray],
+        features: list[int],
+        config: PriorsConfig,
+        settings: PersonalNoise | None,
+    ) -> None:
+        self.vectors = vectors
+        self.features = features
+        self.config = config
+        self.settings = settings if config.noise else None
+        self.means = [own.mean(0) for own in vectors]
+        self.highest = np.sum(self.means, axis=0)  # of mu_kj, as every m_kwj is at most 1
+
+    def exact(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of a client's prior before noise, `float64 [K]` each.
+
+        A client with several words of a kind has their mean, a client without any the mean of all
+        words.
+        """
+        rows = []
+        for own, mean, place in zip(self.vectors, self.means, self.features, strict=True):
+            codes = data.features[place]
+            codes = codes[codes >= 0]
+            rows.append(own[codes].mean(0) if len(codes) else mean)
+        metadata = np.stack(rows)
+        mu = (metadata * np.stack(self.means)).sum(0)
+        return mu, np.square(metadata - mu).sum(0)
+
+    def of(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of a client's prior, `float32 [K]` each; the same in every round."""
+        mean, variance = self.exact(data)
+        if self.settings is not None:
+            random = stream(self.settings.own_seed, "personal-prior", data.client)
+            mean_std, variance_std = self._stds(data.client, self.settings)
+            mean = mean + mean_std * random.standard_normal(len(mean))
+            variance = variance + variance_std * random.standard_normal(len(mean))
+        mean = mean.clip(0, self.highest)
+        variance = variance.clip(_SMALLEST_VARIANCE, np.maximum(_SMALLEST_VARIANCE, self._widest))
+        return mean.astype(np.float32), variance.astype(np.float32)
+
+    def prior(self, data: ClientData, device: torch.device) -> Prior:
+        """The same as a prior of one client, `[1, 1, K]`."""
+        mean, variance = (torch.from_numpy(part)[None, None].to(device) for part in self.of(data))
+        return Prior(mean, variance)
+
+    @property
+    def sensitivities(self) -> tuple[float, float]:
+        """Largest L2 change of a user's mean and variance, all K numbers together, if all its
+        metadata change."""
+        return float(np.linalg.norm(self.highest)), float(np.linalg.norm(self._widest))
+
+    @property
+    def _widest(self) -> np.ndarray:
+        """Largest variance before noise, `float64 [K]`: both numbers of a difference are in [0,
+        max(1, highest)]."""
+        return len(self.vectors) * np.square(np.maximum(1.0, self.highest))
+
+    def _stds(self, client: int, settings: PersonalNoise) -> tuple[float, float]:
+        """Standard deviations of the noise on each number of mean and variance."""
+        if settings.mode == "paper":  # one kind of metadata changes, and one scalar is considered
+            scalars = (
+                float(np.max(self.means)),
+                float(np.square(np.maximum(1.0, self.highest)).max()),
+            )
+            multiplier = settings.budget(client).paper_multiplier
+            return multiplier * scalars[0], multiplier * scalars[1]
+        mean, variance = self.sensitivities
+        each = settings.prior_multiplier(client) * math.sqrt(2)  # each takes half of the cost
+        return each * mean, each * variance
+
+
+def user_priors(
+    config: PriorsConfig | None, settings: PersonalNoise | None, model: Vae
+) -> UserPriors | None:
+    """Priors for the users of a model's schema; None without a `priors` table.
+
+    Args:
+        config: the table.
+        settings: the users' noise; None: no noise is added to priors, independently of the table.
+        model: defines the user features and the size of a code.
+
+    Raises:
+        ExperimentError: the users have no such metadata.
+        DataError: the file of the vectors is missing, another one, or lacks every word.
+    """
+    if config is None:
+        return None
+    features, words = model.schema.described(config.features)
+    return UserPriors(word_vectors(config, words, model.config.latent), features, config, settings)

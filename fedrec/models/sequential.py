@@ -1,0 +1,564 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of sequences: self-attention and a gated recurrent unit."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedrec.config import Config, Width
+from fedrec.data.client_data import draw_negatives
+from fedrec.data.features import FeatureNames
+from fedrec.data.interactions import Schema
+from fedrec.device import takes_compiled
+from fedrec.models.base import HistoryModel, Parameters
+from fedrec.nn.layers import ItemVectors, affine, attended, gather_rows, normalised
+from fedrec.nn.recurrence import recurrent_states
+from fedrec.nn.softmax import catalogue_cross_entropy, sampled_cross_entropy
+from fedrec.protocol.orders import COMPILED_LOSS, COMPILED_RECURRENCE
+
+# What models of sequences have in common: item embeddings, hidden states of the places of a
+# sequence, and the loss of the item that comes next.
+#
+# With x_1 .. x_n the items of a user from the earliest to the latest, the hidden state h_t depends
+# on x_1 .. x_t, and the score of item j as x_{t+1} is h_t . e_j, with the same embeddings e at both
+# ends. A user has no parameters, and so all of them are shared. If items have dense vectors v (of
+# texts or images), e_j is an embedding of j plus v_j P with a matrix P of its own, from which items
+# that nobody had in training are ranked, too.
+#
+# Losses of a place t, which are averaged over the places of a batch:
+#
+# - `softmax`: cross-entropy of x_{t+1} among all items;
+# - `sampled-softmax`: among itself and drawn items, one draw for all places of a sequence, whose
+# sum   of exponentials is scaled by (items - 1) / draws to estimate that of all others; - `binary`
+# (SASRec, equation 7): -log s(h_t . e_{x_{t+1}}) - the mean of log(1 - s(h_t . e_j)) over   items j
+# that are drawn for each place.
+#
+# Items are drawn outside the sequence. Only the last `longest` items of a user count, as published.
+
+ITEMS = "item.id"
+"""Name of the item embeddings."""
+INIT_STD = 0.02
+"""Standard deviation of initial embeddings, which are then scaled by the root of their width."""
+_WIDTH_STEP = 32  # sequences are padded to a multiple, so that many are of one width
+
+
+class SequenceConfig(Config):
+    """Settings of all models of sequences."""
+
+    width: Width = 64
+    """Width d of embeddings and hidden states."""
+    longest: int = Field(default=50, ge=1)
+    """Number of last items of a user that count."""
+    dropout: float = Field(default=0.2, ge=0, lt=1)
+    """Share of numbers that dropout hides in training, in [0, 1), rounded to 1/256."""
+    loss: Literal["softmax", "sampled-softmax", "binary"] = "softmax"
+    """What is minimised; `softmax` costs examples times catalogue, and in rounds a client sends a
+    change of every item's embedding."""
+    negatives: int | None = Field(default=None, ge=1)
+    """Items drawn for a place with the loss `binary` (default: 1, as published), or for a sequence
+    with `sampled-softmax` (default: 256)."""
+
+
+class SequenceModel(HistoryModel):
+    """Embeddings, hidden states and losses.
+
+    Attributes:
+        dropped: number of times that dropout is applied to numbers `[places, d]`.
+
+    Raises:
+        ExperimentError: the task is to predict ratings.
+    """
+
+    Config = SequenceConfig
+    item_tables = (ITEMS,)
+    config: SequenceConfig
+
+    def __init__(self, config: SequenceConfig, schema: Schema) -> None:
+        super().__init__(config, schema)
+        self.refuse_ratings()
+        self._vectors = [ItemVectors(one) for one in schema.item_features.vectors]
+
+    @classmethod
+    def features_used(cls, config: SequenceConfig, known: FeatureNames) -> FeatureNames:
+        """Dense vectors of the items."""
+        return FeatureNames(item_vectors=known.item_vectors)
+
+    @property
+    @abstractmethod
+    def dropped(self) -> int: ...
+
+    @abstractmethod
+    def encode(
+        self, parameters: Parameters, inputs: Tensor, counts: Tensor, kept: Tensor | None
+    ) -> Tensor:
+        """Hidden states.
+
+        Args:
+            parameters: each `[C, ...]`.
+            inputs: `[C, B, W, d]`, embeddings of the items of B sequences of each slice, from the
+                earliest to the latest; numbers after the last have no effect on the others.
+            counts: `int64 [C, B]`, numbers of items.
+            kept: `[dropped, C, B, W, d]`, what dropout multiplies by; None: nothing is dropped.
+
+        Returns:
+            `[C, B, W, d]`, the state after each place.
+        """
+
+    @property
+    def compiled(self) -> str | None:
+        """Name of the compiled function that computes gradients of several clients on a processor,
+        one of `fedrec.protocol.orders.COMPILED`; None: none does."""
+        return None
+
+    @property
+    def longest(self) -> int:
+        """Histories are sequences of so many items."""
+        return self.config.longest
+
+    @property
+    def draws(self) -> int:
+        """Number of items that are drawn for a place, or for a sequence."""
+        own = {"softmax": 0, "sampled-softmax": 256, "binary": 1}[self.config.loss]
+        return own if self.config.negatives is None or not own else self.config.negatives
+
+    def drawn(self, places: int) -> int:
+        """Number of items that are drawn for a sequence whose states are of so many places."""
+        return self.draws * (places if self.config.loss == "binary" else 1)
+
+    def initial_items(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Normal embeddings, and matrices of the items' vectors."""
+        rows = {ITEMS: self.schema.num_items} | {one.name: one.width for one in self._vectors}
+        width = self.config.width
+        return {n: torch.randn(r, width, generator=generator) * INIT_STD for n, r in rows.items()}
+
+    def embeddings(self, parameters: Parameters, items: Tensor | None = None) -> Tensor:
+        """Embeddings e `[C, N, d]` of items `int64 [C, N]`, whose rows the parameters hold in this
+        order; None: of the whole catalogue."""
+        found = parameters[ITEMS]
+        if items is None:
+            items = torch.arange(found.shape[1], device=found.device).expand(len(found), -1)
+        for vectors in self._vectors:
+            found = found + vectors.rows(parameters, items)
+        return found
+
+    def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
+        """Scores of the whole catalogue as the next item, `[C, B, items]`, from sequences `int64
+        [C, B, longest]`; of users without an item, 0."""
+        counts = (histories >= 0).sum(-1)
+        # an exported graph has no sizes that depend on the history
+        longest = histories.shape[-1] if torch.compiler.is_compiling() else int(counts.max())
+        width = max(1, longest)
+        states = self.states(parameters, histories[..., :width], counts)
+        last = (counts - 1).clamp(min=0)[..., None, None].expand(-1, -1, 1, states.shape[-1])
+        final = states.gather(2, last)[:, :, 0] * (counts > 0)[..., None]
+        return final @ self.embeddings(parameters).mT
+
+    def states(
+        self, parameters: Parameters, items: Tensor, counts: Tensor, kept: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states `[C, B, W, d]` of sequences `int64 [C, B, W]`, of whose items the first
+        `counts`, `int64 [C, B]`, are real; `kept` as in `encode`."""
+        embedded = gather_rows(self.embeddings(parameters), items.clamp(min=0))
+        return self._states(parameters, embedded, counts, kept)
+
+    def sequence_loss(
+        self,
+        parameters: Parameters,
+        items: Tensor,
+        counts: Tensor,
+        negatives: Tensor,
+        kept: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """Sum of the losses of all places of each slice's sequences, `[C]`.
+
+        Args:
+            parameters: each `[C, ...]`.
+            items: `int64 [C, B, W + 1]`, sequences; any after the last.
+            counts: `int64 [C, B]`, number of items that have a next one.
+            negatives: `int64 [C, B, drawn(W)]`, drawn items.
+            kept: see `encode`.
+            weights: `[C, B]`, of a sequence's places, without gradient; None: 1.
+        """
+        table = self.embeddings(parameters)
+        embedded = gather_rows(table, torch.cat([negatives, items.clamp(min=0)], -1))
+        if self.config.loss != "softmax":
+            return self.drawn_loss(parameters, embedded, negatives.shape[-1], counts, kept, weights)
+        states = self._states(parameters, embedded[:, :, :-1], counts, kept)
+        real = _weighted(states, counts, weights)
+        return _softmax_loss(states, table, items[..., 1:].clamp(min=0), real)
+
+    def drawn_loss(
+        self,
+        parameters: Parameters,
+        embedded: Tensor,
+        drawn: int,
+        counts: Tensor,
+        kept: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """The same for losses with drawn items, from the embeddings `[C, B, drawn + W + 1, d]` of
+        these and then of the sequence."""
+        others, own = embedded.split((drawn, embedded.shape[2] - drawn), 2)
+        states = self._states(parameters, own[:, :, :-1], counts, kept)
+        targets = own[:, :, 1:]
+        real = _weighted(states, counts, weights)
+        if self.config.loss == "binary":
+            wanted = (states * targets).sum(-1)
+            others = others.unflatten(2, (states.shape[2], -1))
+            refused = F.softplus((others * states.unsqueeze(3)).sum(-1)).mean(-1)
+            return ((F.softplus(-wanted) + refused) * real).sum((1, 2))
+        scale = math.log((self.schema.num_items - 1) / drawn)
+        losses = sampled_cross_entropy(
+            states.flatten(0, 1),
+            targets.flatten(0, 1),
+            others.flatten(0, 1),
+            scale,
+            real.flatten(0, 1),
+        )
+        return losses.view(counts.shape).sum(1)
+
+    def training_loss(
+        self, parameters: Parameters, histories: Tensor, generator: torch.Generator, beta: float
+    ) -> Tensor:
+        """The mean loss of all places of each slice's users, the same for all of these, `[C, B]`;
+        `histories` are sequences `int64 [C, B, longest + 1]`."""
+        found = []
+        for one, sequences in enumerate(histories):
+            own = {name: value[one : one + 1] for name, value in parameters.items()}
+            found.append(self._mean_loss(own, sequences, generator))
+        return torch.stack(found)[:, None].expand(histories.shape[:2])
+
+    def keep(
+        self, generators: Sequence[torch.Generator], sequences: int, places: int
+    ) -> Tensor | None:
+        """What dropout multiplies numbers by, `[dropped, C, B, W, d]`: from each of C generators,
+        of so many sequences B and places W; None without dropout."""
+        hidden = round(self.config.dropout * 256)
+        if not hidden:
+            return None
+        shape = (self.dropped, sequences, places, self.config.width)
+        size = math.prod(shape)
+        drawn = torch.empty(len(generators), -(-size // 8), dtype=torch.int64)
+        for own, generator in zip(drawn, generators, strict=True):
+            own.random_(-(2**63), None, generator=generator)
+        numbers = drawn.view(torch.uint8)[:, :size].numpy()
+        # by PyTorch this takes three times as long
+        kept = torch.from_numpy((numbers >= hidden) * np.float32(256 / (256 - hidden)))
+        return kept.view(len(generators), *shape).transpose(0, 1)
+
+    def _states(
+        self, parameters: Parameters, embedded: Tensor, counts: Tensor, kept: Tensor | None
+    ) -> Tensor:
+        return self.encode(parameters, embedded * math.sqrt(self.config.width), counts, kept)
+
+    def _mean_loss(
+        self, parameters: Parameters, sequences: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """The mean loss of all places of sequences `int64 [B, longest + 1]`, those of about the
+        same length together."""
+        counts = (sequences >= 0).sum(-1) - 1
+        widths = padded_width(counts.cpu().numpy(), self.config.longest)
+        total = torch.zeros(1, device=sequences.device)
+        for width in np.unique(widths[widths > 0]).tolist():
+            some = torch.from_numpy(widths == width).to(sequences.device)
+            rows = sequences[some, : width + 1]
+            drawn = self._negatives(rows, generator)[None].to(rows.device)
+            kept = self.keep([generator], len(rows), width)
+            kept = None if kept is None else kept.to(rows.device)
+            total = total + self.sequence_loss(
+                parameters, rows[None], counts[some][None], drawn, kept
+            )
+        return total[0] / counts.clamp(min=0).sum().clamp(min=1)
+
+    def _negatives(self, sequences: Tensor, generator: torch.Generator) -> Tensor:
+        """Items drawn outside each sequence `int64 [B, W + 1]`, `[B, drawn(W)]`."""
+        count = self.drawn(sequences.shape[1] - 1)
+        if not count:
+            return torch.empty(len(sequences), 0, dtype=torch.int64)
+        random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
+        own = [np.unique(one[one >= 0]) for one in sequences.cpu().numpy()]
+        drawn = [draw_negatives(one, self.schema.num_items, count, random) for one in own]
+        return torch.from_numpy(np.stack(drawn))
+
+
+def padded_width(places: np.ndarray, longest: int) -> np.ndarray:
+    """The width of the rectangle for sequences of so many places, `int64 [...]`; 0 without any."""
+    return np.maximum(np.minimum(-(-places // _WIDTH_STEP) * _WIDTH_STEP, longest), 0)
+
+
+def _weighted(states: Tensor, counts: Tensor, weights: Tensor | None) -> Tensor:
+    """The weights of the places of states `[C, B, W, d]`, 0 after the end of a sequence, in the
+    type of the states, `[C, B, W]`."""
+    real = torch.arange(states.shape[2], device=states.device) < counts[..., None]
+    return real.to(states) if weights is None else real * weights[..., None].to(states)
+
+
+def _softmax_loss(states: Tensor, table: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum of the cross-entropies of the targets `int64 [C, B, W]` among all rows of the
+    table, `[C]`."""
+    if len(states) == 1:  # padding costs nothing
+        real = weights != 0
+        states = states[real][None, None]
+        targets = targets[real][None, None]
+        weights = weights[real][None, None]
+    return catalogue_cross_entropy(
+        states.flatten(1, 2), table, targets.flatten(1), weights.flatten(1)
+    )
+
+
+# Self-attention over the last items of a user (Kang and McAuley, Self-Attentive Sequential
+# Recommendation, ICDM 2018).
+#
+# Embeddings of items and of their places, then `blocks` of causal self-attention and of a two-layer
+# network of width d, each as x + dropout(g(norm(x))) (section 3.3), and a last normalisation.
+#
+# Where this differs from the paper and its code: keys and values are normalised as queries are, as
+# the formula of section 3.3 says; its code takes them without. An affine layer follows the
+# attention, as in Vaswani et al. 2017, and dropout is on the outputs of both parts and on the
+# embeddings, not on weights of attention. Places are counted from the end of the sequence, which is
+# what the paper's padding in front of it comes to. The default loss is the softmax over the
+# catalogue, with which SASRec ranks better (Klenitskiy and Vasilev, RecSys 2023); `loss = "binary"`
+# is as published.
+
+
+class SasRecConfig(SequenceConfig):
+    """Settings of SASRec."""
+
+    blocks: int = Field(default=2, ge=1)
+    """Number of blocks of attention and network."""
+    heads: int = Field(default=1, ge=1)
+    """Heads of attention; they divide `width`."""
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> SasRecConfig:
+        if self.width % self.heads:
+            raise ValueError("heads that divide width")
+        return self
+
+
+class SasRec(SequenceModel):
+    """Item embeddings, embeddings of places, blocks."""
+
+    name = "sasrec"
+    Config = SasRecConfig
+    paper = "SASRec (Kang and McAuley 2018)"
+    config: SasRecConfig
+
+    @property
+    def dropped(self) -> int:
+        """On the embeddings, and on both parts of each block."""
+        return 1 + 2 * self.config.blocks
+
+    @property
+    def compiled(self) -> str | None:
+        """That of the sampled softmax."""
+        return COMPILED_LOSS if self.config.loss == "sampled-softmax" else None
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Normal embeddings and weights `[in, out]`, zero biases, norms of 1.
+
+        Weights are so small that a first state is nearly the embedding of the last item: with
+        Glorot's what blocks add hides it, and training takes longer.
+        """
+        width = self.config.width
+        drawn = self.initial_items(generator)
+        drawn["place"] = INIT_STD * torch.randn(self.config.longest, width, generator=generator)
+        for block in range(self.config.blocks):
+            for name, out in (("attention", 3), ("output", 1), ("inner", 1), ("outer", 1)):
+                weight = torch.randn(width, out * width, generator=generator)
+                drawn[f"block{block}.{name}.weight"] = INIT_STD * weight
+                drawn[f"block{block}.{name}.bias"] = torch.zeros(out * width)
+        for norm in self._norms:
+            drawn[f"{norm}.weight"] = torch.ones(width)
+            drawn[f"{norm}.bias"] = torch.zeros(width)
+        return drawn
+
+    def encode(
+        self, parameters: Parameters, inputs: Tensor, counts: Tensor, kept: Tensor | None
+    ) -> Tensor:
+        """Hidden states, `[C, B, W, d]`, see `SequenceModel.encode`."""
+        masks = [None] * self.dropped if kept is None else list(kept)
+        values = _dropped(inputs + self._places(parameters["place"], counts, inputs), masks[0])
+        for block in range(self.config.blocks):
+            name = f"block{block}"
+            joined = affine(
+                parameters, f"{name}.attention", normalised(parameters, f"{name}.norm1", values)
+            )
+            found = affine(parameters, f"{name}.output", attended(joined, self.config.heads))
+            values = values + _dropped(found, masks[1 + 2 * block])
+            inner = affine(
+                parameters, f"{name}.inner", normalised(parameters, f"{name}.norm2", values)
+            )
+            found = affine(parameters, f"{name}.outer", torch.relu(inner))
+            values = values + _dropped(found, masks[2 + 2 * block])
+        return normalised(parameters, "norm", values)
+
+    def drawn_loss(
+        self,
+        parameters: Parameters,
+        embedded: Tensor,
+        drawn: int,
+        counts: Tensor,
+        kept: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """See `SequenceModel.drawn_loss`; of one sequence for each of several clients in compiled
+        code: PyTorch's operations pass over the numbers of all of them, which leave the caches."""
+        if not (self.compiled and takes_compiled(embedded) and embedded.shape[1] == 1):
+            return super().drawn_loss(parameters, embedded, drawn, counts, kept, weights)
+        if kept is None:
+            places = embedded.shape[2] - drawn - 1
+            kept = embedded.new_ones(self.dropped, len(embedded), 1, places, self.config.width)
+        scale = math.log((self.schema.num_items - 1) / drawn)
+        dense = [parameters[name] for name in self._dense]
+        weights = torch.ones(len(embedded)) if weights is None else weights[:, 0]
+        given = (
+            drawn,
+            counts[:, 0],
+            weights,
+            kept[:, :, 0].transpose(0, 1),
+            self.config.heads,
+            scale,
+        )
+        return _SampledLoss.apply(embedded.squeeze(1), *given, parameters["place"], *dense)
+
+    def _places(self, table: Tensor, counts: Tensor, inputs: Tensor) -> Tensor:
+        """Embeddings of the places of sequences, counted from their ends, `[C, B, W, d]`."""
+        from_end = counts[..., None] - 1 - torch.arange(inputs.shape[2], device=counts.device)
+        return gather_rows(table, from_end.clamp(min=0))
+
+    @property
+    def _dense(self) -> list[str]:
+        """The parameters of blocks and last normalisation, in the order of compiled code."""
+        layers = ("norm1", "attention", "output", "norm2", "inner", "outer")
+        blocks = range(self.config.blocks)
+        names = [f"block{block}.{layer}" for block in blocks for layer in layers] + ["norm"]
+        return [f"{name}.{part}" for name in names for part in ("weight", "bias")]
+
+    @property
+    def _norms(self) -> list[str]:
+        blocks = range(self.config.blocks)
+        return [f"block{block}.norm{part}" for block in blocks for part in (1, 2)] + ["norm"]
+
+
+def _dropped(values: Tensor, kept: Tensor | None) -> Tensor:
+    return values if kept is None else values * kept
+
+
+class _SampledLoss(torch.autograd.Function):
+    """The sampled softmax in compiled code, with its gradients, see
+    `fedrec.models.sequential_native`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        embedded: Tensor,
+        drawn: int,
+        counts: Tensor,
+        weights: Tensor,
+        kept: Tensor,
+        heads: int,
+        scale: float,
+        *parameters: Tensor,
+    ) -> Tensor:
+        from fedrec.models.sequential_native import (
+            losses_with_gradients,  # imports Numba, which is slow and not always needed
+        )
+
+        shared = all(one.stride(0) == 0 for one in parameters)  # stays in the caches
+        places, *dense = (one[:1] if shared else one for one in parameters)
+        flat = torch.cat([one.flatten(1) for one in dense], 1)
+        given = (one.contiguous() for one in (embedded, counts, weights, kept, places, flat))
+        rows, ends, shares, masks, table, vectors = (one.numpy() for one in given)
+        losses = embedded.new_empty(len(embedded))
+        found = [one.new_empty(len(embedded), *one.shape[1:]) for one in (embedded, places, flat)]
+        to = (one.numpy() for one in (losses, *found))
+        losses_with_gradients(rows, drawn, ends, shares, masks, heads, scale, table, vectors, *to)
+        ctx.save_for_backward(*found)
+        ctx.shapes = [one.shape[1:] for one in dense]
+        return losses
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        factor = gradients[0]
+        found = ctx.saved_tensors
+        if bool((factor != 1).any()):  # otherwise a pass over all numbers is saved
+            found = [one * factor.view(-1, *[1] * (one.dim() - 1)) for one in found]
+        embedded, places, flat = found
+        parts = flat.split([shape.numel() for shape in ctx.shapes], 1)
+        dense = [one.unflatten(1, shape) for one, shape in zip(parts, ctx.shapes, strict=True)]
+        return embedded, None, None, None, None, None, None, places, *dense
+
+
+# A gated recurrent unit over the last items of a user (Hidasi et al., Session-based Recommendations
+# with Recurrent Neural Networks, ICLR 2016).
+#
+#     r, z = s(x W + b + h U + c),  n = tanh(x W' + b' + r * (h U' + c')),  h <- (1 - z) n + z h
+#
+# Where this differs from the paper: a sequence is all of a user's items, without sessions, from h =
+# 0. Input and output share their embeddings, without item biases (`constrained_embedding` of the
+# authors' code), so hidden states are as wide as embeddings. Losses are those of all models of
+# sequences here, instead of TOP1 and BPR among the items of a batch: clients have no batch in
+# common. Dropout is on embeddings and on the last layer's states.
+
+
+class Gru4RecConfig(SequenceConfig):
+    """Settings of GRU4Rec."""
+
+    layers: int = Field(default=1, ge=1)
+    """Number of recurrent layers."""
+
+
+class Gru4Rec(SequenceModel):
+    """Item embeddings and recurrent layers."""
+
+    name = "gru4rec"
+    Config = Gru4RecConfig
+    paper = "GRU4Rec (Hidasi et al. 2016)"
+    config: Gru4RecConfig
+
+    @property
+    def dropped(self) -> int:
+        """On the embeddings and on the states."""
+        return 2
+
+    @property
+    def compiled(self) -> str | None:
+        """That of the recurrence."""
+        return COMPILED_RECURRENCE
+
+    def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Normal embeddings; weights `[in, out]` uniform within 1 / sqrt(d), as in PyTorch, and
+        zero biases."""
+        width = self.config.width
+        drawn = self.initial_items(generator)
+        for layer in range(self.config.layers):
+            for name in (f"layer{layer}.input", f"layer{layer}.state"):
+                uniform = torch.rand(width, 3 * width, generator=generator)
+                drawn[f"{name}.weight"] = (2 * uniform - 1) / width**0.5
+                drawn[f"{name}.bias"] = torch.zeros(3 * width)
+        return drawn
+
+    def encode(
+        self, parameters: Parameters, inputs: Tensor, counts: Tensor, kept: Tensor | None
+    ) -> Tensor:
+        """Hidden states, `[C, B, W, d]`, see `SequenceModel.encode`."""
+        values = inputs if kept is None else inputs * kept[0]
+        for layer in range(self.config.layers):
+            name = f"layer{layer}"
+            given = affine(parameters, f"{name}.input", values).transpose(1, 2)
+            weight = parameters[f"{name}.state.weight"]
+            bias = parameters[f"{name}.state.bias"]
+            values = recurrent_states(given, weight, bias).transpose(1, 2)
+        return values if kept is None else values * kept[1]

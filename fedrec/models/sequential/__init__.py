@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Models of what comes next in a user's sequence of items."""

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A neighbourhood model with learned similarities: predictions, gradients, Langevin samples and
+item means."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from pydantic import AfterValidator
+
+from fedrec.neighbourhood.similarity import Profiles, cosine, pearson
+
+# Predictions of a probabilistic neighbourhood model, and gradients of its loss (PNBM, equations 2
+# to 5).
+#
+#     f_ui = m_i + sum_j s_ij (r_uj - m_j) / (prior + sum_j |s_ij|)
+#
+# with j over the items that u rated, without i.
+#
+# Where this differs from the paper:
+#
+# - Equation 5 leaves out the sign of the similarity; it is here.
+# - With `prior` 0 predictions are the same for c S as for S, so a penalty on S has no minimiser and
+#   only shrinks S. A `prior` above 0 shrinks predictions towards the item's mean, more so for users
+#   with fewer ratings.
+
+EVERY = 2**62
+"""No limit on the number of neighbours."""
+
+
+class Bounds(NamedTuple):
+    """Bounds on an example's gradient; unbounded by default.
+
+    Attributes:
+        error: largest magnitude of the prediction's error.
+        factor: largest magnitude of `d_uj - sign(s_ij) f`.
+        floor: least denominator.
+        prior: added to every denominator, >= 0.
+        low, high: the scale of ratings; predictions beyond it are clipped and have no gradient.
+    """
+
+    error: float = math.inf
+    factor: float = math.inf
+    floor: float = 0.0
+    prior: float = 0.0
+    low: float = -math.inf
+    high: float = math.inf
+
+
+UNBOUNDED = Bounds()
+
+
+def predicted(
+    similarity: np.ndarray,
+    known: Profiles,
+    means: np.ndarray,
+    users: np.ndarray,
+    items: np.ndarray,
+    *,
+    prior: float = 0.0,
+    limit: int = EVERY,
+) -> np.ndarray:
+    """Equation 2, `float64 [rows]`; NaN where no neighbour was rated and there is no prior.
+
+    Args:
+        similarity: `float64 [items, items]`.
+        known: the users' ratings, including item means.
+        means: `float64 [items]`.
+        users: `int64 [rows]`.
+        items: `int64 [rows]`.
+        prior: added to the denominators.
+        limit: largest number of neighbours; those with the largest absolute similarity among the
+            user's rated items are used.
+    """
+    from fedrec.neighbourhood.native import (
+        weighted_sums,  # imports Numba, which is slow and only needed for predictions
+    )
+
+    own = known.centred(means)
+    above = np.empty(len(users))
+    below = np.empty(len(users))
+    weighted_sums(similarity, own.offsets, own.items, own.values, users, items, limit, above, below)
+    below += prior
+    return means[items] + np.divide(above, below, out=np.full(len(users), np.nan), where=below > 0)
+
+
+class Examples:
+    """Ratings that a model learns from, each predicted from its user's other ratings.
+
+    Args:
+        profiles: the ratings.
+        means: `float64 [items]`, the items' means.
+    """
+
+    def __init__(self, profiles: Profiles, means: np.ndarray) -> None:
+        self.means = means
+        self.own = profiles.centred(means)
+        self.users = profiles.users
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def gradient(
+        self, similarity: np.ndarray, drawn: np.ndarray, bounds: Bounds = UNBOUNDED
+    ) -> tuple[np.ndarray, float]:
+        """Gradient of half the sum of squared errors of some examples, and that sum of squares.
+
+        Args:
+            similarity: `float64 [items, items]`.
+            drawn: `int64 [n]`, indices of the examples; repeated ones count repeatedly.
+            bounds: bounds on each example's gradient.
+
+        Returns:
+            The gradient, `float64 [items, items]`, and the sum of squared errors.
+        """
+        from fedrec.neighbourhood.native import add_gradients
+
+        found = np.zeros_like(similarity)
+        own = self.own
+        users = self.users[drawn]
+        loss = add_gradients(
+            similarity,
+            own.offsets,
+            own.items,
+            own.values,
+            self.means,
+            users,
+            drawn,
+            tuple(bounds),
+            found,
+        )
+        return found, float(loss)
+
+
+# Stochastic gradient Langevin dynamics (Welling and Teh 2011), one sample from exp(-energy) (PNBM,
+# equations 7 and 11).
+#
+#     x <- x - eta_t / 2 gradient(x) + z,    z ~ N(0, temperature eta_t),    eta_t = eta_1 t^-decay
+#
+# With a temperature other than 1 the sampled distribution is exp(-energy / temperature), so the
+# epsilon of a guarantee for the sample is divided by the temperature.
+
+Gradient = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+"""An unbiased estimate of the energy's gradient at a point, in the point's shape; a new array."""
+
+
+@dataclass(frozen=True)
+class Langevin:
+    """Settings of a chain.
+
+    Attributes:
+        steps: number of steps.
+        rate: eta_1.
+        decay: xi, of the step sizes.
+        temperature: factor on the variance of the noise.
+    """
+
+    steps: int
+    rate: float
+    decay: float = 0.3
+    temperature: float = 1.0
+
+    def sample(
+        self, start: np.ndarray, gradient: Gradient, random: np.random.Generator
+    ) -> np.ndarray:
+        """The last point of the chain, a new array with the shape of the start, `float64 [...]`."""
+        point = start.copy()
+        for step in range(1, self.steps + 1):
+            point = self.stepped(point, gradient, step, random)
+        return point
+
+    def stepped(
+        self, point: np.ndarray, gradient: Gradient, step: int, random: np.random.Generator
+    ) -> np.ndarray:
+        """The point after a step (counted from 1), `float64 [...]` with the shape of `point`, which
+        is changed in place."""
+        rate = self.rate * step**-self.decay
+        change = gradient(point, random)
+        change *= rate / 2
+        point -= change
+        noise = random.standard_normal(point.shape)
+        noise *= np.sqrt(self.temperature * rate)
+        point += noise
+        return point
+
+
+# Item means from sums over users, possibly clipped and noisy.
+#
+# For each of its ratings, a user contributes the rating mapped to [-1, 1] and a 1. For any two
+# ratings the inner product r r' + 1 of these pairs is at least 0, so replacing a user moves the
+# clipped sum by sqrt(2) S and not 2 S (`fedrec.privacy.accounting.sampling`). This would not hold
+# for deviations in units of the rating scale, where r r' may be -4.
+
+
+def _rising(scale: tuple[float, float]) -> tuple[float, float]:
+    if not scale[0] < scale[1]:
+        raise ValueError("a scale from a lower to a higher rating")
+    return scale
+
+
+Scale: TypeAlias = Annotated[tuple[float, float], AfterValidator(_rising)]
+"""Lowest and highest rating, in settings."""
+
+
+def scaled(values: np.ndarray, scale: tuple[float, float]) -> np.ndarray:
+    """Ratings mapped from the scale to [-1, 1], `float64` in their shape `[...]`; values outside
+    the scale are clipped."""
+    middle = (scale[0] + scale[1]) / 2
+    half = (scale[1] - scale[0]) / 2
+    return np.clip((values.astype(np.float64) - middle) / half, -1.0, 1.0)
+
+
+def rating_sums(profiles: Profiles, scale: tuple[float, float], shares: np.ndarray) -> np.ndarray:
+    """`float64 [items, 2]`: sums over users of their ratings, mapped to [-1, 1], and numbers of
+    ratings.
+
+    Args:
+        profiles: the ratings.
+        scale: lowest and highest rating; public.
+        shares: `float64 [users]`, factor on each user's contribution.
+    """
+    own = shares[profiles.users]
+    sums = np.bincount(profiles.items, own * scaled(profiles.values, scale), profiles.num_items)
+    return np.stack([sums, np.bincount(profiles.items, own, profiles.num_items)], axis=1)
+
+
+def means_of(sums: np.ndarray, damping: float, scale: tuple[float, float]) -> np.ndarray:
+    """Item means, `float64 [items]`, within the scale.
+
+    An item's mean is shrunk towards the overall mean, as with `damping` additional ratings equal to
+    it. Counts below 0 are treated as 0.
+
+    Args:
+        sums: `[items, 2]`, see `rating_sums`.
+        damping: number of ratings, >= 0.
+        scale: lowest and highest rating.
+    """
+    counts = np.maximum(sums[:, 1], 0.0)
+    overall = float(np.clip(sums[:, 0].sum() / max(counts.sum(), 1.0), -1.0, 1.0))
+    weights = counts + damping
+    found = np.divide(
+        sums[:, 0] + damping * overall, weights, out=np.full(len(sums), overall), where=weights > 0
+    )
+    middle = (scale[0] + scale[1]) / 2
+    half = (scale[1] - scale[0]) / 2
+    return middle + half * np.clip(found, -1.0, 1.0)
+
+
+# One user's part of the loss, a function of the similarities between this user's rated items only.
+
+
+class Rest(NamedTuple):
+    """Parts of a user's denominators and numerators that do not depend on learned similarities.
+
+    Attributes:
+        prior: added to the denominators, >= 0.
+        weight: sum of the fixed similarities to items without learned similarities.
+        total: the same, each multiplied by the user's deviation.
+        low, high: `float64 [n]`, least and largest predicted deviation of each item.
+    """
+
+    prior: float
+    weight: float
+    total: float
+    low: np.ndarray
+    high: np.ndarray
+
+
+def own_gradient(
+    similarity: np.ndarray, deviations: np.ndarray, rest: Rest
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gradient of half the user's sum of squared errors (PNBM, equation 5, with signs), and the
+    errors.
+
+    Args:
+        similarity: `float64 [n, n]`, between the user's items; its diagonal is ignored.
+        deviations: `float64 [n]`, the user's ratings minus the items' means.
+        rest: the parts that are not learned.
+
+    Returns:
+        `float64 [n, n]`, zero on the diagonal, and `float64 [n]`.
+    """
+    own = similarity.copy()
+    np.fill_diagonal(own, 0.0)
+    below = rest.prior + rest.weight + np.abs(own).sum(axis=1)
+    known = below > 0
+    below = np.where(known, below, 1.0)
+    guess = (own @ deviations + rest.total) / below
+    inside = np.clip(guess, rest.low, rest.high)
+    errors = inside - deviations
+    steps = np.where(known & (inside == guess), errors / below, 0.0)
+    found = np.sign(own)
+    found *= -guess[:, None]
+    found += deviations
+    found *= steps[:, None]
+    np.fill_diagonal(found, 0.0)
+    return found, errors
+
+
+# Initial similarities. The paper states that the initialisation matters, but does not specify it.
+
+Start = Literal["constant", "uniform", "cosine", "pearson"]
+FROM_DATA = ("cosine", "pearson")
+"""Initialisations that are computed from ratings without noise."""
+
+
+def initial_similarity(start: Start, profiles: Profiles, random: np.random.Generator) -> np.ndarray:
+    """`float64 [items, items]`, zero on the diagonal.
+
+    `constant`: 1 everywhere, which predicts an item's mean plus the mean of the user's deviations.
+    `uniform`: drawn from (0, 1). `cosine` and `pearson`: of the ratings, over co-raters.
+    """
+    size = profiles.num_items
+    if start in FROM_DATA:
+        return cosine(profiles) if start == "cosine" else pearson(profiles)
+    found = np.ones((size, size)) if start == "constant" else random.random((size, size))
+    np.fill_diagonal(found, 0.0)
+    return found
+
+
+def renormalised(similarity: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    """Rows scaled to sums of magnitudes `float64 [items]`, which does not change predictions; empty
+    rows are not changed."""
+    present = np.abs(similarity).sum(axis=1)
+    return similarity * np.divide(sums, present, out=np.ones_like(sums), where=present > 0)[:, None]

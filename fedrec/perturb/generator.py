@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generator of substitutes, and how much each row contributes to its user's preferences."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedrec.config import Config, Width
+from fedrec.data.interactions import Interactions
+from fedrec.nn.layers import Adam
+from fedrec.perturb.substitutes import Similarity
+from fedrec.runtime.ragged import spans
+
+# The generator of substitutes: a linear map and Gumbel-softmax (UPC-SDG, equations 8 to 15).
+#
+#     R_ui = W2 [p_u ; q_i ; gamma_u] + b2          h_ui = R_ui E_I^T
+#     y_ui = softmax((h_ui + g) / tau)              q_v  = y_ui E_I
+#     L_s  = sum [f_sim(q_i, q_v) - gamma_u]_+      L_g  = sum -ln sigma(p_u . q_v)
+#     L_I  = lambda_s L_s + lambda_g L_g
+#
+# Where this differs from the paper: a step sees a random part of the catalogue (`candidates`), the
+# same for its whole batch, because logits of a million rows over 40,000 items would take hours;
+# substitutes are drawn from the whole catalogue. Items that the user has are masked in the softmax,
+# in training too. The paper does not say whether substitutes are sampled or the best items:
+# equation 11 samples, the public code takes the best.
+
+
+class GeneratorConfig(Config):
+    """Settings of the generator."""
+
+    privacy_weight: float = Field(default=3.0, ge=0)
+    """lambda_s (paper: 3 for Office and Gowalla, 5 for Clothing)."""
+    utility_weight: float = Field(default=1.0, ge=0)
+    """lambda_g (paper: 1 for Office and Gowalla, 7 for Clothing)."""
+    temperature: float = Field(default=2.0, gt=0)
+    """Temperature tau of the Gumbel-softmax in training; not given in the paper, chosen on
+    validation rows of Amazon Office."""
+    steps: int = Field(default=500, ge=1)
+    """Number of steps of Adam."""
+    batch_size: int = Field(default=256, ge=1)
+    """Rows per step."""
+    learning_rate: float = Field(default=1e-2, gt=0)
+    """Learning rate of Adam (paper: searched in 1e-1 to 1e-5)."""
+    candidates: int = Field(default=512, ge=2)
+    """Number of candidate items per step; at most the catalogue."""
+
+
+class Generator(nn.Module):
+    """Logits of the catalogue for the substitute of a row.
+
+    Args:
+        width: of the embeddings.
+        generator: of the initial parameters.
+    """
+
+    def __init__(self, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        bound = (2 * width + 1) ** -0.5
+        self.weight = nn.Parameter(
+            (2 * torch.rand((2 * width + 1, width), generator=generator) - 1) * bound
+        )
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def logits(
+        self, users: Tensor, originals: Tensor, sensitivity: Tensor, items: Tensor
+    ) -> Tensor:
+        """h_ui of equations 8 and 9, `float32 [n, items]`.
+
+        Args:
+            users: `float32 [n, d]`, p_u.
+            originals: `float32 [n, d]`, q_i.
+            sensitivity: `float32 [n]`, gamma_u.
+            items: `float32 [items, d]`, the items that may be drawn.
+        """
+        inputs = torch.cat([users, originals, sensitivity[:, None]], dim=1)
+        return (inputs @ self.weight + self.bias) @ items.T
+
+
+def gumbel(shape: tuple[int, ...] | torch.Size, generator: torch.Generator) -> Tensor:
+    """Independent standard Gumbel variables, `float32 [...]` of the given shape."""
+    return (
+        -torch.empty(shape)
+        .exponential_(generator=generator)
+        .clamp(min=torch.finfo(torch.float32).tiny)
+        .log()
+    )
+
+
+def gumbel_softmax(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    """Equation 12, `float [n, items]`; logits of minus infinity get no weight."""
+    return torch.softmax((logits + gumbel(logits.shape, generator)) / temperature, dim=1)
+
+
+def losses(
+    similarity: Similarity,
+    users: Tensor,
+    originals: Tensor,
+    sensitivity: Tensor,
+    mixture: Tensor,
+    items: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """L_s and L_g of equations 13 and 14, summed over rows.
+
+    Args:
+        similarity: which definition.
+        users: `float32 [n, d]`, p_u.
+        originals: `int64 [n]`, i.
+        sensitivity: `float32 [n]`, gamma_u.
+        mixture: `float32 [n, candidates]`, weights of the candidates in q_v.
+        items: `float32 [candidates, d]`.
+    """
+    substitute = mixture @ items
+    extremes = None
+    if similarity.definition == "released":
+        found = (substitute @ items.T).aminmax(dim=1)
+        extremes = (found.min, found.max)
+    alike = similarity.of(originals, substitute, extremes)
+    utility = nn.functional.softplus(-(users * substitute).sum(1)).sum()
+    return torch.relu(alike - sensitivity).sum(), utility
+
+
+def train_generator(
+    config: GeneratorConfig,
+    rows: Interactions,
+    chosen: np.ndarray,
+    sensitivity: np.ndarray,
+    users: Tensor,
+    similarity: Similarity,
+    generator: torch.Generator,
+) -> tuple[Generator, list[float]]:
+    """Train on the chosen rows.
+
+    Args:
+        config: its settings.
+        rows: the training rows.
+        chosen: `int64 [n]`, row numbers.
+        sensitivity: `float64 [users]`, gamma.
+        users: `float32 [users, d]`, embeddings.
+        similarity: the definition, and the items' embeddings.
+        generator: of initial parameters, order, candidates and noise.
+
+    Returns:
+        The generator, and L_I per row of each tenth of the steps.
+    """
+    made = Generator(users.shape[1], generator)
+    items = similarity.items
+    adam = Adam(made.parameters(), lr=config.learning_rate)
+    gamma = torch.from_numpy(sensitivity.astype(np.float32))
+    found = np.empty(config.steps)
+    for step, some in enumerate(_batches(chosen, config, generator)):
+        user, item = (torch.from_numpy(column[some]) for column in (rows.users, rows.items))
+        candidates = torch.randperm(len(items), generator=generator)[: config.candidates]
+        logits = made.logits(users[user], items[item], gamma[user], items[candidates])
+        logits = logits.masked_fill(_owned(rows, user.numpy(), candidates.numpy()), -torch.inf)
+        mixture = gumbel_softmax(logits, config.temperature, generator)
+        privacy, utility = losses(
+            similarity, users[user], item, gamma[user], mixture, items[candidates]
+        )
+        loss = (config.privacy_weight * privacy + config.utility_weight * utility) / len(some)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        found[step] = float(loss.detach())
+    return made, [float(part.mean()) for part in np.array_split(found, min(10, config.steps))]
+
+
+def _batches(
+    chosen: np.ndarray, config: GeneratorConfig, generator: torch.Generator
+) -> Iterator[np.ndarray]:
+    """Batches of the chosen rows for all steps, shuffled again after each pass."""
+    done = 0
+    while True:
+        for batch in torch.randperm(len(chosen), generator=generator).split(config.batch_size):
+            if done == config.steps:
+                return
+            done += 1
+            yield chosen[batch.numpy()]
+
+
+def _owned(rows: Interactions, users: np.ndarray, candidates: np.ndarray) -> Tensor:
+    """`bool [n, candidates]`: whether a row's user has a candidate; false for a user who has
+    all."""
+    column = np.full(rows.num_items, -1, dtype=np.int64)
+    column[candidates] = np.arange(len(candidates))
+    counts = np.diff(rows.user_offsets)[users]
+    own = rows.items[rows.user_order[spans(rows.user_offsets[users], counts)]]
+    row = np.repeat(np.arange(len(users)), counts)
+    seen = column[own] >= 0
+    owned = torch.zeros(len(users), len(candidates), dtype=torch.bool)
+    owned[torch.from_numpy(row[seen]), torch.from_numpy(column[own][seen])] = True
+    owned[owned.all(dim=1)] = False
+    return owned
+
+
+# How much each row contributes to its user's preferences (UPC-SDG, equations 3 to 6).
+#
+#     v_ui = h . ReLU(W1 [p_u : q_i] + b1)          a_ui = exp(v_ui) / (sum_j exp(v_uj))^beta
+#     t_u  = 1/n_u sum_i a_ui q_i                   L_D  = sum_u |f(t_u) - p_u|^2
+#
+# with f an MLP with dropout.
+#
+# The embeddings are fixed, and the generator has parameters of its own: L_D and L_I (equation 16)
+# share none, so minimising their sum is equivalent to minimising each separately, as is done here.
+# For the same reason the relative scale of L_D and L_I has no effect.
+
+
+class AttentionConfig(Config):
+    """Settings of the attention; the paper gives none of them."""
+
+    beta: float = Field(default=0.5, ge=0, le=1)
+    """Smoothing exponent of the normalisation, in [0, 1]; 1 is a softmax over the user's rows."""
+    hidden: Width = 64
+    """Width of the hidden layers: of the attention, and of f."""
+    dropout: float = Field(default=0.2, ge=0, lt=1)
+    """Dropout rate of f's hidden units."""
+    epochs: int = Field(default=20, ge=1)
+    """Epochs over the users."""
+    batch_rows: int = Field(default=2048, ge=1)
+    """Training rows per step; all rows of a user are in the same step."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate of Adam."""
+
+
+class Attention(nn.Module):
+    """Attention weights of rows, and the map from their weighted sum to the user's embedding.
+
+    Args:
+        config: its settings.
+        width: of the embeddings.
+        generator: of the initial parameters.
+    """
+
+    def __init__(self, config: AttentionConfig, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.config = config
+        hidden = config.hidden
+        self.user = _uniform((width, hidden), generator)
+        self.item = _uniform((width, hidden), generator)
+        self.bias = nn.Parameter(torch.zeros(hidden))
+        self.out = _uniform((hidden, 1), generator)
+        self.first = _uniform((width, hidden), generator)
+        self.second = _uniform((hidden, width), generator)
+        self.first_bias = nn.Parameter(torch.zeros(hidden))
+        self.second_bias = nn.Parameter(torch.zeros(width))
+
+    def logits(self, users: Tensor, place: Tensor, items: Tensor) -> Tensor:
+        """v_ui of equation 4, `float32 [rows]`.
+
+        Args:
+            users: `float32 [users, d]`, p_u.
+            place: `int64 [rows]`, each row's user.
+            items: `float32 [rows, d]`, q_i.
+        """
+        hidden = (users @ self.user)[place] + items @ self.item + self.bias
+        return (torch.relu(hidden) @ self.out)[:, 0]
+
+    def profiles(self, users: Tensor, place: Tensor, items: Tensor) -> Tensor:
+        """t_u of equation 3, `float32 [users, d]`."""
+        weights = attention_weights(
+            self.logits(users, place, items), place, len(users), self.config.beta
+        )
+        summed = torch.zeros_like(users).index_add(0, place, weights[:, None] * items)
+        return summed / torch.bincount(place, minlength=len(users)).clamp(min=1)[:, None]
+
+    def loss(
+        self, users: Tensor, place: Tensor, items: Tensor, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """L_D of equation 6 over some users, a scalar `[]`; with dropout if a generator is given.
+        Arguments as in `logits`."""
+        hidden = torch.relu(self.profiles(users, place, items) @ self.first + self.first_bias)
+        if generator is not None and self.config.dropout:
+            kept = torch.rand(hidden.shape, generator=generator) >= self.config.dropout
+            hidden = hidden * kept / (1 - self.config.dropout)
+        return (hidden @ self.second + self.second_bias - users).square().sum()
+
+
+def attention_weights(logits: Tensor, place: Tensor, users: int, beta: float) -> Tensor:
+    """a_ui of equation 5, `float [rows]`; with beta = 1 they sum to 1 over each user's rows.
+
+    Args:
+        logits: `float [rows]`, v_ui.
+        place: `int64 [rows]`, each row's user.
+        users: number of users.
+        beta: smoothing exponent.
+    """
+    largest = logits.new_full((users,), -torch.inf).scatter_reduce(
+        0, place, logits.detach(), "amax"
+    )
+    total = torch.zeros_like(largest).index_add(0, place, (logits - largest[place]).exp())
+    return (logits - beta * (largest + total.log())[place]).exp()
+
+
+def train_attention(
+    config: AttentionConfig,
+    rows: Interactions,
+    users: Tensor,
+    items: Tensor,
+    generator: torch.Generator,
+) -> tuple[np.ndarray, list[float]]:
+    """Train the attention and return its logits for all rows, which have the same order as the
+    weights within a user.
+
+    Args:
+        config: its settings.
+        rows: the training rows.
+        users: `float32 [users, d]`, embeddings.
+        items: `float32 [items, d]`, embeddings.
+        generator: of initial parameters, order and dropout.
+
+    Returns:
+        `float32 [rows]`, and L_D per user of each epoch.
+    """
+    attention = Attention(config, users.shape[1], generator)
+    adam = Adam(attention.parameters(), lr=config.learning_rate)
+    losses = []
+    for _ in range(config.epochs):
+        total = 0.0
+        order = torch.randperm(rows.num_users, generator=generator).numpy()
+        for batch in _attention_batches(rows, order, config.batch_rows):
+            own, place, those = _gathered(rows, batch)
+            loss = attention.loss(users[own], place, items[those], generator)
+            adam.zero_grad()
+            (loss / len(own)).backward()
+            adam.step()
+            total += float(loss.detach())
+        losses.append(total / max(1, int(np.count_nonzero(np.diff(rows.user_offsets)))))
+    logits = np.empty(len(rows), dtype=np.float32)
+    with torch.no_grad():
+        for batch in _attention_batches(rows, np.arange(rows.num_users), config.batch_rows):
+            own, place, those = _gathered(rows, batch)
+            logits[np.concatenate([rows.rows_of(user) for user in batch])] = attention.logits(
+                users[own], place, items[those]
+            ).numpy()
+    return logits, losses
+
+
+def _attention_batches(rows: Interactions, order: np.ndarray, most: int) -> list[np.ndarray]:
+    """Users with rows, in the given order, divided into batches by their number of rows."""
+    counts = np.diff(rows.user_offsets)[order]
+    order = order[counts > 0]
+    counts = counts[counts > 0]
+    batch = (np.cumsum(counts) - counts) // most
+    return np.split(order, np.flatnonzero(np.diff(batch)) + 1) if len(order) else []
+
+
+def _gathered(rows: Interactions, batch: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    """The users of a batch, and for each of their rows the position of its user and its item."""
+    own = [rows.rows_of(user) for user in batch]
+    place = np.repeat(np.arange(len(batch)), [len(one) for one in own])
+    return (
+        torch.from_numpy(batch),
+        torch.from_numpy(place),
+        torch.from_numpy(rows.items[np.concatenate(own)]),
+    )
+
+
+def _uniform(shape: tuple[int, int], generator: torch.Generator) -> nn.Parameter:
+    """Weights as `nn.Linear` draws them, from a generator of our own."""
+    bound = shape[0] ** -0.5
+    return nn.Parameter((2 * torch.rand(shape, generator=generator) - 1) * bound)

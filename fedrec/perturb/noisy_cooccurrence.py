@@ -1,0 +1,447 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Synthetic profiles from noisy counts of pairs of items, and measures of what they disclose."""
+
+import dataclasses
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+from scipy import sparse
+from scipy.sparse.linalg import svds
+
+from fedrec.config import Config
+from fedrec.data.interactions import Interactions
+from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
+from fedrec.errors import ExperimentError
+from fedrec.perturb.upc_sdg import refuse_missing_rows
+from fedrec.privacy.accounting.events import DEFAULT_BACKEND, BackendName
+from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.mechanisms.base import mechanism_of
+from fedrec.privacy.plan import Plan
+from fedrec.privacy.statement import report
+from fedrec.rng import source_of, stream
+
+# Empirical measures of what a perturbed table reveals about the real one; they give no guarantee.
+#
+# *Kept* is the share of real (user, item) pairs that are in the perturbed table, *replaced* the
+# share of its rows whose item their user does not really have.
+#
+# *Linkage*: an attacker has all real profiles and the perturbed ones without names, and assigns to
+# each of these the real profile w with the largest overlap, each shared item weighted by idf =
+# ln(users / users who have it), divided by sqrt(|w|) so that large profiles are not favoured.
+# *Linked* is the share of users who are identified; ties count by the probability of picking the
+# right one.
+#
+# *Recovery*: an attacker who knows user, substitute and original of the replaced rows of a random
+# half of the users fits a linear map from factors of substitute and user in the perturbed table to
+# the originals, and predicts the original of each row of the other half: top-1 and top-10 accuracy,
+# compared with predicting the most frequent originals of the first half.
+
+_USERS_AT_ONCE = 512  # users per block of dense rows in memory
+_DEPTHS = (1, 10)
+
+
+@dataclass(frozen=True)
+class Disclosure:
+    """Shares, each in [0, 1]; NaN where there is nothing to measure.
+
+    Attributes:
+        kept: share of the real pairs that are in the perturbed table.
+        replaced: share of the perturbed rows whose item the user does not really have.
+        linked: share of the users identified by their perturbed profile.
+        chance: the same by guessing.
+        recovered: share of the replaced rows whose original a trained attacker predicts, in one and
+            in ten tries.
+        frequent: the same when predicting the most frequent originals.
+    """
+
+    kept: float
+    replaced: float
+    linked: float
+    chance: float
+    recovered: dict[str, float]
+    frequent: dict[str, float]
+
+    def table(self) -> dict[str, object]:
+        """As nested dictionaries."""
+        return asdict(self)
+
+
+def disclosure(real: Interactions, perturbed: Perturbed, seed: int) -> Disclosure:
+    """Measure a perturbed table.
+
+    Args:
+        real: the training rows before.
+        perturbed: the training rows after.
+        seed: of the half of the users that the attacker knows.
+    """
+    before = binary(real)
+    after = binary(perturbed.rows)
+    own = before.multiply(after).sum()
+    users = np.flatnonzero((np.diff(before.indptr) > 0) & (np.diff(after.indptr) > 0))
+    foreign = np.asarray(before[perturbed.rows.users, perturbed.rows.items]).ravel() == 0
+    recovered, frequent = recovery(real, perturbed, seed)
+    return Disclosure(
+        kept=float(own / max(1, before.nnz)),
+        replaced=float(foreign.mean()) if len(foreign) else float("nan"),
+        linked=linkage(before, after),
+        chance=1 / len(users) if len(users) else float("nan"),
+        recovered=recovered,
+        frequent=frequent,
+    )
+
+
+def binary(rows: Interactions) -> sparse.csr_array:
+    """Binary sparse `float64 [users, items]`: which user has which item."""
+    pairs = np.unique(rows.users * rows.num_items + rows.items)
+    return sparse.csr_array(
+        (np.ones(len(pairs)), np.divmod(pairs, rows.num_items)), (rows.num_users, rows.num_items)
+    )
+
+
+def linkage(real: sparse.csr_array, perturbed: sparse.csr_array) -> float:
+    """Share of users whose perturbed profile is nearest to their own real one.
+
+    Args:
+        real: binary `[users, items]`.
+        perturbed: the same of the perturbed table; users without rows in it are left out.
+    """
+    counts = np.asarray(real.sum(axis=0)).ravel()
+    sizes = np.maximum(np.diff(real.indptr), 1)
+    idf = np.log(len(sizes) / np.maximum(counts, 1))
+    weighted = (sparse.diags_array(sizes**-0.5) @ real @ sparse.diags_array(idf)).T.tocsr()
+    users = np.flatnonzero((np.diff(perturbed.indptr) > 0) & (np.diff(real.indptr) > 0))
+    found = 0.0
+    for start in range(0, len(users), _USERS_AT_ONCE):
+        block = users[start : start + _USERS_AT_ONCE]
+        overlap = (perturbed[block] @ weighted).toarray()
+        best = overlap.max(axis=1) * (1 - 1e-12)  # equal up to the order of summation
+        hit = overlap[np.arange(len(block)), block] >= best
+        found += float((hit / np.maximum((overlap >= best[:, None]).sum(axis=1), 1)).sum())
+    return found / len(users) if len(users) else float("nan")
+
+
+def recovery(
+    real: Interactions, perturbed: Perturbed, seed: int, width: int = 64, penalty: float = 1.0
+) -> tuple[dict[str, float], dict[str, float]]:
+    """How often the original of a replaced row is predicted.
+
+    Args:
+        real: the training rows before.
+        perturbed: the training rows after; rows without an origin are left out.
+        seed: of the known half of the users.
+        width: of the factors of the perturbed table that substitutes and users are described by.
+        penalty: of the ridge regression.
+
+    Returns:
+        Shares by the number of tries, of the attacker and of predicting the most frequent
+        originals.
+    """
+    rows = perturbed.rows
+    origin = np.asarray(perturbed.origin)
+    replaced = np.flatnonzero(origin >= 0)
+    replaced = replaced[real.items[origin[replaced]] != rows.items[replaced]]
+    known_user = stream(seed, "disclosure").random(real.num_users) < 0.5
+    known = known_user[rows.users[replaced]]
+    if known.all() or not known.any():
+        nothing = {f"top-{depth}": float("nan") for depth in _DEPTHS}
+        return nothing, dict(nothing)
+    originals = real.items[origin[replaced]]
+    inputs = _described(rows, replaced, width)
+    map_ = _ridge(inputs[known], originals[known], real.num_items, penalty)
+    asked = inputs[~known]
+    truth = originals[~known]
+    ranks = [
+        _ranks(asked[at : at + 4096] @ map_, truth[at : at + 4096])
+        for at in range(0, len(asked), 4096)
+    ]
+    frequency = np.bincount(originals[known], minlength=real.num_items).astype(np.float64)
+    order = np.empty(real.num_items, dtype=np.int64)
+    order[np.argsort(-frequency, kind="stable")] = np.arange(real.num_items)
+    return _shares(np.concatenate(ranks)), _shares(order[truth])
+
+
+def _described(rows: Interactions, some: np.ndarray, width: int) -> np.ndarray:
+    """Inputs of the attacker for some rows: factors of the item and of the user, and a constant."""
+    least = min(rows.num_users, rows.num_items)
+    start = np.ones(least)  # of the iteration, so that the same table gives the same factors
+    user, strength, item = (
+        np.asarray(part) for part in svds(binary(rows), k=min(width, least - 1), v0=start)
+    )
+    parts = (item.T * strength)[rows.items[some]], (user * strength)[rows.users[some]]
+    parts = tuple(part / max(float(part.std()), 1e-12) for part in parts)
+    return np.concatenate([*parts, np.ones((len(some), 1))], axis=1)
+
+
+def _ridge(inputs: np.ndarray, labels: np.ndarray, classes: int, penalty: float) -> np.ndarray:
+    """Weights `[inputs, classes]` of a ridge regression to indicators of the labels."""
+    indicators = sparse.csr_array(
+        (np.ones(len(labels)), (np.arange(len(labels)), labels)), (len(labels), classes)
+    )
+    gram = inputs.T @ inputs + penalty * np.eye(inputs.shape[1])
+    return np.linalg.solve(gram, (indicators.T @ inputs).T)
+
+
+def _ranks(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    return (scores > scores[np.arange(len(truth)), truth][:, None]).sum(axis=1)
+
+
+def _shares(ranks: np.ndarray) -> dict[str, float]:
+    return {f"top-{depth}": float((ranks < depth).mean()) for depth in _DEPTHS}
+
+
+_COOCCURRENCE_USERS_AT_ONCE = 2048  # users per block of dense rows in memory
+_COUNTS = 1
+_PAIRS = 2  # addresses of the noise of the two releases
+
+
+@dataclass(frozen=True, eq=False)
+class NoisyCounts:
+    """The noisy release, from which everything else is computed.
+
+    Attributes:
+        items: `int64 [m]`, ascending: the most popular items by their noisy counts.
+        counts: `float64 [m]`, >= 0: their noisy counts.
+        pairs: `float64 [m, m]`, >= 0, symmetric, zero on the diagonal: noisy counts of users who
+            have both.
+        length: mean number of rows of a profile, >= 1.
+    """
+
+    items: np.ndarray
+    counts: np.ndarray
+    pairs: np.ndarray
+    length: float
+
+
+def noisy_release(
+    matrix: sparse.csr_array,
+    noise: float,
+    *,
+    most_items: int,
+    clip_items: int,
+    threshold: float,
+    seed: int,
+) -> NoisyCounts:
+    """Two Gaussian releases, of counts and of pairs among the items with the largest noisy counts.
+
+    A user's contribution to each is scaled down to the norm of a user with `clip_items` items:
+    sqrt(m) for counts, sqrt(m (m + 1) / 2) for the upper triangle of pairs with its diagonal.
+
+    Args:
+        matrix: binary `[users, items]`.
+        noise: standard deviation of the noise for contributions of norm at most 1.
+        most_items: number of items in the matrix of pairs.
+        clip_items: m above.
+        threshold: counts below this number of standard deviations of their noise are set to zero.
+        seed: of the noise.
+    """
+    source = source_of("reproducible", seed)
+    add_noise = mechanism_of("gaussian").add_noise
+    bound = np.sqrt(clip_items)
+    shares = _user_shares(np.sqrt(_sizes(matrix)), bound)
+    counts = add_noise({"counts": matrix.T @ shares}, noise * bound, source, _COUNTS)[
+        "counts"
+    ].astype(np.float64)
+    head = np.sort(np.argsort(-counts, kind="stable")[:most_items])
+    some = matrix[:, head]
+    size = _sizes(some)
+    bound_pairs = np.sqrt(clip_items * (clip_items + 1) / 2)
+    scaled = sparse.diags_array(_user_shares(np.sqrt(size * (size + 1) / 2), bound_pairs)) @ some
+    upper = np.triu((some.T @ scaled).toarray())
+    noisy = np.triu(
+        add_noise({"pairs": upper}, noise * bound_pairs, source, _PAIRS)["pairs"], 1
+    ).astype(np.float64)
+    noisy[noisy < threshold * noise * bound_pairs] = 0
+    known = counts[head]
+    known[known < threshold * noise * bound] = 0
+    length = max(1.0, float(counts.sum()) / max(1, len(shares)))
+    return NoisyCounts(
+        head,
+        known if known.any() else np.ones(len(head)),
+        noisy + noisy.T,
+        min(length, len(head) / 2),
+    )
+
+
+def profiles(
+    release: NoisyCounts, users: int, smoothing: float, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Profiles of distinct items: the first by popularity, each further one by its pairs with those
+    before.
+
+    Args:
+        release: the noisy counts.
+        users: number of profiles.
+        smoothing: share of the draws by popularity alone.
+        random: source of randomness.
+
+    Returns:
+        `int64 [rows]` twice: the user, ascending, and the index of the item in `release.items`.
+    """
+    lengths = np.minimum(1 + random.poisson(release.length - 1, users), len(release.items))
+    popular = release.counts / release.counts.sum()
+    likely = release.pairs / np.maximum(release.pairs.sum(axis=1, keepdims=True), 1e-12)
+    parts = []
+    for start in range(0, users, _COOCCURRENCE_USERS_AT_ONCE):
+        own, items = _block(
+            popular, likely, lengths[start : start + _COOCCURRENCE_USERS_AT_ONCE], smoothing, random
+        )
+        parts.append((own + start, items))
+    user, item = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(user, kind="stable")
+    return user[order], item[order]
+
+
+def _block(
+    popular: np.ndarray,
+    likely: np.ndarray,
+    lengths: np.ndarray,
+    smoothing: float,
+    random: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    weights = np.zeros((len(lengths), len(popular)))
+    taken = np.zeros(weights.shape, dtype=bool)
+    users = []
+    items = []
+    for step in range(int(lengths.max(initial=0))):
+        active = np.flatnonzero(lengths > step)
+        by_pairs = 1 - smoothing if step else 0.0  # the first item has no predecessors
+        chance = (1 - by_pairs) * popular + by_pairs * weights[active] / max(step, 1)
+        chance[taken[active]] = 0
+        empty = chance.sum(axis=1) <= 0
+        chance[empty] = ~taken[active[empty]]
+        total = chance.cumsum(axis=1)
+        quantiles = random.random(len(active)) * total[:, -1] * (1 - 1e-12)
+        drawn = (total <= quantiles[:, None]).sum(axis=1)
+        weights[active] += likely[drawn]
+        taken[active, drawn] = True
+        users.append(active)
+        items.append(drawn)
+    return np.concatenate(users), np.concatenate(items)
+
+
+def _sizes(matrix: sparse.csr_array) -> np.ndarray:
+    return np.diff(matrix.indptr).astype(np.float64)
+
+
+def _user_shares(norms: np.ndarray, bound: float) -> np.ndarray:
+    """Factors that scale each contribution to a norm of at most the bound."""
+    return np.minimum(1.0, bound / np.maximum(norms, 1e-12))
+
+
+# Synthetic profiles from a noisy co-occurrence matrix: user-level differential privacy of the whole
+# table.
+#
+# Only two Gaussian releases are computed from the data: the number of users of each item, and of
+# each pair of the most popular items. Everything after is post-processing: each user gets a profile
+# of items that occur together, drawn without that user's rows. So a profile reveals nothing about
+# its user beyond the guarantee. A recommender trained on it learns which items occur together, and
+# can be applied to rows that never leave the device.
+#
+# Neighbours differ in all rows of one user (replace-one); the set of users is public. Counts are
+# non-negative, so each of the two releases costs sqrt(2) S and not 2 S
+# (`fedrec.privacy.accounting.sampling`).
+
+
+class NoisyCooccurrenceConfig(Config):
+    """Settings of the generator from noisy co-occurrences."""
+
+    epsilon: float = Field(gt=0)
+    """Epsilon of the whole table, for both releases together, > 0."""
+    delta: float = Field(default=1e-5, gt=0, le=0.1)
+    """Additive term of the guarantee: any set of outcomes is at most e^epsilon times as probable as
+    on neighbouring data, plus delta."""
+    items: int = Field(default=500, ge=2)
+    """Number of items in the matrix and in the synthetic table, the most popular ones by the noisy
+    counts."""
+    clip_items: int = Field(default=8, ge=1)
+    """Number m of items up to which a user's items have full weight; for n > m items each has
+    weight sqrt(m / n), and each pair sqrt(m (m + 1) / (n (n + 1)))."""
+    threshold: float = Field(default=2.0, ge=0)
+    """Counts below this number of standard deviations of their noise are set to zero."""
+    smoothing: float = Field(default=0.7, ge=0, le=1)
+    """Share of draws by popularity only, in [0, 1]."""
+    backend: BackendName = DEFAULT_BACKEND
+    """Accountant."""
+
+
+class NoisyCooccurrence(Perturbation):
+    """Replaces every profile by one drawn from noisy counts of items and pairs of items."""
+
+    name = "noisy-cooccurrence"
+    Config = NoisyCooccurrenceConfig
+    config: NoisyCooccurrenceConfig
+
+    def plan(self, users: int) -> Plan:
+        """Noise and cost of the two releases for a number of users, at a clip norm of 1."""
+        config = self.config
+        settings = PrivacyConfig(
+            clip_norm=1.0, epsilon=config.epsilon, delta=config.delta, backend=config.backend
+        )
+        return Plan.of(settings, "full", {}, users, rounds=2, contributions="non-negative")
+
+    def perturb(self, data: TrainingData) -> Perturbed:
+        """A profile for each user with training rows; no row is derived from one of its own.
+
+        Raises:
+            DataError: a user has no training row.
+            ExperimentError: the experiment uses ratings, which the synthetic rows do not have.
+        """
+        refuse_missing_rows(data)
+        rows = data.rows
+        if data.rated:
+            raise ExperimentError(
+                "profiles from noisy co-occurrences have no ratings",
+                expected="task = 'ranking' without positive-above",
+                got="an experiment that learns from ratings",
+                fix="choose another perturbation",
+            )
+        real = np.flatnonzero(np.diff(rows.user_offsets))
+        plan = self.plan(len(real))
+        release = noisy_release(
+            binary(rows)[real],
+            plan.noise_scale,
+            most_items=self.config.items,
+            clip_items=self.config.clip_items,
+            threshold=self.config.threshold,
+            seed=self.seed,
+        )
+        random = stream(self.seed, "perturb-profiles")
+        users, items = profiles(release, len(real), self.config.smoothing, random)
+        found = _table(rows, real[users], release.items[items])
+        spent = report(plan)
+        figures: dict[str, Any] = {
+            "noise multiplier": plan.noise_scale,
+            "pairs above the noise": int((release.pairs > 0).sum() // 2),
+            "rows of a profile": release.length,
+            "epsilon": {
+                "whole table, user level": {"epsilon": spent.epsilon, "delta": spent.delta}
+            },
+        }
+        return Perturbed(found, np.full(len(found), -1), figures)
+
+    def words(self) -> list[str]:
+        """What is guaranteed."""
+        config = self.config
+        return [
+            (
+                f"The synthetic table is ({config.epsilon:g}, {config.delta:g})-differentially"
+                " private at user level (replace-one): all rows of a user may be others. Who the"
+                " users are is public, and somebody who holds all rows is trusted to add the"
+                " noise."
+            ),
+            (
+                "Settings that were tuned on these data are not covered. Random numbers come from"
+                " the experiment's seed: a simulation, not a release."
+            ),
+        ]
+
+
+def _table(rows: Interactions, users: np.ndarray, items: np.ndarray) -> Interactions:
+    """The synthetic rows; ratings and times are not used and zero."""
+    ratings = None if rows.ratings is None else np.zeros(len(users), np.float32)
+    times = None if rows.times is None else np.zeros(len(users), np.int64)
+    return dataclasses.replace(
+        rows, users=users, items=items, ratings=ratings, times=times, published_test=None
+    )

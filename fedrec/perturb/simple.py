@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Row-by-row perturbations: randomised response and random replacement."""
+
+import dataclasses
+import math
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.config import Config
+from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
+from fedrec.data.time_order import row_numbers
+from fedrec.perturb.substitutes import random_substitutes
+from fedrec.perturb.targeted import (
+    RATING_SCALE,
+    RandomisedRows,
+    keep_probability,
+    randomised_response,
+)
+from fedrec.perturb.upc_sdg import (
+    ReplacementConfig,
+    lowest,
+    preferences_of,
+    refuse_missing_rows,
+    replaced_counts,
+)
+from fedrec.rng import stream
+
+# k-ary randomised response over the catalogue, row by row (Warner 1965; Kairouz et al. 2016).
+
+
+class RandomisedResponseConfig(Config):
+    """Settings of randomised response."""
+
+    epsilon: float = Field(gt=0)
+    """Epsilon of one row, > 0; a profile of n rows has n times this epsilon."""
+
+
+class RandomisedResponse(Perturbation):
+    """Each row keeps its item with probability e^eps / (e^eps + M - 1), or gets any other item of
+    the catalogue's M."""
+
+    name = "randomised-response"
+    Config = RandomisedResponseConfig
+    paper = "Warner 1965; Kairouz et al. 2016"
+    config: RandomisedResponseConfig
+
+    def depends_on(self, rated: bool) -> str:
+        """Where ratings are drawn too, the rating scale."""
+        return RATING_SCALE if rated else ""
+
+    def perturb(self, data: TrainingData) -> Perturbed:
+        """Randomise every row; it keeps its user and time. Where ratings are learned from, its
+        rating is drawn too."""
+        rows = data.rows
+        found = RandomisedRows(data)
+        epsilon = self.config.epsilon
+        for user in np.flatnonzero(np.diff(rows.user_offsets)).tolist():
+            own = rows.rows_of(user)
+            random = stream(self.seed, "perturb", user)
+            real = found.real(own)
+            new = randomised_response(real, epsilon=epsilon, random=random, **found.sizes)
+            found.write(own, new)
+        figures = {
+            "chance that a row stays": keep_probability(epsilon, math.prod(found.sizes.values())),
+            "replaced rows": int((found.items != rows.items).sum()),
+        }
+        return Perturbed(found.table(), np.arange(len(rows)), figures)
+
+    def words(self) -> list[str]:
+        """What is guaranteed: a row, and how rows add up."""
+        return [
+            (
+                f"Randomised response with epsilon {self.config.epsilon:g} for each row, delta 0,"
+                f" on the device; a profile of n rows has {self.config.epsilon:g} n, and how many"
+                " rows a user has is published."
+            ),
+            "Random numbers come from the experiment's seed: a simulation, not a release.",
+        ]
+
+
+# Replaces a share of each user's rows by random items: the baseline for generators of synthetic
+# rows.
+
+
+class RandomReplacementConfig(ReplacementConfig):
+    """Settings of random replacement: a ratio for all users, or a table of users."""
+
+
+class RandomReplacement(Perturbation):
+    """Random rows of each user get uniformly random items that the user does not have."""
+
+    name = "random-replacement"
+    Config = RandomReplacementConfig
+    config: RandomReplacementConfig
+
+    def depends_on(self, rated: bool) -> str:
+        """Nothing: each user's rows and items have random numbers of its own."""
+        return ""
+
+    def perturb(self, data: TrainingData) -> Perturbed:
+        """Replace k n rows of each user; a row keeps its user, rating and time.
+
+        Raises:
+            DataError: a user has no training row, or too few other items, or the table of users is
+                wrong.
+        """
+        refuse_missing_rows(data)
+        preferences = preferences_of(self.config, data.rows)
+        score = row_numbers(data.rows, self.seed, "perturb-rows")
+        chosen = lowest(data.rows, score, replaced_counts(data.rows, preferences.ratio))
+        items = data.rows.items.copy()
+        items[chosen] = random_substitutes(data.rows, chosen, self.seed)
+        figures = {"replaced rows": len(chosen)}
+        return Perturbed(
+            dataclasses.replace(data.rows, items=items), np.arange(len(items)), figures
+        )
+
+    def words(self) -> list[str]:
+        """No guarantee."""
+        return [
+            f"Random replacement of {_share(self.config)} rows: the others are published as they"
+            " are, and no epsilon covers a profile. What is left of the profiles tells most of the"
+            " users apart: see `fedrec synthesise`."
+        ]
+
+
+def _share(config: ReplacementConfig) -> str:
+    return (
+        f"{config.replacement_ratio:.0%} of each user's"
+        if config.users is None
+        else "each user's own share of"
+    )

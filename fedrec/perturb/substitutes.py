@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Substitutes for selected rows, and their similarity to the items that they replace."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrec.baselines.base import Histories, native
+from fedrec.baselines.pairwise import Bprmf, BprmfConfig
+from fedrec.data.client_data import nth_outside
+from fedrec.data.interactions import Interactions
+from fedrec.data.perturbation import Perturbed
+from fedrec.errors import DataError
+from fedrec.rng import stream
+
+# Substitutes for selected rows: distinct items that the user does not have. UPC-SDG does not
+# specify what happens if two rows of a user get the same substitute. Here a profile keeps its size:
+# an item that the user has, or that already replaced another of its rows, is drawn again (which is
+# equivalent to a draw from the distribution without it).
+
+Draw = Literal["sample", "best"]
+Scores = Callable[[np.ndarray], Tensor]
+_CELLS_AT_ONCE = 24_000_000  # rows times items of a block with its own random stream
+_CELLS_IN_CACHE = 2_000_000  # rows times items of scores in memory
+_DRAWS_AT_ONCE = 16  # proposals per row
+_ROWS_AT_ONCE = 4
+
+
+def random_substitutes(rows: Interactions, chosen: np.ndarray, seed: int) -> np.ndarray:
+    """Uniform draws from the items that a user does not have, without repetition.
+
+    Args:
+        rows: the training rows.
+        chosen: `int64 [n]`: row numbers, grouped by user.
+        seed: of the streams `"perturb-items"`, one per user.
+
+    Returns:
+        `int64 [n]`: the items that replace those of the chosen rows.
+
+    Raises:
+        DataError: a user has too few items left.
+    """
+    found = np.empty(len(chosen), dtype=np.int64)
+    users = rows.users[chosen]
+    for user, places in _by_user(users):
+        own = np.unique(rows.items[rows.rows_of(user)])
+        free = _require_free(rows, user, own, len(places))
+        ranks = stream(seed, "perturb-items", user).choice(free, size=len(places), replace=False)
+        found[places] = nth_outside(own, ranks)
+    return found
+
+
+def scored_substitutes(
+    rows: Interactions,
+    chosen: np.ndarray,
+    scores: Scores,
+    draw: Draw,
+    seed: int,
+) -> np.ndarray:
+    """Items drawn from softmax(scores), which is equivalent to the arg max of scores plus Gumbel
+    noise, or the best ones.
+
+    Args:
+        rows: the training rows.
+        chosen: `int64 [n]`: row numbers, grouped by user.
+        scores: returns `float32 [m, items]` for m of the chosen rows.
+        draw: `sample` from the softmax, or take the `best`.
+        seed: of the streams `"perturb-draw"`, one per block of users; blocks depend on the data
+            only.
+
+    Returns:
+        `int64 [n]`: the items that replace those of the chosen rows.
+
+    Raises:
+        DataError: a user has too few items left.
+    """
+    found = np.empty(len(chosen), dtype=np.int64)
+    for number, places in enumerate(_blocks(rows, chosen)):
+        generator = np.random.Generator(
+            np.random.PCG64(stream(seed, "perturb-draw", number).integers(2**63))
+        )
+        found[places] = _distinct(rows, chosen[places], scores, draw, generator)
+    return found
+
+
+def _blocks(rows: Interactions, chosen: np.ndarray) -> list[np.ndarray]:
+    """Indices of the chosen rows in blocks of whole users, each with at most the given number of
+    cells, or of one user."""
+    users = rows.users[chosen]
+    most = max(1, _CELLS_AT_ONCE // rows.num_items)
+    blocks: list[list[np.ndarray]] = [[]]
+    size = 0
+    for user, places in _by_user(users):
+        _require_free(rows, user, np.unique(rows.items[rows.rows_of(user)]), len(places))
+        if size and size + len(places) > most:
+            blocks.append([])
+            size = 0
+        blocks[-1].append(places)
+        size += len(places)
+    return [np.concatenate(block) for block in blocks if block]
+
+
+def _distinct(
+    rows: Interactions, chosen: np.ndarray, scores: Scores, draw: Draw, random: np.random.Generator
+) -> np.ndarray:
+    """An item for each row of a block, distinct within a user.
+
+    Rows are assigned in random order; if all proposals of a row are taken, its user's items are
+    removed from its distribution and proposals are drawn again.
+    """
+    users = rows.users[chosen]
+    found = np.full(len(chosen), -1, dtype=np.int64)
+    taken: dict[int, set[int]] = {user: set() for user in np.unique(users).tolist()}
+    open_rows = random.permutation(len(users))
+    while len(open_rows):
+        proposals = _proposals(rows, chosen[open_rows], taken, scores, draw, random)
+        left = []
+        for row, offered in zip(open_rows.tolist(), proposals.tolist(), strict=True):
+            own = taken[int(users[row])]
+            item = next((item for item in offered if item >= 0 and item not in own), None)
+            if item is None:
+                left.append(row)
+            else:
+                found[row] = item
+                own.add(item)
+        open_rows = np.array(left, dtype=np.int64)
+    return found
+
+
+def _proposals(
+    rows: Interactions,
+    chosen: np.ndarray,
+    taken: Mapping[int, set[int]],
+    scores: Scores,
+    draw: Draw,
+    random: np.random.Generator,
+) -> np.ndarray:
+    """`int64 [rows, 16]`: items in the order in which they are tried, without those that the user
+    has or got; padded with -1. Scores are computed and used in blocks that stay in cache."""
+    users = rows.users[chosen]
+    count = len(chosen)
+    found = np.full((count, _DRAWS_AT_ONCE), -1, dtype=np.int64)
+    uniform = random.random(found.shape) if draw == "sample" else None
+    at_once = max(1, _CELLS_IN_CACHE // rows.num_items)
+    by_user = np.argsort(users, kind="stable")
+    for start in range(0, count, at_once):
+        some = by_user[start : start + at_once]
+        table = scores(chosen[some])
+        _mask_own(table, rows, users[some], taken)
+        if uniform is None:
+            best = table.topk(min(_DRAWS_AT_ONCE, rows.num_items), dim=1)
+            items = torch.where(best.values > -torch.inf, best.indices, -1)
+            found[some, : items.shape[1]] = items.numpy()
+        else:
+            weights = table.sub_(table.amax(dim=1, keepdim=True)).exp_()
+            found[some] = drawn_by_weight(weights.numpy(), uniform[some])
+    return found
+
+
+def drawn_by_weight(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    """Items, each with a probability in proportion to its weight in its row.
+
+    Args:
+        weights: `float32 [rows, items]`, finite, >= 0, in each row one above 0.
+        uniform: `float64 [rows, draws]`, uniform in [0, 1).
+
+    Returns:
+        `int64 [rows, draws]`: for each row and draw the first item whose cumulative weight exceeds
+        that share of the total; never one with weight 0.
+    """
+    found = np.empty(uniform.shape, dtype=np.int64)
+    _draw(weights, uniform, found)
+    return found
+
+
+@native(boundscheck=False)
+def _draw(weights: np.ndarray, uniform: np.ndarray, found: np.ndarray) -> None:
+    """See `drawn_by_weight`. Sums of several rows at once: each addition waits for the one before
+    it in its row."""
+    items = weights.shape[1]
+    sums = np.empty((_ROWS_AT_ONCE, items), dtype=np.float64)
+    for first in range(0, len(weights), _ROWS_AT_ONCE):
+        count = min(_ROWS_AT_ONCE, len(weights) - first)
+        sums[:count, 0] = weights[first : first + count, 0]
+        for item in range(1, items):
+            for n in range(count):
+                sums[n, item] = sums[n, item - 1] + weights[first + n, item]
+        for n in range(count):
+            total = sums[n, -1]
+            # rounding can move a draw beyond the last item with positive weight
+            last = np.searchsorted(sums[n], total)
+            for m in range(uniform.shape[1]):
+                drawn = np.searchsorted(sums[n], uniform[first + n, m] * total, side="right")
+                found[first + n, m] = min(drawn, last)
+
+
+def _mask_own(
+    table: Tensor, rows: Interactions, users: np.ndarray, taken: Mapping[int, set[int]]
+) -> None:
+    """Set the scores of items that a row's user has, or that already replaced another of its rows,
+    to minus infinity."""
+    for user, places in _by_user(users):
+        own = np.concatenate([rows.items[rows.rows_of(user)], np.array([*taken[user]], np.int64)])
+        table[places[0] : places[-1] + 1, torch.from_numpy(own)] = -torch.inf
+
+
+def _by_user(users: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Each user and the indices of its rows; rows are grouped by user."""
+    if not len(users):
+        return
+    starts = np.flatnonzero(np.concatenate([[True], users[1:] != users[:-1]]))
+    yield from zip(users[starts].tolist(), np.split(np.arange(len(users)), starts[1:]), strict=True)
+
+
+def _require_free(rows: Interactions, user: int, own: np.ndarray, count: int) -> int:
+    free = rows.num_items - len(own)
+    if count > free:
+        raise DataError(
+            f"user {rows.user_ids[user]} has too few other items to replace rows by",
+            expected=f"at least {count} items that the user has not",
+            got=f"{free} of {rows.num_items}",
+            fix="lower perturb.replacement-ratio, or leave the user out",
+        )
+    return free
+
+
+# Similarity of two items by their embeddings (UPC-SDG, equation 2), in three definitions.
+#
+#     paper      (q_i.q_v - min_j q_i.q_j) / (q_i.q_i - min_j q_i.q_j)
+#     released   (q_v.q_i - min_j q_v.q_j) / (max_j q_v.q_j - min_j q_v.q_j)
+#     cosine     q_i.q_v / (|q_i| |q_v|)
+#
+# `paper` is 1 for the item itself and 0 for the least similar one, and exceeds 1 for longer vectors
+# in the same direction, so its range does not end at 1. `released` is computed by the authors'
+# public code: normalised by the substitute's row instead of the original's, always in [0, 1]. The
+# text calls the quantity a cosine, but its formula is not one; `cosine` is.
+#
+# The least and largest product of an item are among its products with all items.
+
+Definition = Literal["paper", "released", "cosine"]
+_ITEMS_AT_ONCE = 512  # items per block of products in memory
+_SMALL = 1e-12
+
+
+class Similarity:
+    """Similarity of items to items, or to mixtures of items.
+
+    Args:
+        items: `float32 [items, d]`, the items' embeddings.
+        definition: which of the three.
+    """
+
+    def __init__(self, items: Tensor, definition: Definition) -> None:
+        self.items = items
+        self.definition = definition
+        self.least, self.most = _extremes(items)
+        self.own = items.square().sum(1)
+
+    def defined(self, definition: Definition) -> Self:
+        """The similarity of the same items by another definition."""
+        other = copy.copy(self)
+        other.definition = definition
+        return other
+
+    def of(
+        self, originals: Tensor, others: Tensor, extremes: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Similarity of each original to the vector with the same index.
+
+        Args:
+            originals: `int64 [n]`, items.
+            others: `float32 [n, d]`, vectors of items, or mixtures of them.
+            extremes: least and largest product of each vector with any item, `[n]` each; needed for
+                `released` only.
+
+        Returns:
+            `float32 [n]`.
+        """
+        product = (self.items[originals] * others).sum(1)
+        if self.definition == "cosine":
+            return product / (self.own[originals].sqrt() * others.norm(dim=1)).clamp(min=_SMALL)
+        if self.definition == "paper":
+            least = self.least[originals]
+            return (product - least) / (self.own[originals] - least).clamp(min=_SMALL)
+        if extremes is None:
+            raise ValueError(
+                "Expected the extremes of the other vectors' rows for the definition 'released'."
+            )
+        least, most = extremes
+        return (product - least) / (most - least).clamp(min=_SMALL)
+
+    def between(self, originals: Tensor, others: Tensor) -> Tensor:
+        """Similarity of items to items, `int64 [n]` each; `float32 [n]`."""
+        return self.of(originals, self.items[others], (self.least[others], self.most[others]))
+
+    def rows(self, originals: Tensor) -> Tensor:
+        """Similarity of some originals to every item, `float32 [n, items]`."""
+        product = self.items[originals] @ self.items.T
+        if self.definition == "cosine":
+            lengths = self.own.sqrt()
+            return product / (lengths[originals, None] * lengths).clamp(min=_SMALL)
+        if self.definition == "paper":
+            least = self.least[originals, None]
+            return (product - least) / (self.own[originals, None] - least).clamp(min=_SMALL)
+        return (product - self.least) / (self.most - self.least).clamp(min=_SMALL)
+
+
+def _extremes(items: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and largest product of each item with any, itself included, `[items]` each; in blocks
+    of items."""
+    products = [(part @ items.T).aminmax(dim=1) for part in items.split(_ITEMS_AT_ONCE)]
+    least, most = (torch.cat(parts) for parts in zip(*products, strict=True))
+    return least, most
+
+
+# BPR-MF embeddings of the training rows, by which items are alike (UPC-SDG, experiments).
+
+
+def trained_embeddings(settings: BprmfConfig, rows: Interactions) -> tuple[Tensor, Tensor]:
+    """Embeddings of users and of items, `float32 [users, d]` and `[items, d]`, from all rows.
+
+    Raises:
+        DataError: no user has a positive and a negative item.
+    """
+    trained = Bprmf(settings)
+    trained.fit(Histories(rows.num_items, rows.user_offsets, rows.items[rows.user_order]))
+    return torch.from_numpy(trained.own), torch.from_numpy(trained.items)
+
+
+# Similarity of substitutes to the items that they replace, by gamma (UPC-SDG, figure 4), for any
+# perturbation.
+#
+# Similarity is that of BPR-MF embeddings of the *real* training rows, so the figures are for the
+# holder of these rows and not part of a release. UPC-SDG has such embeddings and reports the
+# figures itself; for every other perturbation they are trained here, with UPC-SDG's settings but at
+# most 30 million steps.
+
+FIGURE = "mean similarity by sensitivity"
+"""Name of the table among the figures of a perturbation."""
+_DEFINITIONS: tuple[Definition, ...] = ("paper", "released", "cosine")
+_SENSITIVITIES_SHOWN = 20
+_MOST_STEPS = 30_000_000
+
+
+def mean_similarity(
+    originals: np.ndarray,
+    substitutes: np.ndarray,
+    similarity: Similarity,
+    sensitivity: np.ndarray | None = None,
+) -> dict[str, dict[str, float]]:
+    """Mean similarity of items to their substitutes, in all three definitions.
+
+    Args:
+        originals: `int64 [n]`, items.
+        substitutes: `int64 [n]`, the items that replace them.
+        similarity: of the items, by any definition.
+        sensitivity: `float64 [n]`, gamma of each row's user; rounded to one decimal place if there
+            are more than twenty values.
+
+    Returns:
+        By gamma (`all` where there is none): the number of `rows`, and the mean by definition;
+        empty for n = 0.
+    """
+    if not len(originals):
+        return {}
+    labels, place = _groups(sensitivity, len(originals))
+    pair = torch.from_numpy(originals), torch.from_numpy(substitutes)
+    values = {name: similarity.defined(name).between(*pair).numpy() for name in _DEFINITIONS}
+    counts = np.bincount(place)
+    sums = {name: np.bincount(place, value) for name, value in values.items()}
+    return {
+        label: {
+            "rows": int(counts[n]),
+            **{name: float(total[n] / counts[n]) for name, total in sums.items()},
+        }
+        for n, label in enumerate(labels)
+    }
+
+
+def measured_similarity(
+    real: Interactions, perturbed: Perturbed, seed: int
+) -> dict[str, dict[str, float]]:
+    """The same of a perturbation that trains no embeddings, over the rows whose item is another
+    one.
+
+    Args:
+        real: the training rows before.
+        perturbed: the training rows after; rows without an origin are left out.
+        seed: of the embeddings.
+    """
+    origin = np.asarray(perturbed.origin)
+    rows = np.flatnonzero(origin >= 0)
+    originals = real.items[origin[rows]]
+    substitutes = perturbed.rows.items[rows]
+    moved = originals != substitutes
+    if not moved.any():
+        return {}
+    epochs = min(BprmfConfig().epochs, max(1, _MOST_STEPS // max(1, len(real))))
+    _, items = trained_embeddings(BprmfConfig(epochs=epochs, seed=seed), real)
+    similarity = Similarity(items, "paper")
+    return mean_similarity(originals[moved], substitutes[moved], similarity)
+
+
+def _groups(sensitivity: np.ndarray | None, count: int) -> tuple[list[str], np.ndarray]:
+    """The different gammas as text, ascending, and `int64 [n]`, which of them each row has."""
+    if sensitivity is None:
+        return ["all"], np.zeros(count, dtype=np.int64)
+    if len(np.unique(sensitivity)) > _SENSITIVITIES_SHOWN:
+        sensitivity = sensitivity.round(1)
+    values, place = np.unique(sensitivity, return_inverse=True)
+    return [f"{value:g}" for value in values], place

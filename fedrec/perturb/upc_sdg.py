@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""UPC-SDG: which rows are replaced by synthetic ones, and by which."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from pydantic import Field
+
+from fedrec.baselines.pairwise import BprmfConfig
+from fedrec.config import Config
+from fedrec.data.columns import ids_of, numbers_of
+from fedrec.data.interactions import Interactions
+from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
+from fedrec.data.tables import TableLayout, read_table
+from fedrec.device import one_thread
+from fedrec.errors import DataError
+from fedrec.perturb.generator import (
+    AttentionConfig,
+    Generator,
+    GeneratorConfig,
+    train_attention,
+    train_generator,
+)
+from fedrec.perturb.substitutes import (
+    FIGURE,
+    Definition,
+    Draw,
+    Similarity,
+    mean_similarity,
+    random_substitutes,
+    scored_substitutes,
+    trained_embeddings,
+)
+from fedrec.rng import stream, torch_stream
+
+# Users' preferences: the share of replaced rows (k), and the largest similarity of a substitute
+# (gamma).
+
+RATIO = "replacement-ratio"
+SENSITIVITY = "sensitivity"
+
+
+class ReplacementConfig(Config):
+    """Settings of a perturbation that replaces rows."""
+
+    replacement_ratio: float = Field(default=0.2, ge=0, le=1)
+    """Share k of each user's training rows to replace, in [0, 1]; k n is rounded half up."""
+    users: Path | None = None
+    """CSV or Parquet file with preferences per user: a column `user` and any of `replacement-ratio`
+    and `sensitivity`. It must contain all users with training rows; default: the same for all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Preferences:
+    """The users' preferences, `float64 [users]` each.
+
+    Attributes:
+        ratio: replacement ratio k, in [0, 1].
+        sensitivity: gamma, >= 0.
+    """
+
+    ratio: np.ndarray
+    sensitivity: np.ndarray
+
+
+def preferences_of(
+    config: ReplacementConfig, rows: Interactions, sensitivity: float = 0.0
+) -> Preferences:
+    """The preferences of all users.
+
+    Args:
+        config: the common ratio, and the table of users.
+        rows: the training rows.
+        sensitivity: the common gamma, >= 0.
+
+    Raises:
+        DataError: the table misses a user with training rows, names one twice, or a value is out of
+            its range.
+    """
+    common = {RATIO: config.replacement_ratio, SENSITIVITY: sensitivity}
+    columns = {
+        name: np.full(rows.num_users, value, dtype=np.float64) for name, value in common.items()
+    }
+    if config.users is not None:
+        columns |= _from_table(config.users, rows)
+    _refuse_outside(config.users, rows, RATIO, columns[RATIO], 1.0)
+    _refuse_outside(config.users, rows, SENSITIVITY, columns[SENSITIVITY], np.inf)
+    return Preferences(columns[RATIO], columns[SENSITIVITY])
+
+
+def refuse_missing_rows(data: TrainingData) -> None:
+    """Refuse training clients and tested users without a training row: there is nothing to make
+    synthetic rows from.
+
+    Raises:
+        DataError: some have none, or there is no row at all.
+    """
+    users = np.union1d(data.clients, data.tested)
+    none = users[np.bincount(data.rows.users, minlength=data.rows.num_users)[users] == 0]
+    if len(none) or not len(data.rows):
+        shown = ", ".join(str(data.rows.user_ids[user]) for user in none[:5])
+        raise DataError(
+            f"{data.rows.name} has users without training rows",
+            expected="at least one training row of each user who trains or is tested",
+            got=(
+                f"none of {len(none)} ({shown}{', ...' if len(none) > 5 else ''})"
+                if len(none)
+                else "no row at all"
+            ),
+            fix=(
+                "leave these users out of the dataset, or choose a split that leaves each user"
+                " a row"
+            ),
+        )
+
+
+def _from_table(path: Path, rows: Interactions) -> dict[str, np.ndarray]:
+    wanted: dict[str, type | None] = {RATIO: None, SENSITIVITY: None}
+    table = read_table(path, TableLayout.own({"user": str}, wanted, {"user": "perturb.users"}))
+    present = [name for name in wanted if name in table]
+    if not present:
+        raise DataError(
+            f"{path} has no preferences of users",
+            expected=f"a column {RATIO} or {SENSITIVITY}",
+            got="neither",
+            fix="name the columns so",
+        )
+    names = pd.Index(ids_of(table["user"], path).astype(str))
+    if not names.is_unique:
+        twice = str(names[names.duplicated()][0])
+        raise DataError(
+            f"{path} names a user twice",
+            expected="each user once",
+            got=twice,
+            fix="leave one row out",
+        )
+    place = names.get_indexer(pd.Index(rows.user_ids.astype(str)))
+    missing = np.flatnonzero((place < 0) & (np.bincount(rows.users, minlength=rows.num_users) > 0))
+    if len(missing):
+        shown = ", ".join(str(rows.user_ids[user]) for user in missing[:5])
+        raise DataError(
+            f"{path} misses users",
+            expected="a row for every user with training rows",
+            got=f"none for {len(missing)} of them: {shown}{', ...' if len(missing) > 5 else ''}",
+            fix="add a row for each, or leave perturb.users out: then all users want the same",
+        )
+    # A user without training rows has no rows to replace; its values have no effect.
+    return {name: np.where(place < 0, 0.0, _exact(table[name], path)[place]) for name in present}
+
+
+def _exact(column: pd.Series, path: Path) -> np.ndarray:
+    numbers_of(column, path)  # rejects values that are not numbers
+    return np.asarray(pd.to_numeric(column), dtype=np.float64)
+
+
+def _refuse_outside(
+    path: Path | None, rows: Interactions, name: str, values: np.ndarray, most: float
+) -> None:
+    wrong = np.flatnonzero(~((values >= 0) & (values <= most)))
+    if len(wrong):
+        raise DataError(
+            f"a wrong {name}" + (f" in {path}" if path else ""),
+            expected="a number in [0, 1]" if most == 1 else "a number >= 0",
+            got=f"{values[wrong[0]]:g} for user {rows.user_ids[wrong[0]]}",
+            fix=f"correct {name}" + (f" of this user in {path}" if path else ""),
+        )
+
+
+# Selection of the rows to replace (UPC-SDG, equation 7), for all users at once.
+
+
+def replaced_counts(rows: Interactions, ratio: np.ndarray) -> np.ndarray:
+    """`int64 [users]`: how many rows of each user are replaced, k n rounded half up.
+
+    Args:
+        rows: the training rows.
+        ratio: `float64 [users]`, each k in [0, 1].
+    """
+    counts = np.diff(rows.user_offsets)
+    return np.floor(ratio * counts + 0.5 + 1e-9).astype(np.int64)  # .35 x 10 is 3.4999999999999996
+
+
+def lowest(rows: Interactions, score: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The rows of each user with the smallest scores.
+
+    Args:
+        rows: the training rows.
+        score: `float [rows]`; equal scores keep the order of the rows.
+        counts: `int64 [users]`, how many of each user.
+
+    Returns:
+        `int64 [rows]`: row numbers, users ascending, each user's by rising score.
+    """
+    order = np.lexsort((score, rows.users))
+    place = np.arange(len(order)) - rows.user_offsets[rows.users[order]]
+    return order[place < counts[rows.users[order]]]
+
+
+# UPC-SDG: rows that matter little to a user are replaced by items that the user would like (Liu et
+# al., SIGIR 2022).
+#
+# BPR-MF embeddings of the training rows are computed, and attention weights of each row's
+# contribution; the k n rows of each user with the smallest weights are replaced, by items from a
+# Gumbel-softmax trained for similarity of at most gamma to the row's item and for the user's
+# preference. The parts are in `fedrec.perturb`. Every row counts as an interaction, whatever its
+# rating; a substitute takes over the rating and time of the row that it replaces.
+#
+# The paper's definition 1 calls the share that is *kept* the replacement ratio, but uses it
+# everywhere as the share that is replaced, as here. It claims privacy without a proof: see `words`.
+
+
+class UpcSdgConfig(ReplacementConfig):
+    """Settings of UPC-SDG, and of its ablations."""
+
+    sensitivity: float = Field(default=0.9, ge=0)
+    """Sensitivity gamma: largest similarity of a substitute to the item that it replaces, >= 0
+    (paper: 0.1 to 0.9)."""
+    similarity: Definition = "paper"
+    """Similarity of two items: equation 2 (`paper`), that of the authors' code (`released`), or
+    `cosine`."""
+    select: Literal["attention", "random"] = "attention"
+    """Rows to replace: those of least attention, or random ones (ablation s)."""
+    generate: Literal["gumbel", "random", "fixed-similarity"] = "gumbel"
+    """Substitutes: drawn by the trained generator, random items (ablation r), or the items whose
+    similarity is nearest to gamma (ablation f)."""
+    draw: Draw = "sample"
+    """Whether the generator's substitutes are a `sample` of its softmax (equation 11) or its `best`
+    (authors' code)."""
+    embeddings: BprmfConfig = BprmfConfig()
+    """Settings of the embeddings; their seed is the experiment's."""
+    attention: AttentionConfig = AttentionConfig()
+    """Settings of the attention."""
+    generator: GeneratorConfig = GeneratorConfig()
+    """Settings of the generator."""
+
+
+class UpcSdg(Perturbation):
+    """Synthetic rows by attention and Gumbel-softmax, with a privacy level per user but without a
+    guarantee."""
+
+    name = "upc-sdg"
+    Config = UpcSdgConfig
+    paper = "UPC-SDG (Liu et al. 2022)"
+    config: UpcSdgConfig
+
+    def perturb(self, data: TrainingData) -> Perturbed:
+        """Train on all training rows, and replace k n rows of each user.
+
+        Raises:
+            DataError: a user has no training row, or too few other items, or the table of users is
+                wrong.
+        """
+        refuse_missing_rows(data)
+        rows = data.rows
+        preferences = preferences_of(self.config, rows, self.config.sensitivity)
+        with one_thread():  # last digits change single draws
+            settings = self.config.embeddings.model_copy(update={"seed": self.seed})
+            users, embedded = trained_embeddings(settings, rows)
+            similarity = Similarity(embedded, self.config.similarity)
+            chosen, attention = self._chosen(rows, preferences, users, similarity.items)
+            items = rows.items.copy()
+            items[chosen], generator = self._substitutes(
+                rows, chosen, preferences, users, similarity
+            )
+            gamma = preferences.sensitivity[rows.users[chosen]]
+            alike = mean_similarity(rows.items[chosen], items[chosen], similarity, gamma)
+        figures = {"replaced rows": len(chosen), **attention, **generator, FIGURE: alike}
+        return Perturbed(dataclasses.replace(rows, items=items), np.arange(len(rows)), figures)
+
+    def words(self) -> list[str]:
+        """No guarantee, and why."""
+        return [
+            (
+                "UPC-SDG gives no differential privacy: embeddings, attention and generator are"
+                " trained on everybody's raw rows, those that are not replaced are published as"
+                " they are, and which are depends on the profile."
+            ),
+            (
+                "Its sensitivity bounds a mean similarity that training may exceed, and no attack."
+                " What a table tells can be measured only: see `fedrec synthesise`."
+            ),
+        ]
+
+    def _chosen(
+        self, rows: Interactions, preferences: Preferences, users: torch.Tensor, items: torch.Tensor
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Row numbers, grouped by user, of the rows that are replaced."""
+        counts = replaced_counts(rows, preferences.ratio)
+        if self.config.select == "random" or not counts.any():
+            return lowest(rows, stream(self.seed, "perturb-rows").random(len(rows)), counts), {}
+        source = torch_stream(self.seed, "perturb-attention")
+        logits, losses = train_attention(self.config.attention, rows, users, items, source)
+        return lowest(rows, logits, counts), {"attention loss per user": _first_and_last(losses)}
+
+    def _substitutes(
+        self,
+        rows: Interactions,
+        chosen: np.ndarray,
+        preferences: Preferences,
+        users: torch.Tensor,
+        similarity: Similarity,
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """`int64 [n]`: the items that replace those of the chosen rows."""
+        config = self.config
+        gamma = torch.from_numpy(preferences.sensitivity.astype(np.float32))
+        if config.generate == "random" or not len(chosen):
+            return random_substitutes(rows, chosen, self.seed), {}
+        if config.generate == "fixed-similarity":
+            return (
+                scored_substitutes(
+                    rows, chosen, _nearness(rows, similarity, gamma), "best", self.seed
+                ),
+                {},
+            )
+        source = torch_stream(self.seed, "perturb-generator")
+        made, losses = train_generator(
+            config.generator, rows, chosen, preferences.sensitivity, users, similarity, source
+        )
+        scores = _logits(made, rows, users, similarity.items, gamma)
+        drawn = scored_substitutes(rows, chosen, scores, config.draw, self.seed)
+        return drawn, {"generator loss per row": _first_and_last(losses)}
+
+
+def _nearness(
+    rows: Interactions, similarity: Similarity, gamma: torch.Tensor
+) -> Callable[[np.ndarray], torch.Tensor]:
+    """Scores of substitutes for some rows, highest where the similarity is nearest to gamma."""
+
+    def scores(some: np.ndarray) -> torch.Tensor:
+        user, item = _columns(rows, some)
+        return -(similarity.rows(item) - gamma[user, None]).abs()
+
+    return scores
+
+
+def _logits(
+    made: Generator,
+    rows: Interactions,
+    users: torch.Tensor,
+    items: torch.Tensor,
+    gamma: torch.Tensor,
+) -> Callable[[np.ndarray], torch.Tensor]:
+    """Scores of substitutes for some rows by the generator."""
+
+    @torch.no_grad()
+    def scores(some: np.ndarray) -> torch.Tensor:
+        user, item = _columns(rows, some)
+        return made.logits(users[user], items[item], gamma[user], items)
+
+    return scores
+
+
+def _columns(rows: Interactions, some: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(rows.users[some]), torch.from_numpy(rows.items[some])
+
+
+def _first_and_last(losses: list[float]) -> dict[str, float]:
+    return {"first": losses[0], "last": losses[-1]}

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Noise that each user adds on its own device: settings, budgets, costs and reports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedrec.config import Config
+from fedrec.errors import ExperimentError
+from fedrec.privacy.accounting.rdp import gdp_epsilon, gdp_parameter
+from fedrec.privacy.accounting.sampling import Adjacency
+from fedrec.privacy.clipping import Clip
+from fedrec.rng import stream
+from fedrec.runtime.shared_memory import finite
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+# Budgets and costs of single users who each add their own Gaussian noise.
+#
+# A user's device sends one clipped vector of norm at most S with noise of standard deviation sigma
+# on every coordinate, each time it takes part, and who takes part is known. Such releases compose
+# exactly: n of them are equivalent to one Gaussian release with mu = sqrt(n) * sensitivity / sigma
+# (`fedrec.privacy.accounting.rdp`). The sensitivity is S if neighbours differ by removing all of a
+# user's data, and 2S if these are replaced by any other data.
+#
+# Where this differs from DP-VAE (Fang et al. 2022):
+#
+# - Its epsilon_k is that of a single release with sigma = sqrt(2 ln(1.25 / delta)) S / epsilon;
+#   algorithm 3 does not depend on the number of rounds, and its theorem 4 quotes a bound for
+#   subsampled training that this sigma does not meet. Here all releases count.
+# - No amplification by sampling is claimed: the noise differs between users, so that the variance
+# of   a sum reveals who was drawn. - Its neighbours differ in one sample of a user. Every example's
+# gradient depends on all of the   user's samples through the encoder, so that a mean over J
+# examples moves by up to 2S, not S / J;   here neighbours differ in all data of a user.
+
+
+@dataclass(frozen=True)
+class PersonalBudget:
+    """The requested guarantee of a user.
+
+    Attributes:
+        epsilon: > 0.
+        delta: in (0, 1).
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
+            raise ExperimentError(
+                "invalid budget",
+                expected="a finite epsilon > 0, and delta in (0, 1)",
+                got=f"epsilon {self.epsilon}, delta {self.delta}",
+                fix="correct step.epsilon or step.delta",
+            )
+
+    @property
+    def paper_multiplier(self) -> float:
+        """Sigma / S of one release as DP-VAE sets it: sqrt(2 ln(1.25 / delta)) / epsilon."""
+        return math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
+
+    def multiplier(self, releases: int, adjacency: Adjacency = "replace-one") -> float:
+        """The smallest sigma / S with which a number of releases together stay within the
+        budget."""
+        return (
+            math.sqrt(releases)
+            * Clip(1.0).sensitivity(adjacency)
+            / gdp_parameter(self.epsilon, self.delta)
+        )
+
+
+def drawn_budget(seed: int, client: int, largest: float, delta: float) -> PersonalBudget:
+    """A user's own epsilon, uniform in (0, largest] (DP-VAE, section 4.1.3); a function of seed and
+    client."""
+    return PersonalBudget(
+        largest * (1 - float(stream(seed, "personal-budget", client).random())), delta
+    )
+
+
+# The `priors` table of a step.
+
+
+class PriorsConfig(Config):
+    """User-level priors (equation 11)."""
+
+    source: str = Field(default="onehot", pattern=r"^(onehot|glove:.+|table:.+)$")
+    """Word vectors of the metadata: `onehot` (no similarity, no file), `glove:FILE` (a GloVe text
+    file), `table:FILE` (a JSON object from words to lists of numbers of equal length)."""
+    sha256: str | None = None
+    """Required SHA-256 digest of the file; default: any."""
+    features: tuple[str, ...] = ()
+    """User features to use; default: all."""
+    words: dict[str, str] = Field(default_factory=lambda: {"M": "male", "F": "female"})
+    """Words to look up instead of labels."""
+    noise: bool = True
+    """Whether noise is added to the priors, as in the paper; otherwise they never leave the device,
+    and the noise on gradients also protects the priors."""
+    share: float = Field(default=0.2, gt=0, lt=1)
+    """Share of a user's budget (squared sensitivity / noise) for noisy priors, if the noise is
+    calibrated to a number of uploads."""
+
+    def files(self) -> Iterator[str]:
+        """The file of the word vectors, if there is one."""
+        kind, _, name = self.source.partition(":")
+        if kind != "onehot":
+            yield name
+
+
+# Settings of noise that each user adds on its own device, and the user's cost of an upload.
+#
+# For a step with such settings the server accounts for each user separately. Everything here
+# depends on the settings and the user's id, never on data.
+#
+# Where this differs from DP-VAE (Fang et al. 2022): see `fedrec.privacy.personal`. A clip norm can
+# follow the gradients without access to raw values: each upload contains one noisy number, the
+# share of the user's gradients within the bound, and the shared bound follows a quantile of it
+# (Andrew et al. 2021, there under central noise).
+
+PAPER_MODE = "no finite guarantee: the clip norm comes from private data"
+
+
+class QuantileConfig(Config):
+    """A clip norm that follows a quantile of the users' gradient norms, released under noise."""
+
+    quantile: float = Field(default=0.5, ge=0, le=1)
+    """Target share of gradients that are not clipped."""
+    rate: float = Field(default=0.2, gt=0)
+    """Step of S <- S exp(-rate (share unclipped - quantile)); the server's learning rate multiplies
+    it."""
+    share: float = Field(default=0.1, gt=0, lt=1)
+    """Share of an upload's cost (squared sensitivity / noise) for the noisy number."""
+
+
+class PersonalNoise(Config):
+    """Settings of noise that each user adds."""
+
+    mode: Literal["sound", "paper"] = "sound"
+    """`sound`: a clip norm that is fixed or found under noise; `paper`: the paper's, from private
+    data, without any guarantee."""
+    clip_norm: float = Field(default=1.5, ge=1e-9)
+    """Clip norm S in mode `sound` (paper: constant bounds of 1.5 and 2); the initial one with
+    `quantile`."""
+    epsilon: float = Field(default=1.0, gt=0)
+    """The users' epsilon, or the largest one if they are drawn (paper: 1)."""
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    """The users' delta (paper: 1 / number of training rows)."""
+    budgets: Literal["uniform", "equal"] = "uniform"
+    """Whether each user's epsilon is drawn from (0, epsilon] (paper), or is the same for all."""
+    budget_seed: int | None = Field(default=None, ge=0)
+    """Seed of the drawn budgets and of noise on the priors; default: the experiment's seed."""
+    participations: int | None = Field(default=None, ge=1)
+    """Number of uploads that epsilon_k covers together, which a real node also counts over all runs
+    and a simulation in its run; default: the paper's noise, for one upload, and no limit."""
+    quantile: QuantileConfig | None = None
+    """In mode `sound`: a clip norm that follows a noisy quantile; default: a fixed clip norm."""
+    priors: PriorsConfig | None = None
+    """Priors of the users' codes from their metadata (equation 11); default: standard normal."""
+    noise: Literal["reproducible", "secure", "summed"] = "reproducible"
+    """`reproducible`: from the seed, a simulation; `secure`: from the operating system's generator;
+    `summed` (step `dpvae`): a simulation of very many users, in which the noise is drawn once for
+    the sum of a node's users, of the same distribution, and no single upload exists."""
+
+    @model_validator(mode="after")
+    def _noise_fits(self) -> Self:
+        if self.mode == "paper" and self.quantile is not None:
+            raise ValueError(
+                "no quantile with mode = 'paper', whose clip norm is that of algorithm 2"
+            )
+        if self.noise == "summed" and self.quantile is not None:
+            raise ValueError("no quantile with noise = 'summed', which is of gradients alone")
+        if self.noise == "secure" and self.noisy_priors is not None:
+            raise ValueError(
+                "priors.noise = false with noise = 'secure': noise on priors is drawn once, and is"
+                " not kept on the device; priors that stay on the device need none"
+            )
+        return self
+
+    def seeded(self, seed: int) -> Self:
+        """The same settings; seeds that are not set are derived from the experiment's seed."""
+        return (
+            self if self.budget_seed is not None else self.model_copy(update={"budget_seed": seed})
+        )
+
+    @property
+    def own_seed(self) -> int:
+        """The seed of budgets and priors; settings outside an experiment have 0."""
+        return self.budget_seed or 0
+
+    @property
+    def noisy_priors(self) -> PriorsConfig | None:
+        """The priors, if noise is added to them; otherwise they never leave the device."""
+        return self.priors if self.priors is not None and self.priors.noise else None
+
+    def budget(self, client: int) -> PersonalBudget:
+        """The requested guarantee of a user."""
+        if self.budgets == "equal":
+            return PersonalBudget(self.epsilon, self.delta)
+        return drawn_budget(self.own_seed, client, self.epsilon, self.delta)
+
+    def of_largest_budget(self) -> Self:
+        """The same settings, with the largest budget for every user."""
+        return self.model_copy(update={"budgets": "equal"})
+
+    def noise_multiplier(self, client: int) -> float:
+        """Standard deviation / S of noise that uses the cost of a whole upload."""
+        budget = self.budget(client)
+        if self.participations is None:
+            return budget.paper_multiplier
+        left = 1.0 if self.noisy_priors is None else 1 - self.noisy_priors.share
+        return budget.multiplier(self.participations) / math.sqrt(left)
+
+    def gradient_multiplier(self, client: int) -> float:
+        """Standard deviation / S of the noise on a user's gradient."""
+        return self.noise_multiplier(client) / math.sqrt(
+            1.0 if self.quantile is None else 1 - self.quantile.share
+        )
+
+    def share_std(self, client: int) -> float:
+        """Standard deviation of the noise on the share of gradients within the bound, which is in
+        [0, 1]."""
+        share = 0.0 if self.quantile is None else self.quantile.share
+        return self.noise_multiplier(client) / (2 * math.sqrt(share)) if share else 0.0
+
+    def prior_multiplier(self, client: int) -> float:
+        """Standard deviation / L2 sensitivity of the noise on a user's prior, mean and variance as
+        one release."""
+        priors = self.noisy_priors
+        budget = self.budget(client)
+        if priors is None:
+            return 0.0
+        if self.participations is None:
+            return budget.paper_multiplier
+        return 1 / (gdp_parameter(budget.epsilon, budget.delta) * math.sqrt(priors.share))
+
+    def cost(self, client: int, adjacency: Adjacency, uploads: int) -> float:
+        """Squared parameter mu of all releases of a user together, see
+        `fedrec.privacy.personal`; infinite for any upload with mode `paper`. Priors are
+        released with the first upload."""
+        if not uploads:
+            return 0.0
+        if self.mode == "paper":
+            return math.inf
+        moved = Clip(1.0).sensitivity(adjacency)
+        total = uploads * (moved / self.gradient_multiplier(client)) ** 2
+        if self.quantile is not None:
+            total += uploads / self.share_std(client) ** 2
+        if self.noisy_priors is not None:
+            total += self.prior_multiplier(client) ** -2
+        return total
+
+    def weight(self, client: int) -> float:
+        """Precision of a user's noise relative to that of the largest budget, in (0, 1]; public,
+        like budgets."""
+        generous = PersonalBudget(self.epsilon, self.delta)
+        if self.participations is None:
+            return (generous.paper_multiplier / self.budget(client).paper_multiplier) ** 2
+        return (generous.multiplier(1) / self.budget(client).multiplier(1)) ** 2
+
+
+KINDS: tuple[Adjacency, ...] = ("add-remove", "replace-one")
+_COLUMNS = ("uploads", "nominal", *KINDS)
+_SHOWN = (0, 10, 50, 90, 100)  # percentiles
+
+
+def epsilon_table(
+    settings: PersonalNoise, clients: Sequence[int], asked: Sequence[int]
+) -> pd.DataFrame:
+    """One row per client.
+
+    Args:
+        settings: the users' noise.
+        clients: their ids.
+        asked: number of rounds in which each was drawn; a device makes no more uploads than
+            planned.
+
+    Returns:
+        Indexed by client: `uploads`; `nominal`, the epsilon asked for; `add-remove` and
+        `replace-one`, the true epsilon of all releases at the configured delta if all data of the
+        user may be removed or replaced; infinite with mode `paper` for all users with uploads,
+        because the clip norm is computed from private data.
+    """
+    import pandas as pd
+
+    limit = math.inf if settings.participations is None else settings.participations
+    uploads = [int(min(number, limit)) for number in asked]
+    frame = pd.DataFrame({"uploads": uploads}, index=pd.Index(list(clients), name="client"))
+    frame["nominal"] = [settings.budget(client).epsilon for client in clients]
+    for adjacency in KINDS:
+        costs = [
+            settings.cost(client, adjacency, number)
+            for client, number in zip(clients, uploads, strict=True)
+        ]
+        frame[adjacency] = [_epsilon(cost, settings.delta) for cost in costs]
+    return frame
+
+
+def promises(settings: PersonalNoise) -> list[str]:
+    """Remarks to print before the run."""
+    said = []
+    if settings.mode == "paper":
+        said.append(f"Mode 'paper': {PAPER_MODE}.")
+    elif settings.participations is None:
+        said.append(
+            "Noise is set for one upload alone, as in the paper: each further upload costs again."
+        )
+    if settings.noise != "secure":
+        said.append(
+            f"Users' noise is {settings.noise!r}: a simulation, not a release; noise can be"
+            " computed from the seed."
+        )
+    return said
+
+
+def words(settings: PersonalNoise, table: pd.DataFrame) -> list[str]:
+    """The table as sentences."""
+    uploads, nominal, nothing, exchanged = (table[name].to_numpy(dtype=float) for name in _COLUMNS)
+    said = promises(settings)
+    said.append(
+        f"Epsilon asked for by {len(table)} users, {_spread(nominal)}; true epsilon of all their"
+        f" uploads ({uploads.min():.0f} to {uploads.max():.0f} each) at delta {settings.delta:.3g},"
+        f" all data of a user exchanged: {_spread(exchanged)}; put to nothing: {_spread(nothing)}."
+    )
+    over = int((exchanged > nominal * (1 + 1e-6)).sum())
+    said.append(
+        f"{over} of {len(table)} users spent more than they asked for. epsilons.csv has one row per"
+        " user."
+    )
+    if settings.priors is not None:
+        put = (
+            "noise, which is counted"
+            if settings.priors.noise
+            else "no noise and stay on the device"
+        )
+        said.append(f"Priors from users' metadata ({settings.priors.source}) have {put}.")
+    return said
+
+
+def summary(table: pd.DataFrame) -> dict[str, dict[str, float | str]]:
+    """Percentiles of each column as JSON values; an infinite one is the text "inf"."""
+    found = {}
+    for column in _COLUMNS:
+        values = _percentiles(table[column].to_numpy(dtype=float))
+        found[column] = {
+            f"p{place}": finite(value) for place, value in zip(_SHOWN, values, strict=True)
+        }
+    return found
+
+
+def _epsilon(cost: float, delta: float) -> float:
+    return gdp_epsilon(math.sqrt(cost), delta) if math.isfinite(cost) else math.inf
+
+
+def _percentiles(values: np.ndarray) -> list[float]:
+    ordered = np.sort(values)  # np.percentile makes NaN out of two infinities
+    return [float(ordered[round(place / 100 * (len(ordered) - 1))]) for place in _SHOWN]
+
+
+def _spread(values: np.ndarray) -> str:
+    named = zip(("least", "10%", "median", "90%", "most"), _percentiles(values), strict=True)
+    return ", ".join(f"{name} {value:.3g}" for name, value in named)

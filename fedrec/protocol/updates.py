@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Updates as they are sent: changed rows only, symmetric matrices by halves, few bits, and their
+size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import torch
+
+from fedrec.runtime.ragged import distinct
+from fedrec.runtime.shared_memory import SharedArray
+
+# Sparse updates of tables with one row per item: sums that contain only the changed rows.
+
+_PIECE = 2**14  # numbers
+_RESERVED = 2**27  # numbers of a table that may be reserved at once
+
+
+@dataclass(frozen=True, eq=False)
+class SparseUpdate:
+    """A change of a table `[items, d]`: `drift` times the table, and `values` added to some of its
+    rows.
+
+    Attributes:
+        shape: shape of the table.
+        rows: `int64 [R]`, ascending, distinct.
+        values: `[R, d]`.
+        drift: weight decay scales every row, named or not, by a factor; this is the sum of those
+            factors minus one.
+    """
+
+    shape: tuple[int, ...]
+    rows: np.ndarray
+    values: np.ndarray
+    drift: float = 0.0
+
+    def dense(self, table: np.ndarray) -> np.ndarray:
+        """The change as a whole table, `float64 [items, d]`; `table` is what it applies to."""
+        whole = self.drift * table.astype(np.float64) if self.drift else np.zeros(self.shape)
+        whole[self.rows] += self.values
+        return whole
+
+    def apply(self, table: np.ndarray, rate: float) -> np.ndarray:
+        """Add `rate` times the change to a table `[items, d]`, in place; returns the table."""
+        rows = np.asarray(table)[self.rows]
+        factor = 1 + rate * self.drift
+        moved = rate * self.values.astype(np.float64, copy=False)
+        moved += factor * rows.astype(np.float64) if self.drift else rows
+        if self.drift:
+            table *= table.dtype.type(factor)
+        table[self.rows] = moved
+        return table
+
+    def __add__(self, other: SparseUpdate) -> SparseUpdate:
+        """Both changes; the order of the operands does not matter beyond the last float64 digit."""
+        rows = distinct(np.concatenate([self.rows, other.rows]))
+        values = np.zeros((len(rows), *self.shape[1:]))
+        values[np.searchsorted(rows, self.rows)] = self.values
+        values[np.searchsorted(rows, other.rows)] += other.values
+        return SparseUpdate(self.shape, rows, values, self.drift + other.drift)
+
+
+Change: TypeAlias = "np.ndarray | SparseUpdate"
+
+
+def added(one: Change, other: Change, table: np.ndarray) -> Change:
+    """Sum of two changes of a table `[items, d]`, float64; it names rows when both do."""
+    if isinstance(one, SparseUpdate) and isinstance(other, SparseUpdate):
+        return one + other
+    whole = (own.dense(table) if isinstance(own, SparseUpdate) else own for own in (one, other))
+    return np.add(*whole, dtype=np.float64)  # without a float64 copy of each
+
+
+def dense_change(change: Change, table: np.ndarray) -> np.ndarray:
+    """A change as a whole table, `float64 [items, d]`."""
+    return (
+        change.dense(table)
+        if isinstance(change, SparseUpdate)
+        else change.astype(np.float64, copy=False)
+    )
+
+
+def scaled(change: Change, factor: float) -> Change:
+    """A change multiplied by a factor."""
+    if not isinstance(change, SparseUpdate):
+        return change * factor
+    return SparseUpdate(change.shape, change.rows, change.values * factor, change.drift * factor)
+
+
+def apply_changes(
+    theta: Mapping[str, np.ndarray], changes: Mapping[str, Change], rate: float
+) -> dict[str, np.ndarray]:
+    """Parameters plus `rate` times their changes.
+
+    Tables whose change names rows are changed in place, so the cost does not depend on their size;
+    those in shared memory also are. `theta` must not be used afterwards.
+    """
+    moved = {}
+    for name, value in theta.items():
+        change = changes[name]
+        if isinstance(change, SparseUpdate):
+            moved[name] = change.apply(value, rate)
+        elif isinstance(value, SharedArray):  # nodes read the parameters in this memory
+            _add(np.asarray(value).reshape(-1), rate, np.ascontiguousarray(change).reshape(-1))
+            moved[name] = value
+        else:
+            moved[name] = (value + rate * change).astype(value.dtype, copy=False)
+    return moved
+
+
+def _add(values: np.ndarray, rate: float, changes: np.ndarray) -> None:
+    """Add rate times changes in blocks, so that intermediate results stay in the caches."""
+    for start in range(0, len(values), _PIECE):
+        piece = slice(start, start + _PIECE)
+        values[piece] += (rate * changes[piece]).astype(values.dtype)
+
+
+class SparseAccumulator:
+    """Running sum of changes to the rows of one table, float64; memory grows with the rows that are
+    touched.
+
+    Args:
+        shape: shape of the table.
+
+    Attributes:
+        values: `float64 [N, d]`, the sums; another array when more rows are touched.
+        rows: `int64 [N]`, the row of each sum.
+        used: number of used sums; the others are 0.
+        slots: `int64 [rows of the table]`, where each row's sum is; -1 for none.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.drift = 0.0
+        self.slots = np.full(shape[0], -1, dtype=np.int64)
+        self.rows = np.empty(0, dtype=np.int64)
+        self.values = np.zeros((0, *shape[1:]))
+        self.used = 0
+
+    def add(self, rows: np.ndarray, values: np.ndarray, drift: float = 0.0) -> None:
+        """Add `[n, d]` to rows `int64 [n]`, which may repeat."""
+        self.drift += drift
+        slots = torch.from_numpy(self.slots_of(rows))
+        # deterministic order, and fast
+        torch.from_numpy(self.values).index_add_(0, slots, torch.from_numpy(values))
+
+    def slots_of(self, rows: np.ndarray) -> np.ndarray:
+        """Where the sums of rows `int64 [n]` are, `int64 [n]`; rows without a sum get one."""
+        fresh = distinct(rows[self.slots[rows] < 0])
+        self.reserve(len(fresh))
+        self.slots[fresh] = np.arange(self.used, self.used + len(fresh))
+        self.rows[self.used : self.used + len(fresh)] = fresh
+        self.used += len(fresh)
+        return self.slots[rows]
+
+    def total(self, kind: np.dtype | None = None) -> SparseUpdate:
+        """The sum so far, as rows `int64 [R]` and values `[R, d]`, `float64` unless of a `kind`."""
+        order = np.argsort(self.rows[: self.used])
+        values = self.values[: self.used][order]
+        if kind is not None:
+            values = values.astype(kind, copy=False)
+        rows = self.rows[: self.used][order]
+        return SparseUpdate(self.shape, rows, values, self.drift)
+
+    def change(self, table: np.ndarray) -> Change:
+        """The sum so far as a change of the table `[items, d]`, in its type; sparse if less than
+        half of the rows changed."""
+        if 2 * self.used < len(table):
+            return self.total(table.dtype)
+        if self.drift:
+            return self.total().dense(table).astype(table.dtype)
+        whole = np.zeros(self.shape, dtype=table.dtype)
+        whole[self.rows[: self.used]] = self.values[: self.used]  # in the table's type
+        return whole
+
+    def reserve(self, more: int) -> None:
+        """Reserve memory for additional rows, at most for all rows of the table."""
+        size = min(self.used + more, self.shape[0])
+        if size <= len(self.rows):
+            return
+        grown = min(max(size, 2 * len(self.rows)), self.shape[0])
+        if math.prod(self.shape) <= _RESERVED:  # what is not touched takes no memory
+            grown = self.shape[0]
+        rows = np.empty(grown, dtype=np.int64)
+        values = np.zeros((grown, *self.shape[1:]))
+        rows[: self.used] = self.rows[: self.used]
+        values[: self.used] = self.values[: self.used]
+        self.rows = rows
+        self.values = values
+
+
+# Symmetric matrices by what is on and above their diagonal, row after row.
+
+_Rows = TypeVar("_Rows", int, np.ndarray)
+
+
+def numbers_of(rows: _Rows) -> _Rows:
+    """How many numbers the triangle of so many rows has; of many numbers of rows, `int64 [n]`."""
+    return rows * (rows + 1) // 2
+
+
+def upper(matrix: np.ndarray) -> np.ndarray:
+    """The triangle of a matrix `[n, n]`, `[n (n + 1) / 2]`."""
+    return matrix[_places(len(matrix))]
+
+
+def mirrored(triangle: np.ndarray, rows: int) -> np.ndarray:
+    """The symmetric matrix `[rows, rows]` of a triangle `[rows (rows + 1) / 2]`."""
+    found = np.empty((rows, rows), dtype=triangle.dtype)
+    places = _places(rows)
+    found[places] = triangle
+    found.T[places] = triangle
+    return found
+
+
+def _places(rows: int) -> np.ndarray:
+    return ~np.tri(rows, k=-1, dtype=bool)
+
+
+# The form in which an array leaves a machine, and how many bytes it has: the only count of what is
+# sent. Rows of zeros are left out, and of a symmetric matrix one half; the values are the same.
+#
+#     whole      all numbers of `[n, ...]`
+#     rows       which rows are not zero, and their numbers
+#     triangle   of a symmetric `[n, n]` the same, and of these rows and columns those on and above
+#                the diagonal
+#
+# The shortest form is taken. Names, types and shapes of arrays, some hundred bytes a message, do
+# not count.
+
+ROW_BYTES = 8
+"""Bytes of the number of a row."""
+MOST_EXPANDED = 2**29
+"""Largest number of bytes of an array that is sent in another form than whole, so that a short
+message cannot take all memory."""
+WHOLE = "fedrec.whole"
+ROWS = "fedrec.rows"
+TRIANGLE = "fedrec.triangle"
+_Number = TypeVar("_Number", int, np.ndarray)
+_LOOKED_AT = 64  # rows by which most arrays show that they are neither sparse nor symmetric
+
+
+def network_bytes(arrays: Mapping[str, np.ndarray]) -> int:
+    """Number of bytes that named arrays have in a message."""
+    return sum(_length(array, *_form(array)) for array in arrays.values())
+
+
+def bytes_of_rows(rows: np.ndarray, row: int, whole: int) -> np.ndarray:
+    """The same of arrays that are not zero in some rows, without having them.
+
+    Args:
+        rows: `int64 [n]`, the number of these rows in each array.
+        row: bytes of a row.
+        whole: bytes of a whole array.
+
+    Returns:
+        `int64 [n]`.
+    """
+    return np.minimum(whole, _rows_length(rows, row))
+
+
+def bytes_of_triangle(rows: np.ndarray, number: int, whole: int) -> np.ndarray:
+    """The same of symmetric matrices that are not zero in some rows and the columns of these.
+
+    Args:
+        rows: `int64 [n]`, the number of these rows in each matrix.
+        number: bytes of a number.
+        whole: bytes of a whole matrix.
+
+    Returns:
+        `int64 [n]`.
+    """
+    return np.minimum(whole, _triangle_length(rows, number))
+
+
+def compacted(array: np.ndarray) -> tuple[str, bytes]:
+    """The name of the shortest form of an array `[...]`, and its bytes."""
+    form, rows = _form(array)
+    if form == WHOLE:
+        return form, np.ascontiguousarray(array).tobytes()
+    some = array[rows]
+    if form == TRIANGLE:
+        some = upper(some[:, rows])
+    return form, rows.astype("<i8").tobytes() + np.ascontiguousarray(some).tobytes()
+
+
+def expanded(form: str, data: bytes, kind: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """The array `[...]` from its bytes, which are untrusted input.
+
+    Args:
+        form: name of the form.
+        data: its bytes.
+        kind: type of the array.
+        shape: its shape.
+
+    Raises:
+        ValueError: they do not fit together.
+    """
+    if kind.kind not in "biuf" or any(length < 0 for length in shape):
+        raise ValueError(f"an array of {kind} with shape {shape}")
+    if form == WHOLE:
+        return np.frombuffer(data, kind).reshape(shape).copy()
+    size = math.prod(shape) * kind.itemsize
+    if form not in (ROWS, TRIANGLE) or not shape or size > MOST_EXPANDED:
+        raise ValueError(f"form {form!r} of an array with shape {shape}")
+    row = math.prod(shape[1:]) * kind.itemsize
+    count = _count(len(data), row) if form == ROWS else _side(len(data), kind.itemsize)
+    rows = np.frombuffer(data[: count * ROW_BYTES], "<i8")
+    values = np.frombuffer(data[count * ROW_BYTES :], kind)
+    if count and (rows[0] < 0 or rows[-1] >= shape[0] or (np.diff(rows) <= 0).any()):
+        raise ValueError(f"rows that are not ascending within {shape[0]}")
+    found = np.zeros(shape, kind)
+    if form == ROWS:
+        found[rows] = values.reshape(count, *shape[1:])
+        return found
+    if shape != (shape[0], shape[0]):
+        raise ValueError(f"a triangle of a matrix with shape {shape}")
+    found[np.ix_(rows, rows)] = mirrored(values, count)
+    return found
+
+
+def _form(array: np.ndarray) -> tuple[str, np.ndarray]:
+    """The shortest form of an array, and its rows that are not zero, `int64 [n]`."""
+    none = np.empty(0, dtype=np.int64)
+    plain = array.ndim and array.size and array.nbytes <= MOST_EXPANDED
+    if not plain or array.dtype.kind != "f" or not (_sparse(array) or _symmetric(array)):
+        return WHOLE, none
+    rows = np.flatnonzero(array.reshape(len(array), -1).any(1))
+    forms = [WHOLE, ROWS, *([TRIANGLE] if _symmetric(array) else [])]
+    return min(forms, key=lambda form: _length(array, form, rows)), rows
+
+
+def _length(array: np.ndarray, form: str, rows: np.ndarray) -> int:
+    if form == WHOLE:
+        return array.nbytes
+    if form == ROWS:
+        return _rows_length(len(rows), array[:1].nbytes)
+    return _triangle_length(len(rows), array.itemsize)
+
+
+def _rows_length(rows: _Number, row: int) -> _Number:
+    return rows * (ROW_BYTES + row)
+
+
+def _triangle_length(rows: _Number, number: int) -> _Number:
+    return rows * ROW_BYTES + numbers_of(rows) * number
+
+
+def _sparse(array: np.ndarray) -> bool:
+    """Whether rows of zeros may pay, by some of the rows: looking at all of a large table takes as
+    long as a short round."""
+    some = array[:: max(1, len(array) // _LOOKED_AT)]
+    return not some.reshape(len(some), -1).any(1).all()
+
+
+def _symmetric(array: np.ndarray) -> bool:
+    if array.ndim != 2 or array.shape[0] != array.shape[1]:
+        return False
+    return np.array_equal(array[0], array[:, 0]) and np.array_equal(array, array.T)
+
+
+def _count(length: int, row: int) -> int:
+    """The number of rows in so many bytes."""
+    count, rest = divmod(length, ROW_BYTES + row)
+    if rest:
+        raise ValueError(f"{length} bytes of rows of {row}")
+    return count
+
+
+def _side(length: int, number: int) -> int:
+    """The number of rows of a triangle of so many bytes."""
+    linear = ROW_BYTES + number / 2
+    count = round((math.sqrt(linear**2 + 2 * number * length) - linear) / number)
+    if _triangle_length(count, number) != length:
+        raise ValueError(f"{length} bytes of a triangle")
+    return count

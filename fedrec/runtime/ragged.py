@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Integers in groups, and dictionaries in one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+# Integers in groups: the distinct ones of an array, their numbers, and the members of groups that
+# lie one after the other.
+
+_TABLE = 8  # largest number of values per given one of which there may be a table
+
+
+def distinct(numbers: np.ndarray) -> np.ndarray:
+    """The same as `np.unique`, ascending, `[n]` -> `[m]`, but much faster for a few thousand
+    numbers, and for integers from 0 on that are not much larger than n."""
+    if numbers.dtype.kind in "iu" and numbers.min(initial=0) >= 0:
+        most = int(numbers.max(initial=0)) + 1
+        if most <= _TABLE * len(numbers):
+            present = np.zeros(most, dtype=bool)
+            present[numbers] = True
+            return np.flatnonzero(present).astype(numbers.dtype, copy=False)
+    ordered = np.sort(numbers)
+    first = np.ones(len(ordered), dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return ordered[first]
+
+
+def are_distinct(ids: np.ndarray) -> bool:
+    """Whether no two ids `[n]`, numbers or texts, are equal."""
+    if ids.dtype.kind in "iu":
+        ascending = bool((ids[1:] > ids[:-1]).all())  # as most are, which takes no sorting
+        return ascending or len(distinct(ids)) == len(ids)
+    return len(set(ids.tolist())) == len(ids)
+
+
+def numbered(numbers: np.ndarray) -> np.ndarray:
+    """The number of each value among the distinct ones in the order in which they first occur,
+    `int64 [n]`, from values of at least 0, `int64 [n]`."""
+    most = int(numbers.max(initial=-1)) + 1
+    if most > _TABLE * len(numbers):  # a table of them all would be too large
+        _, numbers = np.unique(numbers, return_inverse=True)
+        most = int(numbers.max(initial=-1)) + 1
+    first = np.full(most, len(numbers))
+    first[numbers[::-1]] = np.arange(len(numbers))[::-1]  # of equal places the last one remains
+    present = np.flatnonzero(first < len(numbers))
+    found = np.empty(most, dtype=np.int64)
+    found[present[np.argsort(first[present])]] = np.arange(len(present))
+    return found[numbers]
+
+
+def within_groups(counts: np.ndarray) -> np.ndarray:
+    """`int64 [sum of counts]`: from 0 on within each group, of the sizes `int64 [groups]`."""
+    found = np.arange(int(counts.sum()))
+    found -= np.repeat(np.cumsum(counts) - counts, counts)
+    return found
+
+
+def spans(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """`int64 [sum of counts]`: from the start of each group on, `int64 [groups]` each."""
+    found = within_groups(counts)
+    found += np.repeat(starts, counts)
+    return found
+
+
+# Several dictionaries in one, distinguished by prefixes of the names.
+
+Value = TypeVar("Value")
+
+
+def add_prefix(tables: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
+    """Merge several dictionaries, each under its prefix, in order; `under` extracts one."""
+    return {
+        f"{prefix}{name}": value
+        for prefix, table in tables.items()
+        for name, value in table.items()
+    }
+
+
+def strip_prefix(prefix: str, table: Mapping[str, Value]) -> dict[str, Value]:
+    """The entries whose names begin with a prefix, in order, by the rest of their names."""
+    return {
+        name.removeprefix(prefix): value for name, value in table.items() if name.startswith(prefix)
+    }
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested dictionaries by their full keys, such as `strategy.server-lr`."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Embeddings of items from public features, and a user's vector given them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field, PositiveInt
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedrec.config import Config
+from fedrec.data.features import Feature, FeatureNames, FeatureTable
+from fedrec.errors import ExperimentError
+
+# A user's vector under a log-linear model of its liked items, given item embeddings.
+#
+# Each liked item is drawn from the catalogue with p(i) proportional to s_i exp(w . e_i), where s is
+# popularity, e are item embeddings shared by all users, and w ~ N(0, I) is the user's vector. The
+# most probable vector maximises
+#
+#     sum over liked i of a_i w . e_i - n log sum over j of s_j exp(w . e_j) - |w|^2 / 2
+#
+# with weights a_i of the liked items and n their sum. It is concave, depends on this user's items
+# only, and has as many unknowns as an embedding has coordinates, so a device can solve it from data
+# that never leave it.
+#
+# It is solved by gradient steps preconditioned with the curvature at w = 0, n C + I, where the
+# covariance C is the same for all users; in the eigenbasis of C it is diagonal. Step lengths are
+# those of Barzilai and Borwein (1988), and a step that lowers the objective is undone and halved.
+
+_STEPS = (0.1, 3.0)  # smallest and largest step length, in units of the first
+
+
+class LogLinear:
+    """Computes user vectors for given embeddings and popularities.
+
+    Args:
+        embeddings: `float [items, width]`; user vectors and scores have the same precision.
+        log_shares: `float [items]`, logarithms of popularities, which need not be normalised.
+        iterations: largest number of steps.
+        tolerance: iteration stops for users whose gradient norm (in the metric of the curvature at
+            0) is at most this.
+    """
+
+    def __init__(
+        self,
+        embeddings: Tensor,
+        log_shares: Tensor,
+        *,
+        iterations: int = 100,
+        tolerance: float = 1e-2,
+    ) -> None:
+        shares = torch.softmax(log_shares, 0)
+        centred = embeddings - shares @ embeddings
+        curvature = ((centred * shares[:, None]).T @ centred).double()
+        # In single precision LAPACK returns NaN for some matrices that lack many ranks.
+        values, axes = (part.to(embeddings) for part in torch.linalg.eigh(curvature))
+        self.curvature = values
+        self.embeddings = centred @ axes
+        self.log_shares = torch.log_softmax(log_shares, 0)
+        self._iterations = iterations
+        self._tolerance = tolerance
+        self._rounding = 8 * torch.finfo(embeddings.dtype).eps
+
+    def tastes(self, liked: Tensor) -> Tensor:
+        """The most probable user vectors, in the basis of this object's `embeddings`.
+
+        Args:
+            liked: weights of the users' liked items, `float [users, items]`, >= 0.
+
+        Returns:
+            `float [users, width]`; zero for a user without items.
+        """
+        found = liked.new_zeros(len(liked), self.embeddings.shape[1])
+        left = torch.arange(len(liked), device=liked.device)
+        given = self._given(liked)
+        state = self._start(given)
+        for _ in range(self._iterations):
+            open_ = self._open(given, state)
+            found[left[~open_]] = state.taste[~open_]
+            left = left[open_]
+            given = _Given(*(part[open_] for part in given))
+            state = _State(*(part[open_] for part in state))
+            if not len(left):
+                break
+            state = self._moved(given, state)
+        found[left] = state.taste
+        return found
+
+    def scores(self, liked: Tensor) -> Tensor:
+        """Logarithms of the personalised popularities, up to a constant per user, `float [users,
+        items]`."""
+        return self._utilities(self.tastes(liked))
+
+    def traced_scores(self, liked: Tensor) -> Tensor:
+        """`scores` of one user, `[1, items]`, as one loop that can be exported."""
+        given = self._given(liked)
+
+        def unfinished(count: Tensor, *state: Tensor) -> Tensor:
+            return (count < self._iterations) & self._open(given, _State(*state)).any()
+
+        def moved(count: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+            return (count + 1, *self._moved(given, _State(*state)))
+
+        found = torch.while_loop(unfinished, moved, (torch.tensor(0), *self._start(given)))
+        return self._utilities(found[1])
+
+    def _given(self, liked: Tensor) -> _Given:
+        weights = liked.sum(1, keepdim=True)
+        metric = weights * self.curvature.clamp(min=0) + 1
+        return _Given(weights, liked @ self.embeddings, metric)
+
+    def _start(self, given: _Given) -> _State:
+        taste = torch.zeros_like(given.sums)
+        return _State(taste, torch.ones_like(given.weights), *self._objective(taste, given))
+
+    def _open(self, given: _Given, state: _State) -> Tensor:
+        """`bool [users]`: whose gradient is longer than the tolerance."""
+        return (state.slope.square() / given.metric).sum(1) > self._tolerance**2
+
+    def _moved(self, given: _Given, state: _State) -> _State:
+        """The state after one step."""
+        step = state.slope / given.metric
+        moved = state.taste + state.length * step
+        value, slope = self._objective(moved, given)
+        better = (value >= state.value - self._rounding * state.value.abs())[:, None]
+        bent = (step * (state.slope - slope)).sum(1, keepdim=True)
+        length = state.length * (step.square() * given.metric).sum(1, keepdim=True) / bent
+        length = torch.where(bent > 0, length, torch.ones_like(bent)).clamp(*_STEPS)
+        return _State(
+            torch.where(better, moved, state.taste),
+            torch.where(better, length, state.length / 2),
+            torch.where(better[:, 0], value, state.value),
+            torch.where(better, slope, state.slope),
+        )
+
+    def _utilities(self, taste: Tensor) -> Tensor:
+        """`[users, items]`."""
+        return F.linear(taste, self.embeddings) + self.log_shares
+
+    def _objective(self, taste: Tensor, given: _Given) -> tuple[Tensor, Tensor]:
+        """Value `[users]` and gradient `[users, width]`."""
+        utilities = self._utilities(taste)
+        totals = torch.logsumexp(utilities, 1)
+        expected = (utilities - totals[:, None]).exp() @ self.embeddings
+        value = (taste * given.sums).sum(1) - given.weights[:, 0] * totals
+        slope = given.sums - given.weights * expected - taste
+        return value - taste.square().sum(1) / 2, slope
+
+
+class _Given(NamedTuple):
+    """What users' histories add: their weights' sums `[users, 1]`, sums of embeddings and
+    curvatures at 0, `[users, width]`."""
+
+    weights: Tensor
+    sums: Tensor
+    metric: Tensor
+
+
+class _State(NamedTuple):
+    """Vectors `[users, width]`, lengths of the next step `[users, 1]`, and there the objective
+    `[users]` and its gradient `[users, width]`."""
+
+    taste: Tensor
+    length: Tensor
+    value: Tensor
+    slope: Tensor
+
+
+# Embeddings of items from their public features only: a Gaussian prior on users' preferences.
+#
+# A user's utility for item i is a sum of effects of the item's categories, so that over users its
+# covariance is a kernel between items, and the embeddings e_i are a factor of that kernel: e_i .
+# e_j = K(i, j). Five kinds of effects (Rasmussen and Williams 2006, chapter 4, for the kernels and
+# their sums and products):
+#
+# * *categories*, such as genres: each has an effect of its own, independent of the others;
+# * *ordered categories*, such as decades of release: effects of neighbouring categories are alike,
+#   with covariance exp(-(a - b)^2 / 2 l^2) for the categories at places a and b; an item with
+# several   of them has their mean; * *interactions*: each pair of a category and an ordered one,
+# the latter at half the length scale; * *words* of a text, such as a title, that few items have in
+# common: they tell series and sequels; * *vectors*, such as embeddings of texts or images: a linear
+# kernel of the vectors less their mean,   of mean squared length 1; an item without one has the
+# mean.
+
+_KEPT = 1e-6  # of the largest eigenvalue; below it a direction of a kernel is left out
+
+
+class PublicPriorConfig(Config):
+    """Settings of the prior over what users like, given the items' public features."""
+
+    ordered: dict[str, float] = Field(default_factory=dict)
+    """Features of the items whose categories have an order, that of their labels, with length
+    scales in categories, > 0; the others have none."""
+    feature_variance: float = Field(default=0.2, ge=0)
+    """Prior variance of a user's liking of a category; 0 leaves unordered features out."""
+    ordered_variance: float = Field(default=0.5, ge=0)
+    """The same of an ordered category."""
+    interaction_variance: float = Field(default=0.3, ge=0)
+    """The same of an unordered and an ordered category together."""
+    word_variance: float = Field(default=0.3, ge=0)
+    """The same of a word of a text; 0 leaves texts out."""
+    vector_variance: float = Field(default=0.5, ge=0)
+    """The same along dense vectors, whose mean squared length is scaled to 1; 0 leaves them out."""
+    word_items: tuple[PositiveInt, PositiveInt] = (2, 12)
+    """Smallest and largest number of items that have a word; other words are left out: rare ones
+    tell nothing of other items, and frequent ones little."""
+
+
+def prior_features(config: PublicPriorConfig, known: FeatureNames) -> FeatureNames:
+    """Those of a dataset's features that the prior uses."""
+    return FeatureNames(
+        items=known.items,
+        item_texts=known.item_texts if config.word_variance else (),
+        item_vectors=known.item_vectors if config.vector_variance else (),
+    )
+
+
+def feature_embeddings(
+    features: FeatureTable, config: PublicPriorConfig, interactions: int = 32
+) -> np.ndarray:
+    """Embeddings whose products are the prior covariance of a user's utilities.
+
+    Args:
+        features: public ones of the items.
+        config: the prior.
+        interactions: largest number of columns for the interactions; the leading ones are kept.
+
+    Returns:
+        `float64 [items, width]`.
+
+    Raises:
+        ExperimentError: an ordered feature is not an item feature.
+    """
+    ordered = config.ordered
+    names = {feature.name for feature in features.features}
+    unknown = sorted(set(ordered) - names)
+    if unknown:
+        raise ExperimentError(
+            f"items have no feature {', '.join(unknown)}",
+            expected=f"in `ordered`, features of the items: {', '.join(sorted(names)) or 'none'}",
+            got=", ".join(unknown),
+            fix="correct the names, or set dataset.eras = true for eras of MovieLens",
+        )
+    plain = [memberships(one) for one in features.features if one.name not in ordered]
+    by_place = [one for one in features.features if one.name in ordered]
+    smooth = [_smooth(one, ordered[one.name]) for one in by_place]
+    columns = [np.zeros((features.rows, 0))]
+    columns += [config.feature_variance**0.5 * table for table in plain]
+    columns += [config.ordered_variance**0.5 * table for table in smooth]
+    words = [_common_words(text, config.word_items) for text in features.texts]
+    columns += [config.word_variance**0.5 * table for table in words]
+    columns += [config.vector_variance**0.5 * one.standardised() for one in features.vectors]
+    finer = [_smooth(one, ordered[one.name] / 2) for one in by_place]
+    for table in plain:
+        unit = unit_rows(table)
+        for other in finer:
+            pairs = (unit[:, :, None] * other[:, None, :]).reshape(features.rows, -1)
+            columns.append(config.interaction_variance**0.5 * _leading(pairs, interactions))
+    return np.concatenate(columns, axis=1)
+
+
+def memberships(feature: Feature) -> np.ndarray:
+    """`float64 [items, categories]`: 1 where an item has a category."""
+    table = np.zeros((feature.rows, len(feature.categories)))
+    codes = feature.padded()
+    for column in codes.T:
+        known = np.flatnonzero(column >= 0)
+        table[known, column[known]] = 1.0
+    return table
+
+
+def unit_rows(table: np.ndarray) -> np.ndarray:
+    """Rows of a table of memberships `[items, categories]` scaled to length 1; zeros stay."""
+    return table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1.0)
+
+
+def _common_words(text: Feature, items: tuple[int, int]) -> np.ndarray:
+    """`float64 [items, words]`: 1 where an item has a word that so many items have."""
+    fewest, most = items
+    table = memberships(text)
+    counts = table.sum(0)
+    return table[:, (counts >= fewest) & (counts <= most)]
+
+
+def _smooth(feature: Feature, length_scale: float) -> np.ndarray:
+    """`float64 [items, width]`: mean over an item's categories of a factor of their covariance."""
+    table = memberships(feature)
+    places = np.arange(table.shape[1], dtype=np.float64)
+    covariance = np.exp(-((places[:, None] - places) ** 2) / (2 * length_scale**2))
+    values, vectors = np.linalg.eigh(covariance)
+    kept = values > _KEPT * values.max(initial=0.0)
+    factor = vectors[:, kept] * np.sqrt(values[kept])
+    return (table / np.maximum(table.sum(1, keepdims=True), 1.0)) @ factor
+
+
+def _leading(table: np.ndarray, width: int) -> np.ndarray:
+    """Rows of a table in its leading principal directions, at most `width` of them."""
+    vectors = np.linalg.eigh(table.T @ table)[1]
+    return table @ vectors[:, -width:]

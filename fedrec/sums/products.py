@@ -1,0 +1,543 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of products and of transitions of items, in compiled code, and the weights that follow from
+them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field
+from scipy import sparse
+from torch import Tensor
+
+from fedrec.config import Config
+from fedrec.data.features import FeatureTable
+from fedrec.data.interactions import RecencyConfig
+from fedrec.runtime.compilation import compiled
+from fedrec.sums.fold_in import memberships, unit_rows
+
+# Sums of the transitions of very many sequences (`fedrec.sums.products`) in compiled code.
+#
+# The transitions from an item are summed over all places where it is, in one row of numbers, and
+# what is not zero is kept. So the memory is that of the sums, and not of the transitions, of which
+# there are up to a window per place.
+
+
+def transition_sums(
+    offsets: np.ndarray, items: np.ndarray, num_items: int, recency: RecencyConfig
+) -> tuple[sparse.csr_array, np.ndarray, np.ndarray]:
+    """T of users' sequences, and its sums.
+
+    Args:
+        offsets: `int64 [users + 1]`: user u's items are `items[offsets[u]:offsets[u + 1]]`.
+        items: `int64 [n]`, each user's from the earliest to the latest.
+        num_items: size of the catalogue.
+        recency: window and decay.
+
+    Returns:
+        T, `float32 [items, items]`, and the sums of its rows and of its columns, `float64 [items]`.
+    """
+    starts = np.concatenate([[0], np.cumsum(np.bincount(items, minlength=num_items))])
+    places = np.argsort(items, kind="stable")
+    left = np.repeat(offsets[1:], np.diff(offsets)) - np.arange(len(items)) - 1
+    follow = np.minimum(left, recency.window).astype(np.int32)
+    ends = np.zeros(num_items + 1, dtype=np.int64)
+    count_followers(ends[1:], starts, places, items, follow, np.full(num_items, -1))
+    np.cumsum(ends, out=ends)
+    columns = np.empty(ends[-1], dtype=np.int32)
+    values = np.empty(ends[-1], dtype=np.float32)
+    sums = np.zeros((2, num_items))
+    weights = float(recency.decay) ** np.arange(recency.window)
+    row = np.zeros(num_items)
+    add_followers(columns, values, sums, ends, starts, places, items, follow, weights, row)
+    if ends[-1] <= np.iinfo(np.int32).max:  # else SciPy makes 64 bits of all columns
+        ends = ends.astype(np.int32)
+    total = sparse.csr_array((values, columns, ends), shape=(num_items, num_items))
+    return total, sums[0], sums[1]
+
+
+@compiled
+def count_followers(counts, starts, places, items, follow, seen):
+    """How many different items follow each item.
+
+    Args:
+        counts: `int64 [items]`, zero; becomes the numbers.
+        starts: `int64 [items + 1]`: item i is at `places[starts[i]:starts[i + 1]]`.
+        places: `int64 [n]`.
+        items: `int64 [n]`, all sequences, one after the other.
+        follow: `int32 [n]`, how many of the next items count.
+        seen: `int64 [items]`, -1; changed.
+    """
+    for item in range(len(counts)):
+        for place in places[starts[item] : starts[item + 1]]:
+            for later in items[place + 1 : place + 1 + follow[place]]:
+                if later != item and seen[later] != item:
+                    seen[later] = item
+                    counts[item] += 1
+
+
+@compiled
+def add_followers(columns, values, sums, ends, starts, places, items, follow, weights, row):
+    """The sums of the transitions from each item.
+
+    Args:
+        columns: `int32 [sums]`; becomes the items that follow, of each item those from `ends[i]`.
+        values: `float32 [sums]`; becomes the sums of their weights.
+        sums: `float64 [2, items]`, zero; becomes the sums of rows and columns.
+        ends: `int64 [items + 1]`, from `count_followers`.
+        starts: see there.
+        places: likewise.
+        items: likewise.
+        follow: likewise.
+        weights: `float64 [window]`, of each distance.
+        row: `float64 [items]`, zero; is so again afterwards.
+    """
+    for item in range(len(ends) - 1):
+        end = ends[item]
+        for place in places[starts[item] : starts[item + 1]]:
+            for distance in range(follow[place]):
+                later = items[place + 1 + distance]
+                if later != item:
+                    if row[later] == 0.0:
+                        columns[end] = later
+                        end += 1
+                    row[later] += weights[distance]
+        for at in range(ends[item], end):
+            later = columns[at]
+            values[at] = row[later]
+            sums[0, item] += row[later]
+            sums[1, later] += row[later]
+            row[later] = 0.0
+
+
+@compiled
+def scale(values, columns, ends, left, right):
+    """Multiply rows by `left` and columns by `right`, `float64 [items]` each, in place; the other
+    arguments as of `add_followers`."""
+    for item in range(len(left)):
+        for at in range(ends[item], ends[item + 1]):
+            values[at] *= left[item] * right[columns[at]]
+
+
+# Gram matrices that may hold noise: their eigenvalues, and item-to-item weights (EASE, PureSVD).
+#
+# Symmetric noise of standard deviation s alone has eigenvalues up to about s sqrt(2 m) for m items,
+# the noise edge (the semicircle law, s being that of the diagonal). Weights leave out eigenvalues
+# below it.
+
+Solution = Literal["ease", "puresvd"]
+_ROUNDING = 1e-10  # of the largest eigenvalue
+
+
+def noise_edge(std: float, items: int) -> float:
+    """Largest eigenvalue of noise alone; `std` is its standard deviation on the diagonal."""
+    return std * (2 * items) ** 0.5
+
+
+def with_eigenvalues(matrices: Tensor, changed: Callable[[Tensor], Tensor]) -> Tensor:
+    """Symmetric `[..., d, d]` with other eigenvalues, computed from theirs `[..., d]`."""
+    values, vectors = torch.linalg.eigh((matrices + matrices.mT) / 2)
+    return (vectors * changed(values).unsqueeze(-2)) @ vectors.mT
+
+
+def semi_definite(matrices: Tensor) -> Tensor:
+    """The nearest positive semi-definite matrices to symmetric `[..., d, d]`."""
+    return with_eigenvalues(matrices, lambda values: values.clamp(min=0))
+
+
+def is_semi_definite(matrix: Tensor) -> bool:
+    """Whether symmetric `float64 [d, d]` is positive semi-definite, up to the rounding of a sum in
+    single precision: a millionth of its trace."""
+    slack = 1e-6 * float(matrix.diagonal().sum())
+    if slack <= 0:
+        return not bool(matrix.any())
+    shifted = matrix.clone()
+    shifted.diagonal().add_(slack)
+    return int(torch.linalg.cholesky_ex(shifted).info) == 0
+
+
+def shrunk(values: Tensor, edge: float) -> Tensor:
+    """Eigenvalues `[d]` beyond the noise edge, moved to where they were before noise pushed them
+    (Gavish and Donoho 2017, spiked symmetric matrices in operator norm); 0 for the others."""
+    inside = (values.square() - edge**2).clamp(min=0).sqrt()
+    return torch.where(values > edge, (values + inside) / 2, torch.zeros_like(values))
+
+
+def item_weights(gram: Tensor, regularisation: float) -> Tensor:
+    """B of EASE (Steck 2019, equation 8), `[items, items]`; the Gram matrix is used up.
+
+    Args:
+        gram: positive semi-definite `float [items, items]`.
+        regularisation: lambda, > 0.
+    """
+    gram.diagonal().add_(regularisation)
+    torch.linalg.cholesky(gram, out=gram)
+    weights = torch.cholesky_inverse(gram)
+    weights.div_(-weights.diagonal().clone())
+    weights.fill_diagonal_(0.0)
+    return weights.contiguous()  # LAPACK returns column-major memory; sums need rows
+
+
+def solved_weights(
+    gram: Tensor,
+    edge: float,
+    *,
+    solution: Solution,
+    factors: int,
+    regularisation: float,
+    ridge: float,
+) -> Tensor:
+    """Item-to-item weights, `[m, m]`.
+
+    Args:
+        gram: symmetric, `float64 [m, m]`; may be used up.
+        edge: largest eigenvalue of its noise; 0 without noise.
+        solution: `ease` (Steck 2019, eq. 8) with lambda = regularisation + ridge x edge, or
+            `puresvd` (Cremonesi et al. 2010), V V^T of the leading eigenvectors.
+        factors: most eigenvectors of `puresvd`.
+        regularisation: > 0.
+        ridge: >= 0.
+    """
+    if solution == "puresvd":
+        vectors = _above(gram, edge, factors)[1]
+        return vectors @ vectors.T
+    return item_weights(_denoised(gram, edge), regularisation + ridge * edge)
+
+
+def _above(gram: Tensor, edge: float, limit: int) -> tuple[Tensor, Tensor]:
+    """The largest eigenvalues above the noise edge, at most `limit` and at least one, and their
+    vectors. Eigenvalues that are zero but for rounding have arbitrary vectors and are left out."""
+    values, vectors = torch.linalg.eigh(gram)
+    least = max(edge, _ROUNDING * float(values[-1]))
+    kept = max(1, min(int((values > least).sum()), limit))
+    return values[-kept:], vectors[:, -kept:]
+
+
+def _denoised(gram: Tensor, edge: float) -> Tensor:
+    """The Gram matrix without the eigenvalues below the noise edge; itself where there is no
+    noise."""
+    if edge == 0:
+        return gram
+    values, vectors = _above(gram, edge, len(gram))
+    return (vectors * values) @ vectors.T
+
+
+# Which item follows which: sums of transitions between the items of users' sequences, and weights
+# from them.
+#
+# With a user's items in the order of their times, i at place p and j at place p + d add decay^(d -
+# 1) to the transition from i to j, for distances d up to the window. Over users
+#
+#     T_ij = sum over users and pairs of places at distance d <= window of decay^(d - 1),
+#     W_ij = T_ij / ((sum over j of T_ij) + row-prior) / ((sum over i of T_ij) +
+# column-prior)^power,
+#
+# and a user's score of j is the sum over its last items i, the d-th from the end, of decay^(d - 1)
+# W_ij. It is a Markov chain of order one, smoothed over distances; the power lowers popular items.
+# A transition from an item to itself does not count.
+
+
+class SmoothingConfig(Config):
+    """Settings of the weights."""
+
+    row_prior: float = Field(default=20.0, ge=0)
+    """Added to the sum of the transitions from an item, >= 0; more for fewer data."""
+    column_prior: float = Field(default=50.0, gt=0)
+    """Added to the sum of the transitions to an item, > 0."""
+    power: float = Field(default=0.3, ge=0, le=1)
+    """Popular items are divided by the power of the sum of the transitions to them, in [0, 1]; 0
+    leaves popularity in."""
+
+
+class Transitions(NamedTuple):
+    """Transitions of some users, each pair of items once per user.
+
+    Attributes:
+        offsets: `int64 [users + 1]`: those of user u are from `offsets[u]` up to `offsets[u + 1]`.
+        first: `int64 [n]`, the earlier item.
+        second: `int64 [n]`, the later item.
+        weights: `float64 [n]`, > 0.
+    """
+
+    offsets: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+    weights: np.ndarray
+
+
+def transitions(
+    offsets: np.ndarray, items: np.ndarray, num_items: int, recency: RecencyConfig
+) -> Transitions:
+    """The transitions of users' sequences.
+
+    Args:
+        offsets: `int64 [users + 1]`: user u's items are `items[offsets[u]:offsets[u + 1]]`.
+        items: `int64 [n]`, each user's from the earliest to the latest.
+        num_items: size of the catalogue.
+        recency: window and decay.
+    """
+    users = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    codes = [np.empty(0, np.int64)]
+    weights = [np.empty(0)]
+    for distance in range(1, recency.window + 1):
+        same = users[distance:] == users[:-distance]
+        same &= items[distance:] != items[:-distance]
+        place = np.flatnonzero(same)
+        later = place + distance
+        codes.append((users[place] * num_items + items[place]) * num_items + items[later])
+        weights.append(np.full(len(place), recency.decay ** (distance - 1)))
+    code, place = np.unique(np.concatenate(codes), return_inverse=True)
+    summed = np.bincount(place, np.concatenate(weights), len(code))
+    user, pair = np.divmod(code, num_items * num_items)
+    first, second = np.divmod(pair, num_items)
+    ends = np.searchsorted(user, np.arange(len(offsets)))
+    return Transitions(ends, first, second, summed)
+
+
+def multipliers(
+    rows: np.ndarray, columns: np.ndarray, smoothing: SmoothingConfig
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the transitions from and to each item are multiplied by in W, from their sums;
+    `float64 [m]` each. Without a prior, an item that nothing follows has 0."""
+    rows = rows + smoothing.row_prior
+    left = np.divide(1.0, rows, out=np.zeros(len(rows)), where=rows > 0)
+    return left, 1 / (columns + smoothing.column_prior) ** smoothing.power
+
+
+def transition_weights(total: Tensor, smoothing: SmoothingConfig) -> Tensor:
+    """W from T, both `float64 [m, m]`; negative entries of T, which noise makes, count as 0."""
+    total = total.clamp(min=0)
+    left, right = multipliers(total.sum(1).numpy(), total.sum(0).numpy(), smoothing)
+    return torch.from_numpy(left)[:, None] * total * torch.from_numpy(right)
+
+
+# Gradient descent on factors in compiled code, one rating after the other.
+
+
+@compiled
+def descend_factors(
+    users, items, values, noise, order, user_factors, item_factors, rate, regularisation, most,
+    user_biases, item_biases, biased, learn_items,
+):  # fmt: skip
+    """One pass over ratings: e = r - b_u - b_i - p_u . q_i + noise, clamped; p_u and q_i, and the
+    biases, are updated together.
+
+    Args:
+        users, items: `int64 [ratings]`.
+        values: `float64 [ratings]`.
+        noise: `float64 [ratings]`, added to each rating's error.
+        order: `int64 [n]`, the ratings in the order of their steps.
+        user_factors: `float64 [users, d]`, changed in place.
+        item_factors: `float64 [items, d]`, likewise.
+        rate: step size.
+        regularisation: lambda.
+        most: largest magnitude of an error.
+        user_biases, item_biases: `float64 [users]` and `[items]`, changed in place if `biased`.
+        biased: whether biases learn.
+        learn_items: whether what belongs to items learns.
+    """
+    for step in range(len(order)):
+        rating = order[step]
+        user = users[rating]
+        item = items[rating]
+        own = user_factors[user]
+        other = item_factors[item]
+        guess = user_biases[user] + item_biases[item]
+        for k in range(len(own)):
+            guess += own[k] * other[k]
+        error = min(max(values[rating] - guess + noise[rating], -most), most)
+        if biased:
+            user_biases[user] += rate * (error - regularisation * user_biases[user])
+            if learn_items:
+                item_biases[item] += rate * (error - regularisation * item_biases[item])
+        for k in range(len(own)):
+            before = own[k]
+            own[k] += rate * (error * other[k] - regularisation * before)
+            if learn_items:
+                other[k] += rate * (error * before - regularisation * other[k])
+
+
+# Symmetric matrices as vectors of the same length: the diagonal, and sqrt(2) times what lies above
+# it.
+#
+# The L2 norm of the vector is the Frobenius norm of the matrix, so that clipping and Gaussian noise
+# are equivalent for both.
+
+
+def packed(matrices: Tensor) -> Tensor:
+    """Symmetric `[..., d, d]` as `[..., d (d + 1) / 2]`."""
+    rows, columns, scale = _places(matrices.shape[-1], matrices)
+    return matrices[..., rows, columns] * scale
+
+
+def unpacked(vectors: Tensor) -> Tensor:
+    """`[..., d (d + 1) / 2]` as symmetric `[..., d, d]`.
+
+    Raises:
+        ValueError: no symmetric matrix has that number of coordinates.
+    """
+    count = vectors.shape[-1]
+    width = (math.isqrt(8 * count + 1) - 1) // 2
+    if width * (width + 1) // 2 != count:
+        raise ValueError(f"Expected d (d + 1) / 2 numbers, got {count}.")
+    rows, columns, scale = _places(width, vectors)
+    numbers = torch.empty(width, width, dtype=torch.int64, device=vectors.device)
+    numbers[rows, columns] = numbers[columns, rows] = torch.arange(count, device=vectors.device)
+    entries = (vectors / scale).index_select(-1, numbers.flatten())
+    return entries.unflatten(-1, (width, width))
+
+
+def _places(width: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and columns of a matrix's upper triangle, `int64`, and the factors on its entries."""
+    rows, columns = torch.triu_indices(width, width, device=like.device)
+    scale = torch.where(rows == columns, 1.0, math.sqrt(2.0)).to(like.dtype)
+    return rows, columns, scale
+
+
+# Sums of outer products of sparse vectors in compiled code.
+
+
+@compiled
+def add_outer_products(total, offsets, rows, values, shares):
+    """Add share times the outer product of each vector with itself.
+
+    Args:
+        total: `float64 [m, m]`, changed in place.
+        offsets: `int64 [C + 1]`: the entries of vector c are those from `offsets[c]` up to
+            `offsets[c + 1]`.
+        rows: `int64 [n]`, the place of each entry, in `[0, m)`, distinct within a vector.
+        values: `float64 [n]`.
+        shares: `float64 [C]`.
+    """
+    for client in range(len(shares)):
+        start = offsets[client]
+        stop = offsets[client + 1]
+        share = shares[client]
+        if share == 0.0:
+            continue
+        for one in range(start, stop):
+            row = total[rows[one]]
+            value = values[one]
+            for other in range(start, stop):
+                row[rows[other]] += share * (value * values[other])
+
+
+# The items that a Gram matrix is about, and what each of them counts in it.
+#
+# Noisy counts choose them: the items with the largest biases, which are logarithms of shares of
+# users who like an item. Under noise, popular items would take most of a user's norm, so that items
+# may be scaled by a negative power of these shares.
+
+BIAS = "item.bias"
+"""Name of the parameter `[items, 1]` by which items are chosen and scaled."""
+
+
+class ItemScaleConfig(Config):
+    """Setting that a step which sends products of items shares with the strategy that solves for
+    a model."""
+
+    exponent: float = Field(default=0.0, ge=0)
+    """Items are scaled by their shares of likers to the power of minus this (as `popularity-start`
+    found them); 0 counts all alike. Under noise, popular items otherwise take most of the norm."""
+
+
+def chosen_items(bias: Tensor, count: int) -> Tensor:
+    """`int64 [count]`, ascending: the items of the largest biases `[items]`, the first among
+    equals."""
+    if count == len(bias):
+        return torch.arange(count, device=bias.device)
+    return torch.argsort(bias, descending=True, stable=True)[:count].sort().values
+
+
+def item_scale(bias: Tensor, exponent: float) -> Tensor:
+    """Weight of each item in its own and other items' products, `float64 [items]`, with mean 1.
+
+    Args:
+        bias: logarithms of the items' shares of likers, `[items]`.
+        exponent: >= 0; items count by their shares to the power of minus this.
+    """
+    scale = torch.exp(-exponent * bias.double())
+    return scale / scale.mean()
+
+
+# Denoising of a noisy Gram matrix with the items' public features.
+#
+# Which items are liked together depends largely on their popularity and their public features: G is
+# close to U F B F^T U, where U holds the items' popularities, F is their features and B is small.
+# Noise of standard deviation s (on the diagonal of a symmetric matrix of m items) has eigenvalues
+# up to s sqrt(2 m), but within a subspace of q dimensions only up to s sqrt(2 q). So with an
+# orthonormal basis Q of U F, G is divided into
+#
+#     Q^T G Q              symmetric, q x q        noise edge s sqrt(2 q)
+#     Q^T G (I - Q Q^T)    q x m                   noise edge s (sqrt(q) + sqrt(m)) / sqrt(2)
+#     the rest             symmetric, m x m        noise edge s sqrt(2 m)
+#
+# and the eigenvalues (singular values) of each part beyond its edge are shrunk optimally for such
+# noise (Gavish and Donoho 2017: of a spiked symmetric matrix in operator norm, of a rectangular one
+# in Frobenius norm); the others are set to zero. This is post-processing of one release, with
+# public data: it costs no privacy.
+
+_NEGLIGIBLE = 1e-6  # of the largest singular value; below it a direction is a combination of others
+
+
+def public_directions(features: FeatureTable) -> np.ndarray:
+    """`float64 [items, 1 + categories]`: 1, and each feature's categories as a unit vector."""
+    units = [unit_rows(memberships(feature)) for feature in features.features]
+    return np.concatenate([np.ones((features.rows, 1)), *units], axis=1)
+
+
+def basis_of(directions: np.ndarray, popularity: np.ndarray) -> Tensor:
+    """Orthonormal basis of the directions, each item's times its popularity.
+
+    Args:
+        directions: `float64 [m, f]`, see `public_directions`.
+        popularity: `float64 [m]`, >= 0: about the root of each item's diagonal entry in the Gram
+            matrix, up to a factor, in the scale of the matrix.
+
+    Returns:
+        `float64 [m, q]`, q <= f.
+    """
+    weighted = torch.from_numpy(popularity[:, None] * directions).double()
+    vectors, values, _ = torch.linalg.svd(weighted, full_matrices=False)
+    return vectors[:, values > _NEGLIGIBLE * values.max()]
+
+
+def denoised_within(gram: Tensor, std: float, basis: Tensor) -> Tensor:
+    """The Gram matrix without most of its noise, positive semi-definite `float64 [m, m]`.
+
+    Args:
+        gram: symmetric, `float64 [m, m]`; unchanged.
+        std: standard deviation s of the noise on its diagonal, and s / sqrt(2) off the diagonal; 0:
+            no noise, and the matrix is returned unchanged.
+        basis: orthonormal, `float64 [m, q]`.
+    """
+    if std == 0:
+        return gram.clone()
+    items, width = basis.shape
+    across = basis.T @ gram
+    inside = across @ basis
+    outside = across - inside @ basis.T
+    rest = gram - basis @ across - across.T @ basis.T + basis @ inside @ basis.T
+    kept = basis @ _shrunk(inside, noise_edge(std, width)) @ basis.T
+    kept += _shrunk(rest, noise_edge(std, items))
+    joined = basis @ _shrunk_rectangle(outside, std)
+    return semi_definite(kept + joined + joined.T)
+
+
+def _shrunk(matrix: Tensor, edge: float) -> Tensor:
+    """A symmetric matrix whose eigenvalues are shrunk."""
+    return with_eigenvalues(matrix, lambda values: shrunk(values, edge))
+
+
+def _shrunk_rectangle(matrix: Tensor, std: float) -> Tensor:
+    """The same for singular values; each entry has noise of standard deviation s / sqrt(2)."""
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    short, long = (std**2 / 2 * side for side in matrix.shape)
+    inside = ((values.square() - short - long).square() - 4 * short * long).clamp(min=0).sqrt()
+    beyond = values > short**0.5 + long**0.5
+    clean = torch.where(beyond, inside / values.clamp(min=1e-12), torch.zeros_like(values))
+    return (left * clean) @ right

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A block of clients that are trained together, and the padded batches of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrec.data.client_data import ClientData
+from fedrec.device import on_device
+from fedrec.protocol.client_arrays import ItemRequests
+from fedrec.runtime.ragged import within_groups
+
+_NARROW = 512  # examples; padding up to here is cheaper than blocks of fewer clients
+_UNLIMITED = 1 << 40  # examples of a batch; more than any client has
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """All batches of a client's local work, in order.
+
+    Attributes:
+        items: `int64 [S, B]`, S gradient steps of at most B examples; places beyond a batch's size
+            hold 0.
+        labels: `float32 [S, B]`.
+        sizes: `int64 [S]`, number of examples in each batch, in `[0, B]`.
+        examples: number of examples in the last epoch.
+        last_epoch: number of steps in the last epoch.
+    """
+
+    items: np.ndarray
+    labels: np.ndarray
+    sizes: np.ndarray
+    examples: int
+    last_epoch: int
+
+    @classmethod
+    def cut(cls, epochs: Sequence[tuple[np.ndarray, np.ndarray]], batch_size: int) -> Batches:
+        """Cut each epoch's (items `int64 [n]`, labels `float32 [n]`), already in the order of
+        training, into batches; the last may be smaller.
+
+        If the batch size is far larger than the client's data, as for a step on all examples, the
+        rectangle is narrower.
+        """
+        batch_size = _width(batch_size, max((len(items) for items, _ in epochs), default=0))
+        steps = [-(-len(items) // batch_size) for items, _ in epochs]
+        total = sum(steps)
+        items = np.zeros(total * batch_size, dtype=np.int64)
+        labels = np.zeros(total * batch_size, dtype=np.float32)
+        sizes = np.full(total, batch_size, dtype=np.int64)
+        end = 0
+        for (epoch_items, epoch_labels), count in zip(epochs, steps, strict=True):
+            start = end * batch_size
+            end += count
+            length = len(epoch_items)
+            items[start : start + length] = epoch_items
+            labels[start : start + length] = epoch_labels
+            if count:
+                sizes[end - 1] = length - (count - 1) * batch_size
+        shape = total, batch_size
+        return cls(
+            items.reshape(shape),
+            labels.reshape(shape),
+            sizes,
+            len(epochs[-1][0]) if epochs else 0,
+            steps[-1] if steps else 0,
+        )
+
+    @classmethod
+    def none(cls) -> Batches:
+        """No batches."""
+        items = np.zeros((0, 0), dtype=np.int64)
+        return Batches(items, items.astype(np.float32), items.reshape(-1), 0, 0)
+
+    @classmethod
+    def whole(cls, epochs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batches:
+        """Each epoch's (items `int64 [n]`, labels `float32 [n]`) as one batch."""
+        return cls.cut(epochs, _UNLIMITED)
+
+    def references(self) -> tuple[np.ndarray, np.ndarray]:
+        """The items whose rows each step needs, `int64 [S, N]`, and which of them are no padding,
+        `bool [S, N]`."""
+        return self.items, np.arange(self.items.shape[1]) < self.sizes[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class OwnData(Batches):
+    """A client's data and random stream as they are, for steps that draw their batches while they
+    train.
+
+    Attributes:
+        data: the client's data.
+        random: its stream.
+    """
+
+    data: ClientData
+    random: np.random.Generator
+
+    @classmethod
+    def of(cls, data: ClientData, random: np.random.Generator) -> OwnData:
+        """No batches, and what they would be drawn from."""
+        return cls(**vars(cls.none()), data=data, random=random)
+
+
+def _width(batch_size: int, longest: int) -> int:
+    """The width of a client's rectangle. It depends on the client's own data only, because
+    otherwise rounding would depend on the other clients of the block."""
+    return (
+        min(batch_size, max(_NARROW, 1 << (longest - 1).bit_length()))
+        if longest
+        else min(batch_size, _NARROW)
+    )
+
+
+# A block of clients that are trained together: their batches padded to one rectangle, built once
+# before the loop.
+
+UserCodes = Sequence[tuple[np.ndarray, ...]]
+"""For each client its category codes per user feature, `int64 [width]` each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """C clients, those with the most steps first.
+
+    Attributes:
+        users: per user feature the clients' category codes, `int64 [C, width]`.
+        active: `active[t]` is the number of clients that still train in step t; they are the first
+            ones.
+        items: `int64 [S, C, B]`, items of the examples.
+        places: `int64 [S, C, N]`, rows in the compact item tables of all clients laid end to end,
+            `[C * R]`, of every item that a step needs: those of its examples, in their order, and
+            then any others (`Batches.references`).
+        labels: `float32 [S, C, B]`.
+        sizes: `int64 [S, C]`, number of examples in each batch; what comes after them is padding.
+        touched: `int64 [C, R]`, the item of each row of the compact tables; padded with item 0.
+        touched_counts: number of real rows of each client.
+        examples: `[C]`, number of examples of each client in an epoch.
+        last_epoch: `[C]`, number of steps in the last epoch.
+        members: the clients' batches; empty for a block without batches.
+        number: of a block that `at` returned, the number of its step, `int64 [1]`; None in others.
+        like: of such a block, a step that differs in its numbers alone.
+        training: of such a block, `bool [C]`: which of its clients have not ended before the step.
+    """
+
+    stepwise: ClassVar[tuple[str, ...]] = ("items", "places", "labels", "sizes")
+
+    users: tuple[Tensor, ...]
+    active: tuple[int, ...]
+    items: Tensor
+    places: Tensor
+    labels: Tensor
+    sizes: Tensor
+    touched: Tensor
+    touched_counts: tuple[int, ...]
+    examples: tuple[int, ...]
+    last_epoch: tuple[int, ...]
+    members: tuple[Batches, ...]
+    number: Tensor | None = field(default=None, kw_only=True)
+    like: int = field(default=0, kw_only=True)
+    training: Tensor | None = field(default=None, kw_only=True)
+
+    @classmethod
+    def of(cls, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
+        """Build a block from the data of some clients.
+
+        Args:
+            users: of each client.
+            batches: the batches of each client, most steps first.
+            device: device of the tensors.
+        """
+        rectangle = Rectangle.of(batches, device)
+        needed = [batch.references() for batch in batches]
+        references, real = (_stacked(parts) for parts in zip(*needed, strict=True))
+        table, counts, rows = _numbered(references, real, rectangle.steps)
+        width = table.shape[1]
+        firsts = np.arange(len(batches)) * width
+        rows += firsts.repeat(rectangle.steps)[:, None]
+        codes = tuple(on_device(np.stack(feature), device) for feature in zip(*users, strict=True))
+        items, labels, sizes = (
+            rectangle.filled(np.concatenate([getattr(batch, name) for batch in batches]))
+            for name in ("items", "labels", "sizes")
+        )
+        places = rectangle.filled(rows, on_device(firsts, device))
+        tables = (items, places, labels, sizes, on_device(table, device))
+        active = tuple(int((rectangle.steps > step).sum()) for step in range(len(items)))
+        examples = tuple(batch.examples for batch in batches)
+        last_epoch = tuple(batch.last_epoch for batch in batches)
+        touched = tuple(counts.tolist())
+        return cls(codes, active, *tables, touched, examples, last_epoch, tuple(batches))
+
+    @classmethod
+    def without_batches(cls, examples: Sequence[int]) -> Block:
+        """Clients of whom only the numbers of examples are given, for steps that need no batches;
+        without features, steps and rows."""
+        none = torch.zeros((0, len(examples), 0), dtype=torch.int64)
+        rows = torch.zeros((len(examples), 1), dtype=torch.int64)
+        zeros = (0,) * len(examples)
+        sizes = torch.zeros((0, len(examples)), dtype=torch.int64)
+        tables = (none, none, none.float(), sizes, rows)
+        return cls((), (), *tables, zeros, tuple(examples), zeros, ())
+
+    def on_whole_tables(self, items: int) -> Self:
+        """The same clients with whole item tables, of so many rows, in place of compact ones."""
+        device = self.touched.device
+        first = items * torch.arange(len(self), device=device)[:, None]
+        whole = torch.arange(items, device=device).expand(len(self), -1)
+        return replace(
+            self,
+            places=self.touched.flatten()[self.places] + first,
+            touched=whole,
+            touched_counts=(items,) * len(self),
+        )
+
+    def at(self, number: Tensor, like: int) -> Self:
+        """One step alone, whose number `int64 [1]` is on the device, so that the same operations
+        give any step that is `like` another."""
+        own = {name: getattr(self, name).index_select(0, number) for name in self.stepwise}
+        return replace(self, **own, number=number, like=like, training=number < self._ends)
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """Number of steps of each client."""
+        return (np.array(self.active)[:, None] > np.arange(len(self))).sum(0).tolist()
+
+    def changed_rows(self, moved: bool, compact: bool) -> np.ndarray | None:
+        """Number of rows of a parameter that each client may have changed, `int64 [C]`; None: all.
+
+        Args:
+            moved: whether it is trained.
+            compact: whether clients have the rows that they touch alone.
+        """
+        if not moved:
+            return np.zeros(len(self), dtype=np.int64)
+        return np.array(self.touched_counts) if compact else None
+
+    def requests(self, clients: Sequence[int]) -> ItemRequests:
+        """The items of each client's real rows; `clients` are the ids, `[C]`."""
+        touched = self.touched.numpy(force=True)
+        items = [own[:count] for own, count in zip(touched, self.touched_counts, strict=True)]
+        return ItemRequests.of(np.array(clients), items)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """`float32 [S, C, B]`: one over the size of the batch, 0 for padding; a mean loss is a sum
+        with these."""
+        places = torch.arange(self.items.shape[2], device=self.items.device)
+        return (places < self.sizes[:, :, None]) / self.sizes.clamp(min=1)[:, :, None]
+
+    @cached_property
+    def _ends(self) -> Tensor:
+        """`int64 [C]`: `steps`, on the device."""
+        return on_device(np.array(self.steps, dtype=np.int64), self.touched.device)
+
+    @property
+    def last_epoch_begins(self) -> Tensor:
+        """`int64 [C]`: the step in which the last epoch of each client begins."""
+        return torch.tensor(self.steps) - torch.tensor(self.last_epoch)
+
+    def last_epoch_means(self, losses: Tensor) -> Tensor:
+        """Mean over the steps of each client's last epoch.
+
+        Args:
+            losses: `[S, C]`.
+
+        Returns:
+            `float64 [C]`, on the device of the losses, so that a GPU is not waited for; NaN for a
+            client without steps.
+        """
+        step = np.arange(len(losses))[:, None]
+        last = np.array(self.last_epoch, dtype=np.float64)
+        ends = np.array(self.steps, dtype=np.int64)
+        counted = on_device((step >= ends - last) & (step < ends), losses.device)
+        sums = losses.double().where(counted, 0.0).sum(0)
+        return sums / on_device(last, losses.device)  # 0 / 0 is NaN
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+
+@dataclass(frozen=True, eq=False)
+class Rectangle:
+    """The steps of some clients side by side, step by step; those of a client with fewer are
+    padded.
+
+    Attributes:
+        steps: `int64 [C]`, number of steps of each client.
+        places: `int64 [N]`, place of each client's steps, one client after the other, in the
+            rectangle laid out in one row, `[S * C]`.
+    """
+
+    steps: np.ndarray
+    places: Tensor
+
+    @classmethod
+    def of(cls, batches: Sequence[Batches], device: torch.device) -> Rectangle:
+        """That of the clients' batches on a device."""
+        steps = np.array([len(batch.sizes) for batch in batches])
+        clients = np.arange(len(steps))
+        places = within_groups(steps) * len(steps) + clients.repeat(steps)
+        return cls(steps, on_device(places, device))
+
+    def filled(self, values: np.ndarray, padding: Tensor | None = None) -> Tensor:
+        """The clients' arrays, one after the other, `[N, ...]`, as a rectangle `[S, C, ...]` on the
+        device. Padding, which is most of it if a few clients have many steps, is not copied there.
+
+        Args:
+            values: the arrays.
+            padding: `[C]`, what is after a client's last step; default: 0.
+        """
+        given = on_device(values, self.places.device)
+        shape = int(self.steps.max()), len(self.steps), *given.shape[1:]
+        if padding is None:
+            found = given.new_zeros(shape)
+        else:
+            ends = padding.view(-1, *[1] * (given.dim() - 1))
+            found = ends.expand(shape).contiguous()
+        found.flatten(0, 1).index_copy_(0, self.places, given)
+        return found
+
+
+def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays `[S, N]` one after the other, as wide as the widest; narrower ones are padded with 0,
+    which is false."""
+    width = max(array.shape[1] for array in arrays)
+    padded = (
+        array if array.shape[1] == width else np.pad(array, ((0, 0), (0, width - array.shape[1])))
+        for array in arrays
+    )
+    return np.concatenate(list(padded))
+
+
+def _numbered(
+    references: np.ndarray, real: np.ndarray, steps: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The distinct items of each client, `int64 [C, R]`, ascending and padded with item 0; how many
+    they are, `int64 [C]`; and the place of each reference among them, 0 for padding, `[N, width]`.
+
+    Args:
+        references: `int64 [N, width]`, items of all steps, one client after the other.
+        real: `bool [N, width]`, which of them are no padding.
+        steps: `int64 [C]`, number of steps of each client.
+    """
+    from fedrec.kernel.rows import (
+        number_items,  # imports Numba, which is slow and not always needed
+    )
+
+    places = np.zeros(references.shape, dtype=np.int64)  # its rows side by side, unlike the given
+    distinct = np.empty(references.size, dtype=np.int64)
+    counts = np.zeros(len(steps), dtype=np.int64)
+    flat = (part.reshape(-1) for part in (references, real))
+    number_items(*flat, steps.cumsum() * references.shape[1], distinct, counts, places.reshape(-1))
+    width = max(1, int(counts.max()))
+    table = np.zeros((len(steps), width), dtype=np.int64)
+    table[np.arange(width) < counts[:, None]] = distinct[: counts.sum()]
+    return table, counts, places

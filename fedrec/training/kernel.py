@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training a block of clients in native code, and whether that is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrec.models.base import Model
+from fedrec.nn.layers import KernelModel
+from fedrec.training.arrays import BlockArrays
+from fedrec.training.block import Block
+from fedrec.training.results import Trained
+from fedrec.training.sgd import SgdSettings
+from fedrec.training.steps import train_clients
+
+
+@dataclass(frozen=True, eq=False)
+class Guidance:
+    """What each step moves the rows of an item table towards, beside its gradient (GPFedRec).
+
+    Attributes:
+        share: of the way, in [0, 1); all touched rows go it in every step.
+        rows: where to, `[C, R, d]`.
+    """
+
+    share: float
+    rows: Tensor
+
+
+def train_block(
+    model: KernelModel,
+    start: Mapping[str, Tensor],
+    block: Block,
+    sgd: SgdSettings,
+    own: Mapping[str, Tensor] | None = None,
+    guidance: Guidance | None = None,
+) -> Trained:
+    """Train every client of a block on its batches.
+
+    Args:
+        model: the model, as it declares itself.
+        start: the parameters that are trained, without cohort dimension; unchanged.
+        block: the clients.
+        sgd: settings of the gradient steps, plain ones.
+        own: initial values that differ between clients, `[C, ...]` each, unchanged; of an item
+            table the block's touched rows.
+        guidance: what the rows of the item table are moved towards in each step.
+
+    Raises:
+        ValueError: parameters, codes and items do not match.
+    """
+    arrays = BlockArrays.of(model, start, block, own)
+    layout = arrays.layout
+    losses = np.full(len(block), np.nan)
+    train_clients(
+        layout.network(),
+        (layout.rates(sgd, late=False), layout.rates(sgd, late=True)),
+        arrays.examples,
+        arrays.steps,
+        block.last_epoch_begins.numpy(),
+        np.array(block.last_epoch, dtype=np.int64),
+        arrays.first_rows,
+        arrays.dense,
+        arrays.tables,
+        arrays.codes,
+        _numbers(guidance, arrays.tables[0]),
+        losses,
+    )
+    return arrays.trained(losses)
+
+
+def _numbers(guidance: Guidance | None, rows: np.ndarray) -> tuple[np.float32, np.ndarray]:
+    """The guidance for compiled code, of rows `[C, R, d]`."""
+    if guidance is None:
+        return np.float32(0), rows[:, :0]
+    if guidance.rows.shape != rows.shape:
+        raise ValueError(f"Expected guidance {rows.shape}, got {tuple(guidance.rows.shape)}.")
+    return np.float32(guidance.share), guidance.rows.contiguous().numpy()
+
+
+# Whether native code can train a model with given settings, and why not.
+
+_MOST_CATEGORIES = (
+    1024  # of an item feature; a product with all rows of its table is taken in every step
+)
+
+
+def device_refusal(device: torch.device) -> str | None:
+    """Why native code cannot train clients on a device; None: it can."""
+    return None if device.type == "cpu" else f"the kernel runs on the CPU, not on {device.type}"
+
+
+def kernel_refusal(
+    model: Model, declared: KernelModel | None, sgd: SgdSettings, device: torch.device
+) -> str | None:
+    """Why native code cannot train a model, in a few words; None: it can.
+
+    Args:
+        model: the model.
+        declared: its declaration for native code, if there is one.
+        sgd: settings of the gradient steps.
+        device: where clients are trained.
+    """
+    elsewhere = device_refusal(device)
+    if elsewhere is not None:
+        return elsewhere
+    if not sgd.plain:
+        return "the kernel takes plain SGD, without momentum, weight decay and proximal term"
+    if declared is None:
+        return f"model {type(model).__name__} declares no kernel"
+    most = max((feature.categories for feature in declared.item_features), default=0)
+    if most > _MOST_CATEGORIES:
+        return f"an item feature has {most:,} categories, of {_MOST_CATEGORIES:,} at most"
+    return None
+
+
+def required(declared: KernelModel | None, model: Model) -> KernelModel:
+    """The declaration of a model.
+
+    Raises:
+        TypeError: there is none.
+    """
+    if declared is None:
+        raise TypeError(f"Expected a model that declares a kernel, got {type(model).__name__}.")
+    return declared

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks that log rounds to MLflow and to TensorBoard.
+
+Runs in MLflow (extra `track`): `callbacks = [{ name = "mlflow" }]`.
+
+Settings become parameters, rounds metrics, final figures metrics with the prefix `final/`. A
+resumed run continues the same MLflow run, whose id is stored in `mlflow.json`. MLflow allows no `@`
+in names: `hits@10` is `hits-at-10`. Its own usage statistics are switched off unless the user has
+switched them on. A server that does not answer within 5 s, twice, is given up, and the run goes on
+without it (`$MLFLOW_HTTP_REQUEST_TIMEOUT` and `$MLFLOW_HTTP_REQUEST_MAX_RETRIES` change this), and
+so is a database that cannot be opened at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from fedrec.config import Config
+from fedrec.errors import ExperimentError
+from fedrec.experiment.schema import marked
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.ids import runs_directory
+from fedrec.runs.result import Result
+from fedrec.runtime.files import read_json, write_atomically
+from fedrec.runtime.ragged import flat
+from server.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+# Rounds as TensorBoard scalars (extra `track`): `callbacks = [{ name = "tensorboard" }]`.
+#
+# A resumed run continues in the same folder; events of rounds after its checkpoint are dropped.
+
+
+class TensorBoardConfig(Config):
+    """Settings of the TensorBoard callback."""
+
+    folder: Path | None = None
+    """Folder of the event files, with one subfolder per run; default: `tensorboard` in the run
+    folder."""
+
+
+class TensorBoard(Callback):
+    """Writes each round's metrics, and those of the whole run at its end, for TensorBoard.
+
+    Raises:
+        ExperimentError: TensorBoard is not installed.
+    """
+
+    name = "tensorboard"
+    Config = TensorBoardConfig
+    config: TensorBoardConfig
+    tracker = True
+
+    def __init__(self, config: TensorBoardConfig | None = None) -> None:
+        super().__init__(config or TensorBoardConfig())
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise missing("tensorboard") from None
+        self._make = SummaryWriter
+        self._writer = None
+
+    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
+        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
+        chosen = self.config.folder
+        folder = run.path / "tensorboard" if chosen is None else chosen.expanduser() / run.path.name
+        self._writer = self._make(str(folder), purge_step=first_round)
+
+    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
+        """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
+        run here. Never ends the run."""
+        if self._writer is not None:
+            for name, value in numbers({**row, "seconds": seconds}).items():
+                self._writer.add_scalar(f"round/{name}", value, int(row["round"]))
+        return False
+
+    def on_end(self, result: Result) -> None:
+        """The run is finished."""
+        if self._writer is None:
+            return
+        systems = {"final": result.metrics, "before fine-tuning": result.before_fine_tuning}
+        systems |= {f"baseline {name}": metrics for name, metrics in result.baselines.items()}
+        for system, metrics in systems.items():
+            for name, value in numbers(metrics).items():
+                self._writer.add_scalar(f"{system}/{name}", value, len(result.rounds))
+        self._writer.close()
+        self._writer = None
+
+
+def numbers(row: dict[str, Any]) -> dict[str, float]:
+    """The finite numbers of a row, without the number of the round."""
+    found = {n: float(v) for n, v in row.items() if isinstance(v, int | float) and n != "round"}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def missing(package: str) -> ExperimentError:
+    """The error where a package of the extra `track` is not installed."""
+    return ExperimentError(
+        f"callback {package!r} needs a package that is not installed",
+        expected=f"the package {package}",
+        got="it cannot be imported",
+        fix="pip install 'fedrec[track]', or leave the callback out",
+    )
+
+
+_DEFAULTS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",  # seconds
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+}
+_LONGEST = 500  # characters of a parameter
+_AT_ONCE = 100  # parameters in a request
+
+
+class MlflowConfig(Config):
+    """Settings of the MLflow callback."""
+
+    tracking_uri: str | None = None
+    """URI of the MLflow server or database; default: `$MLFLOW_TRACKING_URI`, or `mlflow.db` in the
+    directory of runs."""
+    experiment: str | None = None
+    """Name of the MLflow experiment; default: the name of the fedrec experiment."""
+
+
+class Mlflow(Callback):
+    """Logs a run to MLflow.
+
+    Raises:
+        ExperimentError: MLflow is not installed.
+    """
+
+    name = "mlflow"
+    Config = MlflowConfig
+    config: MlflowConfig
+    tracker = True
+
+    def __init__(self, config: MlflowConfig | None = None) -> None:
+        super().__init__(config or MlflowConfig())
+        for name, value in _DEFAULTS.items():
+            os.environ.setdefault(name, value)
+        try:
+            from mlflow import MlflowClient
+        except ImportError:
+            raise missing("mlflow") from None
+        self._connect = MlflowClient
+        self._run = ""
+
+    def _uri(self) -> str:
+        chosen = self.config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        if chosen:
+            return chosen
+        folder = runs_directory().resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        return f"sqlite:///{folder / 'mlflow.db'}"
+
+    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
+        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
+        uri = self._uri()
+        if "sql" in urlsplit(uri).scheme:
+            from mlflow.store.db import utils
+
+            utils.MAX_RETRY_COUNT = 1  # by default MLflow tries for two minutes to open a database
+        self._client: MlflowClient = self._connect(tracking_uri=uri)
+        file = run.path / "mlflow.json"
+        if file.is_file():
+            self._run = read_json(file)["run"]
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        name = self.config.experiment or marked(run.experiment)
+        known = self._client.get_experiment_by_name(name)
+        place = self._client.create_experiment(name) if known is None else known.experiment_id
+        self._run = self._client.create_run(place, run_name=run.path.name).info.run_id
+        write_atomically(file, json.dumps({"run": self._run}) + "\n")
+        self._log_settings(run)
+
+    def _log_settings(self, run: RunFolder) -> None:
+        from mlflow.entities import Param, RunTag
+
+        found = [Param(key, str(value)[:_LONGEST]) for key, value in flat(run.experiment.table())]
+        for start in range(0, len(found), _AT_ONCE):
+            self._client.log_batch(self._run, params=found[start : start + _AT_ONCE])
+        self._client.log_batch(self._run, tags=[RunTag("fedrec.folder", str(run.path))])
+
+    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
+        """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
+        run here. Never ends the run."""
+        self._log(numbers({**row, "seconds": seconds}), int(row["round"]))
+        return False
+
+    def on_end(self, result: Result) -> None:
+        """The run is finished."""
+        if not self._run:  # centralised systems only: no rounds were logged
+            return
+        systems = {
+            "final": result.metrics,
+            **{f"baseline/{n}": m for n, m in result.baselines.items()},
+        }
+        for system, metrics in systems.items():
+            own = {f"{system}/{name}": value for name, value in numbers(metrics).items()}
+            self._log(own, len(result.rounds))
+        self._client.set_terminated(self._run)
+
+    def _log(self, metrics: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        if self._run:
+            now = int(time.time() * 1000)
+            named = [Metric(n.replace("@", "-at-"), v, now, step) for n, v in metrics.items()]
+            self._client.log_batch(self._run, metrics=named)

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exchange with nodes: replies, dropped replies, requests of items, and grids around grids."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Error, Message
+from flwr.serverapp import Grid
+
+from fedrec.errors import ClientError, RefusalError
+from fedrec.experiment.tables import EngineConfig
+from fedrec.protocol.client_arrays import ItemRequests
+from fedrec.protocol.messages import ITEMS, pack_item_query, unpack_item_requests
+from fedrec.protocol.orders import ItemQuery, Purpose
+from fedrec.runtime.files import MOST_JSON, parse_json
+from server.checkpoint import RunExtension
+
+# A record of the replies that a run did without, or that it scaled down: how many in each round, of
+# which nodes, and why.
+#
+# In `rounds.csv`: `dropped-replies`, `bounded-replies` (numbers of replies) and
+# `dropped-or-bounded` (the nodes with the reasons; empty in rounds without any). A run on real
+# nodes always has these columns, a simulation only from the first such reply on. At the end of the
+# run a sentence states the totals. In privacy mode `secure` all of this is in the log alone,
+# because only nodes with clients of the cohort, which is secret, can fail to reply.
+
+_TOLD = 300  # characters of a reason
+_NAMED = 5  # nodes in the sentence at the end
+_IDS = re.compile(r"(?:\bnode )?\b(\d{6,20})\b")  # of Flower, which draws them at random
+
+
+def with_names(text: str, names: Mapping[str, str]) -> str:
+    """A text for people, with the names of nodes, such as `node-2`, in place of Flower's ids.
+
+    Args:
+        text: any text.
+        names: of the nodes, by Flower's id; others stay as they are.
+    """
+    return _IDS.sub(lambda found: names.get(found[1], found[0]), text) if names else text
+
+
+def name_nodes(record: logging.LogRecord, names: Mapping[str, str]) -> bool:
+    """The same for a record of a log; to be used as its filter."""
+    record.msg = with_names(record.getMessage(), names)
+    record.args = None
+    return True
+
+
+class DroppedReplies(RunExtension):
+    """Counts the replies of each round that were dropped or scaled down.
+
+    Args:
+        always: whether every round has the columns.
+        secret: whether nothing is recorded outside the log.
+        called: names of nodes for people, by Flower's id.
+    """
+
+    name = "replies"
+
+    def __init__(
+        self,
+        *,
+        always: bool = False,
+        secret: bool = False,
+        called: Mapping[str, str] | None = None,
+    ) -> None:
+        self._always = always and not secret
+        self._secret = secret
+        self._called = called or {}
+        self._round: list[tuple[str, str]] = []  # what happened, and to whom, in this round
+        self._counts: Counter[str] = Counter()  # replies by what happened, and rounds
+        self._nodes: Counter[str] = Counter()
+
+    def dropped(self, node: int | None, reason: str) -> None:
+        """A reply is dropped, or did not come.
+
+        Args:
+            node: Flower's id of the node; None: unknown.
+            reason: why.
+        """
+        self._add("dropped", node, reason)
+
+    def bounded(self, node: int, reason: str) -> None:
+        """A reply is scaled down, likewise."""
+        self._add("bounded", node, reason)
+
+    def columns(self) -> dict[str, Any]:
+        """Numbers of replies in the round that ends, and the nodes."""
+        found = self._round
+        self._round = []
+        if not (found or self._always):
+            return {}
+        self._always = True
+        self._counts["rounds"] += bool(found)
+        counts = Counter(what for what, _ in found)
+        return {
+            "dropped-replies": counts["dropped"],
+            "bounded-replies": counts["bounded"],
+            "dropped-or-bounded": "; ".join(text for _, text in found),
+        }
+
+    def memory(self) -> dict[str, np.ndarray]:
+        """The totals, for a resumed run."""
+        text = json.dumps([self._counts, self._nodes])
+        return {"totals": np.frombuffer(text.encode(), dtype=np.uint8)}
+
+    def restore(self, memory: dict[str, np.ndarray]) -> None:
+        """Restore what `memory` returned."""
+        if "totals" in memory:
+            self._counts, self._nodes = map(
+                Counter, parse_json(memory["totals"].tobytes(), MOST_JSON)
+            )
+
+    def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
+        """A sentence with the totals, the final evaluation included; none without such replies."""
+        dropped = self._counts["dropped"]
+        bounded = self._counts["bounded"]
+        if not dropped + bounded:
+            return [], {}
+        words = (
+            f"Replies of nodes: {dropped} dropped or missing, {bounded} scaled down, in"
+            f" {self._counts['rounds']} of {rounds} rounds{self._most()}. The columns"
+            " dropped-replies, bounded-replies and dropped-or-bounded of rounds.csv, and log.txt,"
+            " say which and why."
+        )
+        return [words], {"dropped": dropped, "bounded": bounded, "in words": [words]}
+
+    def _add(self, what: str, node: int | None, reason: str) -> None:
+        if self._secret:
+            return
+        who = "a node" if node is None else with_names(f"node {node}", self._called)
+        self._round.append((what, f"{who}: {' '.join(reason.split())[:_TOLD]}"))
+        self._counts[what] += 1
+        if node is not None:
+            self._nodes[who] += 1
+
+    def _most(self) -> str:
+        if not self._nodes:
+            return ""
+        named = [f"{node} {count}" for node, count in self._nodes.most_common(_NAMED)]
+        return " and the evaluations (" + ", ".join(named) + ")"
+
+
+# Replies of a round without errors; an error if too many failed.
+
+log = logging.getLogger("fedrec")
+# how Flower writes an exception of a ClientApp
+_RAISED = re.compile(r"<class '([\w.]+)'>:<'(.*)'>", re.DOTALL)
+_REFUSAL = f"{RefusalError.__module__}.{RefusalError.__qualname__}"
+
+
+def reason_of(error: Error) -> str:
+    """The text of a node's error, without the class that Flower puts before it."""
+    found = _RAISED.fullmatch(str(error.reason))
+    return (found[2] if found else str(error.reason)).strip()
+
+
+def is_refusal(error: Error) -> bool:
+    """Whether a node refused an order, and did not fail."""
+    found = _RAISED.fullmatch(str(error.reason))
+    return found is not None and found[1] == _REFUSAL
+
+
+def answers(
+    replies: Iterable[Message],
+    *,
+    sent: Sequence[int],
+    max_failures: float,
+    dropped: DroppedReplies | None = None,
+    may_be_late: bool = False,
+) -> list[Message]:
+    """The replies without an error.
+
+    Args:
+        replies: what came back.
+        sent: Flower's id of the node of each message sent; a missing reply is a failure.
+        max_failures: largest tolerated share of failures, in [0, 1].
+        dropped: records the failures.
+        may_be_late: whether a missing reply is none.
+
+    Raises:
+        ClientError: more failed; carries the first node's error.
+    """
+    replies = list(replies)
+    good = [reply for reply in replies if not reply.has_error()]
+    failed = [reply for reply in replies if reply.has_error()]
+    missing = Counter(sent) - Counter(reply.metadata.src_node_id for reply in replies)
+    for reply in failed:
+        log.warning("node %d failed: %s", reply.metadata.src_node_id, reason_of(reply.error))
+    if missing:
+        log.warning("%d of %d nodes did not answer in time", missing.total(), len(sent))
+    if dropped is not None:
+        for reply in failed:
+            dropped.dropped(reply.metadata.src_node_id, f"failed: {reason_of(reply.error)}")
+        for node in missing.elements():
+            dropped.dropped(node, "no answer in time")
+    lost = len(failed) if may_be_late else len(sent) - len(good)
+    if sent and lost / len(sent) > max_failures:
+        reason = reason_of(failed[0].error) if failed else "no answer in time"
+        raise ClientError(
+            f"{lost} of {len(sent)} nodes failed",
+            expected=f"at most a share of {max_failures:g}",
+            got=reason,
+            fix="fix the first error above, or raise engine.max-failures or engine.timeout",
+        )
+    return good
+
+
+# Asking nodes which items' rows their clients need, before parameters are generated for them.
+
+
+def request_items(
+    grid: Grid,
+    engine: EngineConfig,
+    groups: Mapping[int, np.ndarray],
+    round_number: int,
+    purpose: Purpose,
+    step: dict[str, Any],
+) -> dict[int, ItemRequests]:
+    """By node, in the order of `groups`, what its clients need; without the nodes that failed.
+
+    Args:
+        grid: reaches the nodes.
+        engine: timeout, and how many failures are tolerated.
+        groups: node id to the clients, `int64 [clients]`.
+        round_number: the round that the parameters are for.
+        purpose: training, or evaluation on held-out rows.
+        step: name and settings of the clients' step.
+
+    Raises:
+        ClientError: too many nodes failed.
+    """
+    messages = [
+        Message(pack_item_query(ItemQuery(round_number, clients, purpose, step)), node, ITEMS)
+        for node, clients in groups.items()
+    ]
+    replies = grid.send_and_receive(messages, timeout=engine.timeout) if messages else []
+    good = answers(replies, sent=list(groups), max_failures=engine.max_failures)
+    found = {reply.metadata.src_node_id: unpack_item_requests(reply.content) for reply in good}
+    return {node: found[node] for node in groups if node in found}
+
+
+# A Flower grid around another one, for grids that do some of its calls differently.
+
+
+class WrappedGrid(Grid):
+    """Delegates every call to the grid inside; subclasses define `send_and_receive`.
+
+    Args:
+        grid: the grid inside.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self._grid.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def get_nodes(self) -> Iterable[Any]:
+        return self._grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)

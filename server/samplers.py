@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samplers of cohorts: full, of fixed size, Poisson, limited by budgets, and with a smallest
+separation."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.config import Config
+from fedrec.errors import ExperimentError
+from fedrec.privacy.accounting.sampling import Scheduled
+from fedrec.rng import stream
+
+# The contract of a cohort sampler: a function of the seed and the round.
+
+
+class Sampler(ABC):
+    """Draws the cohort of a round.
+
+    A built-in has a `name` and lives in `server/samplers.py`, its configuration class above it.
+
+    Args:
+        config: its settings.
+        clients: `int64 [clients]`, ascending: the clients that may be drawn.
+        seed: the experiment's seed.
+    """
+
+    Config: ClassVar[type[Config]] = Config
+    paper: ClassVar[str] = ""
+
+    def __init__(self, config: Config, clients: np.ndarray, seed: int) -> None:
+        self.config = config
+        self.clients = clients
+        self.seed = seed
+
+    def sample(self, round_number: int) -> np.ndarray:
+        """The cohort of a round: `int64 [clients]`, ascending, distinct; the same for the same seed
+        and round, in any process."""
+        return np.sort(self.draw(stream(self.seed, "cohort", round_number)))
+
+    def eligible(self, round_number: int) -> np.ndarray:
+        """The clients that may be drawn in a round, `int64 [clients]`, ascending."""
+        return self.clients
+
+    @property
+    def expected_cohort(self) -> float | None:
+        """Mean number of clients in a round, the same in every round; None where it is not known.
+        Audits need it."""
+        return None
+
+    @property
+    def schedule(self) -> Scheduled | None:
+        """What it guarantees of the rounds of each client, whatever their data, for privacy
+        mechanisms that need it; None: nothing."""
+        return None
+
+    def refuse_more_than_there_are(self, cohort: float) -> None:
+        """Raise an `ExperimentError` when a (mean) cohort is larger than the number of clients."""
+        if cohort > len(self.clients):
+            raise ExperimentError(
+                "wrong value for 'sampler.cohort'",
+                expected=f"at most the number of training clients, {len(self.clients)}",
+                got=f"{cohort:g}",
+                fix=f"set sampler.cohort = {len(self.clients)} or less",
+            )
+
+    @abstractmethod
+    def draw(self, random: np.random.Generator) -> np.ndarray:
+        """Draw distinct clients, `int64 [clients]`, in any order."""
+
+
+class SizedSampler(Sampler):
+    """Base of samplers with a setting `cohort`, the (mean) number of clients in a round.
+
+    Raises:
+        ExperimentError: it is larger than the number of clients.
+    """
+
+    config: Any
+
+    def __init__(self, config: Config, clients: np.ndarray, seed: int) -> None:
+        super().__init__(config, clients, seed)
+        self.refuse_more_than_there_are(self.config.cohort)
+
+    @property
+    def expected_cohort(self) -> float:
+        """The setting; of clients with a limit, as long as so many are left."""
+        return float(self.config.cohort)
+
+
+# Every client in every round.
+#
+# Under differential privacy there is no amplification by sampling, and the cohort need not be
+# secret. A few rounds with all clients need less noise for the same epsilon than many rounds with a
+# sample.
+
+
+class FullConfig(Config):
+    """Full participation has no settings."""
+
+
+class FullSampler(Sampler):
+    """All clients."""
+
+    name = "full"
+    Config = FullConfig
+    config: FullConfig
+
+    @property
+    def expected_cohort(self) -> float:
+        """Mean number of clients in a round."""
+        return float(len(self.clients))
+
+    def draw(self, random: np.random.Generator) -> np.ndarray:
+        """All clients, `int64 [clients]`."""
+        return self.clients
+
+
+# A cohort of fixed size, drawn uniformly without replacement (PrivRec algorithm 1, line 3).
+
+
+class FixedSizeConfig(Config):
+    """Settings of fixed-size sampling."""
+
+    cohort: int = Field(default=20, ge=1)
+    """Clients per round (M in PrivRec)."""
+
+
+class FixedSizeSampler(SizedSampler):
+    """Uniform sampling without replacement."""
+
+    name = "fixed-size"
+    Config = FixedSizeConfig
+    paper = "PrivRec (Wang et al. 2021), algorithm 1"
+    config: FixedSizeConfig
+
+    def draw(self, random: np.random.Generator) -> np.ndarray:
+        """Draw distinct clients, `int64 [cohort]`."""
+        return random.choice(self.clients, size=self.config.cohort, replace=False)
+
+
+# A Poisson cohort: every client takes part independently with the same probability.
+#
+# The size of the cohort varies, and it may be empty. This is the sampling that amplification bounds
+# for add/remove adjacency assume.
+
+
+class PoissonConfig(Config):
+    """Settings of Poisson sampling."""
+
+    cohort: float = Field(default=20.0, gt=0)
+    """Expected number of clients per round."""
+
+
+class PoissonSampler(SizedSampler):
+    """Independent sampling with probability cohort / clients."""
+
+    name = "poisson"
+    Config = PoissonConfig
+    config: PoissonConfig
+
+    @property
+    def probability(self) -> float:
+        """Probability q that a client takes part in a round."""
+        return self.config.cohort / len(self.clients)
+
+    def draw(self, random: np.random.Generator) -> np.ndarray:
+        """Draw distinct clients, `int64 [clients]`."""
+        return self.clients[random.random(len(self.clients)) < self.probability]
+
+
+# A cohort of fixed size among the clients with participations left. For users with personal
+# budgets: a user whose budget covers n uploads is sampled at most n times. The remaining
+# participations are found by drawing the earlier rounds again, so a cohort is a function of seed
+# and round. If fewer clients than the cohort size are left, all of them are sampled, and finally
+# none.
+
+
+class LimitedConfig(Config):
+    """Settings of limited sampling."""
+
+    cohort: int = Field(default=20, ge=1)
+    """Clients per round, while enough clients are left."""
+    participations: int = Field(default=30, ge=1)
+    """How often a client may be sampled in the whole run."""
+
+
+class Limited(SizedSampler):
+    """Uniform sampling without replacement from those who may still be drawn."""
+
+    name = "limited"
+    Config = LimitedConfig
+    config: LimitedConfig
+
+    def __init__(self, config: LimitedConfig, clients: np.ndarray, seed: int) -> None:
+        super().__init__(config, clients, seed)
+        self._drawn: list[np.ndarray] = []
+        self._counts = np.zeros(len(clients), dtype=np.int64)
+
+    def sample(self, round_number: int) -> np.ndarray:
+        """The cohort of a round: `int64 [clients]`, ascending, distinct; the same for the same seed
+        and round, in any process. Earlier rounds that were not drawn yet are drawn first."""
+        while len(self._drawn) < round_number:
+            cohort = super().sample(len(self._drawn) + 1)
+            self._counts[np.searchsorted(self.clients, cohort)] += 1
+            self._drawn.append(cohort)
+        return self._drawn[round_number - 1]
+
+    def draw(self, random: np.random.Generator) -> np.ndarray:
+        """Draw distinct clients, `int64 [clients]`."""
+        left = self.clients[self._counts < self.config.participations]
+        return random.choice(left, size=min(self.config.cohort, len(left)), replace=False)
+
+
+# Cohorts with a smallest distance between two rounds of a client, for privacy mechanisms whose
+# noise is correlated.
+#
+# The clients are divided into as many groups, and each round draws from the group whose turn it is.
+# A client's group is a function of the seed and its own id alone: consecutive ids are dealt out to
+# the groups in random order. So groups have nearly equal size, and clients that join change
+# nobody's group; a resumed run has the same cohorts.
+#
+# `draw = "fixed-size"` is for cohorts that may be known. With `"poisson"`, the clients of a group
+# take part independently; if these coin flips are secret (`privacy.mode = "secure"`), privacy is
+# amplified under add-remove adjacency (Choquette-Choo et al. 2023).
+
+
+class MinSeparationConfig(Config):
+    """Settings of cohorts with a smallest separation."""
+
+    cohort: int = Field(default=20, ge=1)
+    """Clients per round; their mean number with `draw = "poisson"`."""
+    separation: int = Field(default=16, ge=1)
+    """Number of groups, and smallest distance, in rounds, between two rounds of a client."""
+    draw: Literal["fixed-size", "poisson"] = "fixed-size"
+    """How a cohort is drawn from the group whose turn it is; `poisson`: independent coin flips."""
+
+
+class MinSeparation(SizedSampler):
+    """Draws each round's cohort from the group whose turn it is.
+
+    Raises:
+        ExperimentError: a group has fewer clients than a cohort.
+    """
+
+    name = "min-separation"
+    Config = MinSeparationConfig
+    paper = "(Amplified) Banded Matrix Factorization (Choquette-Choo et al. 2023)"
+    config: MinSeparationConfig
+
+    def __init__(self, config: MinSeparationConfig, clients: np.ndarray, seed: int) -> None:
+        super().__init__(config, clients, seed)
+        self._groups = _dealt(clients, config.separation, seed)
+        self._turn = clients[:0]
+        sizes = np.bincount(self._groups, minlength=config.separation)
+        needed = config.cohort * config.separation
+        poisson = config.draw == "poisson"
+        if len(clients) < needed or (sizes.min() < config.cohort and not poisson):
+            raise ExperimentError(
+                "too few clients for the separation of their rounds",
+                expected=f"{config.cohort} x {config.separation} = {needed} clients or more, and"
+                f" {config.cohort} in each group",
+                got=f"{len(clients)}, in groups of {sizes.min()} to {sizes.max()}",
+                fix=f"set sampler.cohort = {max(1, sizes.min())} or a smaller sampler.separation",
+            )
+
+    @property
+    def schedule(self) -> Scheduled:
+        """Groups do not depend on data, and return after all others."""
+        rate = self._rate if self.config.draw == "poisson" else 1.0
+        own = self.config.cohort, self.config.separation
+        return Scheduled(*own, rate=rate, joining=rate == 1)
+
+    def eligible(self, round_number: int) -> np.ndarray:
+        """The group whose turn it is, `int64 [clients]`, ascending."""
+        return self.clients[self._groups == (round_number - 1) % self.config.separation]
+
+    def sample(self, round_number: int) -> np.ndarray:
+        """The cohort of a round: `int64 [clients]`, ascending, distinct; a function of seed and
+        round."""
+        self._turn = self.eligible(round_number)
+        return super().sample(round_number)
+
+    def draw(self, random: np.random.Generator) -> np.ndarray:
+        """Some clients of the present group, `int64 [clients]`."""
+        if self.config.draw == "poisson":
+            return self._turn[random.random(len(self._turn)) < self._rate]
+        return random.choice(self._turn, size=self.config.cohort, replace=False)
+
+    @property
+    def _rate(self) -> float:
+        """Probability that a client takes part in a round of its group."""
+        return self.config.cohort * self.config.separation / len(self.clients)
+
+
+def _dealt(clients: np.ndarray, groups: int, seed: int) -> np.ndarray:
+    """The group of each client, `int64 [clients]`."""
+    blocks, places = np.divmod(clients, groups)
+    distinct, own = np.unique(blocks, return_inverse=True)
+    orders = [stream(seed, "min-separation", int(b)).permutation(groups) for b in distinct]
+    return np.array(orders)[own, places]

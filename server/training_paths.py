@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is told before training: the nodes' training paths, and user features that the data lack."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from fedrec.components import registry
+from fedrec.components.registry import STEP, resolve
+from fedrec.experiment.schema import Experiment
+from fedrec.protocol.orders import COMPILED, COMPILED_LOSS, COMPILED_RECURRENCE
+from server.cohort import Roster
+
+# Reports the nodes' training paths, and compiles what is not in the cache.
+
+
+class _Compilation(NamedTuple):
+    """How a function is compiled, and what is said of it.
+
+    Attributes:
+        sources: the package that it is in.
+        module: of the package, with `compiling`.
+        compiling: name of the function that compiles it.
+        text: what the user reads.
+    """
+
+    sources: str
+    module: str
+    compiling: str
+    text: str
+
+
+_KERNEL = ("fedrec.training", "warm_up", "compile_kernel")
+_IN_KERNEL = {
+    "train_clients": "the kernel, once on this machine (half a minute to a minute)",
+    "move_by_meta_gradients": "the kernel of meta-learning, once on this machine (about 20 s)",
+    "train_additive": "the kernel of FedRAP, once on this machine (about 4 s)",
+}
+_IN_BLOCKS = {
+    COMPILED_LOSS: _Compilation(
+        "fedrec.models",
+        "sequential_native",
+        "compile_losses",
+        "the loss, once on this machine (about 25 s)",
+    ),
+    COMPILED_RECURRENCE: _Compilation(
+        "fedrec.kernel",
+        "recurrence",
+        "compile_recurrence",
+        "the recurrence, once on this machine (about 10 s)",
+    ),
+}
+
+
+def announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], None]) -> None:
+    """Report the path of each step; nothing where nodes do not report it.
+
+    Args:
+        roster: the nodes, with the reply of each.
+        steps: names of the experiment's steps; what nodes report of others compiles nothing.
+        tell: prints a line for the user.
+    """
+    said = dict.fromkeys(pair for presence in roster.presences for pair in presence.paths.items())
+    if not said:
+        return
+    tell("training paths: " + ", ".join(f"step {step}: {path}" for step, path in said))
+    # in this process, before several nodes of this machine do it at once
+    compile_ahead(said, steps, tell)
+
+
+def compile_ahead(
+    said: Collection[tuple[str, str]], steps: Iterable[str], tell: Callable[[str], None]
+) -> None:
+    """Compile what the steps train with. Other paths need not wait for the import of Numba.
+
+    Args:
+        said: steps and paths, as nodes report them.
+        steps: names of the experiment's steps.
+        tell: prints a line for the user before something is compiled.
+    """
+    in_kernel = [step for step in steps if (step, "kernel") in said]
+    needed = {name for step in in_kernel for name in resolve(STEP, step).kernels}
+    for name, text in _IN_KERNEL.items():
+        if name in needed:
+            _compile(name, _Compilation(*_KERNEL, text), tell, name)
+    for name, how in _IN_BLOCKS.items():
+        if any(path.endswith(COMPILED[name]) for _, path in said):
+            _compile(name, how, tell)
+
+
+def _compile(
+    function: str, how: _Compilation, tell: Callable[[str], None], *arguments: str
+) -> None:
+    """Compile a function, unless an earlier process has."""
+    from fedrec.runtime.compiled_code import is_compiled
+
+    if not is_compiled(Path(*import_module(how.sources).__path__), function):
+        tell(f"compiling {how.text}")
+        module = import_module(f"{how.sources}.{how.module}")
+        getattr(module, how.compiling)(*arguments)
+
+
+# Warns before training if a model represents users by features that the data do not have.
+
+log = logging.getLogger("fedrec")
+
+
+def warn_without_user_features(experiment: Experiment, parameters: Iterable[str]) -> None:
+    """Log a warning where the shared model would rank alike for all users.
+
+    Args:
+        experiment: the experiment; `model.features = false` is a choice, and no warning is due.
+        parameters: names of the model's parameters.
+    """
+    model = registry.resolve(registry.MODEL, experiment.model.name)
+    chosen = not getattr(experiment.settings(registry.MODEL), "features", True)
+    if not model.by_features or chosen:
+        return
+    if not any(name.startswith("user.") for name in parameters):
+        log.warning(
+            "model %r represents users by features, and these data have none: the shared model"
+            " ranks alike for all users. Add dataset.user-features, or take a model without"
+            " features, such as item-weights (fedrec try TABLE.csv) or mf",
+            experiment.model.name,
+        )

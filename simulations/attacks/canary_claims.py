@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an audited run claims and releases.
+
+What the rounds of an audited run release along the canaries' directions.
+
+Of a private run it is the noisy mean update that `DpFedAvg` gives to the strategy, whatever the
+strategy makes of it. Of another run it is computed from the global parameters before and after a
+round, so that any strategy can be audited that adds `server-lr` times a noisy mean to them.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedrec.attacks.canaries import CanaryPlan, Directions, Observations
+from fedrec.attacks.claim import PrivacyClaim
+from fedrec.components.registry import MODEL, SAMPLER, STRATEGY, resolve
+from fedrec.data.population import POPULATIONS
+from fedrec.errors import ExperimentError, RunError
+from fedrec.experiment.phases import phase_at, phases_of
+from fedrec.experiment.schema import Experiment
+from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.ledger import Charge, Ledger
+from fedrec.privacy.plan import Plan
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
+from fedrec.runtime.files import open_atomically
+from fedrec.runtime.ragged import add_prefix, strip_prefix
+from server.callbacks.base import Callback
+from server.checkpoint import make_strategy
+from server.cohort import SampledCohorts
+from server.privacy.phase_plans import PhasePlans
+from strategies.base import Cohorts, CohortStrategy
+
+_FILE = "canaries.npz"
+_DAMAGED = (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error)
+
+
+@dataclass(frozen=True, eq=False)
+class CanaryReleases:
+    """The releases of a phase.
+
+    Attributes:
+        rounds: `int64 [T]`, their rounds.
+        released: `float64 [T, k]`, along each canary's direction.
+        quiet: `float64 [T, n]`, along directions in which no client moves the mean; n may be 0.
+        groups: `[k]`, the parameter of each canary.
+    """
+
+    rounds: np.ndarray
+    released: np.ndarray
+    quiet: np.ndarray
+    groups: np.ndarray
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """As named arrays."""
+        return dict(vars(self))
+
+    def fits(self, canaries: int) -> bool:
+        """Whether it may have been recorded with so many canaries."""
+        rounds = len(self.rounds)
+        return (
+            self.released.dtype == self.quiet.dtype == np.float64
+            and self.rounds.dtype == np.int64
+            and self.released.shape == (rounds, canaries)
+            and self.quiet.shape[:1] == (rounds,)
+            and self.quiet.ndim == 2
+            and self.groups.shape == (canaries,)
+        )
+
+
+class Watch(Callback):
+    """Records what each audited round releases, and saves it when the run is finished.
+
+    Args:
+        plans: the canaries of each audited phase.
+    """
+
+    def __init__(self, plans: Mapping[str, CanaryPlan]) -> None:
+        self._plans = plans
+        self._found: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {n: {} for n in plans}
+        self._directions: dict[str, Directions] = {}
+
+    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
+        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`.
+
+        Raises:
+            RunError: the run is resumed, and its earlier releases were not recorded.
+        """
+        if first_round > 1:
+            raise RunError(
+                f"the audited run {run.path} was interrupted",
+                expected="a run that is watched from its first round",
+                got=f"a run that continues with round {first_round}",
+                fix=f"remove {run.path} and start again",
+            )
+        experiment = run.experiment
+        self._private = experiment.privacy is not None
+        self._phases = phases_of(experiment)
+        self._rate = server_rate(experiment)
+        model = resolve(MODEL, experiment.model.name)
+        schema = POPULATIONS.population(experiment).schema()
+        self._room = getattr(model(experiment.settings(MODEL), schema), "room", {})
+
+    def on_release(self, round_number: int, mean: Mapping[str, np.ndarray]) -> None:
+        """The noisy mean update of a private round, before the strategy's rule."""
+        self._record(round_number, mean)
+
+    def on_update(
+        self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
+    ) -> None:
+        """Parameters before and after a round; read-only. Not called on the flower engine."""
+        if not self._private:
+            rate = self._rate(round_number)
+            changes = {n: (after[n].astype(np.float64) - before[n]) / rate for n in after}
+            self._record(round_number, changes)
+
+    def on_end(self, result: Result) -> None:
+        """The run is finished."""
+        found = {f"{phase}/": self._releases(phase).arrays() for phase in self._plans}
+        with open_atomically(result.folder / _FILE) as file:
+            np.savez(file, **add_prefix(found))  # type: ignore[arg-type]
+
+    def _record(self, round_number: int, mean: Mapping[str, np.ndarray]) -> None:
+        phase = phase_at(self._phases, round_number).name
+        if phase not in self._plans:
+            return
+        if phase not in self._directions:
+            shapes = {name: value.shape for name, value in mean.items()}
+            self._directions[phase] = Directions(self._plans[phase], self._room, shapes)
+        own = self._directions[phase]
+        self._found[phase][round_number] = own.project(mean), own.quiet(mean)
+
+    def _releases(self, phase: str) -> CanaryReleases:
+        rounds = sorted(self._found[phase])
+        kept = [self._found[phase][number] for number in rounds]
+        count = self._plans[phase].count
+        own = self._directions.get(phase)
+        return CanaryReleases(
+            np.array(rounds, dtype=np.int64),
+            np.array([released for released, _ in kept]).reshape(len(kept), count),
+            np.array([quiet for _, quiet in kept]).reshape(len(kept), -1 if kept else 0),
+            np.array(own.groups if own else [""] * count, dtype=np.str_),
+        )
+
+
+def server_rate(experiment: Experiment) -> Callable[[int], float]:
+    """Factor of a round's noisy mean in the strategy, by the number of the round, from 1."""
+    strategy = resolve(STRATEGY, experiment.strategy.name)
+    settings = experiment.settings(STRATEGY)
+    if not issubclass(strategy, CohortStrategy):
+        return lambda round_number: 1.0
+    return lambda round_number: strategy.server_rate(settings, round_number)
+
+
+def observed(
+    run: RunFolder, plans: Mapping[str, CanaryPlan]
+) -> dict[str, tuple[list[int], Observations]]:
+    """Of each phase of an audited run that released anything, the rounds and what they released.
+
+    Raises:
+        ExperimentError: no phase did.
+        RunError: the releases were not recorded, or their file is damaged.
+    """
+    found = {}
+    for phase, releases in recorded(run.path, plans).items():
+        plan = plans[phase]
+        canaries = plan.first + np.arange(plan.count)
+        rounds = releases.rounds.tolist()
+        if not rounds:  # the budget may have ended the run early
+            continue
+        cohorts = _cohorts(run.experiment, phase)
+        seen = Observations(
+            releases.released,
+            np.array([np.isin(canaries, cohorts.sample(number)) for number in rounds]),
+            plan.signs(),
+            releases.quiet if releases.quiet.size else None,
+            shared=plan.kind == "products",
+            groups=releases.groups,
+        )
+        found[phase] = rounds, seen
+    if not found:
+        raise ExperimentError(
+            "the run has no rounds to audit",
+            expected="at least one round with noise",
+            got="a budget that covers none",
+            fix="raise privacy.budget or the noise",
+        )
+    return found
+
+
+def _cohorts(experiment: Experiment, phase: str) -> Cohorts:
+    """The cohorts of a phase of an audited run."""
+    clients = POPULATIONS.population(experiment).partition.training_clients
+    drawn = SampledCohorts.without_nodes(experiment, clients)
+    strategy = make_strategy(experiment, drawn)
+    return strategy.by_phase[phase].cohorts if isinstance(strategy, CohortStrategy) else drawn
+
+
+def recorded(folder: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, CanaryReleases]:
+    """The releases of an audited run, by phase.
+
+    Raises:
+        RunError: their file is not there, or was not written by an audit.
+    """
+    file = folder / _FILE
+    shown = "no such file"
+    try:
+        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
+            tables = {name: arrays[name] for name in arrays.files}
+        found = {phase: CanaryReleases(**strip_prefix(f"{phase}/", tables)) for phase in plans}
+        if all(own.fits(plans[phase].count) for phase, own in found.items()):
+            return found
+        shown = ", ".join(
+            f"{name} {value.dtype} {list(value.shape)}" for name, value in tables.items()
+        )
+    except FileNotFoundError:
+        pass
+    except _DAMAGED as e:
+        shown = str(e) or type(e).__name__
+    raise RunError(
+        f"{file} does not hold what an audited run released",
+        expected=f"arrays of the phases {', '.join(plans)}, written when the run ended",
+        got=shown,
+        fix=f"remove the folder {file.parent} and audit again",
+    )
+
+
+def refuse_unauditable(experiment: Experiment, *, stated: bool) -> None:
+    """Refuse experiments that an audit cannot test.
+
+    Args:
+        experiment: the experiment, resolved.
+        stated: whether the claim is not that of its `[privacy]` table.
+
+    Raises:
+        ExperimentError: says what is in the way.
+    """
+    if experiment.engine.name == "flower":
+        raise ExperimentError(
+            "the flower engine does not support audits",
+            expected="engine serial or ray",
+            got="flower",
+            fix="--engine serial",
+        )
+    if experiment.lateness.known_cohorts:
+        raise ExperimentError(
+            "audits do not know which canaries were in time",
+            expected="rounds that wait for all clients, which are always available",
+            got="[closing], [asynchronous] or devices that are away",
+            fix="audit the experiment without them, at the noise that it would have then",
+        )
+    if not stated:
+        return
+    strategy = resolve(STRATEGY, experiment.strategy.name)
+    phased = issubclass(strategy, CohortStrategy)
+    if phased and strategy.by_phase is not CohortStrategy.by_phase:
+        raise ExperimentError(
+            f"strategy {experiment.strategy.name!r} has phases, whose releases differ",
+            expected="the claim of the experiment's table [privacy], which has one for each phase",
+            got="a single claim on the command line",
+            fix="add [privacy] and leave out --clip and --noise-std",
+        )
+    if experiment.privacy is None and server_rate(experiment)(experiment.rounds) <= 0:
+        anneal = experiment.strategy.options.get("anneal-rounds")
+        raise ExperimentError(
+            "the last rounds cannot be audited: their server rate is 0, so the parameters do not"
+            " change",
+            expected="strategy.anneal-rounds of at least the number of rounds",
+            got=f"rounds = {experiment.rounds}, anneal-rounds = {anneal}",
+            fix=f"--set strategy.anneal-rounds={experiment.rounds}",
+        )
+
+
+def noisy_plans(experiment: Experiment, clients: int) -> dict[str, Plan]:
+    """The plan of each phase of an experiment that has noise.
+
+    Args:
+        experiment: the experiment, resolved.
+        clients: number of clients that may be drawn, canaries included.
+
+    Raises:
+        ExperimentError: it has no `[privacy]` table, or one that canaries cannot test.
+    """
+    if experiment.privacy is None:
+        raise ExperimentError(
+            f"experiment {experiment.name!r} makes no privacy claim",
+            expected="a table [privacy], or a claim on the command line",
+            got="neither",
+            fix="--clip S --noise-std SIGMA (and --epsilon E --delta D)",
+        )
+    _refuse(experiment.privacy)
+    plans = PhasePlans.before_a_run(experiment, np.arange(clients)).plans
+    return {phase: plan for phase, plan in plans.items() if experiment.privacy.covers(phase)}
+
+
+def charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> PrivacyClaim:
+    """The claim of a phase as its ledger states it: the epsilon of all charges, and noise of the
+    largest multiplier.
+
+    Args:
+        plan: clip, sampler and denominator of the phase.
+        charges: the lines of the ledger for its rounds.
+        rounds: number of released rounds.
+    """
+    accountant = Accountant(plan.config.backend)
+    for charge in charges:
+        accountant.step(charge.event, charge.count)
+    correlated = plan.mechanism.correlated
+    multipliers = (getattr(charge.event, "noise_multiplier", 0.0) for charge in charges)
+    largest = plan.noise_multiplier if correlated else max(multipliers, default=0.0)
+    return PrivacyClaim(
+        clip=plan.sensitivity / 2,
+        denominator=plan.denominator,
+        noise_std=largest * plan.sensitivity / plan.denominator,
+        sampling_rate=plan.sampling.rate if correlated else plan.denominator / plan.clients,
+        rounds=rounds,
+        delta=plan.delta,
+        epsilon=accountant.epsilon(plan.delta).epsilon,
+        mixing=tuple(plan.mechanism.mixing(rounds).tolist()) if correlated else None,
+    )
+
+
+def charges_of(run: RunFolder, phase: str) -> list[Charge]:
+    """The lines of a run's privacy ledger for the rounds of a phase."""
+    phases = phases_of(run.experiment)
+    charges = Ledger(run.path / "privacy.jsonl").charges
+    return [one for one in charges if phase_at(phases, one.round_number).name == phase]
+
+
+def expected_cohort(experiment: Experiment, clients: int) -> float:
+    """Mean cohort size of an experiment with `clients` clients.
+
+    Raises:
+        ExperimentError: the sampler does not define it, or `clients` is too small for it.
+    """
+    sampler = resolve(SAMPLER, experiment.sampler.name)
+    drawn = sampler(experiment.settings(SAMPLER), np.arange(clients), experiment.seed)
+    if drawn.expected_cohort is None:
+        raise ExperimentError(
+            f"sampler {experiment.sampler.name!r} has no known sampling rate",
+            expected="a sampler that states the mean size of its cohorts",
+            got=f"no `expected_cohort` in {sampler.__name__}",
+            fix="use the sampler full, fixed-size or poisson, or define that property",
+        )
+    return drawn.expected_cohort
+
+
+def _refuse(privacy: PrivacyConfig) -> None:
+    """Refuse claims that the audit's statistics do not cover."""
+    mechanism = privacy.noise()
+    rules = {
+        "adjacency": (
+            privacy.adjacency == "replace-one",
+            "replace-one: a canary's other sign is another client",
+        ),
+        "mechanism": (
+            mechanism.pair(1.0).mu is not None,
+            "Gaussian noise",
+        ),
+        "placement": (
+            privacy.placement != "local",
+            "central or distributed: the audit observes sums",
+        ),
+        "mode": (
+            privacy.mode == "reproducible",
+            "reproducible: the cohorts must be known afterwards",
+        ),
+        "adaptive-clip": (privacy.adaptive_clip is None, "none: the clip norm must be fixed"),
+    }
+    for key, (right, expected) in rules.items():
+        if not right:
+            raise ExperimentError(
+                f"an audit cannot test 'privacy.{key}' as it is",
+                expected=expected,
+                got=repr(privacy.table().get(key)),
+                fix=f"--set privacy.{key}=... for the audit",
+            )

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Membership attacks on federations: PrivRec's, by likelihood ratios, and by fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.attacks.membership import (
+    Describer,
+    Encoding,
+    Mode,
+    Signal,
+    Variance,
+    fit_signals,
+    forest_scores,
+    lira_scores,
+    train_forest,
+)
+from fedrec.runtime.files import open_atomically
+from simulations.attacks.base import TARGET, Attacked, AttackRun, MembershipAttack, MembershipConfig
+from simulations.attacks.members import half_memberships, shadow_parts
+
+if TYPE_CHECKING:
+    from simulations.attacks.system import TrainedSystem
+
+
+# PrivRec's membership attack (section 4.6): a shadow and a target federation, lists, a forest;
+# `fedrec.attacks.membership` has the forest, and what the paper leaves open.
+
+_SHADOW = "shadow"
+
+
+class PrivRecAttackConfig(MembershipConfig):
+    """Settings of PrivRec's membership attack."""
+
+    shadow_users: int = Field(default=1000, ge=1)
+    """Number of users whose data the attacker has."""
+    used: float = Field(default=0.8, gt=0, lt=1)
+    """Share of these users that train the shadow system."""
+    members: float = Field(default=0.5, gt=0, lt=1)
+    """Share of the other users that train the target system."""
+    encoding: Encoding = "both"
+    """Encoding of a list: multi-hot, pooled or both."""
+    lists: Literal["shared", "fine-tuned"] = "shared"
+    """Lists of the shared model, or after each user's own fine-tuning (an attacker who has the
+    user's data)."""
+    exclude_known: bool = False
+    """Whether lists leave out items of the user's training rows (likewise)."""
+    length: int = Field(default=10, ge=1)
+    """Items in a list."""
+    trees: int = Field(default=100, ge=1)
+    """Number of trees in the random forest."""
+    balanced: bool = False
+    """Whether members and non-members among the shadow users have equal weight."""
+    judged: int = Field(default=200, ge=0)
+    """Number of random test users on whom the target's recommendations are evaluated; 0: all. With
+    fine-tuning, evaluating all takes longer than the attack itself."""
+
+
+class PrivRecAttack(MembershipAttack):
+    """Shadow system, top-10 lists, random forest."""
+
+    name = "membership"
+    Config = PrivRecAttackConfig
+    paper = "PrivRec (Wang et al. 2021), section 4.6"
+    config: PrivRecAttackConfig
+
+    def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
+        """The shadow system and the target.
+
+        Raises:
+            ExperimentError: there are too few users.
+        """
+        used, _, members, _ = self._parts(attacked)
+        judged = {"final-users": self.config.judged} if self.config.judged else {}
+        users = attacked.users
+        return {
+            _SHADOW: AttackRun(np.isin(users, used), attacked.seed_of("attack-run", 0)),
+            TARGET: AttackRun(np.isin(users, members), evaluation={"every": 0, **judged}),
+        }
+
+    def victims(self, attacked: Attacked) -> np.ndarray:
+        """All but the shadow users."""
+        return np.sort(np.concatenate(self._parts(attacked)[2:]))
+
+    def suspicion(self, attacked: Attacked) -> np.ndarray:
+        """`float64 [users]`: the forest's probability of "member"."""
+        population = attacked.population
+        shadow = attacked.systems[_SHADOW]
+        known = np.setdiff1d(population.partition.training_clients, attacked.users)
+        _, items = population.liked(known)
+        data = population.interactions
+        popularity = np.bincount(items, minlength=data.num_items)
+        describer = Describer(
+            data.user_features, data.item_features, popularity, self.config.encoding
+        )
+        forest = train_forest(
+            describer.describe(known, self._lists(shadow, known)),
+            np.isin(known, shadow.members),
+            seed=self.seed,
+            trees=self.config.trees,
+            balanced=self.config.balanced,
+        )
+        there = describer.describe(attacked.users, self._lists(attacked.target, attacked.users))
+        # equal descriptions cannot be distinguished
+        self.details["descriptions"] = len(np.unique(there, axis=0))
+        return forest_scores(forest, there)
+
+    def threshold(self, suspicion: np.ndarray) -> float:
+        """The forest's answer is "member" above 1/2."""
+        return 0.5
+
+    def _parts(self, attacked: Attacked) -> list[np.ndarray]:
+        config = self.config
+        return shadow_parts(
+            attacked.users,
+            shadow_users=config.shadow_users,
+            used=config.used,
+            members=config.members,
+            seed=self.seed,
+        )
+
+    def _lists(self, system: TrainedSystem, users: np.ndarray) -> np.ndarray:
+        return system.lists(
+            users,
+            self.config.length,
+            fine_tune=self.config.lists == "fine-tuned",
+            exclude_known=self.config.exclude_known,
+        )
+
+
+# The attack by fit (Yeom et al. 2018, section 3): a user whom the system fits well is called a
+# member.
+#
+# Where this differs from the paper: it compares the loss of one example with the mean training
+# loss; here a user is the unit, its fit is a mean over its rows (`fedrec.attacks.membership`), and
+# the median of all users stands for the mean loss.
+
+
+class FitConfig(MembershipConfig):
+    """Settings of the attack by fit."""
+
+    signal: Signal = "contrast"
+    """How well scores fit a user: `positives` or `contrast`, see docs/attacks.md."""
+    fine_tune: bool = False
+    """Whether the model is fine-tuned on the user's data before the fit is measured."""
+
+
+class Fit(MembershipAttack):
+    """Suspects the users whom the system fits best; needs no shadow system."""
+
+    name = "fit"
+    Config = FitConfig
+    paper = "Yeom et al. 2018, section 3"
+    config: FitConfig
+
+    def suspicion(self, attacked: Attacked) -> np.ndarray:
+        """`float64 [users]`: how well the target fits each user."""
+        return self.signals(attacked, attacked.target)
+
+    def signals(self, attacked: Attacked, system: TrainedSystem) -> np.ndarray:
+        """`float64 [users]`: how well a system fits each user."""
+        blocks = system.scores(attacked.users, fine_tune=self.config.fine_tune)
+        signal = self.config.signal
+        return np.concatenate(
+            [fit_signals(scores, attacked.population, part, signal) for part, scores in blocks]
+        )
+
+
+# The likelihood-ratio attack (Carlini et al. 2022): shadow federations on random halves of the
+# users, and a target; `fedrec.attacks.membership` has the statistic.
+
+
+class LiraConfig(FitConfig):
+    """Settings of the likelihood-ratio attack."""
+
+    shadows: int = Field(default=16)
+    """Number of shadow systems: even, at least 4."""
+    mode: Mode = "online"
+    """`online` compares systems that were trained with a user and without it; `offline` uses the
+    latter alone."""
+    variance: Variance = "global"
+    """Of the signals: one for all users (`global`), or one per user (`user`)."""
+
+
+class Lira(Fit):
+    """Likelihood-ratio attack with shadow federations."""
+
+    name = "lira"
+    Config = LiraConfig
+    paper = "Carlini et al. 2022"
+    config: LiraConfig
+
+    def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
+        """The target, and shadow systems of half of the users each.
+
+        Raises:
+            ExperimentError: the number of shadow systems is wrong.
+        """
+        masks = half_memberships(len(attacked.users), self.config.shadows, self.seed)
+        shadows = {
+            f"shadow-{number:03d}": AttackRun(mask, attacked.seed_of("attack-run", number))
+            for number, mask in enumerate(masks, 1)
+        }
+        return {**super().trainings(attacked), **shadows}
+
+    def suspicion(self, attacked: Attacked) -> np.ndarray:
+        """`float64 [users]`, see `lira_scores`. The signals are saved in `signals.npz`."""
+        users = attacked.users
+        shadows = [system for name, system in attacked.systems.items() if name != TARGET]
+        arrays = {
+            "target": self.signals(attacked, attacked.target),
+            "member": np.isin(users, attacked.target.members),
+            "shadows": np.stack([self.signals(attacked, one) for one in shadows]),
+            "masks": np.stack([np.isin(users, one.members) for one in shadows]),
+        }
+        with open_atomically(attacked.folder / "signals.npz") as file:
+            np.savez(file, users=users, **arrays)
+        return lira_scores(
+            arrays["target"],
+            arrays["shadows"],
+            arrays["masks"],
+            mode=self.config.mode,
+            variance=self.config.variance,
+        )
+
+    def threshold(self, suspicion: np.ndarray) -> float:
+        """Online 0, offline the median."""
+        return 0.0 if self.config.mode == "online" else super().threshold(suspicion)

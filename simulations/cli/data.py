@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands about data: `fedrec data`, `fedrec perturb` and `fedrec synthesise`."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simulations.cli import options
+from simulations.cli.options import AsJson, Named
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedrec.data.perturbation import Perturbed
+    from fedrec.data.population import Population
+    from fedrec.data.reader import Reader
+    from fedrec.experiment.schema import Experiment
+
+
+# `fedrec data`: list, fetch, import and inspect datasets. Data are downloaded only by `fetch`.
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+def _names(incomplete: str) -> list[str]:
+    from fedrec.components.registry import DATASET, builtin_names
+
+    return [name for name in builtin_names(DATASET) if name.startswith(incomplete)]
+
+
+Name = Annotated[
+    str, typer.Argument(help="Name of a dataset, see `fedrec data list`.", autocompletion=_names)
+]
+Settings = Annotated[
+    list[str] | None, options.overrides("Setting of the reader, such as unit=pairs; may repeat.")
+]
+
+
+@app.command("list")
+def list_datasets() -> None:
+    """List the datasets and whether their files are present."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedrec.components.registry import DATASET, available
+    from fedrec.data.reader import data_directory
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("name", "here", "fetch", "about"):
+        table.add_column(column, overflow="fold")
+    for name, found in available(DATASET):
+        if isinstance(found, type):
+            reader: Reader = found(name, found.Config())
+            fetchable = "yes" if reader.source is not None and reader.source.archives else "no"
+            table.add_row(name, _presence(reader), fetchable, reader.title)
+    console = Console()
+    console.print(table)
+    console.print(f"data directory: {data_directory()}", highlight=False)
+
+
+@app.command(short_help="Download a dataset from its publisher and verify it.")
+def fetch(name: Name) -> None:
+    """Download a dataset from its publisher, verify size and SHA-256, and unpack it."""
+    from fedrec.data.download import fetch as download
+    from fedrec.errors import DataError
+
+    reader = _reader(name, [])
+    source = reader.source
+    if source is None or not source.archives:
+        page = source.page if source is not None else "the owner of the data"
+        raise DataError(
+            f"{name!r} has no download that fedrec could check",
+            expected="a dataset with a published archive",
+            got=name,
+            fix=f"get it from {page}, then: fedrec data import {name} PATH",
+        )
+    typer.echo(f"{name}: {source.licence} ({source.page})", err=True)
+    typer.echo(
+        _with_bar(
+            lambda progress: download(name, source, reader.default_folder(), progress=progress)
+        )
+    )
+
+
+@app.command("import")
+def import_(
+    name: Name,
+    path: Annotated[Path, typer.Argument(help="Local archive, folder or file with the data.")],
+) -> None:
+    """Verify a local archive or folder and install its dataset."""
+    from fedrec.data.download import import_data
+
+    typer.echo(import_data(name, path))
+
+
+@app.command()
+def info(name: Name, settings: Settings = None) -> None:
+    """Read and verify a dataset, and print its statistics."""
+    import numpy as np
+
+    reader = _reader(name, settings or [])
+    data = reader.described(reader.read())
+    cells = data.num_users * data.num_items
+    typer.echo(
+        f"{name}: {data.num_users:,} users, {data.num_items:,} items, {len(data):,} interactions"
+    )
+    typer.echo(
+        f"density {len(data) / max(cells, 1):.4%}, times"
+        f" {'yes' if data.times is not None else 'no'}"
+    )
+    if data.ratings is not None:
+        values, counts = np.unique(data.ratings, return_counts=True)
+        shown = ", ".join(
+            f"{value:g}: {count:,}" for value, count in zip(values[:12], counts[:12], strict=True)
+        )
+        typer.echo(f"ratings {shown}{', ...' if len(values) > 12 else ''}")
+    for owner, table in (("user", data.user_features), ("item", data.item_features)):
+        for feature in table.features:
+            typer.echo(
+                f"{owner} feature {feature.name}: {len(feature.categories)} categories, up to"
+                f" {feature.width} each"
+            )
+        for text in table.texts:
+            typer.echo(f"{owner} text {text.name}: {len(text.categories):,} words")
+        for one in table.vectors:
+            width = one.values.shape[1]
+            typer.echo(f"{owner} vectors {one.name}: width {width}, {one.known.sum():,} known")
+    typer.echo(f"fingerprint {data.fingerprint()}")
+
+
+def _reader(name: str, settings: list[str]) -> Reader:
+    from fedrec.components.registry import DATASET, resolve
+    from fedrec.experiment.sections import override
+
+    table: dict = {}
+    for text in settings:
+        table = override(table, text)
+    cls = resolve(DATASET, name)
+    return cls(name, cls.Config.parse(table, at="dataset"))
+
+
+def _presence(reader: Reader) -> str:
+    if reader.source is None:
+        return "-"
+    return "yes" if reader.default_folder().exists() else "no"
+
+
+def _with_bar(work):
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task("download")
+        return work(lambda done, size: bars.update(task, completed=done, total=size))
+
+
+# Tables that commands write: CSV or Parquet, by the ending of the file.
+
+_PARQUET = (".parquet", ".pq")
+
+
+def refuse_unusable(output: Path) -> None:
+    """Refuse a file of an unknown or unwritable format, before the work is done.
+
+    Raises:
+        ExperimentError: the format is unknown, needs a package that is not installed, or the path
+            is that of a folder.
+    """
+    from importlib.util import find_spec
+
+    from fedrec.errors import ExperimentError
+
+    if output.is_dir():
+        raise ExperimentError(
+            "cannot write the table",
+            expected="a file",
+            got=f"{output}, a folder",
+            fix=f"--output {output / 'table.csv'}",
+        )
+    if output.suffix not in (".csv", *_PARQUET):
+        raise ExperimentError(
+            f"unknown format of {output}",
+            expected="a file that ends in .csv or .parquet",
+            got=output.suffix or "no ending",
+            fix="--output table.csv",
+        )
+    if output.suffix in _PARQUET and find_spec("pyarrow") is None:
+        raise ExperimentError(
+            "writing Parquet needs pyarrow",
+            expected="the optional package pyarrow",
+            got="it is not installed",
+            fix="pip install 'fedrec[parquet]', or --output table.csv",
+        )
+
+
+def write_table(table: pd.DataFrame, output: Path, csv: str | None = None) -> None:
+    """Write a table atomically.
+
+    Args:
+        table: its rows.
+        output: the file, see `refuse_unusable`.
+        csv: the text of a CSV file; default: that of the table.
+    """
+    from fedrec.runtime.files import write_atomically
+
+    if output.suffix == ".csv":
+        write_atomically(output, table.to_csv(index=False) if csv is None else csv)
+        return
+    content = io.BytesIO()
+    table.to_parquet(content, index=False)
+    write_atomically(output, content.getvalue())
+
+
+Overrides = Annotated[
+    list[str] | None, options.overrides("Override a key: --set perturb.budget=0.3")
+]
+
+
+_TITLES = {
+    "kept": "kept, share of the real rows that are in the table",
+    "replaced": "replaced, share of the table's rows whose item the user does not have",
+    "linked": "linked, share of users found by their profile in the table",
+    "chance": "linked by guessing",
+    "recovered": "original named by a trained attacker, share of replaced rows",
+    "frequent": "original named by frequency alone",
+}
+"""Labels for people; programs (`--json`) get the keys."""
+
+
+def perturb(experiment: Named, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Apply an experiment's perturbation without training, and report its effect and its
+    guarantee."""
+    from fedrec.data.perturbation import perturbation_of
+    from fedrec.experiment.loading import load
+    from fedrec.runtime.shared_memory import finite
+
+    loaded = load(experiment, overrides or [])
+    population, perturbed = perturbed_population(loaded)
+    found = {
+        "clients": len(population.training_clients),
+        "rows": len(population.partition.train_rows),
+        "learned rows": len(perturbed.rows),
+        **perturbed.figures,
+        "in words": perturbation_of(loaded).words(),  # type: ignore[union-attr]
+    }
+    typer.echo(json.dumps(finite(found), indent=2)) if as_json else print_figures(found)
+
+
+def synthesise(
+    experiment: Named,
+    output: Annotated[Path, options.output("Output file: .csv or .parquet.")],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the synthetic training rows of an experiment with a table [perturb], and measure what
+    they reveal of the real ones.
+
+    For example: fedrec synthesise upc-sdg-office --output synthetic.csv
+    """
+    from fedrec.data.perturbation import perturbation_of
+    from fedrec.experiment.loading import load
+    from fedrec.perturb.noisy_cooccurrence import disclosure
+    from fedrec.perturb.substitutes import FIGURE, measured_similarity
+    from fedrec.runtime.shared_memory import finite
+
+    refuse_unusable(output)
+    loaded = load(experiment, overrides or [])
+    population, perturbed = perturbed_population(loaded)
+    real = population.interactions.with_rows(population.partition.train_rows)
+    write_table(perturbed.rows.frame(), output)
+    figures = dict(perturbed.figures)
+    if FIGURE not in figures and (found := measured_similarity(real, perturbed, loaded.seed)):
+        figures[FIGURE] = found
+    found = {
+        "table": str(output),
+        "rows": len(perturbed.rows),
+        "training rows": len(real),
+        **disclosure(real, perturbed, loaded.seed).table(),
+        **figures,
+        "in words": perturbation_of(loaded).words(),  # type: ignore[union-attr]
+    }
+    if as_json:
+        typer.echo(json.dumps(finite(found), indent=2))
+    else:
+        print_figures({_TITLES.get(name, name): value for name, value in found.items()})
+
+
+def perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]:
+    """The population of an experiment, and its perturbed training rows.
+
+    Raises:
+        ExperimentError: it perturbs nothing.
+    """
+    from fedrec.data.population import Population
+    from fedrec.errors import ExperimentError
+
+    if experiment.perturb is None:
+        raise ExperimentError(
+            f"experiment {experiment.name!r} perturbs nothing",
+            expected="a table [perturb]",
+            got="none",
+            fix="--set perturb.name=random-replacement, or another of `fedrec list perturbation`",
+        )
+    population = Population.of(experiment)
+    return population, population.perturbed  # type: ignore[return-value]
+
+
+def print_figures(found: dict[str, Any]) -> None:
+    """Counts and shares line by line, spreads over clients as tables, and last the sentences."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for name, value in found.items():
+        if isinstance(value, dict):
+            console.print(_table(name, value, Table))
+        elif name != "in words":
+            console.print(f"{name}: {_shown(value)}", highlight=False)
+    for line in found.get("in words", ()):
+        console.print(line, highlight=False)
+
+
+def _table(name: str, rows: dict[str, Any], kind: Any) -> Any:
+    """One row per entry: its value, or the values of a table below it in columns."""
+    nested = [value for value in rows.values() if isinstance(value, dict)]
+    shown = kind(box=None, padding=(0, 2, 0, 0))
+    shown.add_column(name)
+    for column in nested[0] if nested else ("",):
+        shown.add_column(column, justify="right")
+    for key, value in rows.items():
+        values = value.values() if isinstance(value, dict) else [value]
+        shown.add_row(str(key), *(_shown(one) for one in values))
+    return shown
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float) and math.isnan(value):
+        return "nothing to measure"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# `fedrec data glove-subset`: the few vectors of a GloVe file that an experiment's users need, as a
+# small table.
+
+
+def glove_subset(
+    file: Annotated[
+        Path, typer.Argument(help="GloVe text file, such as glove.6B.50d.txt.", exists=True)
+    ],
+    experiment: Annotated[
+        str, typer.Argument(help="Experiment whose user metadata determine the needed words.")
+    ],
+    output: Annotated[Path, options.output("Output file, for priors.source = 'table:FILE'.")],
+    overrides: Annotated[list[str] | None, options.overrides()] = None,
+) -> None:
+    """Extract the vectors of the words in users' metadata from a GloVe file."""
+    import json
+
+    from fedrec.data.population import read_interactions
+    from fedrec.experiment.loading import load
+    from fedrec.models.priors import read_glove
+    from fedrec.privacy.personal import PriorsConfig
+    from fedrec.runtime.files import write_atomically
+
+    loaded = load(experiment, overrides or [])
+    named = PriorsConfig.parse(loaded.step.options.get("priors") or {}).words
+    labels = {
+        label
+        for feature in read_interactions(loaded).user_features.features
+        for label in feature.categories
+    }
+    words = {named.get(label, label).lower() for label in labels}
+    found = read_glove(file, words)
+    write_atomically(
+        output, json.dumps({word: found[word].tolist() for word in sorted(found)}) + "\n"
+    )
+    missing = ", ".join(sorted(words - set(found))) or "none"
+    typer.echo(f"{len(found)} of {len(words)} words; without a vector: {missing}")
+    typer.echo(output)
+
+
+def split(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    output: Annotated[Path, options.output("Output file: .csv or .parquet.")],
+) -> None:
+    """Write the rows of a run with the part that each is in: training, known (of a user who does
+    not train), validation or test.
+
+    For example: fedrec data split runs/films -o split.csv
+    """
+    import numpy as np
+
+    from fedrec.data.population import Population
+    from fedrec.errors import DataError
+    from fedrec.runs.folder import RunFolder
+    from fedrec.runs.ids import read_ids
+
+    refuse_unusable(output)
+    folder = RunFolder(run)
+    population = Population.of(folder.experiment)
+    rows = population.interactions
+    now = rows.user_ids.astype(str), rows.item_ids.astype(str)
+    if not all(map(np.array_equal, now, read_ids(folder.path) or now)):
+        raise DataError(
+            f"the data of {run} have changed since",
+            expected="the users and items of the run, which its split is of",
+            got=f"{rows.num_users:,} users and {rows.num_items:,} items, not all the same",
+            fix="restore the data as they were, or run again",
+        )
+    table = rows.frame()
+    table["part"] = population.partition.parts(rows)
+    counts = table["part"].value_counts()
+    write_table(table.loc[table["part"] != ""], output)
+    typer.echo(
+        ", ".join(f"{count:,} {part or 'left out'}" for part, count in counts.items()), err=True
+    )
+    typer.echo(output)

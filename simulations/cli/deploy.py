@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands about deployments: `fedrec deploy` and `fedrec client`."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simulations.cli import options
+
+if TYPE_CHECKING:
+    from simulations.deployment.layout import Deployment
+
+
+# `fedrec deploy`: create, start, inspect, use and stop a deployment of real clients.
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+def _deployment(folder: str) -> Deployment:
+    from simulations.deployment.layout import Deployment
+
+    return Deployment(Path(folder))
+
+
+Folder = Annotated[
+    Any, typer.Argument(metavar="FOLDER", parser=_deployment, help="Deployment folder.")
+]
+"""A deployment, by its folder."""
+
+
+Setting = partial(options.setting_option, of="simulations.deployment.layout:DeploymentConfig")
+
+
+@app.command(short_help="Create a deployment folder: certificates, keys, settings.")
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder to create.")],
+    nodes: Annotated[str | None, Setting("nodes")] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address under which clients reach this machine; may repeat."),
+    ] = None,
+    bind: Annotated[str | None, Setting("bind")] = None,
+    port: Annotated[str | None, Setting("port")] = None,
+    superlink_port: Annotated[str | None, Setting("superlink-port")] = None,
+    node_port: Annotated[str | None, Setting("node-port")] = None,
+    most_clients: Annotated[str | None, Setting("most-clients")] = None,
+    local_nodes: Annotated[
+        bool, typer.Option(help="Whether `up` also starts the nodes on this machine.")
+    ] = True,
+    experiment: Annotated[
+        str | None,
+        typer.Option(help="Split the dataset of this experiment into one file per node."),
+    ] = None,
+    overrides: Annotated[list[str] | None, options.overrides()] = None,
+) -> None:
+    """Create a deployment folder: authority, certificates, keys, secrets and settings."""
+    from fedrec.experiment.sections import override
+    from simulations.deployment.initialise import initialise
+    from simulations.deployment.layout import DeploymentConfig
+
+    given = {"nodes": nodes, "bind": bind, "port": port, "superlink-port": superlink_port}
+    given |= {"node-port": node_port, "most-clients": most_clients}
+    table = {"local-nodes": local_nodes, **({"hosts": [*host]} if host else {})}
+    for text in options.overrides_of(given):
+        table = override(table, text)
+    settings = DeploymentConfig.parse(table, at="deployment")
+    loaded = None
+    if experiment is not None:
+        from fedrec.experiment.loading import load
+
+        loaded = load(experiment, overrides or [])
+    made = initialise(folder, settings)
+    if loaded is not None:
+        from simulations.deployment.shards import cut_for
+
+        cut_for(made, loaded)
+    typer.echo(made.path)
+
+
+@app.command(short_help="Start all processes and register the nodes.")
+def up(deployment: Folder) -> None:
+    """Start all processes, register the nodes, and wait until all are healthy."""
+    from simulations.deployment import operator
+
+    operator.up(deployment)
+    _show(deployment)
+    here = len(operator.local_plans(deployment))
+    absent = len(deployment.numbers) - here
+    if deployment.settings.local_nodes and absent:
+        typer.echo(
+            f"{absent} nodes have no data.csv in their folder and are not started here",
+            err=True,
+        )
+
+
+@app.command(short_help="Show processes, nodes and runs.")
+def status(deployment: Folder) -> None:
+    """Show all processes, nodes and runs; the exit status is 1 if one is not healthy."""
+    from simulations.deployment import operator
+
+    _show(deployment)
+    if any(state.pid is None or state.healthy is False for state in operator.states(deployment)):
+        raise typer.Exit(1)
+
+
+@app.command()
+def down(deployment: Folder) -> None:
+    """Stop all processes that `up` started."""
+    from simulations.deployment import operator
+
+    stopped = operator.down(deployment)
+    typer.echo("stopped" if stopped else "nothing was running")
+
+
+@app.command(short_help="Register the nodes whose keys are in the folder.")
+def register(deployment: Folder) -> None:
+    """Register all nodes whose keys are in the deployment folder; `up` does so, too."""
+    from simulations.deployment import operator
+
+    for name, node in operator.register_nodes(deployment).items():
+        typer.echo(f"{name} {node}")
+
+
+@app.command("add-nodes", short_help="Create keys for further nodes.")
+def add_nodes(
+    deployment: Folder,
+    count: Annotated[
+        int,
+        typer.Argument(
+            min=0,
+            help="Number of new nodes; 0 only creates keys that nodes of an older version lack.",
+        ),
+    ] = 1,
+) -> None:
+    """Create folders with keys for further nodes; `register` then admits them."""
+    from simulations.deployment.initialise import add_nodes as add
+
+    grown = add(deployment, count)
+    for made in grown.node_folders()[len(grown.numbers) - count :]:
+        typer.echo(made)
+
+
+@app.command(short_help="Serve a read-only page about nodes and runs.")
+def page(
+    deployment: Folder,
+    bind: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8444,
+) -> None:
+    """Serve a read-only page about processes, nodes and runs until Ctrl-C, with the gateway's
+    certificate, for the user `operator` with the key in `server/page.secret`."""
+    from simulations.deployment.page import served
+
+    typer.echo(f"https://{bind}:{port}/ user {served.USER}, key in {served.key_file(deployment)}")
+    served.serve(deployment, bind, port)
+
+
+@app.command(hidden=True)
+def supervise(deployment: Folder) -> None:
+    """Run a deployment's processes in the foreground."""
+    from simulations.deployment import operator
+
+    operator.supervise(deployment)
+
+
+@app.command(hidden=True)
+def nodes(deployment: Folder) -> None:
+    """Run a deployment's nodes in the foreground."""
+    from simulations.deployment import operator
+
+    operator.run_nodes_here(deployment)
+
+
+@app.command(hidden=True)
+def gateway(
+    host: Annotated[str, typer.Option()],
+    port: Annotated[int, typer.Option()],
+    upstream: Annotated[str, typer.Option()],
+    certificate: Annotated[Path, typer.Option()],
+    key: Annotated[Path, typer.Option()],
+    authority: Annotated[Path, typer.Option()],
+    nodes: Annotated[Path | None, typer.Option()] = None,
+) -> None:
+    """Run the gateway of a deployment."""
+    from simulations.deployment import gateway as proxy
+
+    files = {"certificate": certificate, "key": key, "authority": authority, "nodes": nodes}
+    proxy.serve(host=host, port=port, upstream=upstream, **files)
+
+
+def _show(deployment) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from server.exchange import with_names
+    from simulations.deployment import operator
+    from simulations.deployment.flower import Control
+    from simulations.deployment.pki import RENEWED_DAYS
+    from simulations.deployment.renewal import days_to_end
+
+    console = Console()
+    table = Table("process", "pid", "restarts", "health")
+    found = operator.states(deployment)
+    for state in found:
+        health = {None: "", True: "well", False: "no answer"}[state.healthy]
+        table.add_row(
+            state.name,
+            "not running" if state.pid is None else str(state.pid),
+            str(state.restarts),
+            health,
+        )
+    console.print(table)
+    if any(state.name == "superlink" and state.healthy for state in found):
+        with closing(Control(deployment.superlink, deployment.authority)) as control:
+            known = control.nodes()
+            console.print(_nodes_table(deployment, known, time.time()))
+            names = {str(node.node): node.name for node in known if node.name}
+            for run in control.runs()[:10]:
+                details = with_names(run.details, names)
+                console.print(f"run {run.run}: {run.status}", details, markup=False)
+    console.print(f"gateway: {deployment.gateway}")
+    left = days_to_end(deployment)
+    late = f"; fedrec deploy renew {quote(str(deployment.path))}" if left < RENEWED_DAYS else ""
+    console.print(f"certificates: {left:.0f} days left{late}", highlight=False, soft_wrap=True)
+
+
+def _nodes_table(deployment, known, now: float):
+    """The registered nodes: which of them were heard of, and how often they were restarted."""
+    from rich.table import Table
+
+    from simulations.deployment import operator
+
+    heard = sum(node.status == "online" and not node.overdue(now) for node in known)
+    title = f"nodes: {heard} of {len(known)} registered ones heard of in time"
+    table = Table("node", "status", "last heartbeat", "restarts here", title=title)
+    restarts = operator.node_restarts(deployment)
+    for node in sorted(known, key=lambda one: (len(one.name), one.name)):
+        table.add_row(node.name, node.status, node.heard(now), str(restarts.get(node.name, "-")))
+    return table
+
+
+@app.command(short_help="Run an experiment on the nodes.")
+def run(
+    deployment: Folder,
+    experiment: options.Named,
+    overrides: Annotated[list[str] | None, options.overrides()] = None,
+    output: options.RunOutput = None,
+) -> None:
+    """Run an experiment on the nodes of a deployment, and wait until it ends."""
+    from fedrec.runs.folder import RunFolder
+    from fedrec.runs.ids import default_folder
+    from simulations.deployment import launch
+
+    settled = launch.settled(experiment, overrides or [])
+    default = default_folder(settled)
+    place = output or (
+        default if "FEDREC_RUNS" in os.environ else deployment.path / "runs" / default.name
+    )
+    _follow(deployment, RunFolder.create(settled, place))
+
+
+@app.command(short_help="Continue a run from its newest checkpoint.")
+def resume(
+    deployment: Folder,
+    run_folder: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")],
+) -> None:
+    """Continue a run from its newest checkpoint, and wait until it ends."""
+    from simulations.deployment import launch
+
+    _follow(deployment, launch.resumable(run_folder))
+
+
+@app.command(short_help="Stop a run; it can be resumed.")
+def stop(
+    deployment: Folder,
+    run: Annotated[int, typer.Argument(help="Id of a run, as shown by `status`.")],
+) -> None:
+    """Stop a run; its reported rounds are kept, and it can be resumed."""
+    from simulations.deployment.flower import Control
+
+    with closing(Control(deployment.superlink, deployment.authority)) as control:
+        control.stop(run)
+
+
+def _follow(deployment, run_folder) -> None:
+    from server.callbacks.progress import Progress
+    from simulations.cli.finishing import print_table
+    from simulations.deployment import launch
+
+    identifier = launch.start(deployment, run_folder)
+    typer.echo(f"run {identifier}: {run_folder.path}", err=True)
+    progress = Progress()
+    try:
+        result = launch.wait(deployment, run_folder, identifier, callback=progress)
+    finally:
+        progress.close()
+    print_table(result)
+    typer.echo(f"Next:\n{_next(result.folder)}\nRun folder:", err=True)
+    typer.echo(result.folder)
+
+
+def _next(folder: Path) -> str:
+    """The commands for the results of a run. A container may write into its volumes only, so there
+    the report goes into the run folder, which is then copied."""
+    from simulations.deployment.processes import IN_CONTAINER
+
+    name = quote(str(folder))
+    if not os.environ.get(IN_CONTAINER):
+        return f"  fedrec report {name} -o report.html"
+    return (
+        f"  docker compose run --rm operator report {name} -o {name}/report.html\n"
+        f"  docker compose cp serverapp:{name} ."
+    )
+
+
+# `fedrec client`: one real client on its own data.
+
+
+def client(
+    join: Annotated[
+        Path,
+        typer.Option(help="Folder received from the operator: node.key, ca.crt, catalogue.json."),
+    ],
+    superlink: Annotated[str, typer.Option(help="HOST:PORT of the deployment's gateway.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="CSV file of one or more users; it never leaves this machine."),
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder of the private state; default: JOIN/state.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address on which the executor reaches the SuperNode.")
+    ] = "127.0.0.1",
+    bind: Annotated[
+        str | None, typer.Option(help="Address that the SuperNode listens on; default: the same.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port of the SuperNode for the executor.")] = 9094,
+    part: Annotated[
+        str, typer.Option(help="Process to start: all, supernode or executor.")
+    ] = "all",
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Setting of the node, such as numbers=true; may repeat."),
+    ] = None,
+) -> None:
+    """Run a real client until it is stopped."""
+    from simulations.deployment.client import plan_of, run_client
+
+    run_client(
+        plan_of(
+            join,
+            superlink,
+            data=data,
+            state=state,
+            host=host,
+            bind=bind,
+            port=port,
+            settings=setting or [],
+        ),
+        part,
+    )
+
+
+# `fedrec deploy renew` and `revoke`: new certificates, and keys that are not accepted any more.
+
+
+def renew(deployment: Folder) -> None:
+    """Replace the certificates of SuperLink, gateway and nodes by new ones, which are valid for 825
+    days, for the same keys."""
+    from simulations.deployment.renewal import renew as renewed
+
+    files = renewed(deployment)
+    folder = quote(str(deployment.path))
+    typer.echo(
+        f"Next:\n  fedrec deploy down {folder}; fedrec deploy up {folder}\n"
+        "and transfer these certificates, which are not secret, to the nodes:",
+        err=True,
+    )
+    for file in files:
+        typer.echo(file)
+
+
+def revoke(
+    deployment: Folder,
+    node: Annotated[str, typer.Argument(help="Name of the node's folder, such as node-3.")],
+) -> None:
+    """Refuse the keys of a node from now on, for example after they were stolen."""
+    from simulations.deployment import operator
+    from simulations.deployment.renewal import revoke as revoked
+
+    changed = revoked(deployment, node)
+    if operator.supervisor_of(changed) is not None:
+        operator.register_nodes(changed)
+        typer.echo(f"{node} is refused")
+    else:
+        typer.echo(f"{node} is refused from the next `fedrec deploy up` or `register` on")
+    typer.echo(
+        f"Transfer {changed.revoked} to the other nodes, into the folders that they joined with:"
+        " with secure aggregation they then refuse its certificate, too.",
+        err=True,
+    )

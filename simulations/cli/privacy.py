@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fedrec privacy`: epsilons, noise for a target, explanations, and epsilons of single users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+import typer.core
+
+from simulations.cli import options
+from simulations.cli import options as shared
+
+if TYPE_CHECKING:
+    from fedrec.privacy.accounting.accountant import Report
+    from fedrec.privacy.plan import Plan
+    from fedrec.privacy.statement import Question
+
+
+# `fedrec privacy`: epsilon of a number of rounds, noise for a target epsilon, and explanations.
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json", help='Print only one JSON object; an infinite epsilon is the string "inf".'
+    ),
+]
+_COMPUTED = {"epsilon": "epsilon", "calibrate": "noise_multiplier", "explain": "epsilon"}
+
+
+class QuestionCommand(typer.core.TyperCommand):
+    """A command with an option for each parameter of a question, but the one that it computes."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Its own arguments and options, and those of a question."""
+        from fedrec.privacy.statement import Question
+        from simulations.cli.options import options_of
+
+        computed = _COMPUTED[str(self.name)]
+        asked = (option for option in options_of(Question) if option.name != computed)
+        return [*super().get_params(ctx), *asked]
+
+
+@app.command(cls=QuestionCommand)
+def epsilon(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Compute the epsilon of a number of rounds (an upper bound)."""
+    _answer(ctx, as_json)
+
+
+@app.command(
+    cls=QuestionCommand, short_help="Compute the smallest noise multiplier for an epsilon."
+)
+def calibrate(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Compute the smallest noise multiplier z for a target epsilon; relative to 2S under
+    replace-one, S under add-remove."""
+    _answer(ctx, as_json)
+
+
+@app.command(
+    cls=QuestionCommand, short_help="Explain the guarantee of an experiment before it runs."
+)
+def explain(
+    ctx: typer.Context,
+    experiment: Annotated[
+        str | None, typer.Argument(help="Experiment with a [privacy] table.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        shared.overrides("Override a key of the experiment, such as rounds=100; may repeat."),
+    ] = None,
+) -> None:
+    """Explain what the epsilon of an experiment (or of options as in `epsilon`) means for a user,
+    and what it does not cover."""
+    from fedrec.privacy.statement import lines
+
+    if experiment:
+        said = _explain_experiment(experiment, overrides or [], dict(ctx.obj or {}))
+    else:
+        question = _question(ctx)
+        plan = question.plan()
+        said = lines(question.answer(plan), plan.config.adjacency)
+    for line in said:
+        typer.echo(line)
+
+
+def _answer(ctx: typer.Context, as_json: bool) -> None:
+    question = _question(ctx)
+    plan = question.plan()
+    report = question.answer(plan)
+    _print_json(question, plan, report) if as_json else _print_table(question, plan, report)
+
+
+def _question(ctx: typer.Context) -> Question:
+    from fedrec.experiment.sections import override
+    from fedrec.privacy.statement import Question
+
+    table = dict(ctx.obj or {})
+    if "mechanism" in table:  # a name, or a table as in TOML
+        table = override(table, f"mechanism={table['mechanism']}")
+    return Question.parse(table)
+
+
+def _explain_experiment(source: str, overrides: list[str], options: dict[str, Any]) -> list[str]:
+    import numpy as np
+
+    from fedrec.data.population import Population
+    from fedrec.errors import ExperimentError
+    from fedrec.experiment.loading import load
+    from server.privacy.phase_plans import PhasePlans
+
+    beside = sorted(set(options) - {"clients"})
+    if beside:
+        raise ExperimentError(
+            "an experiment already has these settings",
+            expected="an experiment, or options",
+            got=", ".join(f"--{key}" for key in beside),
+            fix="change a key of the experiment with --set, such as --set privacy.delta=1e-6",
+        )
+    clients = options.get("clients", 1)
+    if clients < 1:
+        raise ExperimentError(
+            "wrong number of clients",
+            expected="a whole number of at least 1",
+            got=str(clients),
+            fix="--clients 1000",
+        )
+    experiment = load(source, overrides)
+    if experiment.privacy is None or "clients" in options:
+        chosen = np.arange(clients)
+    else:
+        chosen = Population.of(experiment).partition.training_clients
+    phases = PhasePlans.before_a_run(experiment, chosen)
+    return [*phases.lines(phases.forecast()), *phases.phase_lines()]
+
+
+def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
+    """The printed values, by their names in the JSON object."""
+    from fedrec.privacy.plan import running_sums
+
+    sums = running_sums(plan)
+    beside = (
+        {}
+        if sums is None
+        else {
+            "noise_of_running_sums": sums.noise,
+            "of_independent_noise": sums.independent,
+            "of_independent_noise_secret_cohorts": sums.secret,
+        }
+    )
+    return {
+        "epsilon": report.epsilon,
+        "delta": report.delta,
+        "noise_multiplier": plan.noise_multiplier,
+        "clients": question.clients,
+        "cohort": int(question.cohort) if question.cohort.is_integer() else question.cohort,
+        "rounds": question.rounds,
+        "sampler": question.sampler,
+        "separation": question.separation,
+        "adjacency": question.adjacency,
+        "mechanism": question.mechanism,
+        "backend": question.backend,
+        "method": report.method,
+        "order": report.order,
+        "attack_epsilon": report.attack,
+        **beside,
+    }
+
+
+def _print_json(question: Question, plan: Plan, report: Report) -> None:
+    import json
+
+    from fedrec.runtime.shared_memory import finite
+
+    rows = {**_rows(question, plan, report), "caveats": list(report.caveats)}
+    typer.echo(json.dumps(finite(rows), allow_nan=False))
+
+
+def _print_table(question: Question, plan: Plan, report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedrec.privacy.statement import sentence, warnings
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for key, value in _rows(question, plan, report).items():
+        if value is not None:
+            shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+            table.add_row(key.replace("_", " "), shown)
+    Console().print(table)
+    typer.echo(sentence(report, plan.config.adjacency))
+    for warning in warnings(plan, backend=question.backend):
+        typer.echo(warning)
+
+
+# `fedrec privacy users`: true and requested epsilons of users who add their own noise.
+
+_KEY = "Override a key of the experiment, such as step.epsilon=0.5; may repeat."
+
+
+def users(
+    experiment: Annotated[
+        str,
+        typer.Argument(help="Experiment whose users add their own noise (step dpvae or dpsgd)."),
+    ],
+    overrides: Annotated[list[str] | None, options.overrides(_KEY)] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Number of rounds; default: all of the experiment.")
+    ] = None,
+    output: Annotated[Path | None, options.output("Output CSV file with one row per user.")] = None,
+) -> None:
+    """Compute each user's true epsilon beside the requested one; no training is needed."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedrec.experiment.loading import load
+    from fedrec.privacy.personal import summary, words
+    from fedrec.runtime.files import write_atomically
+    from simulations.own_table import personal_epsilons, personal_noise
+
+    loaded = load(experiment, overrides or [])
+    table = personal_epsilons(loaded, rounds)
+    shown = Table("", "least", "10%", "median", "90%", "most", box=None, padding=(0, 2, 0, 0))
+    for name, spread in summary(table).items():
+        shown.add_row(
+            name,
+            *(value if isinstance(value, str) else f"{value:.4g}" for value in spread.values()),
+        )
+    Console().print(shown)
+    for line in words(personal_noise(loaded), table):
+        typer.echo(line)
+    if output is not None:
+        write_atomically(output, table.to_csv())
+        typer.echo(output)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands about finished runs, and `fedrec new`: recommend, report, compare and export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simulations.cli import options
+from simulations.cli.data import refuse_unusable, write_table
+from simulations.cli.finishing import refuse_other_page, wide_console
+
+# `fedrec recommend`: recommendation lists of a finished run.
+
+
+def recommend(
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    top: Annotated[int, typer.Option(help="Number of items per user.")] = 10,
+    users: Annotated[
+        list[str] | None,
+        typer.Option("--user", help="User id as in the data; may repeat; default: all users."),
+    ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table of rows that are not in the data, with its columns, such as those of new"
+            " users; its users are served."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        options.output("Output file: .csv or .parquet; default: print as CSV."),
+    ] = None,
+) -> None:
+    """Recommend new items to users with the model of a finished run."""
+    from fedrec.report.formats import csv_text
+    from fedrec.runs.result import Result
+
+    if output is not None:
+        refuse_unusable(output)
+    found = Result.load(folder).recommend(users, k=top, history=history)
+    served = set(found["user"].astype(str))
+    for user in users or []:
+        if user not in served:
+            typer.echo(
+                f"User {user!r} has a row of every item, so there is nothing new to recommend.",
+                err=True,
+            )
+    if output is None:
+        typer.echo(csv_text(found), nl=False)
+        return
+    write_table(found, output, csv_text(found) if output.suffix == ".csv" else None)
+    count = f"{len(served):,} user{'' if len(served) == 1 else 's'}"
+    typer.echo(f"{len(found):,} recommendations for {count}: {output}")
+
+
+# `fedrec report`: a self-contained HTML page about one or more runs.
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or of sweeps.")],
+    output: Annotated[
+        Path | None, options.output("Output file; default: report.html in the first folder.")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+) -> None:
+    """Write an HTML report: settings, results, users, privacy, cost, and how to repeat the runs."""
+    from fedrec.report.page.page import report as rendered
+    from fedrec.runs.folder import RunFolder
+    from fedrec.runtime.files import write_atomically
+    from simulations.studies.folder import with_sweeps
+
+    refuse_other_page(output)
+    results = [RunFolder(run).read_result() for run in with_sweeps(runs)]
+    file = output or runs[0] / "report.html"
+    write_atomically(file, rendered(results, title=title))
+    typer.echo(file)
+
+
+# `fedrec compare`: paired comparison of systems over users.
+
+_FILE_WIDTH = 240  # columns of a table that goes into a file or a pipe
+_FORMATS = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
+
+
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of finished runs on the same data, or of sweeps.")
+    ],
+    metric: Annotated[
+        str | None, typer.Option(help="Metric (column of users.csv); default: hits@10.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="System to compare with; default: that of the first run.")
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="Output format: csv, markdown or latex; default: a table."),
+    ] = None,
+    output: Annotated[Path | None, options.output("Output file: .csv, .md or .tex.")] = None,
+) -> None:
+    """Compare the systems of one or more runs by paired tests over users (t, Wilcoxon, bootstrap,
+    Holm), and over seeds (t) where there are several."""
+    from fedrec.errors import ExperimentError
+    from fedrec.report.comparison import compare as compared
+    from fedrec.report.formats import comparison_notes, comparison_terminal, comparison_text
+    from fedrec.report.privacy_total import shown_together
+    from fedrec.runs.folder import RunFolder
+    from simulations.studies.folder import with_sweeps
+
+    wanted = form or (_FORMATS.get(output.suffix) if output is not None else None)
+    if wanted not in (None, *_FORMATS.values()) or (output is not None and wanted is None):
+        raise ExperimentError(
+            "no such format",
+            expected="csv, markdown or latex; files that end in .csv, .md or .tex",
+            got=form or str(output),
+            fix="--format csv, or --output comparison.md",
+        )
+    results = [RunFolder(run).read_result() for run in with_sweeps(runs)]
+    found = compared(results, metric=metric, against=against)
+    together = shown_together([result.folder for result in results])
+    if wanted is None:
+        console = wide_console(_FILE_WIDTH)
+        for table in comparison_terminal(found, console.width):
+            console.print(table)
+        for line in comparison_notes(found):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        for line in together:
+            console.print(line, highlight=False)
+    elif output is None:
+        typer.echo(comparison_text(found, wanted), nl=False)  # type: ignore[arg-type]
+    else:
+        from fedrec.runtime.files import write_atomically
+
+        write_atomically(output, comparison_text(found, wanted))  # type: ignore[arg-type]
+        typer.echo(output)
+    if wanted is not None:  # in addition to a table for a program
+        for line in together:
+            typer.echo(line, err=True)
+
+
+# `fedrec new`: create a module with a new component.
+
+
+def new(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help=(
+                "Kind of component: dataset, split, model, step, strategy, baseline, metric or"
+                " attack."
+            )
+        ),
+    ],
+    name: Annotated[
+        str, typer.Argument(help="Name of the component, such as my-idea, which is my_idea:MyIdea.")
+    ],
+    into: Annotated[Path, typer.Option(help="Folder in which both files are made.")] = Path(),
+) -> None:
+    """Create a working component in a module of its own, and the test of its contract."""
+    from simulations.scaffold.package import write_component
+
+    file, test, full_name = write_component(kind, name, into)
+    typer.echo(f"wrote {file} and {test}")
+    typer.echo(f'Its name in experiments is "{full_name}", with its folder on Python\'s path')
+    typer.echo("(export PYTHONPATH=.); pytest runs the test of its contract.")
+
+
+# `fedrec export`: the model of a finished run for devices.
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    output: Annotated[Path, options.output("Output folder: new or empty.")],
+    user: Annotated[
+        str | None,
+        typer.Option(
+            help="User id as in the data, whose device it is for; needed where devices hold"
+            " parameters of their own."
+        ),
+    ] = None,
+) -> None:
+    """Write the model of a finished run with its scoring as ONNX, and a script that scores one
+    user's rows with numpy and onnxruntime alone."""
+    from fedrec.runs.result import Result
+    from simulations.export.folder import export as write
+
+    write(Result.load(folder), output, user)
+    size = (output / "model.onnx").stat().st_size
+    typer.echo(f"{size / 1e6:,.1f} MB: {output / 'model.onnx'}")
+    rows = output / "rows.csv" if user else "ROWS.csv"
+    typer.echo(f"next: python {output / 'score.py'} {rows} --top 10")

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that run experiments: `fedrec run`, `resume`, `try` and `demo`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simulations.cli import options
+from simulations.cli.finishing import finish, watched
+from simulations.cli.options import Quiet, RunOutput, overrides_of, setting_option
+
+if TYPE_CHECKING:
+    from fedrec.errors import ExperimentError
+    from fedrec.experiment.schema import Experiment
+    from fedrec.runs.result import Result
+
+
+# `fedrec try`: train a federated recommender on a table of ratings or purchases.
+
+Column = Annotated[str | None, typer.Option(help="Name of the column, if it is not recognised.")]
+Unrated = Annotated[
+    bool, typer.Option("--no-rating", help="No column holds ratings: every row counts as liked.")
+]
+Header = Annotated[
+    bool | None,
+    typer.Option(
+        help="Whether the first line of a CSV file has the names of the columns; without them they"
+        " are named 1, 2 and so on. Default: as it looks."
+    ),
+]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(
+        help="Target epsilon of user-level differential privacy; default: no privacy. With ratings,"
+        " --set positive-above=... or --no-rating says which are liked."
+    ),
+]
+System = Annotated[
+    str | None,
+    typer.Option(help="linear, als or popularity; default: the best one on validation users."),
+]
+TimeFormat = Annotated[
+    str | None, setting_option("time-format", of="fedrec.data.readers.table:TableConfig")
+]
+Vectors = Annotated[
+    list[Path] | None,
+    setting_option("item-vectors", of="fedrec.data.readers.table:TableConfig"),
+]
+_NO_COLUMN = ("", "none")
+
+
+def try_(
+    data: Annotated[
+        Path, typer.Argument(help="CSV, Parquet or JSON file with one interaction per row.")
+    ],
+    user: Column = None,
+    item: Column = None,
+    rating: Column = None,
+    time: Column = None,
+    time_format: TimeFormat = None,
+    no_rating: Unrated = False,
+    header: Header = None,
+    epsilon: Epsilon = None,
+    system: System = None,
+    item_vectors: Vectors = None,
+    overrides: Annotated[list[str] | None, options.overrides()] = None,
+    seed: Annotated[str | None, setting_option("seed")] = None,
+    output: RunOutput = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a federated recommender on your own table, and compare it with popularity and
+    centralised EASE."""
+    columns = {"user": user, "item": item, "rating": rating, "time": time}
+    table = OwnTable(
+        columns, no_rating, time_format, epsilon, system, tuple(item_vectors or ()), header
+    )
+    given = [*(overrides or []), *overrides_of({"seed": seed})]
+    finish(table.experiment(data, given, quiet), output, quiet)
+
+
+@dataclass(frozen=True)
+class OwnTable:
+    """What is said of a table of the user's own.
+
+    Attributes:
+        columns: by role, the name of the column; None if it is to be recognised. For ratings,
+            "none" or nothing means that there are none.
+        unrated: whether no column holds ratings.
+        time_format: form of the dates, as of `strptime`; None: ISO or dotted.
+        epsilon: target of user-level differential privacy, > 0; None: no privacy.
+        system: see `simulations.own_table.try_table`.
+        item_vectors: files of dense vectors of the items.
+        header: whether the first line has names; None: as it looks.
+    """
+
+    columns: Mapping[str, str | None]
+    unrated: bool = False
+    time_format: str | None = None
+    epsilon: float | None = None
+    system: str | None = None
+    item_vectors: tuple[Path, ...] = ()
+    header: bool | None = None
+
+    def is_empty(self) -> bool:
+        """Whether nothing is said."""
+        named = (self.time_format, self.system, self.epsilon, self.header, *self.columns.values())
+        return not (self.unrated or self.item_vectors) and all(one is None for one in named)
+
+    def experiment(self, data: Path, overrides: list[str], quiet: bool) -> Experiment:
+        """The experiment on the table, after printing how its columns were recognised.
+
+        Args:
+            data: the table.
+            overrides: as for `--set`.
+            quiet: print nothing.
+
+        Raises:
+            ExperimentError: a column of ratings is named, and `unrated` is set; an override names
+                another dataset; epsilon is no number > 0, there are too few users for it, or see
+                `simulations.table_facts.TableFacts.of`.
+            DataError: see `recognise`.
+        """
+        from fedrec.experiment.loading import read
+        from simulations.own_table import own_experiment
+
+        given = {role: name for role, name in self.columns.items() if name is not None}
+        rated = not self.unrated and given.get("rating") not in _NO_COLUMN
+        if self.unrated and given.get("rating", "none") not in _NO_COLUMN:
+            raise _two_answers(given["rating"])
+        if not rated:
+            given.pop("rating", None)
+        dataset = read({}, overrides).get("dataset")
+        said = dataset.get("header") if isinstance(dataset, dict) else None
+        tell = _silent if quiet else _printed
+        tell(f"{data}:")
+        return own_experiment(
+            data,
+            given,
+            lambda line: tell(f"  {line}"),
+            rated=rated,
+            header=self.header if said is None else said,
+            time_format=self.time_format,
+            epsilon=self.epsilon,
+            system=self.system,
+            overrides=overrides,
+            item_vectors=self.item_vectors,
+        )
+
+
+def _printed(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _silent(line: str) -> None:
+    """Prints nothing."""
+
+
+def _two_answers(column: str) -> ExperimentError:
+    from fedrec.errors import ExperimentError
+
+    return ExperimentError(
+        "two answers to which column holds ratings",
+        expected="--rating COLUMN or --no-rating",
+        got=f"--rating {column} --no-rating",
+        fix="leave one of them out",
+    )
+
+
+def _shipped(incomplete: str) -> list[str]:
+    from fedrec.experiment.loading import shipped_experiments
+
+    return [name for name in shipped_experiments() if name.startswith(incomplete)]
+
+
+def run(
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            help="A TOML file, or the name of a shipped experiment.", autocompletion=_shipped
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        options.overrides("Override a key, such as strategy.server-lr=0.5; may repeat."),
+    ] = None,
+    engine: Annotated[str | None, setting_option("engine.name")] = None,
+    nodes: Annotated[str | None, setting_option("engine.nodes")] = None,
+    device: Annotated[str | None, setting_option("engine.device")] = None,
+    seed: Annotated[str | None, setting_option("seed")] = None,
+    ray_address: Annotated[str | None, setting_option("engine.ray-address")] = None,
+    output: RunOutput = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your own CSV, Parquet or JSON file instead of an experiment, see `fedrec try`."
+        ),
+    ] = None,
+    user: Column = None,
+    item: Column = None,
+    rating: Column = None,
+    time: Column = None,
+    time_format: TimeFormat = None,
+    no_rating: Unrated = False,
+    header: Header = None,
+    epsilon: Epsilon = None,
+    system: System = None,
+    item_vectors: Vectors = None,
+    go_on: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --output if it exists.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace the run in --output if it exists.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment."""
+    flags = {
+        "engine.name": engine,
+        "engine.nodes": nodes,
+        "engine.device": device,
+        "engine.ray-address": ray_address,
+        "seed": seed,
+    }
+    settings = [*(overrides or []), *overrides_of(flags)]
+    columns = {"user": user, "item": item, "rating": rating, "time": time}
+    table = OwnTable(
+        columns, no_rating, time_format, epsilon, system, tuple(item_vectors or ()), header
+    )
+    wanted = _wanted(experiment, data, table, settings, quiet)
+    finish(wanted, output, quiet, go_on=go_on, overwrite=overwrite)
+
+
+def _wanted(
+    experiment: str | None, data: Path | None, table: OwnTable, overrides: list[str], quiet: bool
+) -> Experiment:
+    """The experiment to run: the named one, or one on the user's own table."""
+    from fedrec.errors import ExperimentError
+    from fedrec.experiment.loading import load
+
+    if data is not None and experiment is None:
+        return table.experiment(data, overrides, quiet)
+    if experiment is not None and data is None and table.is_empty():
+        return load(experiment, overrides)
+    raise ExperimentError(
+        "the experiment to run is not clear",
+        expected="an experiment, or a table with --data (and --user, --item, --rating, --time,"
+        " --time-format, --header, --system, --epsilon, --item-vectors)",
+        got="neither"
+        if experiment is None and data is None
+        else "both, or options of a table without one",
+        fix="fedrec run privrec-synthetic (for a private one, --set privacy.epsilon=5), or fedrec"
+        " run --data ratings.csv",
+    )
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Run folder, or folder of a sweep.")],
+    overrides: Annotated[
+        list[str] | None,
+        options.overrides("Change a key, such as rounds=200 for more rounds; may repeat."),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Continue a run from its newest checkpoint, or a sweep with its unfinished runs."""
+    from simulations.cli import sweep
+
+    if sweep.is_sweep(folder):
+        sweep.resume(folder, quiet)
+        return
+    from simulations import runner
+
+    watched(
+        folder, quiet, lambda callbacks: runner.resume(folder, overrides or [], callbacks=callbacks)
+    )
+
+
+# `fedrec demo`: five runs, one table and a report, offline.
+
+_METRICS = ("hits@10",)
+
+
+def demo(
+    output: Annotated[Path | None, options.output("Folder of the runs and the report.")] = None,
+) -> None:
+    """Train PrivRec on Ray, in one stage, in two, and under differential privacy, beside linear
+    systems and popularity on synthetic data; print one table and write a report. Works offline."""
+    from fedrec.runs.ids import runs_directory, stamp
+    from server.callbacks.progress import Progress
+    from simulations.demo import demo as demonstrate
+
+    folder = output or runs_directory() / f"demo-{stamp()}"
+    shown: list[Progress] = []
+    results: list[Result] = []
+
+    def watched() -> list[Progress]:
+        shown.append(Progress())
+        return shown[-1:]
+
+    def show(result: Result) -> None:
+        shown[-1].close()
+        results.append(result)
+
+    rows, page = demonstrate(folder, callbacks=watched, show=show)
+    _print(rows, results)
+    typer.echo(f"report: {page}")
+
+
+def _print(rows: Mapping[str, Mapping[str, Any]], results: list[Result]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedrec.report.inputs import input_codes
+    from fedrec.report.privacy_total import shown_together
+    from simulations.demo import ROWS
+
+    codes = input_codes({row.system: rows[row.system]["inputs"] for row in ROWS})
+    table = Table("system", *_METRICS, "epsilon", "inputs", "what it is")
+    for row in ROWS:
+        values = rows[row.system]
+        epsilon = values["epsilon"]
+        private = epsilon is not None and math.isfinite(epsilon)
+        cells = [f"{values[name]:.3f}" for name in _METRICS]
+        spent = f"{epsilon:.2f}" if private else "-"
+        table.add_row(row.system, *cells, spent, codes.codes[row.system], row.what)
+    console = Console()
+    console.print(table)
+    private = next(result for result in results if result.privacy)
+    count = len(results[0].users)
+    seed = results[0].experiment.seed
+    console.print(f"The same {count} test users in each row, seed {seed}.", highlight=False)
+    for line in [
+        *codes.lines,
+        *private.privacy[:1],
+        *shown_together([one.folder for one in results]),
+    ]:
+        console.print(line, highlight=False)

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of a deployment: a client's SuperNode and executor, forks of nodes, and the
+server's programs."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import pkgutil
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from flwr.clientapp import ClientApp
+
+from fedrec import __version__
+from fedrec.errors import ClientError, EngineError, FedrecError
+from fedrec.runtime.process import Fork
+from fedrec.training.warm_up import compile_kernel
+from simulations import flower_commands
+from simulations.deployment import flower
+from simulations.deployment import flower as flower_supernode
+from simulations.deployment.flower import REFUSED
+from simulations.deployment.health import WORK_SIGNAL, WorkSignal
+from simulations.deployment.processes import (
+    Process,
+    Supervisor,
+    end_with_parent,
+    refuse_root_in_a_container,
+)
+from simulations.flower_commands import disable_telemetry
+
+# Nodes as forks of one process that has imported everything.
+#
+# Importing Flower and torch takes seconds of a core and 250 MiB for each of a node's two processes.
+# Forks share both (memory is copy-on-write), so a machine can run many more nodes. Nodes are as
+# isolated from each other as two programs of one user.
+
+_REFUSAL = """\
+{name}: the server does not accept this node's key, and is asked again every few seconds.
+  expected: a registered key
+  got: one that is not registered, or was revoked, or a clock that differs from the server's; the
+    key of a node that was killed is refused for up to a minute
+  fix: ask the operator to run fedrec deploy register DEPLOYMENT, or for another folder"""
+Main = Callable[[list[str]], None]
+
+
+class NodePool(Supervisor):
+    """A supervisor whose processes are forks; a process's command is the name of a function and its
+    arguments.
+
+    Args:
+        processes: the processes.
+        folder: where logs and the list of processes go.
+        mains: the functions, by name.
+        patience: seconds after which processes that do not end are killed.
+    """
+
+    def __init__(
+        self,
+        processes: Sequence[Process],
+        folder: Path,
+        mains: dict[str, Main],
+        patience: float = 6.0,
+    ) -> None:
+        super().__init__(processes, folder, patience)
+        self._mains = mains
+        self._told: set[str] = set()  # processes whose refusal was reported
+
+    def _ended(self, name: str, now: float) -> None:
+        if self._running[name].poll() == REFUSED and name not in self._told:
+            self._told.add(name)
+            print(_REFUSAL.format(name=name), file=sys.stderr, flush=True)
+        super()._ended(name, now)
+
+    def _start(self, process: Process) -> Fork:  # type: ignore[override]
+        log = self._open_log(process)
+        child = Fork(partial(self._become, process, log))
+        os.close(log)
+        return child
+
+    def _become(self, process: Process, log: int) -> None:
+        os.setsid()
+        end_with_parent()
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(sign, signal.SIG_DFL)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        os.environ.update(process.environment)
+        self._mains[process.command[0]](list(process.command[1:]))
+
+
+_LATER = (
+    "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.lifespan.on",
+    "sqlite3",
+    "torch.optim",
+    "fedrec.privacy.plan",
+)
+"""Modules that otherwise every fork would import."""
+
+
+def own_app(_identifier: str, version: str, _digest: str) -> ClientApp:
+    """This installation's ClientApp, whatever the server sent: a node never runs code from the
+    network.
+
+    Raises:
+        ClientError: the server runs another version of fedrec.
+    """
+    from clients.app import app
+
+    if __version__ not in (version, "0+unknown"):
+        raise ClientError(
+            "server and node run different versions of fedrec",
+            expected=f"fedrec {__version__}, as on this node",
+            got=f"fedrec {version}",
+            fix="install the same version on both",
+        )
+    return app
+
+
+def import_everything(*, trains: bool = True) -> None:
+    """Import all modules and load the compiled code, once for all forks of this process; in a fork
+    this would take a second of a core per message. It takes about 15 s if the code was never
+    compiled on this machine.
+
+    Args:
+        trains: whether forks train; a SuperNode alone needs no compiled code.
+    """
+    import clients.app
+    import clients.device.node  # noqa: F401
+    from fedrec.components import registry
+
+    for kind in (registry.STEP, registry.MODEL, registry.SPLIT):
+        list(registry.available(kind))
+    for name in (*_LATER, *_names_in("strategies")):
+        importlib.import_module(name)
+    for name in ("flower-superexec", flower.CLIENT_APP):
+        flower_commands.load(name)
+    flower_supernode.load()
+    if trains:
+        compile_kernel()
+    gc.collect()
+    gc.freeze()  # a garbage collection would write to all pages that the forks share
+
+
+def _names_in(package: str) -> list[str]:
+    """Names of our own modules in one of our packages."""
+    places = importlib.import_module(package).__path__
+    return [found.name for found in pkgutil.walk_packages(places, f"{package}.")]
+
+
+def supernode(arguments: list[str]) -> None:
+    """Connect to the server, with the flags of `flower-supernode`."""
+    flower_supernode.supernode(arguments, _work_signal())
+
+
+def executor(arguments: list[str]) -> None:
+    """Wait for messages and work on each in a fork, with the flags of `flower-superexec`."""
+    _log_to_standard_error()
+    _read_before()
+    flower.client_executor(arguments, own_app, _work_signal())
+
+
+def _log_to_standard_error() -> None:
+    """Write fedrec's warnings and errors to standard error, which is the node's log: Flower writes
+    only its own."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("fedrec")
+    logger.handlers[:] = [handler]
+    logger.disabled = logger.propagate = False
+
+
+def _work_signal() -> WorkSignal:
+    file = os.environ.get(WORK_SIGNAL)
+    return WorkSignal(None if file is None else Path(file))
+
+
+def _read_before() -> None:
+    """Read the node's data once, for all messages; errors in them are raised by each message."""
+    from clients.device.own_data import read_own
+    from simulations.deployment.layout import CATALOGUE, DATA
+
+    if DATA in os.environ:
+        with contextlib.suppress(FedrecError):
+            read_own(Path(os.environ[DATA]), Path(os.environ[CATALOGUE]))
+
+
+# Main program of the server's processes: `superlink` or `executor`, with the flags of Flower's
+# programs.
+
+_LARGE = ("torch", "pandas")
+"""Modules that every ServerApp imports, besides the packages of its app bundle."""
+
+
+def main() -> None:
+    """Run the part that the first argument names."""
+    disable_telemetry(os.environ)
+    try:
+        refuse_root_in_a_container()
+    except EngineError as error:
+        sys.exit(f"error: {error.text()}")
+    part, *arguments = sys.argv[1:]
+    if part == "superlink":
+        flower.superlink(arguments)
+        return
+    for name in _LARGE:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a garbage collection would write to all pages that the forks share
+    flower.server_executor(arguments)
+
+
+if __name__ == "__main__":
+    main()

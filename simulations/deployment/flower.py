@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flower's programs with our patches: SuperNode, SuperLink, executors, and the operator's calls."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import httpx
+from flwr.common.constant import HEARTBEAT_PATIENCE
+from flwr.server.superlink.linkstate import linkstate_factory
+from flwr.supercore.control import ControlHttpClient
+from flwr.supernode.nodestate import nodestate_factory
+from sqlalchemy import event
+from sqlalchemy.pool import Pool
+from uvicorn import Server
+
+from fedrec.runtime.process import Backoff
+from simulations import flower_commands
+from simulations.deployment import flower_patches, flower_pieces, flower_polls
+from simulations.deployment.flower_patches import (
+    ForkExecutor,
+    LoadApp,
+    NodeHeartbeats,
+    PacedTime,
+    ticking,
+)
+from simulations.deployment.flower_pieces import PackedPieces
+from simulations.deployment.flower_polls import AnsweringState, IdleNodes, OldMessages, RareWrites
+from simulations.deployment.health import WorkSignal
+from simulations.deployment.pki import as_sent
+from simulations.deployment.processes import UNFINISHED, UnfinishedTasks
+
+FLOWER_POLL = 3.0
+"""Seconds that Flower's SuperNode sleeps between two polls; shorter sleeps wait for a reply."""
+FIRST_POLL = 0.1
+"""Seconds after a message until the SuperNode polls for the next one."""
+HELD_LONG = 5.0
+"""Seconds after which an empty reply counts as held by the SuperLink."""
+FIRST_LOOK = 0.03
+LONGEST_LOOK = 0.5
+"""Seconds between two checks for the reply to a message (Flower: .5)."""
+KEPT = 60.0
+"""Seconds that an unused connection to the server is kept; the gateway ends it after 75."""
+REFUSED = 77
+"""Exit status of a SuperNode whose key the server does not accept."""
+
+
+class NodePace:
+    """Sleep times of the SuperNode: short after a message and growing while idle; likewise while it
+    waits for a reply.
+
+    A poll that took long was held by the SuperLink, so the next poll follows at once.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._message = Backoff(FIRST_POLL, FLOWER_POLL, growth=1.3)
+        self._reply = Backoff(FIRST_LOOK, LONGEST_LOOK)
+        self._clock = clock
+        self._asked = clock()
+
+    def __call__(self, seconds: float) -> float:
+        """Seconds to sleep instead of Flower's."""
+        if seconds < FLOWER_POLL:  # it waits for the reply to a message, so it is not idle
+            self._message.restart()
+            return min(seconds, self._reply.next())
+        self._reply.restart()
+        if self._clock() - self._asked > HELD_LONG:
+            self._message.restart()
+        pause = self._message.next()
+        self._asked = self._clock() + pause
+        return pause
+
+
+class SuperNodeState(PackedPieces, AnsweringState):
+    """Flower's state of a SuperNode with all patches."""
+
+
+def load() -> Any:
+    """Import all parts of Flower's SuperNode and patch them; its main loop. Before forks, so that
+    they need not."""
+    loop = importlib.import_module("flwr.supernode.start_client_internal")
+    importlib.import_module("flwr.supernode.main")  # otherwise imported by each SuperNode
+    flower_commands.load("flower-supernode")
+    flower_pieces.use(loop)
+    return loop
+
+
+def supernode(arguments: list[str], work_signal: WorkSignal) -> None:
+    """`flower-supernode` with shorter waits, faster heartbeats, and a reply to every message. If
+    the server does not accept the node's key, the process ends with the status `REFUSED`.
+
+    Args:
+        arguments: of `flower-supernode`.
+        work_signal: sent to the executor.
+    """
+    load().time = PacedTime(NodePace())
+    keep_connections()
+    flower_patches.use_direct_middleware()
+    flower_patches.use_in_supernode()
+    Server.main_loop = ticking
+    nodestate_factory.InMemoryNodeState = partial(SuperNodeState, work_signal=work_signal)  # type: ignore[misc]
+    ending_as_refused(partial(flower_commands.run, "flower-supernode", arguments))
+
+
+def keep_connections() -> None:
+    """Keep the connections that this process opens from one heartbeat to the next: httpx would
+    close them after 5 s, and each heartbeat would begin with a TLS handshake."""
+    limits = httpx.Limits(max_keepalive_connections=2, keepalive_expiry=KEPT)
+    httpx.Client = partial(httpx.Client, limits=limits)  # type: ignore[misc]
+
+
+def ending_as_refused(connect: Callable[[], None]) -> None:
+    """Run a SuperNode; its process ends with the status `REFUSED` if Flower ended it because of an
+    answer 401, 403 or the like, and otherwise as by Flower."""
+    try:
+        connect()
+    except BaseException as end:
+        error: BaseException | None = end
+        while error is not None and not isinstance(error, httpx.HTTPStatusError):
+            error = error.__context__
+        if error is not None and 400 <= error.response.status_code < 500:
+            print(f"the server does not accept this node's key: {error}", file=sys.stderr)
+            sys.exit(REFUSED)
+        raise
+
+
+# The operator's calls to a SuperLink: register and list nodes, list and stop runs.
+#
+# Missing in Flower: a public Python interface for them. Its command `flwr` starts a Python for each
+# call, which takes a second of a core, and `up` makes some for every node.
+
+_REMOVED = "unregistered"  # status of nodes by Flower
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A registered node, by the SuperLink.
+
+    Attributes:
+        node: Flower's id.
+        status: such as `online`.
+        public_key: as it was registered.
+        name: with which it was registered, that of its folder.
+        interval: largest number of seconds between its heartbeats.
+        until: when the SuperLink takes, or took, it for lost without another heartbeat, in seconds
+            since 1970; 0: it was never there.
+    """
+
+    node: int
+    status: str
+    public_key: bytes
+    name: str = ""
+    interval: float = 0.0
+    until: float = 0.0
+
+    def heard(self, now: float) -> str:
+        """When it was last heard of, in words.
+
+        Args:
+            now: seconds since 1970.
+        """
+        lost = HEARTBEAT_PATIENCE * self.interval
+        if not self.until:
+            return "never"
+        if self.status != "online":
+            return (
+                f"not after {_clock(self.until)}, when it was stopped, or found lost {lost:.0f} s"
+                " after its last heartbeat"
+            )
+        last = self.until - lost
+        age = max(0.0, now - last)
+        if age <= self.interval:
+            return f"{age:.0f} s ago"
+        return (
+            f"not since {_clock(last)} ({age:.0f} s; heartbeats come every {self.interval:.0f} s,"
+            f" it is lost after {lost:.0f} s)"
+        )
+
+    def overdue(self, now: float) -> bool:
+        """Whether a heartbeat is due that has not come."""
+        return now > self.until - (HEARTBEAT_PATIENCE - 1) * self.interval
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run, by the SuperLink: `status` such as `running` or `finished:failed`, `details`
+    of a failure."""
+
+    run: int
+    status: str
+    details: str = ""
+
+
+class Control:
+    """The operator's calls to a SuperLink.
+
+    Args:
+        address: HOST:PORT of the SuperLink.
+        authority: certificate of the authority that signed its own.
+    """
+
+    def __init__(self, address: str, authority: Path) -> None:
+        self._client = ControlHttpClient.from_server_address(
+            address, insecure=False, root_certificates=authority.read_bytes(), interceptors=()
+        )
+
+    def register(self, public_key: bytes, name: str) -> int:
+        """Register a node by its public key in OpenSSH's format; returns its id, also of a
+        registered one."""
+        point = as_sent(public_key)
+        for known in self.nodes():
+            if known.public_key == point:
+                return known.node
+        return self._call("RegisterNode", public_key=point, name=name).node_id
+
+    def unregister(self, public_key: bytes) -> bool:
+        """Remove the node with a public key in OpenSSH's format, whose calls are then refused;
+        returns whether there was one."""
+        point = as_sent(public_key)
+        found = [known.node for known in self.nodes() if known.public_key == point]
+        for node in found:
+            self._call("UnregisterNode", node_id=node)
+        return bool(found)
+
+    def nodes(self) -> list[NodeState]:
+        """All registered nodes; Flower also lists those that were removed."""
+        found = self._call("ListNodes").nodes_info
+        return [
+            NodeState(
+                node.node_id,
+                node.status,
+                node.public_key,
+                node.name,
+                node.heartbeat_interval,
+                node.online_until,
+            )
+            for node in found
+            if node.status != _REMOVED
+        ]
+
+    def runs(self) -> list[RunState]:
+        """All runs, newest first."""
+        runs = self._call("ListRuns").run_dict.values()
+        found = sorted(runs, key=lambda run: (run.pending_at, run.run_id), reverse=True)
+        return [RunState(run.run_id, _status(run.status), run.status.details) for run in found]
+
+    def log(self, run: int) -> str:
+        """The output of the ServerApp of a run that ended."""
+        return "".join(part.log_output for part in self._call("StreamLogs", run_id=run))
+
+    def stop(self, run: int) -> None:
+        """End a run; its run folder can be resumed."""
+        self._call("StopRun", run_id=run)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def _call(self, method: str, /, **fields: Any) -> Any:
+        """Make one of the client's calls, whose request has these fields."""
+        call = getattr(self._client, method)
+        return call(get_type_hints(call)["request"](**fields))
+
+
+def _status(status: Any) -> str:
+    return f"{status.status}:{status.sub_status}".rstrip(":")
+
+
+def _clock(moment: float) -> str:
+    """The local time of a moment in seconds since 1970."""
+    return datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M:%S")
+
+
+# Executors of the server and of nodes: Flower's, which work on each task in a fork.
+
+PIECES_WAIT = 60.0
+"""Seconds that the ServerApp waits for the pieces of an announced reply; with Flower's two hours a
+node could block a round by never sending them."""
+SERVER_POLL = 1.0
+CLIENT_POLL = 30.0
+"""Longest time in seconds between two polls of an idle executor: the server's as in Flower; a
+node's executor is woken by a work signal and polls only for missed ones."""
+SERVER_APP = "flwr-serverapp"
+CLIENT_APP = "flwr-clientapp"
+"""Kinds of tasks, named by Flower's commands that work on them."""
+
+
+def server_executor(arguments: list[str]) -> None:
+    """`flower-superexec` that forks ServerApps, and survives a failed call."""
+    flower_pieces.use(longest_wait=PIECES_WAIT)
+    _execute(SERVER_APP, Backoff(FIRST_POLL, SERVER_POLL), WorkSignal(None), arguments)
+
+
+def client_executor(arguments: list[str], load_app: LoadApp, work_signal: WorkSignal) -> None:
+    """`flower-superexec` that forks ClientApps, woken by a work signal."""
+    flower_pieces.use()
+    flower_patches.use_own_code(load_app)
+    _execute(CLIENT_APP, Backoff(FIRST_POLL, CLIENT_POLL), work_signal, arguments)
+
+
+def _execute(kind: str, backoff: Backoff, work_signal: WorkSignal, arguments: list[str]) -> None:
+    flower_commands.load(kind)  # once for all forks
+    folder = os.environ.get(UNFINISHED)
+    unfinished = UnfinishedTasks(None if folder is None else Path(folder))
+    executor = ForkExecutor(kind, partial(_work_on, kind), backoff, unfinished)
+    flower_patches.use_own_loop(executor, backoff, work_signal)
+    flower_commands.run("flower-superexec", arguments)
+
+
+def _work_on(kind: str, task: Any) -> None:
+    """Run Flower's command for one task."""
+    arguments = ["--runtime-api-address", task.runtime_api_address, "--token", task.token]
+    if task.root_certificates_path is not None:
+        arguments += ["--root-certificates", task.root_certificates_path]
+    flower_commands.run(kind, [*arguments, "--parent-pid", str(os.getppid())])
+
+
+DATABASE_WAIT_MS = 60_000
+"""Milliseconds that the SuperLink waits for a lock on its database (Flower: 5,000)."""
+
+
+class SuperLinkState(PackedPieces, NodeHeartbeats, IdleNodes, OldMessages, RareWrites):
+    """Flower's state of a SuperLink with all patches."""
+
+
+def wait_for_database() -> None:
+    """Let all connections of this process to a database wait longer for its lock: those of the
+    SuperLink's state, and those of its pieces."""
+    event.listen(Pool, "checkout", _wait_longer)
+
+
+def _wait_longer(connection: Any, *_: object) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {DATABASE_WAIT_MS}")
+
+
+def superlink(arguments: list[str]) -> None:
+    """`flower-superlink` with all patches, as many open files as it may have, and less garbage
+    collection."""
+    flower_commands.load("flower-superlink")
+    flower_patches.use_direct_middleware()
+    flower_patches.use_in_superlink()
+    flower_polls.answer_idle_nodes()
+    wait_for_database()
+    linkstate_factory.SqlLinkState = SuperLinkState  # type: ignore[misc]
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each waiting node
+    gc.collect()
+    # excludes the modules imported so far, a seventh of the work; each collection goes over objects
+    # of the web framework and SQLAlchemy
+    gc.freeze()
+    flower_commands.run("flower-superlink", arguments)

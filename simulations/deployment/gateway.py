@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway of a deployment: a reverse proxy with TLS, and its rules for nginx.
+
+Flower's SuperLink answers nodes (`/v1/fleet/...`), operators (`/v1/control/...`) and executors
+(`/v1/runtime/...`) on one port, and does not authenticate operators: anyone who reaches that port
+can start runs. So that port is internal, and clients reach only this one. It passes only the nodes'
+calls, by exact path; all others get 404 and a line in the log. If a call is not signed by a node of
+the deployment, only its headers are read. Flower's own node authentication, which is the
+SuperLink's, passes through in headers.
+
+A connection that sends no whole head of a request for a minute is closed, and so is one whose
+body makes a pause of a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from simulations.deployment.pki import NodeSignatures
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.h11_impl import H11Protocol as AutoHTTPProtocol
+else:
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+log = logging.getLogger("fedrec")
+FLEET = re.compile(rb"/v1/fleet/[a-z]+(?:-[a-z]+)*")
+"""Paths that nodes may request, as sent: no dots, no escapes, nothing after them."""
+HEALTH = b"/health"
+MOST_BYTES = 32 * 2**20
+"""Largest body of a request; Flower sends arrays in pieces of 5 MiB."""
+MOST_HELD = 256 * 2**20
+"""Largest total size of all buffered bodies."""
+PATIENCE = 60.0
+"""Seconds in which the head of a request must arrive, and longest pause of its body."""
+_CLOSE = {"connection": "close"}
+_HOP_BY_HOP = {
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "te",
+    "trailers",
+    "upgrade",
+}
+_DROPPED = _HOP_BY_HOP | {
+    "host",
+    "content-length",
+    "transfer-encoding",
+    "content-encoding",
+    "accept-encoding",
+}
+
+
+def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Starlette:
+    """The proxy as an ASGI application.
+
+    Args:
+        upstream: HOST:PORT of the SuperLink.
+        authority: certificate of the authority that signed the SuperLink's.
+        nodes: folder of the nodes whose calls may pass, see `NodeSignatures`; None: only the
+            SuperLink verifies signatures.
+    """
+    context = ssl.create_default_context(cafile=str(authority))
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        # The SuperLink holds the call of a waiting node, and so its connection.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        async with httpx.AsyncClient(
+            base_url=f"https://{upstream}",
+            verify=context,
+            timeout=60,
+            limits=limits,
+            trust_env=False,
+        ) as client:
+            app.state.client = client
+            app.state.held = 0
+            app.state.signatures = None if nodes is None else NodeSignatures(nodes)
+            yield
+
+    methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+    return Starlette(routes=[Route("/{path:path}", _pass, methods=methods)], lifespan=lifespan)
+
+
+def allowed(method: str, path: bytes) -> bool:
+    """Whether a request may pass; `path` as sent, without the query."""
+    return method == "POST" and FLEET.fullmatch(path) is not None
+
+
+async def _pass(request: Request) -> Response:
+    path = request.scope["raw_path"].partition(b"?")[0]
+    method = request.method
+    if path == HEALTH and method in ("GET", "HEAD"):
+        return PlainTextResponse("")
+    if not allowed(method, path) or request.url.query:
+        return _refused(request, "", 404)
+    signatures = request.app.state.signatures
+    why = None if signatures is None else signatures.refusal(request.headers)
+    if why is not None:
+        return _refused(request, f", with {why}", 401)
+    headers = [(name, value) for name, value in request.headers.items() if name not in _DROPPED]
+    body = bytearray()
+    try:
+        async with asyncio.timeout(PATIENCE) as pause:
+            async for piece in request.stream():
+                pause.reschedule(asyncio.get_running_loop().time() + PATIENCE)
+                request.app.state.held += len(piece)
+                body += piece
+                if len(body) > MOST_BYTES:
+                    return PlainTextResponse("too large\n", 413, _CLOSE)
+                if request.app.state.held > MOST_HELD:
+                    # which Flower's nodes try again
+                    return PlainTextResponse("too much at once\n", 503, _CLOSE)
+        answer = await request.app.state.client.request(
+            method, path.decode(), headers=headers, content=bytes(body)
+        )
+    except TimeoutError:
+        return PlainTextResponse("too slow\n", 408, _CLOSE)
+    except httpx.HTTPError as error:
+        log.warning("the SuperLink did not answer: %s", error)
+        return PlainTextResponse("the SuperLink did not answer\n", 503)
+    finally:
+        request.app.state.held -= len(body)
+    kept = {name: value for name, value in answer.headers.items() if name not in _DROPPED}
+    return Response(answer.content, answer.status_code, kept)
+
+
+def _refused(request: Request, why: str, status: int) -> Response:
+    """A refusal; the body of the request is not read."""
+    client = request.client.host if request.client else "?"
+    path = request.scope["raw_path"].partition(b"?")[0][:200]
+    log.warning("refused %s %r from %s%s", request.method, path, client, why)
+    return PlainTextResponse("not found\n" if status == 404 else "refused\n", status, _CLOSE)
+
+
+class _PunctualHeads(AutoHTTPProtocol):
+    """Closes a connection on which the head of a request takes too long, which uvicorn does not."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._deadline: asyncio.TimerHandle | None = self.loop.call_later(PATIENCE, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(PATIENCE, self.transport.close)
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:  # the head is whole
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def serve(
+    *,
+    host: str,
+    port: int,
+    upstream: str,
+    certificate: Path,
+    key: Path,
+    authority: Path,
+    nodes: Path | None,
+) -> None:
+    """Run the proxy until it is stopped."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    config = uvicorn.Config(
+        create_app(upstream, authority, nodes),
+        http=_PunctualHeads,
+        host=host,
+        port=port,
+        ssl_certfile=str(certificate),
+        ssl_keyfile=str(key),
+        ssl_version=ssl.PROTOCOL_TLS_SERVER,
+        access_log=False,
+        log_level="warning",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=3,
+        server_header=False,
+    )
+    uvicorn.Server(config).run()

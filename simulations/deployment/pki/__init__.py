@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Certificates and keys of a deployment."""

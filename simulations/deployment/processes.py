@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of a deployment: command lines, supervision, and tasks that have not ended."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from fedrec.errors import EngineError
+from fedrec.runtime.files import read_json
+from simulations.deployment.layout import Deployment
+from simulations.deployment.pki import private_folder, write_private
+from simulations.engines import process_groups
+from simulations.flower_commands import environment_with
+
+# Tasks that an executor has started and that have not ended, kept in files.
+#
+# If an executor is killed together with its children, as in a container, nobody reports that their
+# tasks failed, and Flower waits five minutes for a ServerApp's next heartbeat. When the executor is
+# restarted, it finds them here and reports them.
+
+UNFINISHED = "FEDREC_UNFINISHED"
+"""Names in the environment the folder where an executor notes tasks that have not ended."""
+
+
+class UnfinishedTasks:
+    """The unfinished tasks of one executor.
+
+    Args:
+        folder: of their files, readable only by their owner, because they contain tokens; None:
+            they are not kept.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = None if folder is None else private_folder(folder)
+
+    def add(self, task: Any) -> None:
+        """Record a task that is being started."""
+        if self._folder is not None:
+            write_private(self._file(self._folder, task), json.dumps(asdict(task)))
+
+    def remove(self, task: Any) -> None:
+        """Delete a task that has ended."""
+        if self._folder is not None:
+            self._file(self._folder, task).unlink(missing_ok=True)
+
+    def take(self) -> list[Any]:
+        """Return and delete the tasks of an earlier executor; damaged files are omitted."""
+        found = []
+        for file in [] if self._folder is None else sorted(self._folder.glob("*.json")):
+            with suppress(OSError, ValueError, TypeError):
+                found.append(SimpleNamespace(**read_json(file)))
+            file.unlink(missing_ok=True)
+        return found
+
+    @staticmethod
+    def _file(folder: Path, task: Any) -> Path:
+        return folder / f"{task.task_id}.json"
+
+
+SERVER = "simulations.deployment.entry"
+HEALTH = "simulations.deployment.health"
+TASK_POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
+IN_CONTAINER = "FEDREC_CONTAINER"
+"""Set in the environment of the image."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that is started, monitored and restarted.
+
+    Attributes:
+        name: its name, also of its log.
+        command: the command line.
+        environment: variables in addition to the caller's environment.
+        health: URL that responds when it is healthy; empty for a process without a port.
+        after: file that must be there before it is started; such processes are stopped first.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    health: str | None = None
+    after: Path | None = None
+
+
+def server_processes(deployment: Deployment) -> list[Process]:
+    """SuperLink, executor of the ServerApp, and the gateway."""
+    settings = deployment.settings
+    server = deployment.server
+    home = {"FLWR_HOME": str(deployment.flower_home)}
+    noted = {UNFINISHED: str(server / "unfinished")}
+    secret = server / "superexec.secret"
+    superlink = superlink_flags(
+        host="127.0.0.1",
+        port=settings.superlink_port,
+        certificate=server / "superlink.crt",
+        key=server / "superlink.key",
+        authority=deployment.authority,
+        database=deployment.database,
+        secret=secret,
+    )
+    executor = executor_flags(deployment.superlink, deployment.authority, secret)
+    return [
+        Process(
+            "superlink",
+            (*python(SERVER), "superlink", *superlink),
+            home,
+            f"https://{deployment.superlink}/health",
+        ),
+        Process(
+            "serverapp",
+            (*python(SERVER), "executor", *executor),
+            {**home, **noted, TASK_POLL: "0.5"},
+        ),
+        Process("gateway", _gateway(deployment), {}, f"https://127.0.0.1:{settings.port}/health"),
+    ]
+
+
+def flags(**values: object) -> tuple[str, ...]:
+    """Options of a command line with their values, such as `--port 8443` for `port=8443`."""
+    named = ((f"--{name.replace('_', '-')}", str(value)) for name, value in values.items())
+    return tuple(part for pair in named for part in pair)
+
+
+def superlink_flags(
+    *,
+    host: str,
+    port: int,
+    certificate: Path,
+    key: Path,
+    authority: Path,
+    database: Path,
+    secret: Path,
+) -> tuple[str, ...]:
+    """Flags of the SuperLink: TLS, node authentication, separate executors with a secret, and a
+    persistent state."""
+    return (
+        *flags(host=host, port=port),
+        *flags(ssl_certfile=certificate, ssl_keyfile=key, ssl_ca_certfile=authority),
+        "--enable-supernode-auth",
+        *flags(isolation="process", database=database),
+        "--disable-runtime-dependency-installation",
+        *flags(superexec_auth_secret_file=secret),
+    )
+
+
+def executor_flags(address: str, authority: Path, secret: Path) -> tuple[str, ...]:
+    """Flags of an executor, the server's or a node's."""
+    return flags(
+        runtime_api_address=address,
+        root_certificates=authority,
+        superexec_auth_secret_file=secret,
+    )
+
+
+def node_process(deployment: Deployment) -> list[Process]:
+    """The process from which the nodes on this machine fork, if there are any."""
+    if not deployment.settings.local_nodes or not deployment.numbers:
+        return []
+    command = (*python("simulations.cli"), "deploy", "nodes", str(deployment.path))
+    return [Process("nodes", command, after=deployment.registered)]
+
+
+def environment_of(process: Process) -> dict[str, str]:
+    """The whole environment of a process: Flower's, with this project's packages."""
+    root = str(Path(__file__).resolve().parents[2])
+    search = os.pathsep.join(
+        dict.fromkeys([root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    ).strip(":")
+    # One thread per process: many processes share a machine, and the batches of one client are too
+    # small to split.
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    return environment_with({**threads, "PYTHONPATH": search, **process.environment})
+
+
+def python(module: str) -> tuple[str, ...]:
+    """The start of a command line that runs one of our modules."""
+    return (sys.executable, "-m", module)
+
+
+def _gateway(deployment: Deployment) -> tuple[str, ...]:
+    settings = deployment.settings
+    server = deployment.server
+    return (
+        *(*python("simulations.cli"), "deploy", "gateway"),
+        *flags(host=settings.bind, port=settings.port, upstream=deployment.superlink),
+        *flags(certificate=server / "gateway.crt", key=server / "gateway.key"),
+        *flags(authority=deployment.authority, nodes=deployment.path / "nodes"),
+    )
+
+
+def refuse_root_in_a_container() -> None:
+    """Refuse to run as root in a container.
+
+    Raises:
+        EngineError: this is a container, and its user is root.
+    """
+    if os.environ.get(IN_CONTAINER) and os.getuid() == 0:
+        raise EngineError(
+            "the containers of a deployment do not run as root",
+            expected="the user and group that .env names beside docker-compose.yml",
+            got="user 0",
+            fix="fedrec deploy add-nodes DEPLOYMENT 0 writes .env; then docker compose up again",
+        )
+
+
+# Starts, restarts and stops processes, like Docker's restart policy without Docker.
+#
+# A SuperNode that was killed is refused until its last heartbeat is 30 s old (60 s with Flower's
+# default), and exits each time; so a process is restarted for as long as the supervisor runs, at
+# first at once and then every few seconds. The supervisor writes the process ids into
+# `processes.json`, readable by its owner only.
+
+_FIRST_WAIT = 0.5
+_LONGEST_WAIT = 5.0
+_WELL_AFTER = 30.0  # a process that ran this long is restarted immediately
+_STOP_SECONDS = 12.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Supervisor:
+    """Runs processes until a stop signal.
+
+    Args:
+        processes: the processes.
+        folder: where logs and the list of processes go.
+        patience: seconds after which processes that do not end are killed.
+    """
+
+    def __init__(
+        self, processes: Sequence[Process], folder: Path, patience: float = _STOP_SECONDS
+    ) -> None:
+        self.processes = processes
+        self.folder = private_folder(folder)
+        self._patience = patience
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, float] = {}
+        self._restarts: dict[str, int] = {process.name: 0 for process in processes}
+        self._due: dict[str, float] = {process.name: 0.0 for process in processes}
+        self._waits: dict[str, float] = {process.name: _FIRST_WAIT for process in processes}
+        self._stopping = False
+
+    def run(self) -> None:
+        """Run until SIGTERM or SIGINT, then stop all."""
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(sign, self._stop)
+        try:
+            while not self._stopping:
+                if self._step():
+                    self._write()
+                time.sleep(0.1)
+        finally:
+            self._end()
+
+    def _stop(self, *_: object) -> None:
+        self._stopping = True
+
+    def _step(self) -> bool:
+        """Start the processes that are due; returns whether anything changed."""
+        changed = False
+        now = time.monotonic()
+        for process in self.processes:
+            running = self._running.get(process.name)
+            if running is not None and running.poll() is None:
+                continue
+            if running is not None:
+                self._ended(process.name, now)
+                changed = True
+            if now >= self._due[process.name] and (process.after is None or process.after.exists()):
+                self._running[process.name] = self._start(process)
+                self._started[process.name] = now
+                changed = True
+        return changed
+
+    def _ended(self, name: str, now: float) -> None:
+        # Its children must not outlive it.
+        process_groups.signal_all([self._running.pop(name).pid], signal.SIGTERM)
+        self._restarts[name] += 1
+        if now - self._started[name] > _WELL_AFTER:
+            self._waits[name] = _FIRST_WAIT
+        self._due[name] = now + self._waits[name]
+        self._waits[name] = min(2 * self._waits[name], _LONGEST_WAIT)
+
+    def _start(self, process: Process) -> subprocess.Popen[bytes]:
+        log = self._open_log(process)
+        try:
+            return subprocess.Popen(
+                process.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment_of(process),
+                cwd=self.folder,
+                start_new_session=True,  # so that it and its children can be stopped together
+                preexec_fn=end_with_parent,
+            )
+        finally:
+            os.close(log)
+
+    def _open_log(self, process: Process) -> int:
+        file = self.folder / f"{process.name}.txt"
+        private_folder(file.parent)
+        return os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+
+    def _write(self) -> None:
+        table = {
+            name: {
+                "pid": self._running[name].pid if name in self._running else None,
+                "restarts": restarts,
+            }
+            for name, restarts in self._restarts.items()
+        }
+        write_private(
+            self.folder / "processes.json",
+            json.dumps({"supervisor": os.getpid(), "processes": table}),
+        )
+
+    def _end(self) -> None:
+        """End processes, those that depend on others first: a node can only unregister from a
+        running server."""
+        for waits in (True, False):
+            names = [
+                process.name for process in self.processes if (process.after is not None) is waits
+            ]
+            self._end_of([self._running[name] for name in names if name in self._running])
+        (self.folder / "processes.json").unlink(missing_ok=True)
+
+    def _end_of(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
+        groups = {process.pid for process in running}
+        for sign, seconds in ((signal.SIGTERM, self._patience), (signal.SIGKILL, 2.0)):
+            process_groups.signal_all(groups, sign)
+            ended = process_groups.ended(groups, seconds)
+            for process in running:
+                process.poll()
+            if ended:
+                break
+
+
+def end_with_parent() -> None:
+    """To be called in a child: on Linux, the process gets a stop signal when its supervisor ends,
+    for any reason."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,705 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The experiment of `fedrec try` for a user's own table: its system, settings and epsilons.
+
+The experiment of `fedrec try` for the user's own table of interactions. Models that represent
+users by features cannot learn from data without side features. The linear item-to-item model
+represents a user by its items; it is computed in two federated rounds, in each of which every
+client uploads once (counts, then products). It is trained unless ALS in rounds or popularity is
+better on validation users (`default_system`), and compared with popularity and centralised EASE. A
+fifth of the users are test users, each with one half of its items held out: the later one where the
+table has times, and then the baseline `transitions` tells whether the order of items pays, or else
+a random one. A tenth are validation users for tuning (`--set evaluation.held-out=validation`) and
+for early stopping (`[early-stopping]`): if popularity scores better on them than the model,
+popularity is kept.
+
+Under privacy, and with dense vectors of the items, the second round is that of `fold-in`: item
+embeddings from the sums, to which each device fits its user's taste. Clip norms follow from the
+mean number of rows per user, as sparse users need less noise; where noise would cover what can be
+learned from products (`simulations.table_facts`), the first round alone is run: private
+popularity with the whole budget. What settings take from the table is in
+`simulations.table_facts`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedrec.components import registry
+from fedrec.components.registry import DATASET
+from fedrec.config import did_you_mean
+from fedrec.data.population import POPULATIONS, Population
+from fedrec.data.readers.table import Table
+from fedrec.data.recognition import ROLES, Recognised, recognise
+from fedrec.errors import DataError, ExperimentError
+from fedrec.experiment.loading import load
+from fedrec.experiment.schema import Experiment
+from fedrec.privacy.personal import PersonalNoise, epsilon_table
+from fedrec.runs.ids import runs_directory, stamp
+from fedrec.runs.result import Result
+from fedrec.runtime.files import require_new_folder, write_atomically
+from server.callbacks.base import Callback
+from server.privacy.personal_budgets import refuse_phases
+from simulations.runner import run
+from simulations.table_facts import (
+    Signal,
+    TableFacts,
+    given_threshold,
+    has_private_parts,
+    signal_of,
+)
+
+# Which system is trained on a user's own table without privacy: the linear item-to-item model,
+# alternating least squares in rounds, or popularity, whichever ranks the held-out items of
+# validation users best. Test users play no part.
+#
+# ALS in rounds is centralised iALS sweep by sweep (tests/strategies/test_federated_als.py), and so
+# is its score; iALS in native code takes a fraction of the time. All have the settings that they
+# have without a search.
+
+LINEAR: dict[str, Any] = {
+    "rounds": 2,
+    "model": {"name": "item-weights"},
+    "step": {"name": "gram"},
+    "strategy": {"name": "popularity-start", "main": {"name": "gram"}},
+    "sampler": {"name": "full"},
+}
+"""Rounds, model, step, strategy and sampler of the federated linear item-to-item model."""
+ALS: dict[str, Any] = {
+    "rounds": 15,
+    "model": {"name": "ials", "moments": True},
+    "step": {"name": "als"},
+    "strategy": {"name": "fed-als"},
+    "sampler": {"name": "full"},
+}
+"""The same of alternating least squares in rounds; users' factors stay on the devices."""
+TITLES = {
+    "linear": "linear item-to-item model",
+    "als": "alternating least squares",
+    "popularity": "popularity",
+}
+_METRIC = "ndcg@10"
+MOST_ROWS = 5_000_000
+"""Rows of a table up to which iALS is fitted beside the system: more take it many minutes."""
+_OF_A_SYSTEM = ("rounds", "model.", "step.", "strategy.", "sampler.", "engine.")
+
+
+@dataclass(frozen=True)
+class SystemChoice:
+    """The system that is trained.
+
+    Attributes:
+        system: `linear`, `als` or `popularity`.
+        scores: `ndcg@10` on validation users, by system; empty where they were not compared.
+        reason: why not.
+    """
+
+    system: str
+    scores: Mapping[str, float]
+    reason: str = ""
+
+    def line(self) -> str:
+        """The system and why."""
+        if not self.scores:
+            return f"system: {TITLES[self.system]}, {self.reason}"
+        others = ", ".join(
+            f"{TITLES[name]} {score:.4f}"
+            for name, score in self.scores.items()
+            if name != self.system
+        )
+        own = f"{TITLES[self.system]}, the best on validation users"
+        return (
+            f"system: {own} ({_METRIC} {self.scores[self.system]:.4f}; {others}; --system takes"
+            " another)"
+        )
+
+
+def choose(
+    table: Mapping[str, Any], asked: str | None, overrides: Sequence[str], rows: int
+) -> SystemChoice:
+    """The system to train on a table of interactions.
+
+    Args:
+        table: experiment of the linear model on it, as a TOML table.
+        asked: the system that the user wants; None: the best one.
+        overrides: as for `--set`; those of a system mean the linear one.
+        rows: number of rows of the table.
+
+    Raises:
+        ExperimentError: there is no such system, or an override is wrong.
+    """
+    if asked is not None:
+        if asked not in TITLES:
+            raise ExperimentError(
+                f"there is no system {asked!r} for a table",
+                expected=", ".join(TITLES),
+                got=asked,
+                fix="name one of these, or run an experiment: fedrec list experiment",
+            )
+        return SystemChoice(asked, {}, "as asked for")
+    if any(override.startswith(_OF_A_SYSTEM) for override in overrides):
+        return SystemChoice("linear", {}, "whose settings are given")
+    if "validation-users" not in table["split"]:
+        return SystemChoice("linear", {}, "not compared with others: there are too few users")
+    if rows > MOST_ROWS:
+        reason = f"not compared with others: there are more than {MOST_ROWS:,} rows (--system als)"
+        return SystemChoice("linear", {}, reason)
+    scores = _scores(table, overrides)
+    return SystemChoice(max(scores, key=lambda name: scores[name]), scores)
+
+
+def with_system(table: Mapping[str, Any], system: str) -> dict[str, Any]:
+    """The experiment of the linear model with another system in its place."""
+    title = table["title"].replace(TITLES["linear"], TITLES[system])
+    changed = {**table, "title": title}
+    if system == "als":
+        evaluation = {**table["evaluation"], "fine-tune": {"epochs": 1}}  # solves for new users
+        changed |= {**ALS, "evaluation": evaluation}
+    elif system == "popularity":
+        changed |= {"rounds": 1}
+    if system != "linear":  # its phases are what early stopping chooses between
+        changed.pop("early-stopping", None)
+    return changed
+
+
+def _scores(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, float]:
+    """How well each system ranks what is held out of validation users."""
+    trial = load(table, overrides).table()
+    trial.pop("early-stopping", None)
+    trial["evaluation"] = {
+        "every": 0,
+        "ks": [10],
+        "held-out": "validation",
+        "baselines": ["popularity", "ials"],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(trial, output=Path(folder) / "run")
+    return {
+        "linear": found.metrics[_METRIC],
+        "als": found.baselines["ials"][_METRIC],
+        "popularity": found.baselines["popularity"][_METRIC],
+    }
+
+
+_NO_FEATURES = (
+    "no user or item features: the system learns from interactions only; models that represent"
+    " users by features, such as privrec, would learn nothing here"
+)
+_VALIDATION = 0.1
+_FEWEST_USERS = 20
+_TEST_USERS = 0.2  # default of the split
+_FEW_TEST_USERS = 25
+_LOW_RATED = 0.3  # of a rated row that is not positive, as on MovieLens-1M
+_EASE_ITEMS = 6000  # a minute or so; it grows with the third power
+
+
+@dataclass(frozen=True)
+class OwnSystem:
+    """The experiment on a user's own table.
+
+    Attributes:
+        experiment: the resolved experiment.
+        facts: what its settings take from the table.
+        epsilon: target of differential privacy; None without privacy.
+        signal: what its private model can learn; None without privacy.
+        choice: the system that is trained without privacy and item vectors.
+    """
+
+    experiment: Experiment
+    facts: TableFacts
+    epsilon: float | None = None
+    signal: Signal | None = None
+    choice: SystemChoice | None = None
+
+    def lines(self) -> list[str]:
+        """Who trains and who is tested; under privacy also what is public, what is trained, and
+        why."""
+        population = POPULATIONS.cached(self.experiment)
+        said = [] if population is None else [_split_line(population)]
+        said += [] if self.choice is None else [self.choice.line()]
+        said += self.facts.lines()
+        if self.epsilon is None or self.signal is None:
+            return said
+        return [*said, *self.signal.lines(self.epsilon)]
+
+
+def try_table(
+    table: pd.DataFrame,
+    *,
+    epsilon: float | None = None,
+    system: str | None = None,
+    overrides: Sequence[str] = (),
+    output: str | Path | None = None,
+    unrated: bool = False,
+    time_format: str | None = None,
+    item_vectors: Sequence[str | Path] = (),
+    callbacks: Sequence[Callback] = (),
+    **columns: Hashable,
+) -> Result:
+    """What `fedrec try` does, with a table in memory: train a federated recommender on it, and
+    compare it with popularity and centralised EASE.
+
+    Args:
+        table: one interaction per row.
+        epsilon: target of user-level differential privacy, > 0; None: no privacy.
+        system: `linear`, `als` or `popularity`; None: the best one on validation users. Not under
+            privacy or with item vectors, which have systems of their own.
+        overrides: texts such as `"seed=1"`.
+        output: a new or empty folder, for the table (`table.csv`) and the run (`run`); default:
+            below `$FEDREC_RUNS` or `runs/`.
+        unrated: whether no column holds ratings: every row counts as liked.
+        time_format: form of the dates, as of `strptime`; ISO and dotted dates need none.
+        item_vectors: files of dense vectors of the items, see `dataset.item-vectors`.
+        callbacks: called on each event of the run.
+        columns: names of the columns `user`, `item`, `rating` and `time` that are not recognised.
+
+    Returns:
+        The result. How the columns were recognised, and what makes results say little, is printed
+        to standard error, as by the command.
+
+    Raises:
+        DataError: it is no DataFrame, columns are not recognised, or no user has two different
+            items.
+        ExperimentError: a role of a column or an override is wrong, epsilon is no number > 0, there
+            are too few users for a private system, or it would depend on a value that is not given,
+            see `simulations.table_facts`.
+        RunError: the folder is not empty.
+    """
+    _require_frame(table)
+    _require_roles(columns)
+    folder = Path(output) if output is not None else runs_directory() / f"table-{stamp()}"
+    require_new_folder(folder, fix="choose another output")
+    file = folder / "table.csv"
+    write_atomically(file, table.to_csv(index=False))
+    experiment = own_experiment(
+        file,
+        {role: str(name) for role, name in columns.items()},
+        lambda line: print(line, file=sys.stderr),
+        rated=not unrated,
+        header=True,
+        time_format=time_format,
+        epsilon=epsilon,
+        system=system,
+        overrides=overrides,
+        item_vectors=[Path(path) for path in item_vectors],
+    )
+    return run(experiment, output=folder / "run", callbacks=callbacks)
+
+
+def own_experiment(
+    path: Path,
+    columns: Mapping[str, str],
+    tell: Callable[[str], None],
+    *,
+    rated: bool = True,
+    header: bool | None = None,
+    time_format: str | None = None,
+    epsilon: float | None = None,
+    system: str | None = None,
+    overrides: Sequence[str] = (),
+    item_vectors: Sequence[Path] = (),
+) -> Experiment:
+    """The experiment on a table.
+
+    Args:
+        path: the table.
+        columns: by role, the names of columns that are known.
+        tell: gets one line after the other: how columns were recognised, and what will be run.
+        rated: whether a column may be taken for ratings.
+        header: see `recognise`.
+        time_format: form of the dates, as of `strptime`.
+        epsilon: see `own_system`, and so for the others.
+
+    Raises:
+        DataError: see `recognise` and `own_system`.
+        ExperimentError: see `own_system`.
+    """
+    found = recognise(
+        path,
+        columns,
+        rated=rated,
+        header=header,
+        time_format=time_format,
+        positive_above=given_threshold(overrides),
+    )
+    bare = [] if item_vectors else [_NO_FEATURES]
+    for line in [*found.lines(), *bare, *warnings(found)]:
+        tell(line)
+    own = own_system(
+        path,
+        found,
+        epsilon=epsilon,
+        system=system,
+        overrides=overrides,
+        item_vectors=item_vectors,
+    )
+    for line in own.lines():
+        tell(line)
+    return own.experiment
+
+
+def own_system(
+    path: Path,
+    found: Recognised,
+    *,
+    epsilon: float | None = None,
+    system: str | None = None,
+    overrides: Sequence[str] = (),
+    item_vectors: Sequence[Path] = (),
+) -> OwnSystem:
+    """The experiment on a table of interactions. A run of it in this process does not read the
+    table again.
+
+    Args:
+        path: the table.
+        found: its recognised columns.
+        epsilon: target of user-level differential privacy, > 0; None: no privacy.
+        system: see `try_table`.
+        overrides: as for `--set`.
+        item_vectors: files of dense vectors of the items.
+
+    Raises:
+        DataError: no user has two different items, or a value of the table is wrong.
+        ExperimentError: an override is wrong, or names another dataset; epsilon is no number > 0,
+            there are too few users for it, or see `TableFacts.of`.
+    """
+    if epsilon is not None:
+        _require_epsilon(epsilon)
+    private = epsilon is not None or has_private_parts(overrides)
+    facts = TableFacts.of(found, overrides, private=private)
+    table = _experiment(path, found, facts, epsilon, item_vectors)
+    signal = None
+    if epsilon is not None:
+        _refuse_hopeless(facts)
+        held_out = table["split"].get("validation-users", 0.0) + _TEST_USERS
+        users = max(int(facts.users * (1 - held_out)), 1)
+        signal = signal_of(load(table), users, facts.rows_per_user)
+    if epsilon is not None and signal is not None and not signal.suffices:
+        table = _popularity_alone(table, path, epsilon)
+    elif facts.divisible >= _FEWEST_USERS:
+        table["early-stopping"] = {}
+    experiment = load(table, overrides)
+    _refuse_other_data(experiment, table["dataset"])
+    _refuse_other_system(system, epsilon, item_vectors)
+    settings = experiment.settings(DATASET)
+    told = found.separator, found.header, found.time_format
+    if (settings.separator, settings.header, settings.time_format) == told:
+        reader = Table(experiment.dataset.name, settings)
+        rows = reader.described(reader.interactions(found.frame))
+        POPULATIONS.hold(experiment, Population.of(experiment, rows))
+    choice = None
+    if epsilon is None and not item_vectors:
+        if private and system is None:
+            choice = SystemChoice("linear", {}, "not compared with others under privacy")
+        else:
+            choice = choose(table, system, overrides, facts.rows)
+        if choice.system != "linear":
+            experiment = load(with_system(table, choice.system), overrides)
+    return OwnSystem(experiment, facts, epsilon, signal, choice)
+
+
+def _split_line(population: Population) -> str:
+    """Numbers of users and rows that train, are tested and validate."""
+    parts = population.partition
+    users = population.interactions.users
+    trains = np.zeros(population.interactions.num_users, dtype=bool)
+    trains[parts.training_clients] = True
+    tested = np.zeros_like(trains)
+    tested[users[parts.test_rows]] = True
+    own = users[parts.train_rows]
+    said = (
+        f"split: {trains.sum():,} users train on {trains[own].sum():,} rows; {tested.sum():,} are"
+        f" tested on {len(parts.test_rows):,} held-out rows beside {tested[own].sum():,} known"
+    )
+    validating = len(pd.unique(users[parts.validation_rows]))
+    return f"{said}; {validating:,} validate" if validating else said
+
+
+def _require_frame(table: object) -> None:
+    """The error for a table in memory that is no DataFrame of pandas."""
+    if isinstance(table, pd.DataFrame):
+        return
+    fix = (
+        "pandas.DataFrame(rows, columns=['user', 'item']), or its method to_pandas() if it has one"
+    )
+    if isinstance(table, str | Path):
+        fix = f"pandas.read_csv({str(table)!r}), or on the command line: fedrec try {table}"
+    raise DataError(
+        "the table is no DataFrame",
+        expected="a pandas DataFrame with one interaction per row",
+        got=f"an object of type {type(table).__name__}",
+        fix=fix,
+    )
+
+
+def _require_roles(columns: Mapping[str, Hashable]) -> None:
+    """The error for arguments that are no roles of columns."""
+    for role, name in columns.items():
+        if role not in ROLES:
+            raise ExperimentError(
+                f"there is no argument {role!r}, and no such role of a column",
+                expected=", ".join(ROLES),
+                got=f"{role}={name!r}",
+                fix=did_you_mean(role, ROLES),
+            )
+
+
+def _require_epsilon(epsilon: object) -> None:
+    """The error for a target that no private run has."""
+    number = math.nan if isinstance(epsilon, bool) or not isinstance(epsilon, Real) else epsilon
+    if not 0 < float(number) < math.inf:
+        raise ExperimentError(
+            "this epsilon is no target of a private run",
+            expected="a number > 0, such as 5; smaller is more private",
+            got=repr(epsilon),
+            fix="give another one, or leave it out for a run without privacy",
+        )
+
+
+def _refuse_hopeless(facts: TableFacts) -> None:
+    if facts.users < _FEWEST_USERS:
+        raise ExperimentError(
+            "there are too few users for a private system",
+            expected=f"at least {_FEWEST_USERS} users; hundreds to learn",
+            got=f"{facts.users:,}",
+            fix="take data of more users, or leave out epsilon",
+        )
+
+
+def _refuse_other_data(experiment: Experiment, known: Mapping[str, Any]) -> None:
+    """The columns were recognised in one table, and the run must not be about another."""
+    dataset = experiment.dataset
+    path = dataset.options.get("path")
+    if dataset.name != known["name"] or str(path) != known["path"]:
+        raise ExperimentError(
+            "two datasets are given",
+            expected=f"the table {known['path']} alone",
+            got=f"dataset.name = {dataset.name!r}" + (f", dataset.path = {path}" if path else ""),
+            fix="leave out this --set, or run an experiment instead of a table: fedrec run NAME",
+        )
+
+
+def _refuse_other_system(
+    system: str | None, epsilon: float | None, item_vectors: Sequence[Path]
+) -> None:
+    if system is not None and (epsilon is not None or item_vectors):
+        raise ExperimentError(
+            "a system is named where another one is trained",
+            expected="no system under privacy or with item vectors, which have fold-in, or private"
+            " popularity where noise would cover what it learns",
+            got=system,
+            fix="leave it out",
+        )
+
+
+def _experiment(
+    path: Path,
+    found: Recognised,
+    facts: TableFacts,
+    epsilon: float | None,
+    item_vectors: Sequence[Path],
+) -> dict[str, Any]:
+    """The experiment on a table, as a TOML table. `found` gives the form of the file, `facts` all
+    that depends on its rows."""
+    if not facts.divisible:
+        raise DataError(
+            f"no user in {path} has two different items",
+            expected="users with several items: one half is learned from, the other is held out",
+            got=f"{facts.rows:,} rows, {facts.users:,} users, one item each",
+            fix="name the column of users with --user (not one of orders or sessions), or take data"
+            " with more rows per user",
+        )
+    dataset: dict[str, Any] = {"name": "table", "path": str(path.resolve()), **found.columns}
+    if found.separator != ",":
+        dataset["separator"] = found.separator
+    if not found.header:
+        dataset["header"] = False
+    if found.time_format is not None:
+        dataset["time-format"] = found.time_format
+    if facts.positive_above is None:
+        dataset.pop("rating", None)
+    if item_vectors:
+        dataset["item-vectors"] = [str(file.resolve()) for file in item_vectors]
+    personal = epsilon is not None or bool(item_vectors)
+    kind = "fold-in" if personal else "linear item-to-item model"
+    return {
+        "name": _name(path) + ("" if epsilon is None else "-private"),
+        "title": f"Federated {kind} on {path.name}"
+        + ("" if epsilon is None else f" at epsilon {epsilon:g}"),
+        **({} if facts.positive_above is None else {"positive-above": facts.positive_above}),
+        "dataset": dataset,
+        "split": {"name": "user-holdout"}
+        | ({"halves": "temporal"} if facts.timed else {})
+        | ({"validation-users": _VALIDATION} if facts.divisible >= _FEWEST_USERS else {}),
+        **(
+            fold_in_system(
+                epsilon,
+                facts.items,
+                facts.rows_per_user,
+                rated=facts.positive_above is not None,
+            )
+            if personal
+            else LINEAR
+        ),
+        "evaluation": {
+            "every": 0,
+            "ks": [10, 20],
+            "baselines": _baselines(epsilon, facts),
+        },
+    }
+
+
+def _popularity_alone(table: dict[str, Any], path: Path, epsilon: float) -> dict[str, Any]:
+    """The same experiment without its second round, so that the first one, private popularity, has
+    the whole budget; the order of rare items is kept."""
+    baselines = ["popularity", "random"]
+    return table | {
+        "title": f"Private popularity on {path.name} at epsilon {epsilon:g}",
+        "rounds": 1,
+        "evaluation": table["evaluation"] | {"baselines": baselines},
+    }
+
+
+def fold_in_system(
+    epsilon: float | None, items: int, rows_per_user: float, *, rated: bool = False
+) -> dict[str, Any]:
+    """Model, step, strategy, sampler and privacy of fold-in on embeddings from two sums.
+
+    Args:
+        epsilon: target, > 0; None: no privacy.
+        items: size of the catalogue.
+        rows_per_user: mean number of rows of a user, which the clip norms follow.
+        rated: whether rows have ratings; then those that are not positive count, too.
+    """
+    most = 1000 if epsilon is None else 300  # fewer are more robust to noise
+    weight = _LOW_RATED if rated else 0.0
+    system: dict[str, Any] = {
+        "rounds": 2,
+        "model": {"name": "fold-in", "items": max(1, min(items, most)), "low-rated": weight},
+        "step": {"name": "gram", "exponent": 0.2, "low-rated": weight},
+        "strategy": {
+            "name": "popularity-start",
+            "step": {"name": "counts", "low-rated": weight},
+            "estimate": "posterior-mean",
+            "main": {"name": "fold-in"},
+        },
+        "sampler": {"name": "full"},
+    }
+    if epsilon is None:
+        return system
+    system["privacy"] = {
+        "epsilon": epsilon,
+        "backend": "pld",
+        "clip-norm": min(8.0, max(1.0, rows_per_user)),
+        "parameters": ["item.products"],
+        "phases": {
+            "popularity": {
+                "parameters": ["item.bias"],
+                "clip-norm": _count_clip(rows_per_user),
+                "noise-factor": 2.0,
+            }
+        },
+    }
+    return system
+
+
+def _count_clip(rows_per_user: float) -> float:
+    """Clip norm of a user's counts: of a user with the mean number of rows, up to that of films."""
+    return min(6.0, max(1.0, rows_per_user**0.5))
+
+
+def warnings(found: Recognised) -> list[str]:
+    """Why results on a table will say little, one reason per line."""
+    test = max(int(_TEST_USERS * found.users + 0.5), 1)
+    said = []
+    if not found.divisible:
+        return said  # refused, see `own_experiment`
+    if test < _FEW_TEST_USERS:
+        said.append(
+            f"warning: only {test} test user{'s' if test > 1 else ''}: differences between systems"
+            " will be mostly chance"
+        )
+    if 2 * found.divisible < found.users:
+        said.append(
+            f"warning: only {found.divisible:,} of {found.users:,} users have two different items;"
+            " the others cannot be tested"
+        )
+    if 2 * found.shared < found.items:
+        said.append(
+            f"warning: only {found.shared:,} of {found.items:,} items have two users or more;"
+            " about the others, nothing can be learned from other users"
+        )
+    return said
+
+
+def _baselines(epsilon: float | None, facts: TableFacts) -> list[Any]:
+    order = ["transitions"] if facts.timed else []
+    plain = ["popularity", *_strongest(facts), *order, "random"]
+    if epsilon is None:
+        return plain
+    clip = _count_clip(facts.rows_per_user)
+    return [{"name": "dp-popularity", "epsilon": epsilon, "clip-norm": clip}, *plain]
+
+
+def _strongest(facts: TableFacts) -> list[Any]:
+    """EASE; iALS, which stands in for it, for large catalogues; neither of too many rows."""
+    if facts.items <= _EASE_ITEMS:
+        return ["ease"]
+    return [] if facts.rows > MOST_ROWS else [{"name": "ease", "max-items": _EASE_ITEMS}]
+
+
+def _name(path: Path) -> str:
+    return re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("-._") or "own-data"
+
+
+# The true epsilon of each user in experiments whose users add their own noise, computed before
+# training. It follows from the experiment: budgets from their seed, cohorts from seed and round. A
+# sampled user is charged even if its upload fails.
+
+
+def personal_noise(experiment: Experiment) -> PersonalNoise:
+    """The users' noise of a resolved experiment.
+
+    Raises:
+        ExperimentError: its step has none.
+    """
+    settings = experiment.settings(registry.STEP)
+    if isinstance(settings, PersonalNoise):
+        return settings
+    raise ExperimentError(
+        "users have no personal budgets with this step",
+        expected="step dpvae or dpsgd",
+        got=experiment.step.name,
+        fix="take an experiment with one of these steps, such as dpvae-ml100k",
+    )
+
+
+def personal_epsilons(experiment: Experiment, rounds: int | None = None) -> pd.DataFrame:
+    """One row per training client, see `fedrec.privacy.personal.epsilon_table`.
+
+    Args:
+        experiment: a resolved experiment whose users add noise of their own.
+        rounds: number of rounds; default: all of the experiment.
+
+    Raises:
+        ExperimentError: the experiment has another step, or phases with other steps.
+    """
+    settings = personal_noise(experiment)
+    refuse_phases(experiment)
+    clients = Population.of(experiment).partition.training_clients
+    sampler_class = registry.resolve(registry.SAMPLER, experiment.sampler.name)
+    sampler = sampler_class(experiment.settings(registry.SAMPLER), clients, experiment.seed)
+    asked = np.zeros(len(clients), dtype=np.int64)
+    for number in range(1, (experiment.rounds if rounds is None else rounds) + 1):
+        asked[np.searchsorted(clients, sampler.sample(number))] += 1
+    return epsilon_table(settings, clients.tolist(), asked.tolist())

@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Poisoning attacks that send made-up gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from clients.malicious import MaliciousBlock
+from fedrec.data.malicious_users import Known
+from fedrec.errors import ExperimentError
+from fedrec.nn.layers import Adam
+from simulations.poisoning.base import (
+    MadeUpUsers,
+    MadeUpUsersConfig,
+    UpdatePoisoning,
+    UpdatePoisoningConfig,
+    Users,
+    embedding_tables,
+    generator_of,
+    learning_rates,
+    made_up_users,
+    promotion_loss,
+    seed_of_round,
+    target_scores,
+)
+
+# FedRecAttack (Rong, Ye, et al. 2022): users' embeddings are approximated from public interactions,
+# and the targets are pushed above the items that each of these users is shown.
+#
+# In each round the coalition fits an embedding to every honest user's public rows under the present
+# item embeddings (BPR, equation 10), and takes the gradient of
+#
+#     sum over users u, and targets not among their public rows, of g(s_u - score of the target)
+#
+# with s_u the score of the user's tenth item, and g(x) = x for x >= 0 and exp(x) - 1 below
+# (equation 12). Each malicious client sends the rows of the targets and of some other items, drawn
+# in proportion to the norms of their gradients, each of norm `row-limit` at most.
+#
+# Where this differs from the paper: embeddings are fitted anew in each round, so that clients keep
+# no state, from the shared value that honest devices start from. A client's other items are drawn
+# in each round. The paper's clients take their parts of the gradient one after the other, until it
+# is used up; here each of the expected number in a round takes an equal share of a row, limited in
+# the same way, which has the same sum, and no client needs to know what another one sent. The item
+# to be overtaken is the tenth of a user's list, for all targets; in the authors' code it is the
+# tenth for the first target, the ninth for the second and so on. Rows are limited in units of
+# gradients, so updates are multiplied by the learning rate.
+
+ITEMS = "item.factors"
+USERS = "user.factors"
+_START_STD = 0.01  # of fitted embeddings around the value that devices start from
+_PLACE = 10  # of the item in a user's list that a target is to overtake
+
+
+class FedRecAttackConfig(UpdatePoisoningConfig):
+    """Settings of FedRecAttack."""
+
+    rows: int = Field(default=60, ge=1)
+    """Number of items whose rows a malicious client changes (kappa)."""
+    row_limit: float = Field(default=1.0, gt=0)
+    """Largest norm of the gradient of a row (C)."""
+    fit_steps: int = Field(default=10, ge=1)
+    """Steps of Adam that fit the users' embeddings in a round."""
+    fit_rate: float = Field(default=0.01, gt=0)
+    """Their learning rate."""
+
+
+class FedRecAttack(UpdatePoisoning):
+    """Pushes the targets above the items at the top of approximated users' lists.
+
+    Raises:
+        ExperimentError: the model is no matrix factorisation.
+    """
+
+    name = "fedrec-attack"
+    Config = FedRecAttackConfig
+    paper = "Rong, Ye, Zhao, Yuen, Chen and He 2022"
+    config: FedRecAttackConfig
+
+    def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
+        """The rows that each client sends, `[C, items, d]`."""
+        if ITEMS not in block.shared or USERS in block.shared or USERS not in block.parameters:
+            raise ExperimentError(
+                f"FedRecAttack cannot attack {type(block.model).__name__}",
+                expected="model.name = 'mf' and step.private-parameters = ['user.*']",
+                got=", ".join(block.shared),
+                fix="choose another attack, such as explicit-boosting",
+            )
+        table = block.parameters[ITEMS].cpu()
+        start = block.parameters[USERS].cpu()
+        users = self._fitted(block.known, table, start, seed_of_round(block))
+        gradient = promotion_gradient(block.known, table, users)
+        rate = learning_rates(block)[ITEMS]
+        chosen = [self._rows(block.known, gradient, member.random) for member in block.clients]
+        share = self._shares(block, gradient)
+        found = torch.zeros(len(chosen), *table.shape)
+        for place, rows in enumerate(chosen):
+            own = gradient[rows] * share[rows, None]
+            limit = self.config.row_limit / own.norm(dim=1).clamp(min=1e-30)
+            found[place, rows] = -rate * own * limit.clamp(max=1.0)[:, None]
+        return {ITEMS: found}
+
+    def _fitted(
+        self, known: Known, table: Tensor, start: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """Embeddings of the honest users, `[honest, d]`, from their public rows by BPR; `start
+        [d]` is the value that devices start from."""
+        users = torch.from_numpy(known.users)
+        liked = torch.from_numpy(known.public)
+        drawn = _START_STD * torch.randn(known.honest, table.shape[1], generator=generator)
+        embeddings = (start + drawn).requires_grad_()
+        optimiser = Adam([embeddings], lr=self.config.fit_rate)
+        for _ in range(self.config.fit_steps if len(liked) else 0):
+            others = torch.randint(known.items, liked.shape, generator=generator)
+            margins = (embeddings[users] * (table[liked] - table[others])).sum(1)
+            optimiser.zero_grad()
+            F.softplus(-margins).sum().backward()
+            optimiser.step()
+        return embeddings.detach()
+
+    def _rows(self, known: Known, gradient: Tensor, random: np.random.Generator) -> Tensor:
+        """`int64 [rows]`: the targets, and other items by the norms of their gradients."""
+        norms = gradient.norm(dim=1).double().numpy() + 1e-12
+        norms[known.targets] = 0.0
+        count = min(self.config.rows - len(known.targets), known.items - len(known.targets))
+        drawn = random.choice(known.items, max(0, count), replace=False, p=norms / norms.sum())
+        return torch.from_numpy(np.concatenate([known.targets, drawn]))
+
+    def _shares(self, block: MaliciousBlock, gradient: Tensor) -> Tensor:
+        """`float32 [items]`: one over the expected number of clients that send a row."""
+        norms = gradient.norm(dim=1) + 1e-12
+        expected = block.together * (self.config.rows * norms / norms.sum()).clamp(max=1.0)
+        expected[torch.from_numpy(block.known.targets)] = block.together
+        return 1 / expected.clamp(min=1.0)
+
+
+def promotion_gradient(known: Known, table: Tensor, users: Tensor) -> Tensor:
+    """Gradient of the loss in the item embeddings, `[items, d]`.
+
+    Args:
+        known: has the targets and the users' public rows.
+        table: item embeddings, `[items, d]`.
+        users: embeddings of the honest users, `[honest, d]`.
+    """
+    seen = torch.zeros(len(users), len(table), dtype=torch.bool)
+    seen[torch.from_numpy(known.users), torch.from_numpy(known.public)] = True
+    targets = torch.from_numpy(known.targets)
+    open_ = ~seen[:, targets]
+    leaf = table.clone().requires_grad_()
+    scores = users @ leaf.T
+    others = scores.detach().masked_fill(seen, -torch.inf)
+    others[:, targets] = -torch.inf
+    shown = others.topk(min(_PLACE, len(table)), dim=1).indices[:, -1:]
+    margin = scores.gather(1, shown) - scores[:, targets]
+    losses = torch.where(margin < 0, margin.clamp(max=0).exp() - 1, margin)
+    (gradient,) = torch.autograd.grad((losses * open_).sum(), [leaf])
+    return gradient
+
+
+# ClusterAttack (Yu et al. 2023): an untargeted attack that draws the items' embeddings together in
+# dense clusters, so that items can no longer be told apart.
+#
+# Each round the items are clustered by k-means. Every row of a malicious update points to the
+# centre of the item's cluster; its norm is drawn between the mean norm of an honest client's rows
+# and that plus `spread` standard deviations, so that it looks like one.
+#
+# Where this differs from the paper: the number of clusters is fixed; there it follows the moving
+# average of the clusters' size over the rounds, which would be state of the clients. The rows'
+# statistics are those of the client's own honest training on random items, not of a sample of
+# malicious clients with real histories. Other parameters are those of that training.
+
+_MOST_ITERATIONS = 100
+
+
+class ClusterAttackConfig(UpdatePoisoningConfig):
+    """Settings of ClusterAttack."""
+
+    clusters: int = Field(default=5, ge=1)
+    """Number of clusters."""
+    spread: float = Field(default=3.0, ge=0)
+    """Largest distance of a row's norm from the mean norm, in standard deviations."""
+
+
+class ClusterAttack(UpdatePoisoning):
+    """Draws items' embeddings together.
+
+    Raises:
+        ExperimentError: the model has no table of item embeddings.
+    """
+
+    name = "cluster-attack"
+    Config = ClusterAttackConfig
+    paper = "Yu et al. 2023"
+    config: ClusterAttackConfig
+
+    def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
+        """The updates, `[C, ...]` by parameter."""
+        tables = embedding_tables(block)
+        if not tables:
+            raise ExperimentError(
+                f"ClusterAttack cannot attack {type(block.model).__name__}",
+                expected="a model with embeddings of items, such as privrec, mf or neumf",
+                got=", ".join(block.shared),
+                fix="choose another attack, such as random",
+            )
+        generator = seed_of_round(block)
+        pulls = {name: self._pull(block.parameters[name], generator) for name in tables}
+        changes = [one.changes_of(0) for one in block.honest]
+        found = {name: torch.stack([own[name] for own in changes]) for name in block.shared}
+        for name, pull in pulls.items():
+            norms = found[name].norm(dim=2)
+            drawn = [
+                torch.rand(len(pull), generator=generator_of(member.random))
+                for member in block.clients
+            ]
+            room = self.config.spread * torch.stack(drawn).to(norms) * norms.std(1, keepdim=True)
+            found[name] = pull * (norms.mean(1, keepdim=True) + room)[:, :, None]
+        return found
+
+    def _pull(self, table: Tensor, generator: torch.Generator) -> Tensor:
+        """Unit vectors from each item to the centre of its cluster, `[items, d]`."""
+        centres, cluster = clustered(table, min(self.config.clusters, len(table)), generator)
+        away = centres[cluster] - table
+        return away / away.norm(dim=1, keepdim=True).clamp(min=1e-12)
+
+
+def clustered(points: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Clusters by Lloyd's algorithm from random points: centres `[count, d]`, and the cluster of
+    each of the points `[n, d]`, `int64 [n]`."""
+    first = torch.randperm(len(points), generator=generator)[:count]
+    centres = points[first.to(points.device)].clone()
+    cluster = torch.cdist(points, centres).argmin(1)
+    for _ in range(_MOST_ITERATIONS):
+        sums = torch.zeros_like(centres).index_add_(0, cluster, points)
+        sizes = torch.bincount(cluster, minlength=count)[:, None]
+        centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), centres)
+        before = cluster
+        cluster = torch.cdist(points, centres).argmin(1)
+        if bool((cluster == before).all()):
+            break
+    return centres, cluster
+
+
+# PIECK (Zhang et al. 2024): popular items are found by how far their embeddings have moved, and the
+# targets are promoted with these, without any knowledge of the data.
+#
+# `ipe` (popularity enhancement) turns the targets' embeddings towards those of the popular items,
+# most weight on the most popular; `uea` (user approximation) takes the popular items' embeddings
+# for those of users and promotes the targets for them, for models in which both are in one space.
+#
+# Where this differs from the paper: an item's movement is the distance of its embedding from its
+# initial value, which every client can compute, and not the sum over the first rounds that the
+# client takes part in, so that clients keep no state; popular items are found again in each round.
+# In the first round nothing has moved, and nothing is sent.
+
+
+class PieckConfig(UpdatePoisoningConfig):
+    """Settings of PIECK."""
+
+    variant: Literal["ipe", "uea"] = "uea"
+    """`ipe`: turn the targets towards popular items; `uea`: promote them for users that are
+    approximated by these."""
+    popular: int = Field(default=10, ge=1)
+    """Number of popular items."""
+    emphasis: float = Field(default=0.9, gt=0)
+    """Factor on the mean similarities of `ipe` (tau)."""
+
+
+class Pieck(UpdatePoisoning):
+    """Promotes the targets by popular items that it finds itself.
+
+    Raises:
+        ExperimentError: the model has no table of item embeddings, or `uea` needs another model.
+    """
+
+    name = "pieck"
+    Config = PieckConfig
+    paper = "Zhang et al. 2024"
+    config: PieckConfig
+
+    def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
+        """Steps of gradient descent on the targets' embeddings, `[C, items, d]`, the same for
+        all."""
+        name = self._table(block)
+        table = block.parameters[name]
+        moved = (table - block.initial[name].to(table)).norm(dim=1)
+        targets = torch.from_numpy(block.known.targets).to(table.device)
+        moved[targets] = -1.0
+        count = min(self.config.popular, len(moved) - len(targets))
+        popular = moved.argsort(descending=True, stable=True)[:count]
+        step = torch.zeros_like(table)
+        if bool((moved[popular] > 0).any()):
+            rows = table[targets].clone().requires_grad_()
+            loss = self._loss(rows, table[popular])
+            (gradient,) = torch.autograd.grad(loss, [rows])
+            step[targets] = -learning_rates(block)[name] * gradient
+        return {name: step.expand(len(block.clients), *step.shape)}
+
+    def _loss(self, targets: Tensor, popular: Tensor) -> Tensor:
+        """The loss of the targets' embeddings `[targets, d]`, given popular ones `[n, d]`."""
+        if self.config.variant == "uea":
+            return promotion_loss(popular @ targets.T)
+        ranks = torch.arange(len(popular), 0, -1).to(popular)
+        similar = F.cosine_similarity(popular[:, None], targets[None], dim=2)
+        weighted = (ranks / ranks.sum())[:, None] * similar
+        halves = [weighted[part] for part in (weighted > 0, weighted <= 0) if bool(part.any())]
+        return -self.config.emphasis * sum((half.mean() for half in halves[1:]), halves[0].mean())
+
+    def _table(self, block: MaliciousBlock) -> str:
+        """The item table that it changes: the first with more than one column."""
+        tables = embedding_tables(block)
+        users = block.parameters.get("user.factors")
+        same = bool(tables) and users is not None
+        if not tables or (self.config.variant == "uea" and not same):
+            raise ExperimentError(
+                f"PIECK ({self.config.variant}) cannot attack {type(block.model).__name__}",
+                expected="embeddings of items, for uea in the space of the users': model mf",
+                got=", ".join(block.shared),
+                fix="set adversary.attack = { name = 'pieck', variant = 'ipe' }, or model mf",
+            )
+        return tables[0]
+
+
+# A-hum (Rong, He and Chen 2022, section 4.3): as A-ra, but for hard users, who do not like the
+# targets.
+#
+# A random user is made hard by steps of gradient descent on its private parameters, on the
+# cross-entropy of the targets as negatives.
+#
+# Where this differs from the paper: of models that represent users by features alone, hard users
+# are those with the lowest scores among ten times as many random ones.
+
+_CANDIDATES = 10  # random users for each hard one, where there are no private parameters
+
+
+class HardUsersConfig(MadeUpUsersConfig):
+    """Settings of A-hum."""
+
+    hard_steps: int = Field(default=30, ge=1)
+    """Steps of gradient descent that make a user hard."""
+    hard_rate: float = Field(default=0.001, gt=0)
+    """Their learning rate."""
+
+
+class HardUserMining(MadeUpUsers):
+    """Promotes the targets for users who do not like them."""
+
+    name = "a-hum"
+    Config = HardUsersConfig
+    paper = "Rong, He and Chen 2022, A-hum"
+    config: HardUsersConfig
+
+    def users(self, block: MaliciousBlock, generator: torch.Generator) -> Users:
+        """Hard users."""
+        config = self.config
+        private = len(block.shared) < len(block.parameters)
+        count = config.users if private else _CANDIDATES * config.users
+        own, features = made_up_users(block, count, config.user_std, generator)
+        shared = {name: block.parameters[name] for name in block.shared}
+        if not private:
+            scores = target_scores(block, shared, (own, features)).detach().mean(1)
+            hardest = scores.argsort(stable=True)[: config.users]
+            return own, tuple(codes[hardest] for codes in features)
+        for _ in range(config.hard_steps):
+            leaves = {name: value.detach().requires_grad_() for name, value in own.items()}
+            scores = target_scores(block, shared, (leaves, features))
+            # each user is trained alone, so the loss is a sum over users
+            loss = F.binary_cross_entropy_with_logits(
+                scores, torch.zeros_like(scores), reduction="none"
+            )
+            gradients = torch.autograd.grad(loss.mean(1).sum(), list(leaves.values()))
+            moved = zip(own.items(), gradients, strict=True)
+            own = {name: value - config.hard_rate * step for (name, value), step in moved}
+        return own, features
+
+
+# A-ra (Rong, He and Chen 2022, section 4.2): malicious clients approximate honest users by random
+# ones and promote the targets for these.
+#
+# Where this differs from the paper: of models that represent users by features, a made-up user has
+# random categories; the paper has embeddings alone.
+
+
+class RandomApproximation(MadeUpUsers):
+    """Promotes the targets for random users."""
+
+    name = "a-ra"
+    paper = "Rong, He and Chen 2022, A-ra"
+
+    def users(self, block: MaliciousBlock, generator: torch.Generator) -> Users:
+        """Random users."""
+        return made_up_users(block, self.config.users, self.config.user_std, generator)

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DP-VAE's runs with noise of the users' own, whole histories, and systems beside them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from clients.evaluation import evaluate_clients, mean_metrics
+from clients.node import Node
+from fedrec.baselines.base import Ratings
+from fedrec.baselines.ratings import Svd, SvdConfig
+from fedrec.data.population import POPULATIONS, Population
+from fedrec.errors import ClientError, DataError
+from fedrec.evaluation.central import evaluate_baselines
+from fedrec.evaluation.lists import HeldOutLists
+from fedrec.evaluation.tables import Evaluated, Metrics
+from fedrec.experiment.tables import EvaluationConfig
+from fedrec.privacy.accounting.rdp import gdp_parameter
+from fedrec.protocol.orders import EvaluateOrder
+from fedrec.rng import stream
+from fedrec.runs.folder import RunFolder
+from simulations.recommending import with_parameters
+from simulations.studies.declaration import Found, TaskJob
+from simulations.studies.runs import SYSTEM, finished, values
+
+PREFIX = "reconstruction-"
+# over the best list of 100, whatever the history's length (paper, section 4.1)
+OF_ALL = f"{PREFIX}ndcg@100-of-100"
+_WHOLE = ("evaluation.protocol='reconstruction'", "evaluation.ks=[20, 50, 100]")
+_PERSONAL = {"nominal": "asked", "replace-one": "true"}
+_PLACES = ("p10", "p50", "p90")
+_EPSILONS = (0.3, 0.5, 1.0, 1.5, 10.0, 100.0, 1000.0, math.inf)
+
+
+def noisy(
+    job: TaskJob,
+    experiment: str,
+    dataset: str,
+    metrics: Mapping[str, str],
+    row: str,
+    rows: Mapping[str, str] | None = None,
+    set: Sequence[str] = (),
+    histories: bool = False,
+) -> Iterator[Found]:
+    """The numbers of a run that may diverge, percentiles of the users' epsilons as asked for and as
+    they are under replace-one, and with `histories` how well whole ones are reconstructed.
+
+    A run that diverged has the number of that round instead.
+    """
+    try:
+        result = finished(job, experiment, set)
+    except ClientError as error:
+        after = re.search(r"diverged in round (\d+)", str(error))
+        if after is None:
+            raise
+        yield Found(dataset, row, "diverged in round", float(after.group(1)))
+        return
+    yield from values(result, dataset, {SYSTEM: row, **(rows or {})}, metrics)
+    users = RunFolder(result.folder).summary().get("personal", {}).get("users", {})
+    for (kind, word), place in itertools.product(_PERSONAL.items() if users else (), _PLACES):
+        yield Found(dataset, row, f"{word} epsilon, {place}", float(users[kind][place]))
+    if histories:
+        node = Node(job.experiment(experiment, [*set, *_WHOLE]), 0, 1, None)
+        found = whole_histories(node, with_parameters(result).parameters)
+        yield from (Found(dataset, row, name, value) for name, value in found.items())
+
+
+def whole_histories(node: Node, parameters: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """How well parameters reconstruct whole histories, most of which are their input: not a measure
+    of recommendation."""
+    found = evaluate_clients(node, parameters, EvaluateOrder(node.experiment.rounds, None))
+    lengths = node.population.whole_history(found.clients).sum(1)
+    own = found.columns[f"{PREFIX}ndcg@100"] * _ideal(lengths) / _ideal(np.array([100]))
+    means = mean_metrics(Evaluated(found.clients, {**found.columns, OF_ALL: own}))
+    return {name: value for name, value in means.items() if name.startswith(PREFIX)}
+
+
+def _ideal(lengths: np.ndarray) -> np.ndarray:
+    """Discounted gain of the best list of 100 for histories of some lengths."""
+    return (1 / np.log2(np.arange(2, 102))).cumsum()[np.minimum(lengths, 100) - 1]
+
+
+def reconstruction(job: TaskJob, experiment: str, dataset: str) -> Iterator[Found]:
+    """How well popularity and EASE reconstruct whole histories."""
+    found = evaluate_baselines(
+        ("popularity", "ease"),
+        POPULATIONS.population(job.experiment(experiment)),
+        held_out="test",
+        ks=(20, 50, 100),
+        protocol="reconstruction",
+    )
+    for name, own in found.items():
+        yield from (Found(dataset, name, metric, value) for metric, value in own.items())
+
+
+def bounded(
+    job: TaskJob,
+    experiment: str,
+    dataset: str,
+    metrics: Mapping[str, str],
+    baseline: str,
+    p_min: float,
+    set: Sequence[str],
+) -> Iterator[Found]:
+    """A centralised system in which users below the minimum of theorem 1 at `p_min` do not train,
+    on validation rows, and how many train.
+
+    Lists of all users are ranked, also of those who do not train, so that all values of `p_min`
+    have the same ones.
+    """
+    population = POPULATIONS.population(job.experiment(experiment, set))
+    ks = (20, 50, 100)
+    found = evaluate_baselines((baseline,), population, held_out="validation", ks=ks)[baseline]
+    row = f"{baseline}, {p_min:g}"
+    yield from (Found(dataset, row, theirs, found[ours]) for ours, theirs in metrics.items())
+    training = len(population.partition.training_clients)
+    yield Found(dataset, row, "training users", float(training))
+
+
+def noisy_popularity(
+    job: TaskJob,
+    experiment: str,
+    dataset: str,
+    metrics: Mapping[str, str],
+    row: str = "epsilon {epsilon:g} for all",
+    set: Sequence[str] = (),
+    epsilons: Sequence[float] = _EPSILONS,
+    delta: float = 1.25e-5,
+) -> Iterator[Found]:
+    """Popularity under the same noise: every user sends its history scaled to length 1, once, under
+    its own noise.
+
+    All users get one list, by the sum. The noise is drawn once for the sum, which has the same
+    distribution.
+    """
+    settings = job.experiment(experiment, set)
+    population = POPULATIONS.population(settings)
+    clients = population.evaluated_clients("test")
+    judged = settings.evaluation.final_users
+    if judged and judged < len(clients):
+        clients = np.sort(stream(job.seed, "judged").choice(clients, judged, replace=False))
+    evaluation = settings.evaluation.model_copy(update={"ks": (20, 50, 100)})
+    lists = _lists(evaluation, population)
+    users = population.partition.training_clients
+    total = np.zeros(population.interactions.num_items)
+    for start in range(0, len(users), 4096):
+        histories = population.histories(users[start : start + 4096])
+        total += (histories / np.linalg.norm(histories, axis=1, keepdims=True)).sum(0)
+    for epsilon in epsilons:
+        std = 0.0
+        if math.isfinite(epsilon):
+            std = 2 * math.sqrt(len(users)) / gdp_parameter(epsilon, delta)
+        noise = std * np.random.default_rng(job.seed).standard_normal(len(total))
+        scores = torch.from_numpy(total + noise).float().expand(len(clients), -1)
+        found = lists.measure(clients, scores).table
+        for ours, theirs in metrics.items():
+            value = float(np.nanmean(found[ours]))
+            yield Found(dataset, row.format(epsilon=epsilon), theirs, value)
+
+
+def _lists(settings: EvaluationConfig, population: Population) -> HeldOutLists:
+    """Lists of test rows, for scores that no baseline computes."""
+    settings = settings.model_copy(update={"held_out": "test"})
+    return HeldOutLists(population, Metrics("ranking", settings), settings, keep=True)
+
+
+def predicted_ratings(
+    job: TaskJob,
+    experiment: str,
+    dataset: str,
+    metrics: Mapping[str, str],
+    row: str,
+    set: Sequence[str] = (),
+) -> Iterator[Found]:
+    """The SVD of the paper's table 4, a model of ratings, with items ranked by predicted rating."""
+    settings = job.experiment(experiment, set)
+    population = POPULATIONS.population(settings)
+    data = population.interactions
+    rows = population.partition.train_rows
+    if data.ratings is None:
+        raise DataError(
+            f"{data.name} has no ratings",
+            expected="ratings, for a model of ratings",
+            got="none",
+            fix="choose a dataset with ratings",
+        )
+    rated = Ratings(
+        data.num_users,
+        data.num_items,
+        data.users[rows],
+        data.items[rows],
+        data.ratings[rows].astype(np.float64),
+    )
+    system = Svd(SvdConfig(seed=job.seed))
+    system.fit_ratings(rated)
+    clients = population.evaluated_clients("test")
+    known = replace(rated, users=rated.users[:0], items=rated.items[:0], values=rated.values[:0])
+    every = np.arange(data.num_items)
+    lists = _lists(settings.evaluation, population)
+    parts: list[Evaluated] = []
+    for part in np.array_split(clients, max(1, len(clients) // 64)):
+        asked = (part.repeat(data.num_items), np.tile(every, len(part)))
+        scores = system.predict(known, *asked).reshape(len(part), -1)
+        parts.append(lists.measure(part, torch.from_numpy(scores).float()))
+    found = Evaluated.joined(parts).table
+    for ours, theirs in metrics.items():
+        yield Found(dataset, row, theirs, float(np.nanmean(found[ours])))
+
+
+def fitted(
+    job: TaskJob, experiment: str, dataset: str, row: str, set: Sequence[str]
+) -> Iterator[Found]:
+    """What a synthetic population is fitted to: likes per user, shares of the most liked items, and
+    how well systems rank."""
+    result = finished(job, experiment, set)
+    settings = job.experiment(experiment, set)
+    rows = POPULATIONS.population(settings).interactions
+    above = settings.positive_above
+    liked = np.ones(len(rows), bool)
+    if above is not None and rows.ratings is not None:
+        liked = rows.ratings > above
+    counts = np.bincount(rows.users[liked])
+    for place in (10, 50, 90):
+        yield Found(
+            dataset, row, f"likes, p{place}", float(np.percentile(counts[counts > 0], place))
+        )
+    shares = np.sort(np.bincount(rows.items[liked]))[::-1] / liked.sum()
+    for top in (10, 100, 1000):
+        yield Found(dataset, row, f"share of {top} items", float(shares[:top].sum()))
+    for name, found in result.baselines.items():
+        yield Found(dataset, row, f"NDCG@100, {name}", found["ndcg@100"])
+        yield Found(dataset, row, f"Recall@20, {name}", found["recall@20"])

@@ -1,0 +1,612 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Studies that compute a table or figure: their tasks, declaration in TOML, jobs and quick
+versions."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import logging
+import math
+import os
+import platform
+import re
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from fedrec.components.registry import BASELINE, resolve
+from fedrec.config import did_you_mean
+from fedrec.errors import DataError, EngineError, ExperimentError, FedrecError, RunError
+from fedrec.experiment.loading import load, read
+from fedrec.experiment.schema import Experiment
+from fedrec.runs.ids import commit, installed_version
+from fedrec.runtime.files import read_json, read_toml, write_atomically
+from fedrec.runtime.shared_memory import finite, number
+from server.callbacks.base import Callback
+
+# Texts with values filled in: `{key}` or `{key:format}`, with the formats of Python.
+
+_KEY = re.compile(r"\{([\w-]+)(?::([^{}]*))?\}")
+_WIDE = re.compile(r"\d{4}")  # a width or precision that no text needs
+
+
+def filled(value: Any, known: Mapping[str, Any], used: set[str] | None = None) -> Any:
+    """A value with all `{key}` in its texts replaced, whatever tables and lists they are in; a text
+    that is `{key}` alone becomes the key's value.
+
+    Args:
+        value: of any kind.
+        known: values by key; other keys stay as they are.
+        used: receives the keys that occur.
+    """
+    if isinstance(value, Mapping):
+        return {
+            str(filled(key, known, used)): filled(one, known, used) for key, one in value.items()
+        }
+    if isinstance(value, list):
+        return [filled(one, known, used) for one in value]
+    if not isinstance(value, str):
+        return value
+    keys = {match[1] for match in _KEY.finditer(value)} & known.keys()
+    if used is not None:
+        used |= keys
+    whole = _KEY.fullmatch(value)
+    if whole and whole[1] in keys and whole[2] is None:
+        return known[whole[1]]
+    return _KEY.sub(lambda match: _text(match, known), value)
+
+
+def _text(match: re.Match[str], known: Mapping[str, Any]) -> str:
+    key, form = match.groups()
+    if _WIDE.search(form or ""):
+        raise ValueError(f"{match[0]} fills up memory")
+    return format(known[key], form or "") if key in known else match[0]
+
+
+# Small versions of experiments for `--quick`: the same components on synthetic data, with
+# meaningless numbers.
+
+DATA = {
+    "name": "synthetic",
+    "users": 60,
+    "items": 50,
+    "mean-interactions": 14,
+    "min-interactions": 8,
+}
+_ROUNDS = 2
+_COHORT = 6
+_USERS = 10
+_SMALL: dict[str, Any] = {"epochs": 1, "items": 20, "factors": 2, "steps": 2, "iterations": 1}
+
+_ABSENT = ("eras", "item.c")  # features of MovieLens-1M and of Frappe
+
+
+def shrunk(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with the same model, step, strategy, noise and baselines, that runs in about a
+    second."""
+    small = {key: _without_absent(value) for key, value in table.items()}
+    table = small.copy()
+    small["dataset"] = dict(DATA)
+    small["split"] = _split(dict(table.get("split", {})))
+    if small.get("rounds"):
+        small["rounds"] = _ROUNDS
+        small["step"] = {**table.get("step", {}), "epochs": 1}
+        small["sampler"] = _sampler(dict(table.get("sampler", {})))
+    if "model" in small:
+        small["model"] = {k: min(v, 20) if k == "items" else v for k, v in table["model"].items()}
+    if "perturb" in small:
+        small["perturb"] = _perturbation(dict(table["perturb"]))
+    if "strategy" in small:
+        small["strategy"] = _strategy(dict(table["strategy"]))
+    evaluation = dict(table.get("evaluation", {}))
+    fine_tune = evaluation.get("fine-tune")
+    evaluation |= {"every": 0, "final-users": _USERS}
+    if fine_tune:
+        fewer = {"epochs": min(fine_tune["epochs"], 1)} if "epochs" in fine_tune else {}
+        evaluation["fine-tune"] = {**fine_tune, **fewer}
+    evaluation["baselines"] = [_baseline(one) for one in evaluation.get("baselines", [])]
+    small["evaluation"] = evaluation
+    return small
+
+
+def _without_absent(value: Any) -> Any:
+    """Synthetic items have only genres, so settings must not name parameters of other features."""
+    if isinstance(value, Mapping):
+        return {k: _without_absent(v) for k, v in value.items() if not _is_absent(k)}
+    if isinstance(value, list):
+        return [_without_absent(one) for one in value if not _is_absent(one)]
+    return value
+
+
+def _is_absent(name: object) -> bool:
+    return any(feature in str(name) for feature in _ABSENT)
+
+
+def _split(split: dict[str, Any]) -> dict[str, Any]:
+    """Replaces splits that need files: `published` and shipped folds."""
+    if split.get("name") == "published":
+        return {"name": "ratio"}
+    return {key: value for key, value in split.items() if key not in ("shipped", "folder")}
+
+
+def _sampler(sampler: dict[str, Any]) -> dict[str, Any]:
+    if "cohort" in sampler:
+        sampler["cohort"] = min(int(sampler["cohort"]), _COHORT)
+    return sampler
+
+
+def _strategy(strategy: dict[str, Any]) -> dict[str, Any]:
+    """Phases of a round each, whichever strategies they are nested in."""
+    found = {
+        key: _strategy(dict(v)) if isinstance(v, Mapping) else v for key, v in strategy.items()
+    }
+    if "rounds" in found:
+        found["rounds"] = 1
+    keep = strategy.get("keep")  # Krum's number of updates
+    if isinstance(keep, int):
+        found["keep"] = min(keep, _COHORT)
+    return found
+
+
+def _perturbation(perturb: dict[str, Any]) -> dict[str, Any]:
+    if perturb.get("name") == "upc-sdg":
+        perturb["embeddings"] = {**perturb.get("embeddings", {}), "epochs": 1}
+    return perturb
+
+
+def _baseline(entry: str | Mapping[str, Any]) -> dict[str, Any]:
+    options = {"name": entry} if isinstance(entry, str) else dict(entry)
+    try:
+        known = resolve(BASELINE, str(options["name"])).Config.model_fields
+    except ExperimentError:
+        return options
+    small = {key: value for key, value in _SMALL.items() if key in known}
+    return {**options, **{k: v for k, v in small.items() if k in options or k == "epochs"}}
+
+
+# A job: the smallest unit that a study runs, skips when it is done, and repeats when it failed.
+
+
+class Job(ABC):
+    """One unit of work, in a folder of its own. Jobs are sent to other processes."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Unique in its study."""
+
+    @property
+    @abstractmethod
+    def run_path(self) -> Path:
+        """The run folder that it writes, from which its rounds are read."""
+
+    @abstractmethod
+    def perform(self, callbacks: Sequence[Callback]) -> None:
+        """Do the work, or what is left of it.
+
+        Args:
+            callbacks: of the run.
+
+        Raises:
+            FedrecError: something that the user can fix.
+        """
+
+    def attempt(self, callbacks: Sequence[Callback]) -> str | None:
+        """Do the work, so that other jobs go on if it fails.
+
+        Returns:
+            The error with which it ended, None if it finished.
+
+        Raises:
+            FedrecError: data, engine or disk are at fault, which affects all jobs.
+        """
+        try:
+            self.perform(callbacks)
+        except (DataError, EngineError, RunError):
+            raise
+        except FedrecError as error:
+            return error.text()
+        except Exception as error:  # of a plug-in; its traceback is kept
+            logging.getLogger("fedrec").warning("%s: %s", self.name, traceback.format_exc())
+            return f"{type(error).__name__}: {error}"
+        return None
+
+
+Cell = tuple[str, str, str]
+"""Dataset, model, metric."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One number.
+
+    Attributes:
+        dataset: as the paper calls it.
+        model: row of the table, or curve of the figure.
+        metric: as the paper calls it.
+        value: the number.
+        low: lower end of a 95 % interval over the users of this run, where there is one.
+        high: its upper end.
+        lower_is_better: whether the smaller value is the better one.
+        least: smallest value that the metric can have; None: any.
+        most: largest value, likewise.
+        inputs: what the system had to learn from, the fields of `Inputs` as JSON values; None: not
+            stated.
+    """
+
+    dataset: str
+    model: str
+    metric: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    lower_is_better: bool = False
+    least: float | None = None
+    most: float | None = None
+    inputs: Mapping[str, Any] | None = None
+
+    @property
+    def cell(self) -> Cell:
+        """Its place in a table."""
+        return self.dataset, self.model, self.metric
+
+
+@dataclass(frozen=True)
+class Task:
+    """A unit of work of a study.
+
+    Attributes:
+        name: also the name of its folder.
+        seconds: about how long it takes for one seed, on two cores.
+        measure: function of a `TaskJob` and the options that gives the numbers, or its name,
+            `"module:function"`.
+        options: its further arguments, by name.
+        seeded: whether the results depend on the seed.
+        sample: whether `--quick` includes it; one of several similar tasks is enough.
+        variables: keys of `options` that need not be arguments: those that templates have used, and
+            those that hold for all tasks of the study.
+    """
+
+    name: str
+    seconds: float
+    measure: str | Callable[..., Iterable[Found]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seeded: bool = True
+    sample: bool = True
+    variables: frozenset[str] = frozenset()
+
+    def work(self, job: TaskJob) -> list[Found]:
+        """The numbers.
+
+        Raises:
+            ExperimentError: an option is not one of the measure's.
+            FedrecError: a run failed.
+        """
+        return list(self.resolved()(job))
+
+    def resolved(self) -> Callable[[TaskJob], Iterable[Found]]:
+        """The measure with its options.
+
+        Raises:
+            ExperimentError: an option is not one of the measure's.
+        """
+        measure = resolve_name(self.measure) if isinstance(self.measure, str) else self.measure
+        known = inspect.signature(measure).parameters
+        for key in self.options.keys() - known - self.variables:
+            raise ExperimentError(
+                f"the task {self.name!r} has an unknown key {key!r}",
+                expected="one of " + ", ".join(list(known)[1:]),
+                got=key,
+                fix=did_you_mean(key, known),
+            )
+        return partial(measure, **{k: v for k, v in self.options.items() if k in known})
+
+
+@dataclass(frozen=True)
+class TaskJob(Job):
+    """One execution of a task.
+
+    Attributes:
+        folder: for its run folders and `found.json`; existing runs are continued.
+        seed: of the experiments.
+        quick: whether to run a small test: synthetic data, two rounds, few users.
+        task: what is executed.
+        callbacks: of its runs.
+    """
+
+    folder: Path
+    seed: int
+    quick: bool
+    task: Task
+    callbacks: Sequence[Callback] = ()
+
+    @property
+    def name(self) -> str:
+        """Task and seed."""
+        return self.folder.name
+
+    @property
+    def run_path(self) -> Path:
+        """The folder of its only run, where it has one."""
+        return self.folder / "run"
+
+    def perform(self, callbacks: Sequence[Callback]) -> None:
+        """Do the work, and save the results."""
+        started = time.perf_counter()
+        found = self.task.work(replace(self, callbacks=callbacks))
+        seconds = round(time.perf_counter() - started, 1)
+        table = {"found": [asdict(one) for one in found], "seconds": seconds, **made()}
+        text = json.dumps(finite(table), indent=1, allow_nan=False)
+        write_atomically(self.folder / "found.json", text + "\n")
+
+    def table(self, source: str | Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+        """The table of an experiment, small if quick. `{data-directory}` and `{seed}` in it are
+        replaced."""
+        from fedrec.data.reader import data_directory
+
+        place = {} if self.quick else {"data-directory": str(data_directory())}
+        table = filled(read(source, overrides), {"seed": self.seed, **place})
+        return shrunk(table) if self.quick else table
+
+    def experiment(
+        self, source: str | Mapping[str, Any], overrides: Sequence[str] = ()
+    ) -> Experiment:
+        """An experiment with the job's seed, in this process."""
+        return load(self.table(source, overrides), [f"seed={self.seed}", "engine.name=serial"])
+
+    def found(self) -> tuple[list[Found], float] | None:
+        """The results and their seconds, if the job is done.
+
+        Raises:
+            RunError: they are damaged.
+        """
+        file = self.folder / "found.json"
+        if not file.is_file():
+            return None
+        try:
+            table = read_json(file)
+            return [_found(one) for one in table["found"]], float(table.get("seconds", 0.0))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{file} is damaged", got=str(error), fix="remove it") from None
+
+
+def _found(table: Mapping[str, Any]) -> Found:
+    """One number of a task, from JSON."""
+    numbers = {
+        name: number(table[name])
+        for name in ("value", "low", "high", "least", "most")
+        if table.get(name) is not None
+    }
+    return Found(**{**table, "value": math.nan, **numbers})
+
+
+def made() -> dict[str, Any]:
+    """With what code, when and on what class of machine numbers were made."""
+    return {
+        "fedrec": installed_version("fedrec"),
+        "commit": commit(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or a figure.
+
+    Attributes:
+        paper: `privrec`, `dp-vae`, `targeted-dp`, `pnbm` or `upc-sdg`, or the name of a file.
+        item: such as `table2` or `figure1`.
+        title: its caption in short.
+        datasets: folders below the data directory that it needs; none for arithmetic.
+        tasks: in the order of execution.
+        differs: differences from the paper, a sentence each.
+        seeds: default number of seeds.
+        first_seed: the first of them.
+        published: only rows of the paper's table whose data set begins so.
+        compared: rows whose differences are tested, paired by fold or seed: two rows, of which the
+            second may be higher, or four, for a difference of two differences.
+        best: whether the table is in the order of the results, best first.
+    """
+
+    paper: str
+    item: str
+    title: str
+    datasets: tuple[str, ...]
+    tasks: tuple[Task, ...]
+    differs: tuple[str, ...] = ()
+    seeds: int = 1
+    first_seed: int = 0
+    published: str = ""
+    compared: tuple[tuple[str, ...], ...] = ()
+    best: bool = False
+
+    @property
+    def name(self) -> str:
+        """Paper and item."""
+        return f"{self.paper} {self.item}"
+
+    def seconds(self, seeds: int) -> float:
+        """Estimated duration of the whole study, on two cores."""
+        return sum(task.seconds * (seeds if task.seeded else 1) for task in self.tasks)
+
+    def jobs(self, path: Path, seeds: int, *, quick: bool) -> list[TaskJob]:
+        """All tasks with their seeds; a task that does not depend on the seed occurs once.
+
+        Args:
+            path: folder of the study.
+            seeds: number of seeds.
+            quick: whether to run the small version.
+        """
+        return [
+            TaskJob(path / "tasks" / f"{task.name}-seed{seed}", seed, quick, task)
+            for seed in range(self.first_seed, self.first_seed + seeds)
+            for task in self.tasks
+            if (task.seeded or seed == self.first_seed) and (task.sample or not quick)
+        ]
+
+
+# Studies that are declared in a TOML file, a section each:
+#
+#     [sets]                          # lists of overrides, `"@quiet"` in a `set`
+#     quiet = ["evaluation.every=0"]
+#
+#     [defaults]                      # of all sections
+#     metrics = {"hits@10" = "Hits@10"}
+#
+#     [table2]
+#     title = "Systems beside each other"
+#     tasks = [
+#         {name = "mf", experiment = "mf-ml1m", set = ["@quiet"], row = "MF", seconds = 30},
+#         {name = "lr-{lr:g}", vary = {lr = [0.1, 0.5]}, set = ["strategy.server-lr={lr}"], ...},
+#     ]
+#
+# A section's keys that are not its own (see `Study`) hold for all its tasks; `like` takes over
+# those of another section, `"@name"` among tasks those of `[parts]`. `vary` makes a task for each
+# combination of values, `cases` one for each table of keys; `set` adds to the overrides outside.
+# `{key}` and `{key:format}` in texts are replaced by the value of a key of the task, `{varied}` by
+# all that `vary` varies, as TOML; a text that is `{key}` alone becomes the value itself. In an
+# experiment `{seed}` is the seed of the run and `{data-directory}` the folder of the data. A task's
+# other keys are the arguments of its `measure`, by default `simulations.studies.runs:measure`.
+
+_RUN = "simulations.studies.runs:measure"
+_OF_TASK = ("seconds", "slower", "measure", "seeded", "sample")
+Table = dict[str, Any]
+
+
+def declared(file: Path) -> Iterator[Study]:
+    """The studies of a file, in its order; `paper` is the file's name.
+
+    Raises:
+        ExperimentError: the file is missing or not TOML, or a study is not complete.
+    """
+    document = read_toml(file, ExperimentError)
+    defaults = document.pop("defaults", {})
+    names = _Names(document.pop("sets", {}), document.pop("parts", {}))
+
+    def section(item: str) -> Table:
+        own = names.find(document, item)
+        return {**(section(own["like"]) if "like" in own else defaults), **own}
+
+    for item in document:
+        try:
+            yield _study(file.stem, item, section(item), names)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise ExperimentError(
+                f"{file}: the study {item!r} cannot be read",
+                expected="title, tasks, and of each task name and seconds",
+                got=f"{type(error).__name__}: {error}",
+                fix="see docs/how-to.md, Studies of your own",
+            ) from None
+
+
+class _Names:
+    """What a file names once and uses several times.
+
+    Args:
+        sets: lists of overrides, by name.
+        parts: tasks, by name.
+    """
+
+    def __init__(self, sets: Mapping[str, list[str]], parts: Mapping[str, Any]) -> None:
+        self.sets = sets
+        self.parts = parts
+
+    def overrides(self, texts: list[str]) -> list[str]:
+        """Overrides with those of the named lists in place of `@name`."""
+        named = [
+            self.overrides(self.find(self.sets, text[1:])) if text.startswith("@") else [text]
+            for text in texts
+        ]
+        return list(itertools.chain.from_iterable(named))
+
+    def task(self, task: str | Table) -> Table:
+        """A task, or the one that `@name` stands for."""
+        return self.find(self.parts, task[1:]) if isinstance(task, str) else task
+
+    @staticmethod
+    def find(known: Mapping[str, Any], name: str) -> Any:
+        """What a name stands for."""
+        if name not in known:
+            raise ExperimentError(
+                f"nothing is named {name!r}",
+                expected="one of " + ", ".join(known),
+                got=name,
+                fix=did_you_mean(name, known),
+            )
+        return known[name]
+
+
+def _study(paper: str, item: str, section: Table, names: _Names) -> Study:
+    section.pop("like", None)
+    own = {
+        "title": section.pop("title"),
+        "datasets": tuple(section.pop("data", ())),
+        "differs": tuple(section.pop("differs", ())),
+        "seeds": section.pop("seeds", 1),
+        "first_seed": section.pop("first-seed", 0),
+        "published": section.pop("published", ""),
+        "best": section.pop("best", False),
+        "compared": tuple(
+            tuple(filled(one["rows"], one)) for one in _expanded(section.pop("compared", []), names)
+        ),
+    }
+    tasks = section.pop("tasks")
+    shared = frozenset(section)
+    found = [_task(one, names, shared) for one in _expanded({**section, "cases": tasks}, names)]
+    texts = {key: filled(value, section) for key, value in own.items() if isinstance(value, str)}
+    return Study(paper, item, tasks=tuple(found), **{**own, **texts})
+
+
+def _expanded(table: Table | list[Table], names: _Names) -> Iterator[Table]:
+    """The tables that one stands for."""
+    rest = {"cases": table} if isinstance(table, list) else dict(table)
+    if "cases" in rest:
+        for case in rest.pop("cases"):
+            own = names.task(case)
+            together = {"set": [*rest.get("set", []), *own.get("set", [])]}
+            yield from _expanded({**rest, **own, **together}, names)
+    elif "vary" in rest:
+        varied = filled(rest.pop("vary"), rest)
+        for values in itertools.product(*varied.values()):
+            own = dict(zip(varied, values, strict=True))
+            text = ", ".join(f"{key}={json.dumps(value)}" for key, value in own.items())
+            yield from _expanded({**rest, **own, "varied": text, "varying": own.keys()}, names)
+    else:
+        yield rest
+
+
+def _task(table: Table, names: _Names, shared: frozenset[str]) -> Task:
+    overrides = names.overrides(table.pop("set"))
+    if overrides:
+        table["set"] = overrides
+    used = set[str]()
+    varying = table.pop("varying", ())
+    found = filled(table, table, used)
+    used.update(varying if "varied" in used else ())
+    return Task(
+        found["name"].lower(),
+        float(found["seconds"]) * found.get("slower", 1),
+        found.get("measure", _RUN),
+        {key.replace("-", "_"): value for key, value in found.items() if key not in _OF_TASK},
+        found.get("seeded", True),
+        _sampled(found),
+        frozenset(key.replace("-", "_") for key in used | shared | {"name", "varied"}),
+    )
+
+
+def _sampled(task: Table) -> bool:
+    """`sample`: true, false, or a list of values that keys of the task must have."""
+    wanted = task.get("sample", True)
+    if isinstance(wanted, bool):
+        return wanted
+    return any(one.items() <= task.items() for one in wanted)

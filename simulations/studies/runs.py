@@ -1,0 +1,637 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of a study: execution, workers, folder and progress."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from fedrec.config import did_you_mean
+from fedrec.errors import EngineError, ExperimentError, FedrecError, RunError
+from fedrec.evaluation.tables import Metrics, lower_is_better
+from fedrec.experiment.schema import Experiment, marked
+from fedrec.report.inputs import system_inputs
+from fedrec.runs.folder import RunFolder, locked
+from fedrec.runs.result import Result
+from fedrec.runtime.files import read_json, require_new_folder, write_atomically
+from server.callbacks.base import Callback
+from simulations.studies.declaration import Found, Job, Study, TaskJob
+from simulations.studies.tables import duration
+
+# Runs of a study: each once, in its own folder, and the numbers that they give.
+
+_CHECKPOINTS = 20  # of a run, at least
+_NORMAL = 1.959964  # quantile of 95 % intervals over users
+SYSTEM = ""
+"""Stands for the experiment's federated system among the labels of its baselines."""
+
+
+def run_once(experiment: Experiment, folder: Path, callbacks: Sequence[Callback] = ()) -> RunFolder:
+    """Run an experiment, or continue or reuse the run in the folder.
+
+    Raises:
+        RunError: the folder holds a run of another experiment, for example with settings of an
+            earlier version.
+        FedrecError: see `simulations.runner.run`.
+    """
+    from simulations import runner
+
+    if not (folder / "run.json").is_file():
+        return RunFolder(runner.run(experiment, output=folder, callbacks=callbacks).folder)
+    found = RunFolder(folder)
+    asked = runner.with_private_popularity(experiment)
+    settled = runner.settle(asked, found.experiment.engine)
+    if found.experiment.digest() != settled.digest():
+        raise RunError(
+            f"{folder} holds a run of other settings",
+            expected=f"the run {settled.name!r} with the same settings",
+            got=f"{found.experiment.name!r} with digest {found.experiment.digest()[:12]}, such as "
+            "of another version of fedrec",
+            fix=f"remove {folder}, or choose another --output",
+        )
+    runner.resume(folder, callbacks=callbacks)
+    return found
+
+
+def finished(
+    job: TaskJob, source: str | Mapping[str, Any], overrides: Sequence[str] = ()
+) -> Result:
+    """The result of a job's run: read if finished, else continued from its newest checkpoint, or
+    run; with at least twenty checkpoints, so that a killed study loses little."""
+    experiment = job.experiment(source, overrides)
+    every = min(experiment.checkpoint.every, max(1, experiment.rounds // _CHECKPOINTS))
+    checkpoint = experiment.checkpoint.model_copy(update={"every": every})
+    saved = experiment.model_copy(update={"checkpoint": checkpoint})
+    return run_once(saved, job.run_path, job.callbacks).read_result()
+
+
+def measure(
+    job: TaskJob,
+    experiment: str | Mapping[str, Any],
+    dataset: str,
+    metrics: Mapping[str, str],
+    row: str | None = None,
+    rows: Mapping[str, str] | None = None,
+    set: Sequence[str] = (),
+    groups: Sequence[str] = (),
+    above: str | None = None,
+) -> Iterator[Found]:
+    """The numbers of one run.
+
+    Args:
+        job: of the task.
+        experiment: the name of a shipped experiment, or a table.
+        dataset: as the paper calls it.
+        metrics: our metric -> the paper's.
+        row: row of the paper's table for the federated system.
+        rows: our label of a system (`SYSTEM`, or a baseline) -> row of the paper's table.
+        set: overrides of the experiment.
+        groups: groups of users with rows of their own.
+        above: a baseline that the system is compared with, user by user.
+    """
+    result = finished(job, experiment, set)
+    named = {**({} if row is None else {SYSTEM: row}), **(rows or {})}
+    yield from values(result, dataset, named, metrics)
+    system = named.get(SYSTEM, "")
+    for group in result.groups.index.intersection(list(groups)):
+        for ours, theirs in metrics.items():
+            yield Found(
+                dataset, f"{system}, {group} users", theirs, float(result.groups.at[group, ours])
+            )
+    if above is not None:
+        label = f"{system}, above {named.get(above, above)} by user"
+        for ours, theirs in metrics.items():
+            yield Found(dataset, label, theirs, *gap(result, above, ours))
+
+
+def values(
+    result: Result, dataset: str, rows: Mapping[str, str], metrics: Mapping[str, str]
+) -> Iterator[Found]:
+    """The numbers of a run, with intervals over its users."""
+    experiment = result.experiment
+    ranges = Metrics(experiment.task, experiment.evaluation).ranges
+    inputs = system_inputs(result)
+    for label, row in rows.items():
+        own = inputs.get(marked(experiment) if label == SYSTEM else label)
+        stated = None if own is None else asdict(own)
+        means = result.metrics if label == SYSTEM else result.baselines.get(label, {})
+        users = result.users if label == SYSTEM else result.baseline_users.get(label)
+        for ours, theirs in metrics.items():
+            if ours in means:
+                interval = _interval(means[ours], users, ours)
+                lower = lower_is_better(ours, experiment.evaluation)
+                least, most = ranges.get(ours, (None, None))
+                yield Found(dataset, row, theirs, *interval, lower, least, most, stated)
+
+
+def gap(result: Result, baseline: str, metric: str) -> tuple[float, float | None, float | None]:
+    """How far a system is above one of its run's baselines, paired by user.
+
+    Returns:
+        Mean of the differences over the users, and the ends of its 95 % interval.
+
+    Raises:
+        RunError: the users of that baseline were not saved, or do not have its mean.
+    """
+    users = result.baseline_users.get(baseline)
+    mean = result.baselines[baseline][metric]
+    found = math.nan if users is None else float(np.mean(users[metric].to_numpy()))
+    if users is None or not math.isclose(found, mean, abs_tol=1e-9):
+        raise RunError(
+            f"{baseline} is not what it was in {result.folder}",
+            expected=f"users with a mean {metric} of {mean:.6f}, as in baselines.json",
+            got="no users" if users is None else f"{found:.6f}",
+            fix=f"remove {result.folder} and run the same command again",
+        )
+    apart = result.users[metric] - users.loc[result.users.index, metric]
+    return _interval(float(apart.mean()), pd.DataFrame({metric: apart}), metric)
+
+
+def _interval(
+    mean: float, users: pd.DataFrame | None, metric: str
+) -> tuple[float, float | None, float | None]:
+    """A mean over users and the ends of its normal 95 % interval; None where there is no such
+    mean."""
+    if users is None or metric not in users:
+        return mean, None, None
+    column = np.array(list(users[metric].dropna()), dtype=float)
+    pooled = metric == "rmse" or "rows" in users  # errors are means over rows, and not over users
+    if pooled or len(column) < 2:
+        return mean, None, None
+    half = _NORMAL * float(np.std(column, ddof=1)) / math.sqrt(len(column))
+    return mean, mean - half, mean + half
+
+
+# The workers of a study: this process, one job after the other, or Ray actors, several at a time.
+#
+# Equal settings give equal numbers on both: an actor runs its experiment as this process would.
+
+J = TypeVar("J", bound=Job)
+Rounds = Callable[[Job, int, int], None]
+"""Called with a job, the rounds of its run so far, and all its rounds."""
+
+
+class JobOutcome(NamedTuple, Generic[J]):
+    """How a job ended.
+
+    Attributes:
+        job: the job.
+        failure: its error; None when it is finished.
+    """
+
+    job: J
+    failure: str | None
+
+
+class Workers(ABC, Generic[J]):
+    """Performs jobs.
+
+    Attributes:
+        size: number of jobs at a time.
+    """
+
+    size: int = 1
+
+    @abstractmethod
+    def submit(self, job: J) -> None:
+        """Begin a job."""
+
+    @abstractmethod
+    def next(self, report: Rounds) -> JobOutcome[J]:
+        """Wait for the end of a job.
+
+        Raises:
+            FedrecError: it failed for a reason that affects all jobs, such as missing data.
+        """
+
+
+class InProcess(Workers[J]):
+    """One job after the other in this process."""
+
+    def __init__(self) -> None:
+        self._waiting: list[J] = []
+
+    def submit(self, job: J) -> None:
+        """Begin a job. The work itself is done by `next`."""
+        self._waiting.append(job)
+
+    def next(self, report: Rounds) -> JobOutcome[J]:
+        """Wait for the end of a job."""
+        job = self._waiting.pop(0)
+        return JobOutcome(job, job.attempt([_Rounds(job, report)]))
+
+
+class OnRay(Workers[J]):
+    """Several jobs at a time, each in an actor of its own.
+
+    Args:
+        actors: handles of the actors.
+    """
+
+    def __init__(self, actors: list[Any]) -> None:
+        self.size = len(actors)
+        self._free = list(actors)
+        self._running: dict[Any, tuple[J, Any]] = {}
+
+    def submit(self, job: J) -> None:
+        """Begin a job."""
+        actor = self._free.pop()
+        self._running[actor.perform.remote(job)] = (job, actor)
+
+    def next(self, report: Rounds) -> JobOutcome[J]:
+        """Wait for the end of a job. Rounds are read from the run folders once a second."""
+        import ray
+        from ray.exceptions import RayError
+
+        done: list[Any] = []
+        while not done:
+            done, _ = ray.wait(list(self._running), timeout=1.0)
+            for job, _ in self._running.values():
+                if (job.run_path / "status.json").exists():
+                    run = RunFolder(job.run_path)
+                    report(job, int(run.status()["round"]), run.experiment.rounds)
+        job, actor = self._running.pop(done[0])
+        self._free.append(actor)
+        try:
+            return JobOutcome(job, ray.get(done[0]))
+        except RayError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, FedrecError):
+                raise cause from None
+            raise EngineError(
+                f"run {job.name} was lost",
+                expected="a Ray actor that lives until its run ends",
+                got=f"{type(error).__name__}: {error}",
+                fix="fewer --workers if memory was short; then run the same command again, "
+                "nothing is lost",
+            ) from None
+
+
+class _Rounds(Callback):
+    """Reports how many rounds of a run are done."""
+
+    def __init__(self, job: Job, report: Rounds) -> None:
+        super().__init__()
+        self._job = job
+        self._report = report
+        self._rounds = 0
+
+    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
+        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
+        self._rounds = rounds
+        self._report(self._job, first_round - 1, rounds)
+
+    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
+        """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
+        run here."""
+        self._report(self._job, int(row["round"]), self._rounds)
+        return False
+
+
+class JobActor:
+    """Performs jobs in a process of its own."""
+
+    def perform(self, job: Job) -> str | None:
+        return job.attempt([])
+
+
+@contextmanager
+def opened(size: int, address: str | None, device: str) -> Iterator[Workers[Any]]:
+    """Workers for a number of jobs at a time.
+
+    Args:
+        size: number of jobs at a time; 1 without an address: this process.
+        address: of a Ray cluster, whose machines must see the folder of the study; None: a local
+            Ray is started.
+        device: on which the runs compute; actors share the GPUs.
+
+    Raises:
+        ExperimentError: the number of workers is not at least 1.
+        EngineError: Ray cannot be started, or the cluster cannot be reached.
+    """
+    if size < 1:
+        raise ExperimentError(
+            "the number of workers", expected="1 or more", got=str(size), fix="--workers 2"
+        )
+    if size == 1 and address is None:
+        yield InProcess()
+        return
+    from simulations.engines.ray import alone
+    from simulations.flower_commands import disable_telemetry
+
+    disable_telemetry(os.environ)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    with alone() if address is None else nullcontext():
+        yield from _on_ray(size, address, device)
+
+
+def _on_ray(size: int, address: str | None, device: str) -> Iterator[Workers[Any]]:
+    import ray
+
+    from simulations.engines.ray import connect
+
+    ours = not ray.is_initialized()
+    connect(address, size, 0)
+    try:
+        gpus = ray.cluster_resources().get("GPU", 0.0) if device != "cpu" else 0.0
+        remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / size), max_restarts=0)(JobActor)
+        yield OnRay([remote.remote() for _ in range(size)])
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+class StudyFolder:
+    """A study on disk.
+
+    Args:
+        path: of the folder.
+        about: name of the JSON file that says which study it is.
+        kind: of the study, such as `sweep`, for errors.
+    """
+
+    def __init__(self, path: Path, about: str, kind: str) -> None:
+        self.path = path.expanduser().resolve()
+        self.about = about
+        self.kind = kind
+
+    def begun(self) -> bool:
+        """Whether a study is there.
+
+        Raises:
+            RunError: something else is at the path.
+        """
+        if (self.path / self.about).is_file():
+            return True
+        require_new_folder(
+            self.path, expected=f"a new or empty folder, or that of the same {self.kind}"
+        )
+        return False
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Lock the folder against a second process.
+
+        Raises:
+            RunError: another process holds it.
+        """
+        return locked(
+            self.path,
+            expected=f"one process per {self.kind}",
+            got="another process that is running it",
+            fix="wait for it, stop it, or choose another --output",
+        )
+
+    def read(self, name: str) -> Any:
+        """The content of a JSON file.
+
+        Raises:
+            RunError: it is damaged.
+        """
+        try:
+            return read_json(self.path / name)
+        except (OSError, ValueError) as error:
+            raise self.damaged(name, str(error)) from None
+
+    def write(self, name: str, value: Any) -> None:
+        """Write a JSON file."""
+        write_atomically(self.path / name, json.dumps(value, indent=1) + "\n")
+
+    def damaged(self, name: str, got: str) -> RunError:
+        """The error for a file that cannot be read."""
+        return RunError(
+            f"{self.path / name} cannot be read",
+            expected="a file as fedrec wrote it",
+            got=got,
+            fix="restore it from a backup; the run folders below are whole by themselves",
+        )
+
+
+# Progress of a study, on standard error: a bar on a terminal, elsewhere a line when a job begins
+# and ends, and now and then between.
+
+_EVERY = 30.0  # seconds between lines about rounds
+
+
+class StudyProgress:
+    """Share of completed and running jobs.
+
+    Args:
+        total: number of jobs.
+        done: jobs that were done before.
+        word: what a job is called.
+        quiet: whether to print nothing.
+    """
+
+    def __init__(self, total: int, done: int, *, word: str = "run", quiet: bool = False) -> None:
+        self._word = word
+        self._console = Console(stderr=True, quiet=quiet)
+        self._total = total
+        self._before = done
+        self._done = done
+        self._running: dict[str, float] = {}
+        self._started = self._said = time.monotonic()
+        self._bar: RichProgress | None = None
+        if self._console.is_terminal and not quiet:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TimeElapsedColumn(),
+            )
+            self._bar = RichProgress(*columns, TimeRemainingColumn(), console=self._console)
+            self._bar.start()
+            self._task = self._bar.add_task(f"{done}/{total} {word}s", total=total, completed=done)
+        else:
+            self.say(f"{done}/{total} {word}s are done")
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._said = time.monotonic()
+
+    def on_rounds(self, job: Job, rounds: int, of: int) -> None:
+        """Called with the number of completed rounds of a run."""
+        begins = job.name not in self._running
+        self._running[job.name] = rounds / of if of else 0.0
+        text = f"{self._count}, {job.name} round {rounds}/{of}"
+        if self._bar is None and (begins or time.monotonic() - self._said > _EVERY):
+            self.say(text)
+        self._show(text)
+
+    def on_end(self, job: Job, failure: str | None, words: str) -> None:
+        """Called when a run is done."""
+        self._done += 1
+        self._running.pop(job.name, None)
+        elapsed = time.monotonic() - self._started
+        left = elapsed / max(1, self._done - self._before) * (self._total - self._done)
+        times = "" if self._bar else f"  elapsed {elapsed:.0f} s, left {left:.0f} s"
+        ended = words if failure is None else f"failed: {failure.splitlines()[0]}"
+        self.say(f"{self._word} {self._done}/{self._total}  {job.name}  {ended}{times}")
+        self._show(self._count)
+
+    @property
+    def _count(self) -> str:
+        return f"{self._done}/{self._total} {self._word}s"
+
+    def close(self) -> None:
+        """Restore the terminal; safe to call twice."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _show(self, text: str) -> None:
+        if self._bar is not None:
+            done = self._done + sum(self._running.values())
+            self._bar.update(self._task, completed=done, description=text)
+
+
+# Execution of a study: finished jobs are not repeated, and an interrupted job continues in its run
+# folders.
+#
+#     study.json           paper, item, whether quick
+#     tasks/NAME-seedN/    run folders of a task, and found.json once it is done
+
+
+def execute(jobs: Iterator[J], workers: Workers[J], report: Rounds) -> Iterator[JobOutcome[J]]:
+    """Perform jobs, as many at a time as there are workers.
+
+    Args:
+        jobs: those that are left; the next one is asked for when a worker is free.
+        workers: perform them.
+        report: called with the rounds of running jobs.
+
+    Yields:
+        Each job when it has ended, in the order of their ends.
+
+    Raises:
+        FedrecError: a job failed for a reason that affects all jobs, such as missing data.
+    """
+    running = 0
+    while True:
+        job = next(jobs, None) if running < workers.size else None
+        if job is not None:
+            workers.submit(job)
+            running += 1
+        elif running:
+            yield workers.next(report)
+            running -= 1
+        else:
+            return
+
+
+def folder_of(study: Study, path: Path, *, quick: bool) -> StudyFolder:
+    """The folder of a study, which is made unless it is there.
+
+    Args:
+        study: the study.
+        path: new, empty, or of the same study.
+        quick: whether it is of the small version.
+
+    Raises:
+        RunError: there is something else at `path`.
+    """
+    folder = StudyFolder(path, "study.json", "study")
+    about = {"paper": study.paper, "item": study.item, "quick": quick}
+    if not folder.begun():
+        folder.write("study.json", about)
+    known = folder.read("study.json")
+    if known != about:
+        raise RunError(
+            f"{folder.path} is not the folder of this study",
+            expected=f"{json.dumps(about)} in study.json",
+            got=json.dumps(known),
+            fix="choose another --output",
+        )
+    return folder
+
+
+def selected(jobs: Sequence[TaskJob], only: str) -> list[TaskJob]:
+    """The jobs of a task.
+
+    Args:
+        jobs: of a study.
+        only: the task's name, or a pattern such as `mf-*`; empty: all.
+
+    Raises:
+        ExperimentError: no task has such a name, or there is no task at all.
+    """
+    if not jobs:
+        raise ExperimentError(
+            "the study has nothing to run",
+            expected="at least one task, with --quick one whose `sample` holds",
+            got="no task",
+            fix="see `tasks` of the study's declaration",
+        )
+    found = [job for job in jobs if not only or fnmatchcase(job.task.name, only)]
+    if not found:
+        names = list(dict.fromkeys(job.task.name for job in jobs))
+        raise ExperimentError(
+            f"there is no task {only!r}",
+            expected=f"one of {', '.join(names)}, or a pattern such as '{names[0][:2]}*'",
+            got=f"--only {only!r}",
+            fix=did_you_mean(only, names),
+        )
+    return found
+
+
+def run_study(
+    folder: StudyFolder,
+    jobs: Sequence[TaskJob],
+    *,
+    workers: int = 1,
+    quiet: bool = True,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, str]:
+    """Run the remaining jobs of a study.
+
+    Args:
+        folder: of the study.
+        jobs: of it.
+        workers: number of jobs at a time; more than 1 are Ray actors.
+        quiet: whether to print no progress.
+        say: called with a line on how long it takes.
+
+    Returns:
+        The errors of jobs that failed, by name; the same call repeats them.
+
+    Raises:
+        FedrecError: data, engine or disk are at fault; earlier results are kept.
+    """
+    failures: dict[str, str] = {}
+    with folder.lock():
+        left = [job for job in jobs if job.found() is None]
+        say(_forecast(jobs, left))
+        if not left:
+            return failures
+        progress = StudyProgress(len(jobs), len(jobs) - len(left), word="task", quiet=quiet)
+        try:
+            with opened(workers, None, "auto") as hands:
+                for job, failure in execute(iter(left), hands, progress.on_rounds):
+                    progress.on_end(job, failure, "is done")
+                    if failure is not None:
+                        failures[job.name] = failure
+        finally:
+            progress.close()
+    return failures
+
+
+def _forecast(jobs: Sequence[TaskJob], left: Sequence[TaskJob]) -> str:
+    done = f"{len(jobs) - len(left)} of {len(jobs)} tasks are done"
+    if not left:
+        return done
+    seconds = sum(3.0 if job.quick else job.task.seconds for job in left)
+    return f"{done}, the others take about {duration(seconds)} on two cores"

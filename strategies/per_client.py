@@ -1,0 +1,593 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strategies that send each client parameters of its own: FedGNN and GPFedRec."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+from pydantic import Field
+
+from fedrec.errors import ExperimentError
+from fedrec.graphs import ThirdParty, add_products, merge_rows, weighted_sums
+from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
+from fedrec.protocol.serialization import to_record
+from strategies.base import Aggregate, Cohorts, CohortStrategy, Memory, ServerRate
+from strategies.optimisers import Kind, Optimiser
+
+# Shared code of strategies that send each client parameters of its own and need its reply
+# separately.
+#
+# A round: every client of the cohort names the items that it needs; the server sends it its
+# parameters, one message per node; it replies with an update, under its id. No sum of updates is
+# ever made, so neither DP-FedAvg nor secure aggregation can cover these strategies.
+
+
+class PerClientConfig(ServerRate):
+    """Settings of strategies that send each client parameters of its own."""
+
+    optimiser: Kind = "adam"
+    """Optimiser on the server: Adam, or plain gradient descent."""
+
+
+class PerClientStrategy(CohortStrategy):
+    """Base of strategies whose server sends each client parameters of its own. A subclass makes
+    these parameters in `sent`, and says in `sees` why there is no sum to protect.
+
+    Args:
+        config: its settings.
+        cohorts: the clients.
+        step: name and settings of the local step that the clients run.
+
+    Attributes:
+        own_step: name of the only step that it works with; empty: any whose clients start from
+            parameters of their own.
+    """
+
+    reply = "each"
+    instead = "perturb the data on the device with a [perturb] table, or choose another system"
+    own_step: ClassVar[str] = ""
+
+    def __init__(self, config: PerClientConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
+        super().__init__(config, cohorts, step)
+        self._optimiser = Optimiser(config.optimiser)
+
+    @abstractmethod
+    def sent(self, requests: ItemRequests) -> ClientArrays:
+        """The parameters of a round's clients, with the rows of the items that they need."""
+
+    @property
+    def memories(self) -> Mapping[str, Memory]:
+        """The optimiser."""
+        return {"optimiser/": self._optimiser}
+
+    def _sent(
+        self, server_round: int, groups: Mapping[int, np.ndarray], arrays: ArrayRecord
+    ) -> Iterable[tuple[int, np.ndarray, ArrayRecord]]:
+        """Nodes whose request for items failed get none.
+
+        Raises:
+            ExperimentError: the step is another one.
+        """
+        self._refuse_other_step()
+        asked = self.cohorts.item_requests(groups, server_round)
+        requests = ItemRequests.joined(list(asked.values()))
+        whole = self.sent(requests)
+        for node, part in asked.items():
+            own = whole.arranged(np.searchsorted(requests.clients, part.clients))
+            yield node, part.clients, to_record(own.arrays())
+
+    def _refuse_other_step(self) -> None:
+        """Refuse models and steps that do not belong to a strategy.
+
+        Raises:
+            ExperimentError: they are others.
+        """
+        if self.own_step and self.step.get("name") != self.own_step:
+            raise ExperimentError(
+                f"strategy {self.own_step!r} has a step of its own",
+                expected=f"model, step and strategy all by the name {self.own_step!r}",
+                got=f"step {self.step.get('name')!r}",
+                fix=f"set model.name and step.name to {self.own_step!r}",
+            )
+
+    def _moved(
+        self, gradients: Mapping[str, np.ndarray], server_round: int
+    ) -> dict[str, np.ndarray]:
+        """The global parameters after one step of the optimiser along some gradients, at the
+        round's rate."""
+        values = {name: torch.from_numpy(np.array(self._theta[name])) for name in gradients}
+        along = {n: torch.from_numpy(g.astype(np.float32)) for n, g in gradients.items()}
+        rates = dict.fromkeys(gradients, self.server_rate(self.config, server_round))
+        self._optimiser.step(values, along, rates, dict.fromkeys(gradients, 0.0))
+        return {**self._theta, **{n: v.detach().numpy() for n, v in values.items()}}
+
+
+# A graph of users by the similarity of their item embeddings, and means over it (Zhang et al., KDD
+# 2024, equations 6 to 8).
+#
+# A user's table is the shared one and the user's last change of some of its rows, so that sums over
+# whole tables come from the changes alone, which have far fewer rows.
+
+_SPARE = 8  # one row of free memory for so many rows
+
+
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """Rows of item embeddings that users changed, ordered by item, then by user.
+
+    Attributes:
+        clients: `int64 [users]`, ascending.
+        users: `int64 [n]`, whose row it is, as a place in `clients`.
+        items: `int64 [n]`, ascending.
+        values: `float32 [n, d]`.
+    """
+
+    clients: np.ndarray
+    users: np.ndarray
+    items: np.ndarray
+    values: np.ndarray
+
+    @cached_property
+    def changed(self) -> tuple[np.ndarray, np.ndarray]:
+        """The items that somebody changed, `int64 [m]`, ascending, and where the rows of each
+        begin, `int64 [m + 1]`."""
+        return _starts(self.items)
+
+    def products(self, places: np.ndarray, start: np.ndarray) -> np.ndarray:
+        """Inner products `float64 [places + 1, users]` of some users' changes, and of the shared
+        table, with everybody's changes.
+
+        Args:
+            places: `int64 [places]`, places in `clients`, distinct.
+            start: the shared table `[items, d]`.
+        """
+        items, starts = self.changed
+        found = np.zeros((len(self.clients), len(places) + 1))
+        column = np.full(len(self.clients), -1)
+        column[places] = np.arange(len(places))
+        shared = start[items].astype(np.float32, copy=False)
+        add_products(starts, self.users, self.values, column, shared, found)
+        return np.ascontiguousarray(found.T)
+
+    @cached_property
+    def squares(self) -> np.ndarray:
+        """Squared norms of the changes, `float64 [users]`."""
+        squares = np.einsum("nd,nd->n", self.values, self.values)
+        return np.bincount(self.users, squares, minlength=len(self.clients))
+
+    def similarities(self, places: np.ndarray, start: np.ndarray) -> np.ndarray:
+        """Cosines `float64 [places, users]` between tables; 0 with one that is zero.
+
+        Args:
+            places: `int64 [places]`, places in `clients`, distinct.
+            start: the shared table `[items, d]`.
+        """
+        shared = np.square(start, dtype=np.float64).sum()
+        products = self.products(places, start)
+        along = products[-1]
+        found = products[:-1] + (shared + along[places, None] + along)
+        squares = np.maximum(shared + 2 * along + self.squares, 0)
+        norms = np.maximum(np.sqrt(squares), 1e-12)
+        return found / norms[places, None] / norms
+
+    def mean(self, weights: np.ndarray, items: int) -> np.ndarray:
+        """Sum of the changes by the weights `[users]` of their users, `float32 [items, d]`."""
+        return self._sums(np.arange(items), np.zeros(items, np.int64), weights[None])
+
+    def means_of_rows(self, weights: np.ndarray, requests: ItemRequests) -> np.ndarray:
+        """Sums of the changes by weights, of the rows that each client needs.
+
+        Args:
+            weights: `[requests, users]`.
+            requests: whose n items to give.
+
+        Returns:
+            `float32 [n, d]`.
+        """
+        asking = np.repeat(np.arange(len(requests.clients)), np.diff(requests.offsets))
+        order = np.argsort(requests.items, kind="stable")
+        found = np.empty((len(order), self.values.shape[1]), dtype=np.float32)
+        found[order] = self._sums(requests.items[order], asking[order], weights)
+        return found
+
+    def _sums(self, wanted: np.ndarray, asking: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Sums of the changes of items `int64 [n]`, ascending, by the weights `[askers, users]` of
+        whoever asks for each, `int64 [n]`; `float32 [n, d]`."""
+        items, asked = _starts(wanted)
+        begins, ends = (np.searchsorted(self.items, items, side) for side in ("left", "right"))
+        found = np.zeros((len(wanted), self.values.shape[1]), dtype=np.float32)
+        weights = weights.astype(np.float32)
+        weighted_sums(begins, ends, self.users, self.values, asked, asking, weights, found)
+        return found
+
+
+def _starts(items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct ones of ascending items `int64 [n]`, and where each begins, with the end: `int64
+    [m]` and `[m + 1]`."""
+    found, starts = np.unique(items, return_index=True)
+    return found, np.append(starts, len(items))
+
+
+def edges(similar: np.ndarray, neighbours: int) -> np.ndarray:
+    """Weights `[users, others]` of each user's neighbours, equal ones that sum to 1.
+
+    Args:
+        similar: `[users, others]`.
+        neighbours: how many each user has: the most similar; of equal ones the first. 0: all whose
+            similarity is above the mean of `similar`; the most similar alone where there is none.
+    """
+    if neighbours:
+        count = min(neighbours, similar.shape[1])
+        chosen = np.argsort(-similar, axis=1, kind="stable")[:, :count]
+        weights = np.zeros_like(similar)
+        np.put_along_axis(weights, chosen, np.asarray(1 / count, similar.dtype), axis=1)
+        return weights
+    above = similar > similar.mean(dtype=np.float64)
+    lonely = np.flatnonzero(~above.any(axis=1))
+    above[lonely, similar[lonely].argmax(axis=1)] = True
+    return (above / above.sum(axis=1, keepdims=True)).astype(similar.dtype)
+
+
+class Uploads:
+    """The last upload of each client: its changes to rows of the item embeddings.
+
+    Args:
+        limit: number of clients to remember, the most recent ones; None: all.
+
+    Attributes:
+        changes: all that is remembered; None for nothing. Valid up to the next `remember`.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self.changes: Changes | None = None
+        self._order = np.empty(0, dtype=np.int64)  # the clients, those heard last at the end
+        # The values of the changes, from `_start` on, and free memory before or after them. The
+        # system would clear a new array in each round.
+        self._table = np.empty((0, 0), dtype=np.float32)
+        self._start = 0
+
+    def remember(self, requests: ItemRequests, values: np.ndarray) -> None:
+        """Replace the changes of some clients.
+
+        Args:
+            requests: the clients in the order of their uploads, and the distinct items of each.
+            values: `float32 [P, d]`, the changes of these items' rows.
+
+        Raises:
+            ValueError: native code would read beyond the end of an array.
+        """
+        old = self.changes
+        if old is None:
+            nothing = np.empty(0, dtype=np.int64)
+            old = Changes(nothing, nothing, nothing, values[:0])
+        shape = len(requests.items), old.values.shape[1]
+        if values.shape != shape:
+            raise ValueError(f"Expected changes of shape {shape}, got {values.shape}.")
+        before = self._order[~np.isin(self._order, requests.clients)]
+        order = np.concatenate([before, requests.clients])
+        order = order if self.limit is None else order[-self.limit :]
+        new = np.flatnonzero(np.isin(requests.clients, order))
+        rows = requests.rows_of(new)
+        kept = np.isin(old.clients, np.intersect1d(before, order))
+        self._order = order
+        self.changes = self._merged(old, kept, requests.take(new), values, rows)
+
+    def _merged(
+        self,
+        old: Changes,
+        kept: np.ndarray,
+        requests: ItemRequests,
+        values: np.ndarray,
+        rows: np.ndarray,
+    ) -> Changes:
+        """Changes of some clients from before, `bool [clients]`, and of new ones, which are the
+        given rows of `float32 [P, d]`, in the memory of the former ones."""
+        clients = np.sort(np.concatenate([old.clients[kept], requests.clients]))
+        remain = np.flatnonzero(kept[old.users])
+        before = np.searchsorted(clients, old.clients)[old.users[remain]]
+        new = np.searchsorted(clients, requests.clients).repeat(np.diff(requests.offsets))
+        users = np.concatenate([before, new])
+        items = np.concatenate([old.items[remain], requests.items])
+        # fast, as those from before are in this order already
+        order = np.argsort(items * len(clients) + users, kind="stable")
+        needed = len(old.values) + len(rows)
+        if self.changes is None or len(self._table) < needed:
+            size = needed + needed // _SPARE
+            self._table = np.empty((size, values.shape[1]), dtype=np.float32)
+            self._table[: len(old.values)] = old.values
+            self._start = 0
+        places = np.concatenate([remain, len(old.values) + rows])[order]
+        self._start = merge_rows(self._table, self._start, len(old.values), values, places)
+        found = self._table[self._start : self._start + len(order)]
+        return Changes(clients, users[order], items[order], found)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The state as named arrays, in the order of the uploads."""
+        if self.changes is None:
+            return {}
+        changes = self.changes
+        ranks = np.argsort(self._order)[changes.users]  # whose each row is, in that order
+        rows = np.argsort(ranks, kind="stable")  # of each client by item, as they are here
+        values = changes.values[rows]
+        values.flags.writeable = False  # need not be copied
+        return {
+            "clients": self._order,
+            "counts": np.bincount(ranks, minlength=len(self._order)),
+            "rows": changes.items[rows],
+            "changes": values,
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restore what `state` returned."""
+        self.changes = None
+        self._order = self._order[:0]
+        if "clients" in state:
+            offsets = np.concatenate([[0], np.cumsum(state["counts"])])
+            requests = ItemRequests(state["clients"], offsets, state["rows"])
+            self.remember(requests, state["changes"])
+
+
+# FedGNN's server (Wu et al. 2021, algorithm 1), and the messages that it forwards to and from the
+# third party.
+#
+# A round: every client of the cohort names the items that it needs, its own among negatives and
+# pseudo items; the server sends their rows and the shared layers, and the third party neighbours of
+# the client's items; the client sends clipped, noisy gradients. Rows and layers move along the mean
+# over the cohort, by one step of `optimiser`.
+#
+# **Who learns what.** The server sees each client's message separately, with the rows that it
+# names. The third party sees tokens and user embeddings (`fedrec.graphs`). In this simulation it is
+# part of the server's process, which forwards both without reading them; a real third party would
+# be separate, and devices would encrypt their messages to it. A party with both, and the key,
+# learns all users' items. The step adds noise to each message; its guarantee is documented there,
+# computed by `step.spent` and printed with the results. The noise of DP-FedAvg is for a sum, so
+# `[privacy]` is refused, and so is secure aggregation.
+#
+# Where this differs from the paper: neighbours are looked up in every round, from the last messages
+# of the devices, and not once after some rounds of training without them; a client that was in no
+# round yet has no neighbours.
+
+ITEMS = "item.id"
+LAYERS = ("items.", "users.")
+NEIGHBOURS = "third.neighbours"
+COUNTS = "third.counts"
+TOKENS = "third.tokens"
+EMBEDDING = "third.user"
+
+
+class FedgnnStrategyConfig(PerClientConfig):
+    """Settings of FedGNN's server and third party."""
+
+    server_lr: float = Field(default=0.01, gt=0)
+    """Server learning rate."""
+    history: int = Field(default=50, ge=1)
+    """Largest number of items in a client's local graph (paper's code: 100); of more items, evenly
+    spaced ones are used."""
+    neighbours: int = Field(default=5, ge=0)
+    """Largest number of neighbours per item (paper's code: 100); 0: local graphs without
+    neighbours."""
+
+
+class FedgnnStrategy(PerClientStrategy):
+    """Averages gradients of local graphs; the third party finds neighbours."""
+
+    name = "fedgnn"
+    Config = FedgnnStrategyConfig
+    paper = "FedGNN (Wu et al. 2021), algorithm 1"
+    config: FedgnnStrategyConfig
+    sees = "strategy 'fedgnn': its server needs each client's message separately"
+    instead = "set step.noise and step.clip, or choose another system"
+    own_step = "fedgnn"
+
+    def __init__(
+        self, config: FedgnnStrategyConfig, cohorts: Cohorts, step: dict[str, Any]
+    ) -> None:
+        super().__init__(config, cohorts, step)
+        self._third = ThirdParty(config.neighbours)
+
+    @property
+    def memories(self) -> Mapping[str, Memory]:
+        """The messages to the third party, and the optimiser."""
+        return {"third/": self._third, **super().memories}
+
+    @classmethod
+    def remarks(
+        cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
+    ) -> list[str]:
+        """Remarks to be reported with the results: the guarantee of the noise, compared with the
+        paper's claim."""
+        hidden = (
+            "FedGNN: which rows a client's messages name, the tokens of its items and its user"
+            " embedding are covered by no guarantee."
+        )
+        if not step.noise:
+            return [hidden, "FedGNN: messages had no noise; their values have no guarantee either."]
+        sent = [v for n, v in parameters.items() if n == ITEMS or n.startswith(LAYERS)]
+        size = sum(value.size for value in sent)
+        claim = 2 * step.clip_norm / step.noise
+        once = step.spent(size, 1)
+        return [
+            hidden,
+            f"FedGNN: the paper's formula gives epsilon = 2 S / b = {claim:g}. The values of one"
+            f" message of up to {size} numbers cost {once:g}, and those of a client that is in all"
+            f" {rounds} rounds {step.spent(size, rounds):g} (pure differential privacy, clip ="
+            f" {step.clip!r}; the noise is from a seed: a simulation).",
+        ]
+
+    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        """Forward the messages to the third party, and step along the mean of the clients that had
+        examples; without any the parameters stay."""
+        each = aggregate.each
+        learned = 0 if each is None else int((each.examples > 0).sum())
+        if each is None or not learned:
+            return theta
+        updates = each.updates
+        for place in np.flatnonzero(each.examples).tolist():
+            own = updates.values[TOKENS][place]
+            embedding = updates.values[EMBEDDING][place]
+            self._third.register(int(each.clients[place]), own.copy(), embedding.copy())
+        names = [name for name in theta if name == ITEMS or name.startswith(LAYERS)]
+        sums = {name: np.zeros(theta[name].shape) for name in names}
+        rows = torch.from_numpy(updates.requests.items)
+        changes = torch.tensor(updates.rows[ITEMS], dtype=torch.float64)
+        torch.from_numpy(sums[ITEMS]).index_add_(0, rows, changes)
+        for name in names:
+            if name != ITEMS:
+                sums[name] += updates.values[name].sum(axis=0, dtype=np.float64)
+        means = {name: -total / learned for name, total in sums.items()}
+        return self._moved(means, aggregate.round)
+
+    def sent(self, requests: ItemRequests) -> ClientArrays:
+        """The parameters for some clients: rows, layers, neighbours, and space for messages to the
+        third party."""
+        clients = requests.clients.tolist()
+        slots = self.config.history
+        table = np.asarray(self._theta[ITEMS])
+        given, counts = self._third.found(clients, slots, table.shape[1])
+        layers = {
+            name: np.repeat(np.asarray(value)[None], len(clients), axis=0)
+            for name, value in self._theta.items()
+            if name.startswith(LAYERS)
+        }
+        room = {
+            TOKENS: np.zeros((len(clients), slots), dtype=np.int64),
+            EMBEDDING: np.zeros((len(clients), table.shape[1]), dtype=np.float32),
+        }
+        third = {NEIGHBOURS: given, COUNTS: counts}
+        return ClientArrays(requests, {**layers, **third, **room}, {ITEMS: table[requests.items]})
+
+
+# GPFedRec's server (Zhang et al., KDD 2024, algorithm 1): a graph of users guides each of them.
+#
+# A round: every client of the cohort names the items that it needs; for each of these the server
+# sends the shared embedding and the client's guidance, the mean over similar users' tables; the
+# client sends its changes of the rows. With X_v = E + the last change that v sent, S the cosines of
+# whole tables, and A the neighbours by S with equal weights,
+#
+#     guidance of u = (A^layers X)_u,    E moves along the cohort's mean of (A^layers X)_u - E
+#
+# by one step of `optimiser`; `sgd` with `server-lr = 1` is the paper's mean.
+#
+# **What the server learns.** It keeps, under each client's id, the last change of that client's
+# item embeddings: which items it touched (among drawn negatives), and in which direction each
+# moved, from which its positives can be inferred. Clients of one neighbourhood see means of each
+# other's rows; the mean of a single neighbour is that neighbour's row. Secure aggregation cannot
+# hide single updates from a server that needs them, and the noise of DP-FedAvg is for a sum that is
+# never made here, so both are refused. Perturbation on the device (`[perturb]`) is possible.
+#
+# Where this differs from the paper:
+#
+# - Its public code takes cosine *distances* for similarities, so that a user's neighbours are those
+#   least like it. Here they are the most similar ones, each user itself among them.
+# - There everybody is in every round, and the graph is that of the round. Here it is of all who
+# were   in some round, by what they sent last; who was in none is guided by E. - The weights of the
+# paper's regulariser are in the step (`pull`). The paper adds Laplace noise to   uploads as an
+# option and states no epsilon of the whole run; it is left out.
+
+GUIDE = "item.guide"
+
+
+class GpfedrecStrategyConfig(PerClientConfig):
+    """Settings of GPFedRec's server."""
+
+    server_lr: float = Field(default=0.01, gt=0)
+    """Server learning rate."""
+    neighbours: int = Field(default=0, ge=0)
+    """Number of most similar users, including the user itself, whose mean is the guidance; 0: all
+    users whose similarity is above the mean (paper's code)."""
+    layers: int = Field(default=1, ge=1)
+    """Number of times that means over neighbours are taken (paper's code: 1)."""
+    remembered: int | None = Field(default=None, ge=1)
+    """Largest number of clients in the graph, the most recent ones; default: all. The server keeps
+    an item table for each."""
+
+
+class GpfedrecStrategy(PerClientStrategy):
+    """Guides each client by similar clients; sees each client's update separately."""
+
+    name = "gpfedrec"
+    Config = GpfedrecStrategyConfig
+    paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
+    config: GpfedrecStrategyConfig
+    sees = (
+        "strategy 'gpfedrec': its server keeps each client's item embeddings, under the client's id"
+    )
+    own_step = "gpfedrec"
+
+    def __init__(
+        self, config: GpfedrecStrategyConfig, cohorts: Cohorts, step: dict[str, Any]
+    ) -> None:
+        super().__init__(config, cohorts, step)
+        self._uploads = Uploads(config.remembered)
+
+    @property
+    def memories(self) -> Mapping[str, Memory]:
+        """Each client's last upload, and the optimiser."""
+        return {"uploads/": self._uploads, **super().memories}
+
+    @classmethod
+    def remarks(
+        cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
+    ) -> list[str]:
+        """Remarks to be reported with the results: what the server sees."""
+        return [
+            "GPFedRec: the server keeps each client's last change of the item embeddings under the"
+            " client's id, and can tell the client's positives from it. No guarantee covers that."
+        ]
+
+    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        """Store each client's upload, and move along the mean of the cohort's new guidance."""
+        if aggregate.each is None:
+            return theta
+        clients = aggregate.each.clients
+        updates = aggregate.each.updates
+        self._uploads.remember(updates.requests, updates.rows[ITEMS])
+        return self._moved({ITEMS: -self._mean_guidance(clients)}, aggregate.round)
+
+    def _mean_guidance(self, clients: np.ndarray) -> np.ndarray:
+        """Mean over some clients of what their guidance differs from the shared embeddings,
+        `float32 [items, d]`; those that are not remembered any more do not count."""
+        changes = self._uploads.changes
+        items = self._theta[ITEMS]
+        if changes is None:
+            return np.zeros(items.shape, dtype=np.float32)
+        known = np.intersect1d(changes.clients, clients)
+        return changes.mean(self._weights(changes, known).mean(axis=0), len(items))
+
+    def _weights(self, changes: Changes, clients: np.ndarray) -> np.ndarray:
+        """Of some remembered clients, each user's share in the guidance, `float64 [clients,
+        users]`; each row sums to 1."""
+        config = self.config
+        start = np.asarray(self._theta[ITEMS])
+
+        def neighbours(places: np.ndarray) -> np.ndarray:
+            return edges(changes.similarities(places, start), config.neighbours)
+
+        found = neighbours(np.searchsorted(changes.clients, clients))
+        if config.layers > 1:
+            between = neighbours(np.arange(len(changes.clients)))
+            for _ in range(config.layers - 1):
+                found = found @ between
+        return found
+
+    def sent(self, requests: ItemRequests) -> ClientArrays:
+        """The rows that some clients start from, and their guidance: these rows for a client that
+        is not remembered."""
+        rows = np.asarray(self._theta[ITEMS])[requests.items].astype(np.float32)
+        guide = rows.copy()
+        changes = self._uploads.changes
+        known = requests.clients[:0] if changes is None else changes.clients
+        places = np.flatnonzero(np.isin(requests.clients, known))
+        if changes is not None and len(places):
+            asked = requests.take(places)
+            weights = self._weights(changes, asked.clients)
+            guide[requests.rows_of(places)] += changes.means_of_rows(weights, asked)
+        return ClientArrays(requests, {}, {ITEMS: rows, GUIDE: guide})

@@ -1,0 +1,514 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Robust aggregation: UNION, Bulyan, Krum, medians, trimmed means, and bounded norms."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field
+
+from fedrec.errors import ExperimentError
+from fedrec.protocol.updates import Change, SparseUpdate, apply_changes, dense_change
+from fedrec.rng import stream
+from strategies.base import Aggregate, CohortStrategy, ServerRate
+
+# Base of the robust rules: a combination of the clients' updates in place of their mean.
+#
+#     theta <- theta + server-lr * rule(theta_1 - theta, ..., theta_n - theta)
+#
+# A rule needs the update of each client and not their sum (`reply = "each"`), so it is refused
+# beside secure aggregation, which hides them, and beside `[privacy]`: one client may move a median
+# or decide a choice of Krum, so noise for a sum does not hide it. Every client counts the same.
+
+
+@dataclass(frozen=True, eq=False)
+class ClientChanges:
+    """The changes of one parameter by all clients of a round.
+
+    Attributes:
+        before: the parameter at the start of the round, not to be changed.
+        rows: `int64 [R]`, the rows that any client changed; None: the parameter is no table of
+            which clients change few rows.
+        values: `float64 [clients, R, ...]`, the changes of these rows, or of all of the parameter.
+        touched: `bool [clients, R]`, which rows each client changed; without `rows`, all true.
+    """
+
+    before: np.ndarray
+    rows: np.ndarray | None
+    values: np.ndarray
+    touched: np.ndarray
+
+    @classmethod
+    def of(cls, changes: Sequence[Change], table: np.ndarray) -> Self:
+        """The changes of a parameter, whose value before is `table [...]`."""
+        sparse = [one for one in changes if isinstance(one, SparseUpdate) and not one.drift]
+        if len(sparse) < len(changes):
+            values = np.stack([dense_change(change, table) for change in changes])
+            return cls(table, None, values, np.ones(values.shape[:2], dtype=bool))
+        rows = np.unique(np.concatenate([change.rows for change in sparse]))
+        values = np.zeros((len(sparse), len(rows), *table.shape[1:]))
+        touched = np.zeros(values.shape[:2], dtype=bool)
+        for place, change in enumerate(sparse):
+            own = np.searchsorted(rows, change.rows)
+            values[place, own] = change.values
+            touched[place, own] = True
+        return cls(table, rows, values, touched)
+
+    def change(self, combined: np.ndarray) -> Change:
+        """A combination of the values, `[R, ...]`, as a change of the parameter."""
+        if self.rows is None:
+            return combined
+        return SparseUpdate(self.before.shape, self.rows, combined)
+
+    @property
+    def flat(self) -> np.ndarray:
+        """`float64 [clients, n]`: the values as vectors."""
+        return self.values.reshape(len(self.values), -1)
+
+
+class RobustRule(CohortStrategy):
+    """Moves the shared parameters by a robust combination of the clients' updates."""
+
+    Config = ServerRate
+    reply = "each"
+    sees = "a robust rule, which needs the update of each client"
+    instead = (
+        "leave out [privacy], or set strategy.name = 'reptile': a clip bounds each client, too"
+    )
+    config: ServerRate
+
+    @abstractmethod
+    def combined(
+        self, changes: Mapping[str, ClientChanges], round_number: int
+    ) -> dict[str, np.ndarray]:
+        """The combination for each parameter, `float64 [R, ...]`, of the rows in `changes`; rounds
+        are numbered from 1."""
+
+    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        """The next global parameters from the present ones and the updates of at least one
+        client."""
+        each = aggregate.each
+        if each is None:
+            return theta
+        changes = {
+            name: ClientChanges.of(each.changes(name, table), table)
+            for name, table in theta.items()
+        }
+        moved = self.combined(changes, aggregate.round)
+        moves = {name: own.change(moved[name]) for name, own in changes.items()}
+        return apply_changes(theta, moves, self.config.rate(aggregate.round))
+
+
+def squared_distances(changes: Mapping[str, ClientChanges]) -> np.ndarray:
+    """`float64 [clients, clients]`: squared L2 distances between the clients' whole updates."""
+    gram = sum(own.flat @ own.flat.T for own in changes.values())
+    norms = np.diag(gram)
+    return np.maximum(norms[:, None] + norms[None, :] - 2 * gram, 0.0)
+
+
+def mean_of(changes: Mapping[str, ClientChanges], chosen: np.ndarray) -> dict[str, np.ndarray]:
+    """Mean updates of some clients `int64 [n]`, `[R, ...]` by parameter."""
+    return {name: own.values[chosen].mean(axis=0) for name, own in changes.items()}
+
+
+class CoordinateRuleConfig(ServerRate):
+    """Settings of rules that combine each coordinate alone."""
+
+    over: Literal["cohort", "touching"] = "cohort"
+    """Whose values a row of an item table is combined from: of the whole cohort, in which clients
+    that have not changed the row count as zeros, or of the clients that changed it. Few clients
+    change a row, so over the cohort most rows stay as they are; over those that change it, a few
+    malicious clients are the majority for a rare item."""
+    least: int = Field(default=3, ge=1)
+    """With `touching`: number of clients that must have changed a row for it to move."""
+
+
+class CoordinateRule(RobustRule):
+    """Combines each coordinate alone."""
+
+    Config = CoordinateRuleConfig
+    config: CoordinateRuleConfig
+
+    @abstractmethod
+    def of_sorted(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """The combination of values `[clients, R, ...]`, ascending, NaN behind the `counts`
+        `int64 [R, ...]` that there are."""
+
+    def combined(
+        self, changes: Mapping[str, ClientChanges], round_number: int
+    ) -> dict[str, np.ndarray]:
+        """The combination for each parameter, `float64 [R, ...]`."""
+        return {name: self._combined(own) for name, own in changes.items()}
+
+    def _combined(self, own: ClientChanges) -> np.ndarray:
+        clients = len(own.values)
+        if own.rows is None or self.config.over == "cohort":
+            counts = np.full(own.values.shape[1:], clients)
+            return self.of_sorted(np.sort(own.values, axis=0), counts)
+        tail = (1,) * (own.values.ndim - 2)
+        touched = own.touched.reshape(*own.touched.shape, *tail)
+        values = np.sort(np.where(touched, own.values, np.nan), axis=0)
+        enough = own.touched.sum(axis=0) >= self.config.least
+        counts = np.broadcast_to(touched.sum(axis=0), own.values.shape[1:])
+        found = np.zeros(own.values.shape[1:])
+        found[enough] = self.of_sorted(values[:, enough], counts[enough])
+        return found
+
+
+# Mean of the clients' updates, each scaled down to a bound on its norm (Sun et al. 2019).
+#
+# The server bounds them here, so that clients which ignore a clip are bounded, too. Where clients
+# clip, as honest and malicious ones of a simulation do, `[privacy]` with `clip-norm` bounds them as
+# well, and needs their sum alone.
+#
+# Where this differs from the paper: without `norm`, the bound is the median norm of the round's
+# updates; there it is a fixed number.
+
+
+class NormBoundConfig(ServerRate):
+    """Settings of the bound on norms."""
+
+    norm: float | None = Field(default=None, gt=0)
+    """Bound on the L2 norm of a whole update; default: the median norm of the round's updates."""
+
+
+class NormBound(RobustRule):
+    """Moves the shared parameters by the mean of bounded updates."""
+
+    name = "norm-bound"
+    Config = NormBoundConfig
+    paper = "Sun, Kairouz, Suresh and McMahan 2019"
+    config: NormBoundConfig
+
+    def combined(
+        self, changes: Mapping[str, ClientChanges], round_number: int
+    ) -> dict[str, np.ndarray]:
+        """The mean of the bounded updates, `float64 [R, ...]` by parameter."""
+        squares = sum(np.square(own.flat).sum(axis=1) for own in changes.values())
+        norms = np.sqrt(squares)
+        bound = float(np.median(norms)) if self.config.norm is None else self.config.norm
+        factors = np.minimum(1.0, bound / np.maximum(norms, 1e-300)) / len(norms)
+        return {name: np.tensordot(factors, own.values, axes=1) for name, own in changes.items()}
+
+
+# Coordinate-wise trimmed mean of the clients' updates (Yin et al. 2018, option II): the mean
+# without the largest and the smallest values of each coordinate.
+#
+# Where this differs from the paper: `over = "touching"` takes the mean of a row of an item table
+# over the clients that changed it.
+
+
+class TrimmedMeanConfig(CoordinateRuleConfig):
+    """Settings of the trimmed mean."""
+
+    cut: float = Field(default=0.1, ge=0, lt=0.5)
+    """Share of the values of a coordinate that is left out on each side, rounded down."""
+
+
+class TrimmedMean(CoordinateRule):
+    """Moves each coordinate by the trimmed mean of the clients' updates."""
+
+    name = "trimmed-mean"
+    Config = TrimmedMeanConfig
+    paper = "Yin, Chen, Ramchandran and Bartlett 2018, option II"
+    config: TrimmedMeanConfig
+
+    def of_sorted(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """The means of the middle values, `[R, ...]`, of `values [clients, R, ...]`."""
+        out = (self.config.cut * counts).astype(np.int64)
+        places = np.arange(len(values)).reshape(-1, *[1] * counts.ndim)
+        kept = (places >= out) & (places < counts - out)
+        return np.where(kept, values, 0.0).sum(axis=0) / kept.sum(axis=0)
+
+
+# How Krum, Multi-Krum and Bulyan choose clients: by the distances to their neighbours.
+
+
+class ChoiceConfig(ServerRate):
+    """Settings of rules that choose clients."""
+
+    malicious: float = Field(default=0.1, ge=0, lt=0.5)
+    """Share of malicious clients in a cohort that the rule is to withstand."""
+
+    def expected(self, clients: int) -> int:
+        """Number of malicious clients among so many, rounded up."""
+        return math.ceil(self.malicious * clients - 1e-9)
+
+
+def nearest(distances: np.ndarray, malicious: int, count: int) -> np.ndarray:
+    """The clients that are closest to their neighbours (Blanchard et al. 2017).
+
+    Args:
+        distances: squared distances of the updates, `float64 [n, n]`.
+        malicious: number f of malicious clients; a client's score is the sum over its n - f - 2
+            nearest neighbours, at least one.
+        count: number of clients to choose.
+
+    Returns:
+        `int64 [count]`, the one with the smallest score first; equal scores in the order of the
+        clients.
+    """
+    neighbours = max(1, len(distances) - malicious - 2)
+    others = np.where(np.eye(len(distances), dtype=bool), np.inf, distances)
+    scores = np.sort(others, axis=1)[:, :neighbours].sum(axis=1)
+    return np.argsort(scores, kind="stable")[:count]
+
+
+# UNION (Yu et al. 2023), the defence against ClusterAttack: the mean of the updates that leave the
+# items' embeddings as uniform as most others do.
+#
+# For each client the server applies its update alone to the table of item embeddings and takes the
+# mean distance between the embeddings of a sample of items, scaled to unit length. The gap
+# statistic (Tibshirani, Walther and Hastie 2001) tells whether these numbers form more than one
+# cluster. If they do, or if no more clients are apart than are expected to be malicious, the
+# smaller one of two clusters is left out.
+#
+# Where this differs from the paper: there honest clients are also trained to spread the embeddings
+# of items evenly, by a contrastive task beside their own, so that their numbers differ less. Here
+# the clients' step is what the experiment says. The server of the paper applies an update by a step
+# of its Adam. The two clusters of numbers on a line are found exactly and not by k-means from
+# random starts.
+
+_REFERENCES = 200  # sets of uniform numbers that clusters are compared with
+
+
+class UnionConfig(ChoiceConfig):
+    """Settings of UNION."""
+
+    sample: int = Field(default=100, ge=2)
+    """Number of items whose embeddings are compared, drawn for each round; fewer in a small
+    catalogue."""
+    embeddings: str = ""
+    """Name of the table of item embeddings; default: the one of more than one column with the most
+    rows."""
+
+
+class Union(RobustRule):
+    """Moves the shared parameters by the mean of the updates of clients that keep items apart.
+
+    Raises:
+        ExperimentError: the model has no table of item embeddings, or none of that name.
+    """
+
+    name = "union"
+    Config = UnionConfig
+    paper = "Yu et al. 2023, UNION"
+    config: UnionConfig
+
+    def combined(
+        self, changes: Mapping[str, ClientChanges], round_number: int
+    ) -> dict[str, np.ndarray]:
+        """The mean of the updates that are kept, `float64 [R, ...]` by parameter."""
+        table = changes[self._table({name: own.before for name, own in changes.items()})]
+        items = len(table.before)
+        random = stream(0, "union", round_number)
+        drawn = np.sort(random.choice(items, min(self.config.sample, items), replace=False))
+        uniformities = mean_distances(table, drawn)
+        expected = self.config.expected(len(uniformities))
+        return mean_of(changes, np.flatnonzero(~outlying(uniformities, expected)))
+
+    def refuse_misfits(self, theta: Mapping[str, np.ndarray]) -> None:
+        """Refuse a model without the table of item embeddings."""
+        self._table(theta)
+
+    def _table(self, theta: Mapping[str, np.ndarray]) -> str:
+        """Name of the table of item embeddings."""
+        tables = {
+            name: len(value)
+            for name, value in theta.items()
+            if value.ndim == 2 and value.shape[1] > 1
+        }
+        wanted = self.config.embeddings
+        if not tables or (wanted and wanted not in tables):
+            raise ExperimentError(
+                "UNION compares embeddings of items",
+                expected=f"a table {wanted!r} of embeddings" if wanted else "a table of embeddings",
+                got=", ".join(tables or theta),
+                fix="correct strategy.embeddings, or choose another strategy, such as median",
+            )
+        return wanted or max(tables, key=lambda name: tables[name])
+
+
+def mean_distances(table: ClientChanges, items: np.ndarray) -> np.ndarray:
+    """`float64 [clients]`: mean distance between the rows of some items `int64 [n]`, scaled to unit
+    length, after each client's update."""
+    changed = np.zeros((len(table.values), len(items), table.before.shape[1]))
+    if table.rows is None:
+        changed += table.values[:, items]
+    elif len(table.rows):
+        places = np.minimum(np.searchsorted(table.rows, items), len(table.rows) - 1)
+        known = table.rows[places] == items
+        changed[:, known] = table.values[:, places[known]]
+    rows = table.before[items].astype(np.float64) + changed
+    rows /= np.maximum(np.linalg.norm(rows, axis=2, keepdims=True), 1e-300)
+    products = np.einsum("cik,cjk->cij", rows, rows)
+    squares = np.einsum("cii->ci", products)
+    apart = squares[:, :, None] + squares[:, None] - 2 * products
+    count = len(items)
+    return np.sqrt(np.maximum(apart, 0.0)).sum(axis=(1, 2)) / (count * (count - 1))
+
+
+def outlying(numbers: np.ndarray, expected: int) -> np.ndarray:
+    """`bool [n]`: the smaller one of two clusters of numbers, if there are two by the gap statistic
+    or if it has at most `expected` members; none where all numbers are equal.
+
+    Args:
+        numbers: `float64 [n]`.
+        expected: largest number of members that are always left out.
+    """
+    low = numbers.min()
+    high = numbers.max()
+    if not high > low:
+        return np.zeros(len(numbers), dtype=bool)
+    scaled = (numbers - low) / (high - low)
+    order = np.argsort(scaled, kind="stable")
+    one, two, first = (found[0] for found in _spreads(scaled[order][None]))
+    members = order[:first] if 2 * first <= len(numbers) else order[first:]
+    found = np.zeros(len(numbers), dtype=bool)
+    found[members] = len(members) <= expected or _are_two(one, two, len(numbers))
+    return found
+
+
+def _are_two(one: float, two: float, count: int) -> bool:
+    """Whether numbers in [0, 1], with these sums of squares around one and two centres, form two
+    clusters rather than one: Gap(1) < Gap(2) - s(2)."""
+    uniform = np.sort(stream(0, "gap", count).random((_REFERENCES, count)), axis=1)
+    references = _spreads(uniform)
+    gaps = []
+    for own, reference in zip((one, two), references[:2], strict=True):
+        logarithms = np.log(np.maximum(reference, 1e-300))
+        gap = logarithms.mean() - np.log(max(own, 1e-300))
+        gaps.append((gap, logarithms.std() * np.sqrt(1 + 1 / _REFERENCES)))
+    return bool(gaps[0][0] < gaps[1][0] - gaps[1][1])
+
+
+def _spreads(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sums of squares around one centre and around the best two, `float64 [sets]`, and the size of
+    the lower one of two clusters, `int64 [sets]`, of ascending `values [sets, n]`."""
+    count = values.shape[1]
+    sizes = np.arange(1, count + 1)
+
+    def around_first(ordered: np.ndarray) -> np.ndarray:
+        """Sums of squares of the first 1, 2, ..., n values around their means."""
+        sums = ordered.cumsum(axis=1)
+        return np.maximum(np.square(ordered).cumsum(axis=1) - np.square(sums) / sizes, 0.0)
+
+    lower = around_first(values)
+    upper = around_first(values[:, ::-1])[:, ::-1]
+    split = lower[:, :-1] + upper[:, 1:]
+    best = split.argmin(axis=1)
+    return lower[:, -1], split[np.arange(len(values)), best], best + 1
+
+
+# Bulyan (El Mhamdi, Guerraoui and Rouault 2018): of updates that Krum's score chooses, the mean of
+# the values of each coordinate that are closest to its median.
+#
+# Of n clients with f malicious ones, n - 2f are chosen, and n - 4f values of each coordinate are
+# averaged. The guarantee needs n >= 4f + 3.
+#
+# Where this differs from the paper: the updates are chosen by their scores at once, as in Flower;
+# there Krum is repeated on those that are left.
+
+
+class Bulyan(RobustRule):
+    """Moves each coordinate by the mean of the values around the median of chosen updates.
+
+    Raises:
+        ExperimentError: the cohort is too small for the share of malicious clients.
+    """
+
+    name = "bulyan"
+    Config = ChoiceConfig
+    paper = "El Mhamdi, Guerraoui and Rouault 2018"
+    config: ChoiceConfig
+
+    def combined(
+        self, changes: Mapping[str, ClientChanges], round_number: int
+    ) -> dict[str, np.ndarray]:
+        """The mean of the central values, `float64 [R, ...]` by parameter."""
+        distances = squared_distances(changes)
+        clients = len(distances)
+        malicious = self.config.expected(clients)
+        if clients < 4 * malicious + 3:
+            raise ExperimentError(
+                f"Bulyan withstands no {malicious} malicious clients among {clients}",
+                expected=f"at least {4 * malicious + 3} clients in every round",
+                got=str(clients),
+                fix="set a larger sampler.cohort, or a smaller strategy.malicious",
+            )
+        chosen = nearest(distances, malicious, clients - 2 * malicious)
+        count = clients - 4 * malicious
+        return {name: _central(own.values[chosen], count) for name, own in changes.items()}
+
+
+def _central(values: np.ndarray, count: int) -> np.ndarray:
+    """Mean of the `count` values `[clients, ...]` of each coordinate that are closest to its
+    median."""
+    away = np.abs(values - np.median(values, axis=0))
+    places = np.argsort(away, axis=0, kind="stable")[:count]
+    return np.take_along_axis(values, places, axis=0).mean(axis=0)
+
+
+# Krum and Multi-Krum (Blanchard et al. 2017): the mean of the updates that are closest to their
+# neighbours.
+#
+# With `keep = 1` it is Krum, which takes the update of a single client, with more Multi-Krum.
+
+
+class KrumConfig(ChoiceConfig):
+    """Settings of Krum."""
+
+    keep: int = Field(default=1, ge=1)
+    """Number of updates that are averaged (m of Multi-Krum), at most the cohort."""
+
+
+class Krum(RobustRule):
+    """Moves the shared parameters by the update, or the mean of the updates, that are closest to
+    others.
+
+    Raises:
+        ExperimentError: a round has fewer updates than are averaged.
+    """
+
+    name = "krum"
+    Config = KrumConfig
+    paper = "Blanchard, El Mhamdi, Guerraoui and Stainer 2017"
+    config: KrumConfig
+
+    def combined(
+        self, changes: Mapping[str, ClientChanges], round_number: int
+    ) -> dict[str, np.ndarray]:
+        """The mean of the chosen updates, `float64 [R, ...]` by parameter."""
+        distances = squared_distances(changes)
+        if self.config.keep > len(distances):
+            raise ExperimentError(
+                f"Krum cannot choose {self.config.keep} of {len(distances)} updates",
+                expected="at least as many updates in every round as strategy.keep says",
+                got=str(len(distances)),
+                fix="set a smaller strategy.keep, or a larger sampler.cohort",
+            )
+        malicious = self.config.expected(len(distances))
+        return mean_of(changes, nearest(distances, malicious, self.config.keep))
+
+
+# Coordinate-wise median of the clients' updates (Yin et al. 2018, option I).
+#
+# Where this differs from the paper: `over = "touching"` takes the median of a row of an item table
+# over the clients that changed it.
+
+
+class Median(CoordinateRule):
+    """Moves each coordinate by the median of the clients' updates."""
+
+    name = "median"
+    paper = "Yin, Chen, Ramchandran and Bartlett 2018, option I"
+
+    def of_sorted(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """The middle values, `[R, ...]`, of `values [clients, R, ...]`."""
+        places = np.stack([(counts - 1) // 2, counts // 2])
+        return np.take_along_axis(values, places, axis=0).mean(axis=0)

@@ -1,0 +1,510 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strategies that compute a model from sums over clients: least squares, EASE, PureSVD, transitions
+and fold-in."""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedrec.components import registry
+from fedrec.config import Config, Width
+from fedrec.errors import ExperimentError
+from fedrec.experiment.sections import Section, component_settings
+from fedrec.models.linear import LEARNED, PRODUCTS, PUBLIC, WEIGHTS
+from fedrec.sums.products import (
+    BIAS,
+    SmoothingConfig,
+    Solution,
+    chosen_items,
+    is_semi_definite,
+    item_scale,
+    noise_edge,
+    semi_definite,
+    solved_weights,
+    transition_weights,
+    unpacked,
+)
+from fedrec.sums.residual import LearnedConfig, placed_embeddings
+from strategies.base import Aggregate, Cohorts, CohortStrategy, ServerRate
+
+# Strategies that compute a model from the sum of the clients' products of items (steps `gram` and
+# `transitions`).
+#
+# A client's products of its own items with themselves are positive semi-definite, and so is a sum
+# of them. Without noise, a sum that is not holds what no honest client sends: EASE then has no
+# solution, or one of any size. The nearest positive semi-definite matrix takes its place, and a
+# warning says so.
+#
+# The server needs only the sum, so secure aggregation can hide every client's products, and a
+# single Gaussian release makes the model private. Cohorts of several rounds are added up and scaled
+# to the whole population.
+
+_LOG = logging.getLogger("fedrec")
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """The sum of all clients' products, with noise where the run is private.
+
+    Attributes:
+        gram: of m items in their scale, `float64 [m, m]`; symmetric if the products are, and then
+            positive semi-definite unless there is noise.
+        chosen: the items of its rows, `int64 [m]`, ascending.
+        scale: what each of them is multiplied by, > 0, `float64 [m]`.
+        edge: largest singular value of its noise alone; 0 without noise.
+    """
+
+    gram: Tensor
+    chosen: Tensor
+    scale: Tensor
+    edge: float
+
+
+class ProductsStrategy(CohortStrategy):
+    """Sums the clients' products; a subclass computes parameters from the sum.
+
+    Attributes:
+        products: name of the model's parameter as whose change products are sent.
+        model: name of the model.
+        sender: name of the step that sends them.
+        symmetric: whether the products are.
+    """
+
+    products: ClassVar[str]
+    model: ClassVar[str]
+    sender: ClassVar[str] = "gram"
+    symmetric: ClassVar[bool] = True
+
+    def __init__(self, config: Config, cohorts: Cohorts, step: dict[str, Any]) -> None:
+        super().__init__(config, cohorts, step)
+        self._total = np.zeros((0, 0))
+        self._clients = 0.0
+        self._variance = 0.0
+
+    @abstractmethod
+    def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:
+        """The parameters that follow from the sum of the products, by name; the others stay.
+
+        Args:
+            theta: the present global parameters, unchanged.
+            products: the sum of all rounds so far.
+        """
+
+    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        """The next global parameters from the present ones and a round's aggregate with at least
+        one client."""
+        self.refuse_misfits(theta)  # for loops that do not call it before the first round
+        own = aggregate.total(theta)[self.products]
+        self._total = own + self._total if self._total.size else own
+        self._clients += aggregate.clients
+        if self.privacy is not None:
+            self._variance += (self.privacy.plan.mean_noise_std * aggregate.clients) ** 2
+        return {**theta, **self.solved(theta, self._scaled(theta.get(BIAS)))}
+
+    def refuse_misfits(self, theta: Mapping[str, np.ndarray]) -> None:
+        """Refuse a model that is not computed from products of items."""
+        if self.products not in theta:
+            raise ExperimentError(
+                f"the model has no products of items {self.products!r}",
+                expected=f"model.name = {self.model!r} and step.name = {self.sender!r}",
+                got=", ".join(theta),
+                fix="set both, or another strategy",
+            )
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The sum so far, the number of clients in it, and the variance of its noise."""
+        numbers = np.array([self._clients, self._variance])
+        return {"total": self._total, "numbers": numbers}
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """Restore what `state` returned."""
+        self._total = np.asarray(state["total"], dtype=np.float64)
+        self._clients, self._variance = (float(number) for number in state["numbers"])
+
+    def _scaled(self, bias: np.ndarray | None) -> Products:
+        """The sum so far, scaled to all clients; noise is made symmetric. Without biases all items
+        are chosen and count alike."""
+        factor = len(self.cohorts.clients) / max(self._clients, 1.0)
+        own = (self._total + self._total.T) / 2 if self.symmetric else self._total
+        gram = torch.from_numpy(own * factor)
+        biases = torch.zeros(len(gram)) if bias is None else torch.from_numpy(np.array(bias[:, 0]))
+        chosen = chosen_items(biases, len(gram))
+        scale = item_scale(biases[chosen], self._exponent())
+        edge = noise_edge(factor * math.sqrt(self._variance), len(gram))
+        edge *= 1.0 if self.symmetric else math.sqrt(2)  # noise of a half is in both halves
+        if self.symmetric and edge == 0:
+            gram = _honest(gram)
+        return Products(gram, chosen, scale, edge)
+
+    def _exponent(self) -> float:
+        """By which the step scaled the items; a step without that setting counts all alike."""
+        return getattr(component_settings(registry.STEP, Section(**self.step)), "exponent", 0.0)
+
+
+def _honest(gram: Tensor) -> Tensor:
+    """A symmetric sum `float64 [m, m]`, or the nearest that clients' products can have."""
+    if is_semi_definite(gram):
+        return gram
+    _LOG.warning(
+        "The sum of the clients' products is not positive semi-definite, which it is for any"
+        " histories: a client sent something else. The nearest positive semi-definite matrix takes"
+        " its place."
+    )
+    return semi_definite(gram)
+
+
+# A linear item-to-item model from the sum of the clients' products: EASE or PureSVD in one round.
+#
+#     B_ij = -P_ij / P_jj,    P = (G + lambda I)^-1,    G = sum over clients of (D x)(D x)^T
+#
+# (Steck 2019, equation 8). With every client in the round and no noise the weights are those of the
+# centralised EASE or PureSVD.
+#
+#     [strategy]
+#     name = "popularity-start"
+#     main = { name = "gram" }
+#
+# counts the items first. The most popular items then have weights and the others follow in the
+# order of their popularity, which is necessary for catalogues of more than the model's `items`.
+#
+# Where this differs from the papers: they solve it centrally. Under noise the eigenvalues below the
+# noise edge are cut first, and lambda grows with it (`fedrec.sums.products`).
+
+
+class GramStrategyConfig(Config):
+    """Settings of the linear model."""
+
+    solution: Solution = "ease"
+    """`ease`, or `puresvd`, which keeps the leading eigenvectors and is more robust to noise."""
+    regularisation: float = Field(default=300.0, gt=0)
+    """Regularisation lambda of `ease`, > 0; about 100 to 1000."""
+    factors: Width = 12
+    """Largest number of eigenvectors of `puresvd`; those below the noise edge are dropped in any
+    case."""
+    ridge: float = Field(default=1.0, ge=0)
+    """Amount added to lambda under noise, in units of the noise edge."""
+
+
+class GramStrategy(ProductsStrategy):
+    """Sums the products and solves for the weights."""
+
+    name = "gram"
+    Config = GramStrategyConfig
+    paper = "EASE (Steck 2019), equation 8"
+    products = WEIGHTS
+    model = "item-weights"
+    config: GramStrategyConfig
+
+    def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:
+        """The weights, in the items' own scale, `float32 [items, items]` of the chosen items."""
+        config = self.config
+        scale = products.scale
+        weights = solved_weights(
+            products.gram,
+            products.edge,
+            solution=config.solution,
+            factors=config.factors,
+            regularisation=config.regularisation,
+            ridge=config.ridge,
+        )
+        return {WEIGHTS: (scale[:, None] * weights / scale).float().numpy()}
+
+
+# A model of transitions between items from the sum of the clients' own, in one round
+# (`fedrec.sums.products`).
+#
+# With every client in the round and no noise the weights are those of the centralised
+# `transitions`. With `popularity-start` the most popular items have weights:
+#
+#     [strategy]
+#     name = "popularity-start"
+#     main = { name = "transitions" }
+#
+# Under noise the sum is a matrix of low rank plus noise: singular values below the noise edge are
+# cut and the others shrunk (Gavish and Donoho 2017, square matrices, Frobenius norm), and then the
+# scale of the items is taken out.
+
+
+class TransitionsStrategyConfig(SmoothingConfig):
+    """Settings of the weights."""
+
+    factors: Width = 12
+    """Largest number of singular vectors under noise; those below the noise edge are dropped in any
+    case."""
+
+
+class TransitionsStrategy(ProductsStrategy):
+    """Sums the transitions and normalises them."""
+
+    name = "transitions"
+    Config = TransitionsStrategyConfig
+    paper = "a smoothed Markov chain; FPMC (Rendle et al. 2010) without factors"
+    products = WEIGHTS
+    model = "transitions"
+    sender = "transitions"
+    symmetric = False
+    config: TransitionsStrategyConfig
+
+    def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:
+        """The weights, `float32 [items, items]` of the chosen items."""
+        total = _denoised(products.gram, products.edge, self.config.factors)
+        total = total / products.scale[:, None] / products.scale
+        return {WEIGHTS: transition_weights(total, self.config).float().numpy()}
+
+
+def _denoised(total: Tensor, edge: float, limit: int) -> Tensor:
+    """The matrix without what its noise may be; itself where there is no noise."""
+    if edge == 0:
+        return total
+    left, values, right = torch.linalg.svd(total, full_matrices=False)
+    kept = (values.square() - edge**2).clamp(min=0).sqrt()[:limit]
+    return (left[:, :limit] * kept) @ right[:limit]
+
+
+# Federated collaborative filtering (Ammad-ud-din et al. 2019, equations 7 to 10): the server's step
+# on the items.
+#
+# Clients run the step `als` on the model `ials`. With N training clients and means over the cohort,
+#
+#     g_i   = 2 N mean(user.gram) y_i - 2 N mean(item.right)_i + 2 lambda y_i
+#     y_i  <- Adam(y_i, g_i)
+#
+# g_i is the gradient of the loss of implicit matrix factorization with respect to y_i, at the
+# users' factors that were solved for.
+#
+# Where this differs from the paper: g_i is computed from the users' second moments and the rows of
+# the items that they like, which gives the same sum as one gradient per user and item; the sums of
+# a cohort are scaled up to all clients, so that lambda keeps its meaning.
+
+FACTORS = "item.factors"
+GRAM = "user.gram"
+RIGHT = "item.right"
+MOMENTS = "item.moments"
+
+
+class FcfConfig(ServerRate):
+    """Settings of the server's Adam."""
+
+    server_lr: float = Field(default=0.05, gt=0)
+    """Step size of Adam."""
+    regularisation: float = Field(default=10.0, ge=0)
+    """Regularisation lambda of the items' factors."""
+    beta1: float = Field(default=0.1, ge=0, lt=1)
+    """Decay rate of the first moment (beta1), in [0, 1)."""
+    beta2: float = Field(default=0.99, ge=0, lt=1)
+    """Decay rate of the second moment (beta2), in [0, 1)."""
+
+
+class Fcf(CohortStrategy):
+    """Adam on the items' factors, with the gradient computed from the clients' sums."""
+
+    name = "fcf"
+    Config = FcfConfig
+    paper = "FCF (Ammad-ud-din et al. 2019), eq. 7-10"
+    config: FcfConfig
+
+    def __init__(self, config: FcfConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
+        super().__init__(config, cohorts, step)
+        self._first: np.ndarray | None = None
+        self._second: np.ndarray | None = None
+        self._steps = 0
+
+    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        """The next global parameters from the present ones and a round's aggregate with at least
+        one client.
+
+        Raises:
+            ExperimentError: the model has no such parameters, or its clients send moments.
+        """
+        refuse_other_models(theta, moments=False)
+        factors = theta[FACTORS].astype(np.float64)
+        gradient = self.gradient(factors, summed(aggregate, theta, len(self.cohorts.clients)))
+        if self._first is None or self._second is None:
+            self._first = np.zeros_like(gradient)
+            self._second = np.zeros_like(gradient)
+        config = self.config
+        self._steps = self._steps + 1
+        self._first = config.beta1 * self._first + (1 - config.beta1) * gradient
+        self._second = config.beta2 * self._second + (1 - config.beta2) * gradient**2
+        mean = self._first / (1 - config.beta1**self._steps)
+        spread = np.sqrt(self._second / (1 - config.beta2**self._steps))
+        moved = factors - config.rate(aggregate.round) * mean / (spread + 1e-8)
+        return with_factors(theta, moved)
+
+    def gradient(self, factors: np.ndarray, sums: dict[str, np.ndarray]) -> np.ndarray:
+        """Gradient of the loss with respect to the items' factors, `float64 [items, d]`."""
+        gram = (sums[GRAM] + sums[GRAM].T) / 2  # noise is not symmetric
+        return 2 * (factors @ gram - sums[RIGHT] + self.config.regularisation * factors)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Adam's two means and its number of steps."""
+        if self._first is None or self._second is None:
+            return {}
+        return {"first": self._first, "second": self._second, "steps": np.asarray(self._steps)}
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """Restore what `state` returned."""
+        if state:
+            self._first = state["first"]
+            self._second = state["second"]
+            self._steps = int(state["steps"])
+
+
+def summed(
+    aggregate: Aggregate, theta: dict[str, np.ndarray], everybody: int
+) -> dict[str, np.ndarray]:
+    """The cohort's sums scaled up to all clients, float64."""
+    scale = everybody / aggregate.clients
+    total = aggregate.total(theta)
+    # moments of a large catalogue are not copied where everybody took part
+    return total if scale == 1 else {name: scale * value for name, value in total.items()}
+
+
+def with_factors(theta: dict[str, np.ndarray], factors: np.ndarray) -> dict[str, np.ndarray]:
+    """Parameters with new item factors `[items, d]` and their Gram matrix; the clients' sums stay
+    zero."""
+    return {**theta, FACTORS: factors, "item.gram": factors.T @ factors}
+
+
+def refuse_other_models(theta: dict[str, np.ndarray], *, moments: bool) -> None:
+    """Refuse parameters that are not those of implicit matrix factorization.
+
+    Raises:
+        ExperimentError: they are not, or clients send other sums than those that are needed.
+    """
+    needed = {FACTORS, GRAM, RIGHT, "item.gram"}
+    if needed - set(theta) or (MOMENTS in theta) != moments:
+        raise ExperimentError(
+            "the items' factors cannot be computed from the updates of these clients",
+            expected=f"model.name = 'ials' with model.moments = {str(moments).lower()}",
+            got=f"a model with {', '.join(theta)}",
+            fix=(
+                f"set model.name = 'ials', model.moments = {str(moments).lower()} and step.name ="
+                " 'als'"
+            ),
+        )
+
+
+# Alternating least squares in rounds: clients solve for users, the server for items (Chien et al.
+# 2021).
+#
+# Clients run the step `als` on the model `ials` with `moments = true`. With sums over all clients,
+#
+#     y_i = (user.gram + (c - 1) item.moments_i + lambda I)^-1 c item.right_i
+#
+# One round with all clients is one sweep of implicit ALS (Hu et al. 2008): the baseline `ials` from
+# the same initial factors. The sums of a smaller cohort are scaled up to all clients.
+#
+# Under differential privacy the sums are noisy; matrices are then projected onto the positive
+# semi-definite ones before they are solved with, which is post-processing. Where this differs from
+# the paper: a user's whole message has one clip norm, where the paper clips x_u and weights each of
+# a user's items.
+
+_NUMBERS_AT_ONCE = 250_000  # numbers in the items' matrices that are solved at once, in the cache
+
+
+class FedAlsConfig(Config):
+    """Settings of solving for items; `weight` must be that of the step."""
+
+    weight: float = Field(default=8.0, ge=1)
+    """Weight c of a liked item; that of all others is 1."""
+    regularisation: float = Field(default=10.0, gt=0)
+    """Regularisation lambda of the items' factors."""
+
+
+class FedAls(CohortStrategy):
+    """Solves for the items' factors, exactly, in every round."""
+
+    name = "fed-als"
+    Config = FedAlsConfig
+    paper = "DP-ALS (Chien et al. 2021); Hu et al. 2008"
+    config: FedAlsConfig
+
+    def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+        """The next global parameters from the present ones and a round's aggregate with at least
+        one client.
+
+        Raises:
+            ExperimentError: the model has no such parameters, or its clients send no moments.
+        """
+        refuse_other_models(theta, moments=True)
+        sums = {
+            name: torch.from_numpy(value)
+            for name, value in summed(aggregate, theta, len(self.cohorts.clients)).items()
+        }
+        noisy = self.privacy is not None
+        gram = (sums[GRAM] + sums[GRAM].T) / 2
+        if noisy:
+            gram = semi_definite(gram)
+        width = len(gram)
+        at_once = max(1, _NUMBERS_AT_ONCE // width**2)
+        found = []
+        for start in range(0, len(sums[RIGHT]), at_once):
+            part = slice(start, start + at_once)
+            moments = unpacked(sums[MOMENTS][part])
+            if noisy:
+                moments = semi_definite(moments)
+            matrix = moments.mul_(self.config.weight - 1).add_(gram)
+            matrix.diagonal(dim1=1, dim2=2).add_(self.config.regularisation)
+            right = self.config.weight * sums[RIGHT][part].unsqueeze(-1)
+            found.append(torch.cholesky_solve(right, torch.linalg.cholesky(matrix)).squeeze(-1))
+        return with_factors(theta, torch.cat(found).numpy())
+
+
+# Item embeddings from the sum of the clients' products, public features and popularity, to which
+# each device fits its user's taste (model `fold-in`).
+#
+#     [strategy]
+#     name = "popularity-start"
+#     step = { name = "counts", low-rated = 0.3 }
+#     estimate = "posterior-mean"
+#     main = { name = "fold-in" }
+#
+# Two rounds, in which every client uploads once each: its counts, which choose the items of the
+# second round and tell how popular all are, and its products of those items (step `gram`). The
+# server needs the sums alone. It takes what popularity and public features explain from the sum of
+# the products; the leading eigenvectors of the rest are further coordinates of the items
+# (`fedrec.sums.residual`). Under noise those below the noise edge are left out. That is
+# post-processing and costs no privacy, and neither do tastes, which never leave the devices.
+#
+# With every client in both rounds this is the centralised baseline `dp-fold-in`.
+
+
+class FoldInStrategyConfig(LearnedConfig):
+    """Settings of the learned coordinates; their largest number is the model's `factors`."""
+
+
+class FoldInStrategy(ProductsStrategy):
+    """Sums the products and computes the items' learned coordinates."""
+
+    name = "fold-in"
+    Config = FoldInStrategyConfig
+    paper = "fold-in of iALS (Hu et al. 2008) and EASE's Gram matrix (Steck 2019), from one release"
+    products = PRODUCTS
+    model = "fold-in"
+    config: FoldInStrategyConfig
+
+    def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:
+        """The learned coordinates of all items, `float32 [items, factors]`."""
+        shares = torch.softmax(torch.from_numpy(theta[BIAS][:, 0].astype(np.float64)), 0)
+        learned = placed_embeddings(
+            products.gram,
+            products.chosen,
+            products.scale,
+            shares,
+            torch.from_numpy(theta[PUBLIC].astype(np.float64)),
+            self.config,
+            edge=products.edge,
+            factors=theta[LEARNED].shape[1],
+        )
+        return {LEARNED: learned.float().numpy()}

@@ -1,0 +1,460 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of the documentation: architecture, licences, plug-ins, pictures, site, notebooks and
+commands."""
+
+import json
+import os
+import pkgutil
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import flwr.app  # noqa: F401  # its handler of logs keeps the stream of its first import
+import pytest
+
+import fedrec
+from fedrec import testing
+from fedrec.components.registry import KINDS, METRIC, available_names, resolve
+from fedrec.experiment.loading import load
+from fedrec.runs.folder import RunFolder
+from simulations import cli, runner
+from simulations.scaffold.package import TEMPLATES, component_text
+from tests.simulations.bundles import flwr_command
+
+# The architecture page: every path that it names exists, and its picture is that of the script.
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def test_every_file_and_module_that_the_page_names_is_there():
+    paths = set(
+        re.findall(r"`((?:fedrec|clients|server|strategies|simulations|tests)/[\w./]+)`", PAGE)
+    )
+    modules = set(re.findall(r"`((?:fedrec|clients|server|strategies)(?:\.\w+)+)(?::\w+)?`", PAGE))
+    files = {f"{name.replace('.', '/')}.py" for name in modules}
+    assert len(paths) > 15 and len(files) > 5
+    assert not [path for path in paths | files if not (ROOT / path).exists()]
+
+
+def test_the_picture_is_the_one_that_the_script_draws():
+    drawn = runpy.run_path(str(ROOT / "docs" / "draw_architecture.py"))["draw"]()
+    assert (ROOT / "docs" / "images" / "architecture.svg").read_text(encoding="utf-8") == drawn
+    assert drawn.count("<rect") == 6
+
+
+SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "licences.py"
+
+
+def told(tmp_path, *packages):
+    """The table of a bill of packages with licences in the form of CycloneDX, and the errors."""
+    bill = {"components": [{"name": n, "version": "1", "licenses": own} for n, own in packages]}
+    (tmp_path / "sbom.json").write_text(json.dumps(bill))
+    command = [sys.executable, SCRIPT, tmp_path / "sbom.json", tmp_path / "table.csv"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return (tmp_path / "table.csv").read_text().splitlines(), done.stderr, done.returncode
+
+
+def named(*names):
+    return [{"license": {"name": name}} for name in names]
+
+
+def test_every_package_has_a_line(tmp_path):
+    table, errors, code = told(
+        tmp_path,
+        ("one", [{"license": {"id": "MIT"}}]),
+        ("ray", []),
+        ("other", [{"expression": "Apache-2.0 OR BSD-3-Clause"}]),
+        ("tables", named("License :: OSI Approved :: BSD License", "BSD License")),
+    )
+    assert (errors, code) == ("", 0)
+    assert table == [
+        "package,version,licence",
+        "one,1,MIT",
+        "other,1,Apache-2.0 OR BSD-3-Clause",
+        "ray,1,Apache-2.0",
+        "tables,1,BSD License",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("licences", "refused"),
+    [
+        (named("GPL-3.0-only"), True),
+        (named("License :: OSI Approved :: GNU General Public License v3 (GPLv3)"), True),
+        ([{"expression": "AGPL-3.0-or-later"}], True),
+        ([{"expression": "GPL-2.0-only OR MIT"}], False),
+        (named("LGPL-3.0-only"), False),
+        (named("GNU Lesser General Public License v3 or later (LGPLv3+)"), False),
+        ([], True),
+    ],
+)
+def test_a_licence_that_would_extend_to_fedrec_ends_the_release(tmp_path, licences, refused):
+    table, errors, code = told(tmp_path, ("fine", named("MIT")), ("odd", licences))
+    assert len(table) == 3 and bool(code) == refused
+    assert ("odd has" in errors) == refused and "fine" not in errors
+
+
+# docs/plugins.md: every example runs with its TOML, and those of kinds with a template equal what
+# `fedrec new` writes.
+
+PLUGINS_PAGE_PAGE = (Path(__file__).resolve().parents[2] / "docs" / "plugins.md").read_text(
+    encoding="utf-8"
+)
+BLOCKS = {
+    (lang, kind): text
+    for lang, kind, text in re.findall(r"```(python|toml) (\w+)\n(.*?)```", PLUGINS_PAGE_PAGE, re.S)
+}
+KIND_NAMES = [kind.name for kind in KINDS]
+
+
+def class_of(kind):
+    """Name of the component's class in its block."""
+    names = re.findall(r"^class (\w+)\(", BLOCKS["python", kind], re.M)
+    (name,) = [name for name in names if not name.endswith("Config")]
+    return name
+
+
+@pytest.fixture
+def my_idea(tmp_path, monkeypatch):
+    """The package of the page: one module per example, and the data that its dataset reads."""
+    package = tmp_path / "my_idea"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for kind in KIND_NAMES:
+        (package / f"{kind}.py").write_text(BLOCKS["python", kind])
+    rows = [
+        f"u{user},a{(user * artist) % 13},{user + artist}"
+        for user in range(24)
+        for artist in range(1, 9)
+    ]
+    (tmp_path / "plays.csv").write_text("\n".join(["listener,artist,plays", *rows]) + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield package
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_idea"]:
+        del sys.modules[name]
+
+
+def test_there_is_an_example_of_every_kind():
+    assert {kind for lang, kind in BLOCKS if lang == "python"} >= {*KIND_NAMES, "contract"}
+    assert {kind for lang, kind in BLOCKS if lang == "toml"} == {*KIND_NAMES} - {"attack"}
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_the_example_is_what_fedrec_new_writes(kind):
+    assert BLOCKS["python", kind].strip() == component_text(kind, class_of(kind)).strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in KIND_NAMES if kind != "attack"])
+def test_the_toml_runs(kind, my_idea, tiny_experiment, tmp_path):
+    own = tomllib.loads(BLOCKS["toml", kind].replace('"plays.csv"', f'"{tmp_path / "plays.csv"}"'))
+    table = {**tiny_experiment(), **own}
+    if "evaluation" in own:
+        table["evaluation"] = {**tiny_experiment()["evaluation"], **own["evaluation"]}
+    if kind == "dataset":
+        table["positive-above"] = 0.5
+    result = runner.run(table, output=tmp_path / "run")
+    assert len(result.rounds) == 2 and 0 <= result.metrics["hits@5"] <= 1
+    assert kind != "metric" or 0 <= result.metrics["f-measure@5"] <= 1
+    assert kind != "baseline" or set(result.baselines) == {"popularity", "my_idea.baseline:ItemKnn"}
+
+
+def test_early_stopping_stops(my_idea, tiny_experiment, tmp_path):
+    """With a rate of zero nothing improves: one evaluation is the best, and two more are
+    allowed."""
+    own = tomllib.loads(BLOCKS["toml", "callback"])
+    table = {
+        **tiny_experiment(),
+        **own,
+        "rounds": 9,
+        "strategy": {"name": "reptile", "server-lr": 1e-30},
+    }
+    assert len(runner.run(table, output=tmp_path / "run").rounds) == 3
+
+
+@pytest.mark.parametrize(("metric", "rounds"), [("hits@5", 3), ("gini@5", 5), ("loss", 5)])
+def test_early_stopping_knows_what_is_better(my_idea, tiny_experiment, tmp_path, metric, rounds):
+    """Values that fall are worse hits, and better losses and concentrations."""
+    from my_idea.callback import EarlyStopping
+
+    callback = EarlyStopping(EarlyStopping.Config(metric=metric, patience=2))
+    run = RunFolder.create(load(tiny_experiment()), tmp_path / "run")
+    callback.on_start(run, 1, 5)
+    stops = (callback.after_round({"round": n, metric: 1 / n}, 0.1) for n in range(1, 6))
+    assert next((n for n, stop in enumerate(stops, 1) if stop), 5) == rounds
+
+
+def test_the_contract_block_names_a_contract(my_idea, monkeypatch):
+    source = BLOCKS["python", "contract"].replace("MyIdea", class_of("strategy"))
+    names: dict = {"__name__": "page"}
+    exec(compile(source, "page", "exec"), names)
+    (found,) = [v for n, v in names.items() if n.startswith("Test")]
+    assert issubclass(found, testing.StrategyContract)
+    made = found()
+    made.test_it_is_found_by_its_name()
+    assert made.config().server_lr == 0.5
+
+
+def test_the_groups_on_the_page_are_those_of_the_registry():
+    named = re.findall(
+        r"`(fedrec\.\w+)`",
+        PLUGINS_PAGE_PAGE.split("The groups are")[1].split("takes precedence")[0],
+    )
+    assert {kind.group for kind in KINDS} <= set(named)
+    assert resolve(KINDS[0], "synthetic")
+
+
+# The picture in README.md: its style has a rule for everything that it draws.
+
+PICTURE = Path(__file__).parents[2] / "docs" / "images" / "report.svg"
+
+
+def test_the_picture_has_a_rule_for_everything_that_it_draws():
+    text = PICTURE.read_text(encoding="utf-8")
+    style = re.search(r"<style>(.*?)</style>", text, re.S)[1]
+    rules = re.findall(r"([^{}]+)\{[^{}]*\}", style)
+    assert re.sub(r"[^{}]+\{[^{}]*\}", "", style).strip() == ""
+    known = {name for rule in rules for name in re.findall(r"\.([a-z0-9]+)", rule)}
+    drawn = {one for names in re.findall(r'class="([^"]+)"', text) for one in names.split()}
+    assert drawn - {"bar"} <= known
+    assert "var(" not in text
+
+
+REFERENCE = "\n".join(
+    page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "reference").glob("*.md"))
+)
+ENTRIES = re.findall(r"^::: ([\w.]+)$", REFERENCE, re.M)
+PLUGINS = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+OURS = r"(?:fedrec|clients|server|strategies|simulations)"
+
+
+def of_plugins() -> set[str]:
+    """Names that docs/plugins.md imports in its examples, and dotted names of classes in its
+    text."""
+    imports = re.findall(rf"^from ({OURS}[\w.]+) import (.+)$", PLUGINS, re.M)
+    names = {f"{module}.{name.strip()}" for module, found in imports for name in found.split(",")}
+    return names | set(re.findall(rf"`({OURS}(?:\.\w+)+\.[A-Z]\w+)`", PLUGINS))
+
+
+def has_entry(name: str) -> bool:
+    """Whether an object or its module is on a page."""
+    return name in ENTRIES or name.rpartition(".")[0] in ENTRIES
+
+
+def test_every_entry_exists():
+    assert len(ENTRIES) > 50 and len(set(ENTRIES)) == len(ENTRIES)
+    for entry in ENTRIES:
+        assert pkgutil.resolve_name(entry) is not None
+
+
+def test_every_public_name_has_an_entry():
+    headings = re.findall(r'heading: "fedrec\.(\w+)"', REFERENCE)
+    assert sorted(headings) == sorted(fedrec.__all__)
+    assert {pkgutil.resolve_name(entry) for entry in ENTRIES} >= {
+        getattr(fedrec, name) for name in fedrec.__all__
+    }
+
+
+def test_every_name_of_the_page_on_plug_ins_has_an_entry():
+    names = {name for name in of_plugins() if not name.startswith("fedrec.errors.")}
+    assert len(names) > 40 and "strategies.dp.DpFedAvg" in names
+    assert [name for name in sorted(names) if not has_entry(name)] == []
+
+
+def test_the_columns_of_a_result_are_on_the_page(tiny_experiment, tmp_path):
+    private = {
+        "sampler": {"name": "fixed-size", "cohort": 4},
+        "privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0},
+        "early-stopping": {},
+        "split": {"name": "user-holdout", "validation-users": 0.2},
+    }
+    result = runner.run({**tiny_experiment(), **private}, output=tmp_path / "run")
+    table = REFERENCE.split("## Columns of a result")[1]
+    named = set(re.findall(r"`([\w-]+)`", table))
+    metrics = available_names(METRIC)
+    columns = {str(name).partition("@")[0] for name in result.rounds} - set(metrics)
+    own = {name for name in columns if not name.startswith("validation-")}
+    assert {"round", "epsilon"} < own <= named and columns > own
+    assert {result.users.index.name, result.groups.index.name, result.gaps.index.name} <= named
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings(tmp_path):
+    pytest.importorskip("mkdocstrings")
+    pytest.importorskip("material")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0 and "WARNING" not in built.stderr, built.stderr
+    page = (tmp_path / "reference" / "fedrec.html").read_text(encoding="utf-8")
+    assert "runs/" in page and 'id="simulations.runner.run"' in page
+    assert (tmp_path / "changelog.html").exists()
+
+
+# The notebooks run from their first cell to their last, are stored without outputs, and show a
+# progress bar, a result and a plot.
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+def outputs(notebook, kind):
+    """What the cells of a notebook showed in one MIME type."""
+    shown = (out for cell in notebook.cells for out in cell.get("outputs", ()))
+    return [out["data"][kind] for out in shown if kind in out.get("data", {})]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+def test_a_notebook_runs(file, tmp_path, monkeypatch):
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER.parents[1]))
+    notebook = nbformat.read(file, as_version=4)
+    assert not outputs(notebook, "text/plain")
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=240, resources=resources).execute()
+    pages = outputs(notebook, "text/html")
+    assert outputs(notebook, "image/png") and any("<table" in page for page in pages)
+    if file.stem != "privacy":
+        assert any("<progress" in page for page in pages)
+        said = [out for cell in notebook.cells for out in cell.get("outputs", ())]
+        assert not any("ipywidgets" in str(out) for out in said)
+
+
+def test_there_are_three():
+    assert len(NOTEBOOKS) == 3
+
+
+# Tutorials, guides and how-tos: their files are written, and their Python and commands run, in the
+# order of the page.
+#
+# Only what a reader of the rendered page sees is used. A block that begins with a comment such as
+# `# shop.toml` is that file (`# ridge.py, continued`: appended to it; `# private.toml, a copy of
+# shop.toml with this at its end`: appended to a copy), commands in `bash` blocks must succeed, or
+# fail if `# is refused` stands behind them, and other `python` blocks are executed in the same
+# folder. Commands are fedrec's, `flwr run .` and `pytest`; they find files of the folder only after
+# `export PYTHONPATH=.`, or with it before them.
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = sorted([*DOCS.glob("tutorials/*.md"), *DOCS.glob("guides/*.md"), DOCS / "how-to.md"])
+FLOWER = DOCS / "guides" / "flower-app.md"
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.S | re.M)
+FILE = re.compile(
+    r"# ([\w./-]+\.\w+)(?:, (?:(continued)|a copy of ([\w./-]+) with this at its end))?\n"
+)
+REFUSED = "  # is refused"
+EXPORT = "export PYTHONPATH=."
+
+
+def test_there_are_pages_and_every_block_is_read():
+    assert len(PAGES) >= 3
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert len(BLOCK.findall(text)) == len(re.findall(r"^```\w", text, re.M)), page
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty folder to work in, whose modules are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    known = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if not name.startswith(("fedrec", "simulations", "server", "clients", "strategies")):
+            file = getattr(sys.modules[name], "__file__", None) or ""
+            if file.startswith(str(tmp_path)):
+                del sys.modules[name]
+
+
+def command(line, place, monkeypatch, capsys):
+    """Exit status and output of a command: fedrec in this process, others in their own."""
+    arguments = shlex.split(line)
+    if arguments[:3] == ["flwr", "run", "."]:
+        config = arguments[-1].replace("$PWD", str(place))
+        done = flwr_command(place, place, config)
+        return done.returncode, done.stdout + done.stderr
+    if arguments[0] == "pytest":
+        path = os.pathsep.join([str(place), str(DOCS.parent)])
+        done = subprocess.run(
+            [sys.executable, "-m", *arguments, "-p", "no:cacheprovider"],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stdout + done.stderr
+    assert arguments[0] == "fedrec", line
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    captured = capsys.readouterr()
+    return int(ended.value.code or 0), captured.out + captured.err
+
+
+def name_of(page):
+    """Of a page, within its folder."""
+    return str(page.relative_to(DOCS).with_suffix(""))
+
+
+def write(place, title, continued, base, text):
+    """Write a file of a page, or append to it or to a copy of another."""
+    file = place / title
+    before = (place / (base or title)).read_text() + "\n" if base or continued else ""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(before + text)
+
+
+def run_page(page, place, monkeypatch, capsys):
+    """Write the files of a page and run its blocks, in order."""
+    names: dict = {"__name__": "page"}
+    exported = False
+    for language, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if file := FILE.match(text):
+            write(place, *file.groups(), text)
+        elif language == "python":
+            with monkeypatch.context() as session:
+                session.syspath_prepend(str(place))
+                exec(compile(text, str(page), "exec"), names)
+        elif language == "bash":
+            for line in text.replace("\\\n", " ").strip().splitlines():
+                exported |= line == EXPORT
+                if line != EXPORT:
+                    run_line(line, exported, place, monkeypatch, capsys)
+
+
+def run_line(line, exported, place, monkeypatch, capsys):
+    """Run a command of a page, which must succeed unless the page says that it is refused."""
+    given = line.removesuffix(REFUSED).removeprefix("PYTHONPATH=. ")
+    with monkeypatch.context() as shell:
+        if exported or line.startswith("PYTHONPATH=. "):
+            shell.syspath_prepend(str(place))
+            shell.setenv(
+                "PYTHONPATH",
+                os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")])),
+            )
+        code, said = command(given, place, shell, capsys)
+    assert (code != 0) == line.endswith(REFUSED), f"{line}\n{said}"
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != FLOWER], ids=name_of)
+def test_a_page_runs_from_its_first_line_to_its_last(page, place, monkeypatch, capsys):
+    run_page(page, place, monkeypatch, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.flower
+@pytest.mark.timeout(600)
+def test_the_page_of_a_flower_app_runs(place, monkeypatch, capsys):
+    run_page(FLOWER, place, monkeypatch, capsys)

@@ -1,0 +1,489 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bounds on epsilon from audits, also of broken servers and correlated noise."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+from scipy.linalg import toeplitz
+from scipy.special import binom
+
+from fedrec.attacks.bounds import (
+    audit_one_rating,
+    epsilon_of_normals,
+    laplace_score,
+    lower_bound,
+    neighbours,
+    one_run_bound,
+    one_run_epsilon,
+)
+from fedrec.attacks.canaries import Observations
+from fedrec.attacks.claim import PrivacyClaim
+from fedrec.attacks.verdict import Audited, audit, audit_run
+from fedrec.baselines.private.pnbm import DpsgdPnbmConfig
+from fedrec.privacy.accounting.rdp import gdp_delta, gdp_epsilon
+
+# Epsilon between normal distributions, against numerical integration of the densities.
+
+
+def integrated(first, second, delta):
+    """Epsilon by summing (p - e^eps q)+ over a fine grid, the larger of both directions."""
+    points = np.linspace(-60, 60, 1_200_001)
+    p, q = (stats.norm.pdf(points, *parts) for parts in (first, second))
+
+    def spent(epsilon, p, q):
+        return np.maximum(p - math.exp(epsilon) * q, 0).sum() * (points[1] - points[0]) - delta
+
+    return max(
+        optimize.brentq(spent, 0, 600, args=pair) if spent(0, *pair) > 0 else 0
+        for pair in ((p, q), (q, p))
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mu", "delta"), [(0.5, 1e-5), (1.0, 1e-5), (1.0, 1e-2), (3.0, 1e-6)])
+def test_equal_variances(mu, delta):
+    expected = integrated((mu, 1), (0, 1), delta)
+    assert gdp_epsilon(mu, delta) == pytest.approx(expected, abs=1e-6)
+    found = epsilon_of_normals(
+        (np.array([mu]), np.array([0.0])), (np.array([1.0]), np.array([1.0])), delta
+    )
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((0.0, 1.2), (0.0, 1.0)),
+        ((1.0, 1.1), (0.0, 1.0)),
+        ((-2.0, 0.5), (1.0, 2.0)),
+        ((5.0, 3.0), (4.5, 2.9)),
+    ],
+)
+def test_unequal_variances(first, second):
+    means, sds = zip(first, second, strict=True)
+    found = epsilon_of_normals(
+        tuple(np.array([m]) for m in means), tuple(np.array([s]) for s in sds), 1e-5
+    )
+    assert found == pytest.approx(integrated(first, second, 1e-5), abs=1e-5)
+
+
+def test_many_at_once_and_the_odd_ones():
+    means = np.array([1.0, 2.0, 2.0, 0.0]), np.array([1.0, 0.0, 0.0, 0.0])
+    sds = np.array([1.0, 0.0, 1.0, 0.0]), np.array([1.0, 1.0, 0.0, 0.0])
+    assert epsilon_of_normals(means, sds, 1e-5).tolist() == [0.0, math.inf, math.inf, 0.0]
+
+
+def test_known_values():
+    assert gdp_epsilon(0.0, 1e-5) == gdp_epsilon(-1.0, 1e-5) == 0.0
+    assert gdp_epsilon(math.inf, 1e-5) == math.inf
+    assert gdp_epsilon(0.1, 0.1) == 0.0  # delta alone covers it
+    # total variation of N(mu, 1) and N(0, 1) is 2 Phi(mu/2) - 1
+    assert gdp_delta(0.0, 1.7) == pytest.approx(2 * stats.norm.cdf(0.85) - 1)
+
+
+# Two datasets that differ in one rating: the paper's algorithm leaks more than it states, a correct
+# mechanism does not.
+
+
+def settings(epsilon):
+    return DpsgdPnbmConfig(
+        epsilon=epsilon,
+        iterations=1,
+        start="constant",
+        rescale=0.05,
+        learning_rate=0.1,
+        floor=10.0,
+        minimum_ratings=20,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("epsilon", "trials"), [(1.0, 150), (0.5, 300)])
+def test_one_rating_of_a_user_with_200_shows_more_than_the_nominal_epsilon(epsilon, trials):
+    found = audit_one_rating(settings(epsilon), 200, trials)
+    assert found.epsilon > 2 * epsilon, found
+
+
+def test_a_mechanism_that_holds_is_not_accused():
+    """Laplace noise in proportion to the whole L1 distance: the datasets can be distinguished, but
+    not beyond epsilon."""
+    random = np.random.default_rng(0)
+    first, second = np.zeros(40), np.full(40, 0.1)
+    scale = np.abs(first - second).sum() / 1.0
+    called = [
+        sum(
+            laplace_score(one + random.laplace(0, scale, 40), first, second, scale) > 0
+            for _ in range(4000)
+        )
+        for one in (first, second)
+    ]
+    assert lower_bound(*called, 4000).epsilon <= 1.0
+    single = [
+        sum(
+            laplace_score(one + random.laplace(0, 1, 1), np.zeros(1), np.ones(1), 1.0) > 0
+            for _ in range(4000)
+        )
+        for one in (np.zeros(1), np.ones(1))
+    ]
+    # right with chance .697, wrong with .303: ln of that is .83
+    assert 0.6 < lower_bound(*single, 4000).epsilon <= 1.0
+
+
+def test_the_data_sets_differ_in_one_rating():
+    one, other = neighbours(30)
+    assert np.array_equal(one.users, other.users) and np.array_equal(one.items, other.items)
+    assert np.flatnonzero(one.values != other.values).tolist() == [0]
+    assert (one.users == 0).sum() == 30
+
+
+@pytest.mark.parametrize("change", [{"epsilon": None}, {"iterations": 2}, {"start": "uniform"}])
+def test_what_cannot_be_audited_is_refused(change):
+    with pytest.raises(ValueError, match="one iteration"):
+        audit_one_rating(settings(1.0).model_copy(update=change), 30, 2)
+
+
+# The one-run bound against values of an independent implementation, and on randomised response,
+# whose epsilon is known.
+
+# (canaries, guesses, correct, delta): what jax_privacy's one-run auditor gives at significance .05
+REFERENCE = {
+    (1000, 600, 600, 1e-5): 5.2704,
+    (1000, 100, 90, 1e-5): 1.6261,
+    (1000, 1000, 700, 1e-5): 0.7318,
+    (500, 50, 50, 1e-6): 2.7833,
+    (2000, 400, 300, 1e-5): 0.9028,
+}
+
+
+@pytest.mark.parametrize("case", REFERENCE)
+def test_reference_values(case):
+    assert one_run_epsilon(*case, significance=0.05) == pytest.approx(REFERENCE[case], abs=1e-4)
+
+
+def test_without_delta_it_is_the_exact_limit_of_a_proportion():
+    low = stats.beta.ppf(0.05, 80, 21)  # one-sided Clopper-Pearson for 80 right guesses of 100
+    assert one_run_epsilon(100, 100, 80, 0.0) == pytest.approx(math.log(low / (1 - low)), abs=1e-5)
+
+
+def test_no_more_than_chance_is_no_bound():
+    assert one_run_epsilon(100, 100, 50, 1e-5) == one_run_epsilon(100, 50, 0, 1e-5) == 0.0
+
+
+@pytest.mark.parametrize("bad", [(10, 11, 5), (10, 5, 6), (10, 5, -1)])
+def test_wrong_counts_are_refused(bad):
+    with pytest.raises(ValueError, match="correct <= guesses <= canaries"):
+        one_run_epsilon(*bad, 1e-5)
+
+
+def test_it_holds_for_randomised_response_and_is_not_far_below():
+    epsilon, bounds = 1.5, []
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        signs = random.choice([-1, 1], 500)
+        honest = random.random(500) < math.exp(epsilon) / (1 + math.exp(epsilon))
+        bounds.append(
+            one_run_bound(
+                np.where(honest, signs, -signs) * random.uniform(1, 2, 500), signs, 0.0
+            ).epsilon
+        )
+    assert np.mean(np.array(bounds) > epsilon) <= 0.05
+    assert np.median(bounds) > 1.1
+
+
+def test_only_the_most_extreme_canaries_are_guessed():
+    random = np.random.default_rng(0)
+    signs = random.choice([-1, 1], 1000)
+    scores = random.normal(size=1000)
+    loud = random.permutation(1000)[:100]
+    scores[loud] = 9.0 * signs[loud]  # these guesses are certain, the others random
+    found = one_run_bound(scores, signs, 1e-5)
+    assert (found.guesses, found.correct) == (100, 100) and found.epsilon > 2.5
+
+
+def test_a_score_of_zero_is_no_right_guess():
+    signs = np.repeat([-1, 1], 50)
+    assert one_run_bound(np.zeros(100), signs, 1e-5).epsilon == 0.0
+
+
+# The audit on a simulated server, correct and with each known error.
+#
+# 1000 clients and 1000 canaries, 200 of them in each of 100 rounds, noise of z = 1 times the
+# sensitivity 2 S / M. The privacy loss distribution of sampling without replacement gives epsilon
+# <= 7.80 at delta = 1e-5 for that, computed independently. The server is plain numpy and shares no
+# code with the audit.
+
+CLIENTS, CANARIES, COHORT, ROUNDS, CLIP = 1000, 1000, 200, 100, 1.0
+NOISE = 1.0 * 2 * CLIP / COHORT
+CLAIM = PrivacyClaim(CLIP, COHORT, NOISE, COHORT / (CLIENTS + CANARIES), ROUNDS, 1e-5, 7.80)
+
+BROKEN_NOISE = {"factor 2": NOISE / 2, "noise / sqrt(M)": NOISE / math.sqrt(COHORT)}
+
+
+def server(variant: str, seed: int) -> Observations:
+    random = np.random.default_rng(seed)
+    signs = random.choice([-1, 1], CANARIES)
+    examples = np.where(
+        np.arange(CLIENTS + CANARIES) < CANARIES,
+        100.0,
+        random.lognormal(2.5, 0.5, CLIENTS + CANARIES),
+    )
+    std = BROKEN_NOISE.get(variant, NOISE)
+    released, taking_part = np.empty((ROUNDS, CANARIES)), np.zeros((ROUNDS, CANARIES), bool)
+    for number in range(ROUNDS):
+        cohort = random.choice(CLIENTS + CANARIES, COHORT, replace=False)
+        taking_part[number, cohort[cohort < CANARIES]] = True
+        weight = np.full(CLIENTS + CANARIES, 1 / COHORT)
+        if variant == "n_k-weighted":
+            weight = examples / examples[cohort].sum()
+        upload = signs * CLIP * (10 if variant == "no clip" else 1)
+        noise = np.random.default_rng(
+            1 if variant == "same seed" else random.integers(2**32)
+        ).normal(0, std, CANARIES)
+        released[number] = taking_part[number] * upload * weight[:CANARIES] + noise
+    return Observations(released, taking_part, signs)
+
+
+@pytest.fixture(scope="module")
+def findings():
+    """Findings of a variant and seed, each bound at 95 %, computed once."""
+    known = {}
+
+    def find(variant, seed):
+        if (variant, seed) not in known:
+            known[variant, seed] = audit_run(
+                Audited(server(variant, seed), CLAIM), significance=0.05
+            )
+        return known[variant, seed]
+
+    return find
+
+
+def of(found, observer):
+    return next(score for score in found.scores if score.observer == observer)
+
+
+def check(found, name):
+    return next(check for check in found.checks if check.name == name)
+
+
+@pytest.mark.slow
+def test_a_right_server_never_fails_in_twenty_audits():
+    found = audit([Audited(server("right", seed), CLAIM) for seed in range(20)])
+    assert {run.verdict for run in found.runs} <= {"PASS", "WARN"}
+    assert sum(run.verdict == "PASS" for run in found.runs) >= 18
+    lower = max(
+        score.lower for run in found.runs for score in run.scores if score.observer != "known"
+    )
+    assert lower < CLAIM.shown < CLAIM.epsilon
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_right_server(findings, seed):
+    found = findings("right", seed)
+    for observer in ("final", "trace"):
+        score = of(found, observer)
+        assert 1.0 < score.one_run.epsilon < 2.2  # measured independently: 1.3 to 1.7
+        assert 2.5 < score.gdp < 4.35  # 2.9 to 3.2; the attack's own epsilon is 4.35
+        assert 4.0 < score.estimate.epsilon < 7.5  # 5.1 to 6.1
+    assert all(check.probability > 0.001 for check in found.checks)
+    assert check(found, "noise-std").measured / NOISE == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_factor_two_warns_and_the_noise_check_is_certain(findings, seed):
+    found = findings("factor 2", seed)
+    final = of(found, "final")
+    assert found.epsilon_verdict in ("WARN", "FAIL") and found.verdict == "FAIL"
+    assert (
+        2.5 < final.one_run.epsilon < 4.0
+        and 6.5 < final.gdp < 9.0
+        and 9.0 < final.estimate.epsilon < 14.0
+    )  # 10.2 to 11.8
+    assert check(found, "noise-std").measured / NOISE == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["noise / sqrt(M)", "no clip"])
+@pytest.mark.parametrize("seed", range(3))
+def test_hardly_any_noise_and_no_clip_are_beyond_the_claim(findings, variant, seed):
+    found = findings(variant, seed)
+    final = of(found, "final")
+    assert found.epsilon_verdict == final.verdict == "FAIL"
+    assert 4.5 < final.one_run.epsilon < 5.3 and 25 < final.gdp < 30 and final.estimate.epsilon > 30
+    if variant == "no clip":
+        assert not check(found, "reach").passed
+        assert check(found, "reach").measured > 9 * CLAIM.signal
+    else:
+        assert not check(found, "noise-std").passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_weighted_mean_warns_and_the_reach_check_is_certain(findings, seed):
+    found = findings("n_k-weighted", seed)
+    assert of(found, "final").estimate.epsilon > CLAIM.epsilon
+    assert found.epsilon_verdict in ("WARN", "FAIL")
+    assert not check(found, "reach").passed and check(found, "noise-std").passed
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_seed_for_all_rounds_hides_from_epsilon_but_not_from_the_correlation(findings, seed):
+    found = findings("same seed", seed)
+    assert found.epsilon_verdict == "PASS" and of(found, "final").one_run.epsilon < 0.2
+    independence = check(found, "noise-correlation")
+    assert not independence.passed and independence.measured == pytest.approx(1.0, abs=1e-9)
+    assert found.verdict == "FAIL"
+
+
+def test_reasons_name_the_run_and_the_numbers():
+    found = audit([Audited(server("right", 1), CLAIM), Audited(server("no clip", 0), CLAIM, run=2)])
+    assert found.verdict == "FAIL" and found.table()["verdict"] == "FAIL"
+    reasons = found.reasons()
+    assert all(reason.startswith("run 2: ") for reason in reasons)
+    assert any("GDP lower bound" in reason and "7.800" in reason for reason in reasons)
+    assert any("no clip" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(("epsilon", "verdict"), [(1.0, "FAIL"), (4.4, "WARN"), (7.8, "PASS")])
+def test_a_right_server_with_a_wrong_claim(epsilon, verdict):
+    claim = dataclasses.replace(CLAIM, epsilon=epsilon)
+    (found,) = audit([Audited(server("right", 0), claim)]).runs
+    assert found.verdict == found.epsilon_verdict == verdict
+    assert all(check.passed for check in found.checks)
+    words = {"FAIL": "lower bound", "WARN": "point estimate"}
+    assert bool(found.reasons()) == (verdict != "PASS")
+    assert all(words[verdict] in reason for reason in found.reasons())
+    for score in found.scores:
+        if score.verdict == "WARN":
+            ends = f"(95 % interval {score.estimate.low:.3f} to {score.estimate.high:.3f})"
+            assert ends in score.reasons()[0] and "repeat with" in score.reasons()[0]
+
+
+def test_a_claim_of_nothing_is_never_refuted():
+    silent = PrivacyClaim(CLIP, COHORT, 0.0, CLAIM.sampling_rate, ROUNDS, 1e-5, math.inf)
+    found = audit([Audited(server("noise / sqrt(M)", 0), silent)])
+    assert [score.observer for score in found.runs[0].scores] == ["final"]
+    assert found.runs[0].epsilon_verdict == "PASS"
+
+
+# The audit of correlated noise on a simulated server, correct and broken: it knows what a mechanism
+# claims, and catches one that claims too much.
+#
+# 1000 canaries, each of which takes part every 8 rounds in 64, under noise of 5 bands. Server and
+# sensitivity are plain numpy: the norm of a client's 8 columns.
+
+(
+    CORRELATED_NOISE_CANARIES,
+    CORRELATED_NOISE_ROUNDS,
+    APART,
+    BANDS,
+    CORRELATED_NOISE_CLIP,
+    CORRELATED_NOISE_COHORT,
+) = 1000, 64, 8, 5, 1.0, 200
+Z = 4.0
+CORRELATED_NOISE_NOISE = Z * 2 * CORRELATED_NOISE_CLIP / CORRELATED_NOISE_COHORT
+
+
+def lower(bands, rounds=CORRELATED_NOISE_ROUNDS):
+    column = np.zeros(rounds)
+    column[:bands] = np.abs(binom(-0.5, np.arange(bands)))
+    return toeplitz(column, np.zeros(rounds))
+
+
+def claimed(bands=BANDS):
+    c = lower(bands)
+    moved = math.sqrt(
+        sum(np.square(c[:, first]).sum() for first in range(0, CORRELATED_NOISE_ROUNDS, APART))
+    )
+    mixing = tuple(np.linalg.inv(c)[:, 0].tolist())
+    epsilon = gdp_epsilon(moved / Z, 1e-5)
+    return PrivacyClaim(
+        CORRELATED_NOISE_CLIP,
+        CORRELATED_NOISE_COHORT,
+        CORRELATED_NOISE_NOISE,
+        1.0,
+        CORRELATED_NOISE_ROUNDS,
+        1e-5,
+        epsilon,
+        mixing,
+    )
+
+
+def server_of_correlated_noise(variant, seed):
+    random = np.random.default_rng(seed)
+    signs = random.choice([-1, 1], CORRELATED_NOISE_CANARIES)
+    apart = 2 if variant == "separation" else APART
+    turns = random.integers(apart, size=CORRELATED_NOISE_CANARIES)
+    taking_part = np.arange(CORRELATED_NOISE_ROUNDS)[:, None] % apart == turns
+    white = random.normal(
+        0,
+        CORRELATED_NOISE_NOISE / (2 if variant == "half the noise" else 1),
+        (CORRELATED_NOISE_ROUNDS, CORRELATED_NOISE_CANARIES),
+    )
+    c = lower({"narrow band": 2, "not correlated": 1}.get(variant, BANDS))
+    if variant == "state lost":  # the run is resumed after half of its rounds
+        c[CORRELATED_NOISE_ROUNDS // 2 :, : CORRELATED_NOISE_ROUNDS // 2] = 0
+    released = (
+        taking_part * signs * CORRELATED_NOISE_CLIP / CORRELATED_NOISE_COHORT
+        + np.linalg.inv(c) @ white
+    )
+    return Observations(released, taking_part, signs)
+
+
+def found(variant, seed, claim=None):
+    return audit([Audited(server_of_correlated_noise(variant, seed), claim or claimed())]).runs[0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_right_server_does_not_fail(seed):
+    run = found("right", seed)
+    assert run.verdict in ("PASS", "WARN") and all(check.passed for check in run.checks)
+    names = {check.name: check.measured for check in run.checks}
+    assert names["noise-std"] == pytest.approx(CORRELATED_NOISE_NOISE, rel=0.02)
+    assert names["reach"] == pytest.approx(
+        CORRELATED_NOISE_CLIP / CORRELATED_NOISE_COHORT, rel=0.15
+    )
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("variant", "check"),
+    [
+        ("half the noise", "noise-std"),
+        ("not correlated", "noise-correlation"),
+        ("narrow band", "noise-correlation"),
+        ("state lost", "noise-correlation"),
+    ],
+)
+def test_noise_that_is_not_what_is_claimed_fails(variant, check, seed):
+    run = found(variant, seed)
+    failed = {one.name for one in run.checks if not one.passed}
+    assert run.verdict == "FAIL" and check in failed
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_wrong_separation_exceeds_the_claimed_epsilon(seed):
+    """Clients come four times as often as the schedule says; the noise itself is right."""
+    run = found("separation", seed)
+    assert run.verdict == "FAIL" and any("lower bound" in reason for reason in run.reasons())
+    assert all(check.passed for check in run.checks if check.name.startswith("noise"))
+
+
+def test_independent_noise_is_not_mistaken_for_correlated():
+    """Without the claim of correlation, right correlated noise fails, as before."""
+    claim = dataclasses.replace(claimed(), mixing=None)
+    failed = {one.name for one in found("right", 0, claim).checks if not one.passed}
+    assert "noise-correlation" in failed
+
+
+def test_one_claimed_band_is_independent_noise():
+    claim = claimed(1)
+    assert found("not correlated", 0, claim).verdict in ("PASS", "WARN")
+    whitened = server_of_correlated_noise("not correlated", 0).whitened(claim.mixing)
+    assert np.array_equal(
+        whitened.released, server_of_correlated_noise("not correlated", 0).released
+    )

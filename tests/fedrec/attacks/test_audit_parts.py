@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of an audit against simple computations: canaries, scores, bounds, estimate, checks."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedrec.attacks.bounds import CUTS, _interval, estimate_epsilon, gdp_bound
+from fedrec.attacks.canaries import (
+    CanaryPlan,
+    Directions,
+    Observations,
+    final_scores,
+    known_scores,
+    trace_scores,
+)
+from fedrec.attacks.claim import PrivacyClaim
+from fedrec.attacks.verdict import (
+    all_checks,
+    check_farthest,
+    check_independence,
+    check_noise,
+    check_reach,
+    check_shared_reach,
+    differences,
+)
+from fedrec.errors import ExperimentError
+from fedrec.privacy.accounting.rdp import gdp_epsilon
+
+CLAIM = PrivacyClaim(
+    clip=2.0,
+    denominator=10.0,
+    noise_std=0.3,
+    sampling_rate=0.25,
+    rounds=40,
+    delta=1e-5,
+    epsilon=5.0,
+)
+
+
+def seen(canaries=300, noise=0.3, seed=0, reach=0.2):
+    """A run that satisfies the claim, unless changed."""
+    random = np.random.default_rng(seed)
+    signs = random.choice([-1, 1], canaries)
+    taking_part = random.random((40, canaries)) < 0.25
+    return Observations(
+        taking_part * signs * reach + random.normal(0, noise, taking_part.shape), taking_part, signs
+    )
+
+
+SHAPES = {"item.id": (26, 5), "layer": (12, 3), "bias": (8,)}
+ROOM = {"item.id": 6, "layer": 3, "bias": 2}
+
+
+def uploads(own, plan, shapes):
+    """What each canary uploads, flat over all parameters, `float64 [k, n]`."""
+    starts = dict(zip(shapes, np.cumsum([0, *map(math.prod, shapes.values())]), strict=False))
+    found = np.zeros((plan.count, sum(map(math.prod, shapes.values()))))
+    for place, row in enumerate(found):
+        for name, (places, values) in own.upload(plan.first + place).items():
+            row[starts[name] + places] += values
+    return found
+
+
+def means(flat, shapes):
+    """Flat values as parameters."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
+    parts = np.split(flat, ends[:-1])
+    return {name: part.reshape(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
+
+
+@pytest.mark.parametrize("patterns", [("item.id",), ("*",)])
+def test_canaries_are_orthonormal_rows_that_nothing_depends_on(patterns):
+    plan = CanaryPlan(first=50, count=6, magnitude=3.0, seed=1, parameters=patterns)
+    own = Directions(plan, ROOM, SHAPES)
+    flat = uploads(own, plan, SHAPES)
+    assert flat @ flat.T == pytest.approx(9.0 * np.eye(6))
+    for name, part in means(np.abs(flat).sum(axis=0), SHAPES).items():
+        assert not part[: len(part) - ROOM[name]].any()
+        assert part.any() == (name == "item.id" or patterns == ("*",))
+    for place, row in enumerate(flat):
+        found = own.project(means(row, SHAPES))
+        assert found == pytest.approx(3.0 * plan.signs()[place] * np.eye(6)[place])
+    assert set(own.groups) == {name for name in ROOM if name == "item.id" or patterns == ("*",)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes"),
+    [("rows", {"item.bias": (40, 1), "w": (3, 1)}), ("products", {"item.weights": (9, 9)})],
+)
+def test_canaries_without_signs_are_as_far_apart_as_two_clients_can_be(kind, shapes):
+    """Clipped to norm S, they are sqrt(2) S apart, half of it on either side of zero."""
+    plan = CanaryPlan(first=5, count=8, magnitude=1.0, seed=2, kind=kind)
+    own = Directions(plan, {}, shapes)
+    flat = uploads(own, plan, shapes)
+    assert np.linalg.norm(flat, axis=1) == pytest.approx(1.0)
+    if kind == "products":
+        tables = [means(row, shapes)["item.weights"] for row in flat]
+        assert all(np.linalg.eigvalsh(table).min() > -1e-12 for table in tables)
+    else:
+        assert (flat >= 0).all()
+    for place, row in enumerate(flat):
+        found = own.project(means(row, shapes))
+        assert found[place] == pytest.approx(plan.signs()[place] / math.sqrt(2))
+        assert own.quiet(means(row, shapes)) == pytest.approx(0.0, abs=1e-12)
+    noise = np.random.default_rng(0).normal(size=(4000, flat.shape[1]))
+    quiet = np.array([own.quiet(means(row, shapes)) for row in noise])
+    assert quiet.shape[1] == (8 if kind == "rows" else 36)
+    assert np.cov(quiet.T) == pytest.approx(np.eye(quiet.shape[1]), abs=0.1)
+
+
+def test_signs_are_fair_secret_and_repeatable():
+    signs = CanaryPlan(first=0, count=4000, magnitude=1.0, seed=1).signs()
+    assert set(signs) == {-1, 1} and abs(signs.mean()) < 0.06
+    assert np.array_equal(signs, CanaryPlan(first=9, count=4000, magnitude=2.0, seed=1).signs())
+    assert (
+        abs((signs * CanaryPlan(first=0, count=4000, magnitude=1.0, seed=2).signs()).mean()) < 0.06
+    )
+
+
+def test_who_is_a_canary():
+    assert CanaryPlan(first=5, count=4, magnitude=1.0).is_canary(np.arange(11)).nonzero()[
+        0
+    ].tolist() == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("kind", "room", "shapes"),
+    [
+        ("signed", {}, {"w": (30,)}),
+        ("signed", {"w": 3}, {"w": (30,)}),
+        ("rows", {}, {"item.bias": (7, 1), "w": (30, 2)}),
+        ("products", {}, {"item.weights": (3, 3)}),
+    ],
+)
+def test_a_model_without_room_for_canaries_is_refused(kind, room, shapes):
+    with pytest.raises(ExperimentError, match="no room for canaries"):
+        Directions(CanaryPlan(first=0, count=4, magnitude=1.0, kind=kind), room, shapes)
+
+
+def test_final_and_known_scores_are_sums():
+    run = seen(canaries=20)
+    assert final_scores(run, CLAIM).values == pytest.approx(sum(run.released[t] for t in range(40)))
+    known = [sum(run.released[t, j] for t in range(40) if run.taking_part[t, j]) for j in range(20)]
+    assert known_scores(run, CLAIM).values == pytest.approx(known)
+
+
+@pytest.mark.parametrize("rate", [0.25, 1.0])
+def test_trace_scores_are_log_likelihood_ratios_of_the_mixtures(rate):
+    run = seen(canaries=20)
+    claim = PrivacyClaim(2.0, 10.0, 0.3, rate, 40, 1e-5, 5.0)
+
+    def density(x, sign):
+        return (1 - rate) * stats.norm.pdf(x, 0, 0.3) + rate * stats.norm.pdf(x, sign * 0.2, 0.3)
+
+    expected = np.log(density(run.released, 1) / density(run.released, -1)).sum(axis=0)
+    assert trace_scores(run, claim).values == pytest.approx(expected)
+
+
+def test_scales_are_the_scores_standard_deviations_under_the_claim():
+    run = seen(canaries=4000)
+    signed = [score(run, CLAIM) for score in (final_scores, known_scores, trace_scores)]
+    for score in signed:
+        assert (score.values * run.signs).std() == pytest.approx(score.scale, rel=0.25)
+    final = signed[0]
+    assert (final.values * run.signs).std() == pytest.approx(final.scale, rel=0.05)
+
+
+def test_the_claim_in_other_words():
+    assert CLAIM.signal == pytest.approx(0.2) and CLAIM.noise_multiplier == pytest.approx(0.75)
+    # n releases of sensitivity 2 S / M are one Gaussian release with mu = sqrt(n) 2 S / (M sigma)
+    assert CLAIM.known_epsilon(9) == pytest.approx(gdp_epsilon(3 * 0.4 / 0.3, 1e-5))
+    assert PrivacyClaim(2.0, 10.0, 0.0, 0.25, 40, 1e-5, 5.0).known_epsilon(1) == math.inf
+
+
+def test_what_the_last_model_shows_is_the_gaussian_value_without_sampling():
+    everybody = PrivacyClaim(2.0, 10.0, 0.9, 1.0, 40, 1e-5, 5.0)
+    assert everybody.shown == pytest.approx(everybody.known_epsilon(40), rel=1e-3)
+    sampled = PrivacyClaim(2.0, 10.0, 0.9, 0.25, 40, 1e-5, 5.0)
+    assert sampled.shown < everybody.shown
+    # a sum of 40 releases with 10 of 40 signals is nearly one Gaussian release
+    assert sampled.shown == pytest.approx(
+        gdp_epsilon(2 * 10 * 0.2 / (0.9 * math.sqrt(40)), 1e-5), rel=0.15
+    )
+
+
+@pytest.mark.parametrize(
+    "change", [{"clip": 0.0}, {"noise_std": -1.0}, {"sampling_rate": 1.5}, {"delta": 0.0}]
+)
+def test_a_wrong_claim_is_refused(change):
+    parts = {
+        "clip": 1,
+        "denominator": 1,
+        "noise_std": 1,
+        "sampling_rate": 1,
+        "rounds": 1,
+        "delta": 0.1,
+        "epsilon": 1,
+    }
+    with pytest.raises(ExperimentError, match="mechanism to audit"):
+        PrivacyClaim(**{**parts, **change})
+
+
+def test_gdp_bound_is_that_of_the_exact_limits_at_its_best_cut():
+    run = seen(canaries=400)
+    score = final_scores(run, CLAIM)
+    tail, best = 0.05 / (2 * len(CUTS)), 0.0
+    for cut in CUTS:
+        minus, plus = score.values[run.signs < 0], score.values[run.signs > 0]
+        alarms, misses = (minus > cut * score.scale).sum(), (plus <= cut * score.scale).sum()
+        rates = [
+            stats.beta.ppf(1 - tail, n + 1, m - n)
+            for n, m in ((alarms, len(minus)), (misses, len(plus)))
+        ]
+        best = max(best, -stats.norm.ppf(rates[0]) - stats.norm.ppf(rates[1]))
+    found = gdp_bound(score.values, run.signs, score.scale, 1e-5)
+    assert found == pytest.approx(gdp_epsilon(float(best), 1e-5))
+
+
+def test_gdp_bound_has_its_coverage():
+    above = 0
+    for seed in range(300):
+        random = np.random.default_rng(seed)
+        signs = random.choice([-1, 1], 300)
+        above += gdp_bound(random.normal(size=300) + 0.5 * signs, signs, 1.0, 1e-5) > gdp_epsilon(
+            1.0, 1e-5
+        )
+    assert above <= 15
+
+
+@pytest.mark.slow
+def test_the_estimate_errs_upwards_and_so_does_its_interval():
+    truth, found = gdp_epsilon(1.0, 1e-3), []
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        signs = np.repeat([-1, 1], 500)
+        found.append(
+            estimate_epsilon(random.normal(size=1000) + 0.5 * signs, signs, 1e-3, resamples=200)
+        )
+    assert 1.0 < np.mean([estimate.epsilon for estimate in found]) / truth < 1.25
+    assert np.mean([truth <= estimate.high for estimate in found]) >= 0.95
+    assert np.mean([estimate.low <= truth for estimate in found]) >= 0.75
+
+
+def test_the_interval_is_that_of_bias_corrected_percentiles():
+    resampled = np.arange(1000.0)
+    # half below: plain percentiles
+    assert _interval(499.5, resampled) == pytest.approx((24.0, 974.0), abs=1.0)
+    shift = stats.norm.ppf(0.3)  # 300 of 1000 resamples lie below the estimate: all are too high
+    expected = 1000 * stats.norm.cdf(2 * shift + stats.norm.ppf([0.025, 0.975]))
+    assert _interval(299.5, resampled) == pytest.approx(expected, abs=1.0)
+
+
+def test_an_estimate_needs_canaries_of_both_signs():
+    with pytest.raises(ValueError, match="two canaries of each sign"):
+        estimate_epsilon(np.arange(3.0), np.array([1, 1, -1]), 1e-5)
+
+
+def test_without_noise_the_estimate_is_infinite():
+    estimate = estimate_epsilon(np.repeat([-1.0, 1.0], 10), np.repeat([-1, 1], 10), 1e-5)
+    assert estimate.epsilon == estimate.low == math.inf
+
+
+def test_checks_pass_correct_claims_with_about_their_probability():
+    runs = [seen(canaries=60, seed=seed) for seed in range(200)]
+    for failed in (
+        sum(not check_noise(run, CLAIM, 0.05).passed for run in runs),
+        sum(not check_independence(run, 0.05).passed for run in runs),
+        sum(not check_reach(run, CLAIM, 0.05).passed for run in runs),
+        sum(not check_farthest(run, CLAIM, 0.05).passed for run in runs),
+    ):
+        assert failed <= 20
+
+
+def test_a_little_less_noise_is_found_and_more_noise_passes():
+    assert check_noise(seen(canaries=1000, noise=0.3 * 0.98), CLAIM, 0.001).passed is False
+    assert check_noise(seen(canaries=1000, noise=0.6), CLAIM, 0.001).passed is True
+
+
+def everybody(noise=0.3, seed=0, reach=0.2, canaries=500, rounds=3):
+    """A run with every canary in every round."""
+    random = np.random.default_rng(seed)
+    signs = random.choice([-1, 1], canaries)
+    released = signs * reach + random.normal(0, noise, (rounds, canaries))
+    return Observations(released, np.ones(released.shape, dtype=bool), signs)
+
+
+def test_noise_is_checked_where_no_canary_is_ever_absent():
+    run = everybody(canaries=20)
+    centred = run.released * run.signs - (run.released * run.signs).mean(axis=1, keepdims=True)
+    left = differences(run)
+    assert left.released.shape == (3, 19) and not left.taking_part.any()
+    # n - 1 degrees of freedom
+    assert left.released @ left.released.T == pytest.approx(centred @ centred.T)
+    assert differences(everybody(noise=0.0)).released == pytest.approx(0.0, abs=1e-12)
+    wrong = everybody(noise=0.3 * 0.9), everybody(noise=0.3 * 0.9, reach=7.0)
+    for run in wrong:
+        assert not next(c for c in all_checks(run, CLAIM, 0.001) if c.name == "noise-std").passed
+    repeated = everybody(reach=0.0)
+    repeated.released[2] = repeated.released[0]
+    assert [c.name for c in all_checks(repeated, CLAIM, 0.001) if not c.passed] == [
+        "noise-correlation"
+    ]
+
+
+def test_checks_under_full_participation_reject_correct_claims_rarely_enough():
+    runs = [
+        {c.name: c.probability for c in all_checks(everybody(seed=n), CLAIM, 0.05)}
+        for n in range(200)
+    ]
+    for name in ("noise-std", "noise-correlation", "reach"):
+        assert sum(run[name] < 0.05 for run in runs) <= 20
+
+
+def test_a_canary_that_reaches_too_far_is_found():
+    for check in (
+        check_reach(seen(reach=0.25), CLAIM, 0.001),
+        check_farthest(seen(reach=0.7), CLAIM, 0.001),
+    ):
+        assert not check.passed and check.claimed == pytest.approx(0.2)
+    assert check_reach(seen(reach=0.25), CLAIM, 0.001).measured == pytest.approx(0.25, abs=0.03)
+    assert check_reach(seen(reach=0.19), CLAIM, 0.001).passed
+
+
+def shared(reach=0.2, seed=0, canaries=200, others=0.5):
+    """Canaries in directions in which others, who do not know the signs, move the mean further."""
+    random = np.random.default_rng(seed)
+    signs = random.choice([-1, 1], canaries)
+    released = signs * reach + random.normal(others, others, (2, canaries))
+    return Observations(
+        released, np.ones(released.shape, dtype=bool), signs, np.zeros((2, 3)), shared=True
+    )
+
+
+def test_reach_is_tested_where_others_move_the_mean_too():
+    assert not check_shared_reach(shared(reach=2.0), CLAIM, 0.001).passed
+    assert check_shared_reach(shared(reach=2.0), CLAIM, 0.001).measured == pytest.approx(2, abs=0.2)
+    failed = sum(not check_shared_reach(shared(seed=n), CLAIM, 0.05).passed for n in range(200))
+    assert failed <= 10
+    assert math.isnan(check_shared_reach(shared(canaries=4), CLAIM, 0.001).measured)
+    names = [check.name for check in all_checks(shared(), CLAIM, 0.001)]
+    assert names == ["reach", "noise-std", "noise-correlation"]
+
+
+def test_noise_is_checked_where_no_client_ever_moves_the_mean():
+    run, random = shared(), np.random.default_rng(0)
+    for std, right in ((0.3, True), (0.15, False)):
+        own = replace(run, quiet=random.normal(0, std, (2, 100)))
+        noise = next(check for check in all_checks(own, CLAIM, 0.001) if check.name == "noise-std")
+        assert noise.passed == right and noise.measured == pytest.approx(std, rel=0.15)
+
+
+def test_canaries_of_one_parameter_that_reach_too_far_are_found():
+    run = seen(canaries=300)
+    parameters = np.repeat(["a", "b", "c"], 100)
+    run.released[:, parameters == "b"] += (run.taking_part * run.signs)[:, parameters == "b"] * 0.3
+    checks = all_checks(replace(run, groups=parameters), CLAIM, 0.001)
+    failed = {check.name: check.passed for check in checks}
+    assert failed["reach-of-a"] and failed["reach-of-c"] and not failed["reach-of-b"]
+
+
+def test_one_heavy_canary_among_many_is_found():
+    run = seen()
+    run.released[:, 7] += run.taking_part[:, 7] * run.signs[7] * 1.0
+    assert not check_farthest(run, CLAIM, 0.001).passed and check_reach(run, CLAIM, 0.001).passed
+
+
+def test_without_noise_the_reach_is_exact():
+    claim = PrivacyClaim(2.0, 10.0, 0.0, 0.25, 40, 1e-5, 5.0)
+    for check in (check_reach, check_farthest):
+        assert check(seen(noise=0.0), claim, 0.05).passed
+        assert not check(seen(noise=0.0, reach=0.201), claim, 0.05).passed
+
+
+def test_two_rounds_with_the_same_noise_are_found():
+    run = seen()
+    quiet = ~run.taking_part
+    both = quiet[3] & quiet[30]
+    run.released[30, both] = run.released[3, both]
+    check = check_independence(run, 0.001)
+    assert not check.passed and check.measured == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("released", "taking_part", "signs"),
+    [
+        (np.zeros((2, 3)), np.zeros((2, 4), bool), np.array([1, -1, 1])),
+        (np.zeros((2, 2)), np.zeros((2, 2), bool), np.array([1, 1])),
+        (np.full((2, 2), np.nan), np.zeros((2, 2), bool), np.array([1, -1])),
+    ],
+)
+def test_wrong_observations_are_refused(released, taking_part, signs):
+    with pytest.raises(ValueError, match="Expected"):
+        Observations(released, taking_part, signs)

@@ -1,0 +1,667 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Factorisations: iALS, BPR, GF-CF, PureSVD, SVD and WARP, and triples."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+from scipy.stats import chisquare
+
+from fedrec.baselines.base import Histories, Ratings
+from fedrec.baselines.linear import (
+    CentralIals,
+    CentralIalsConfig,
+    GfCf,
+    GfCfConfig,
+    Puresvd,
+    PuresvdConfig,
+    solved,
+)
+from fedrec.baselines.pairwise import Bprmf, BprmfConfig, Warp, WarpConfig, _epoch
+from fedrec.baselines.ratings import Svd, SvdConfig
+from fedrec.baselines.simple import Random, RandomConfig
+from fedrec.baselines.training import Triples, _ranked_others
+from fedrec.baselines.warp_steps import rank_weight
+from fedrec.data.client_data import nth_outside
+from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.population import Population
+from fedrec.errors import DataError, ExperimentError
+from fedrec.evaluation.central import evaluate_baselines
+from fedrec.experiment.loading import load
+
+# Implicit alternating least squares against its normal equations, its loss, and `implicit`.
+
+
+@pytest.mark.parametrize("exponent", [0.0, 1.0])
+def test_rows_solve_their_normal_equations(exponent, liked):
+    config = CentralIalsConfig(
+        factors=5, weight=7.0, regularisation=0.3, frequency_exponent=exponent
+    )
+    fixed = torch.randn(50, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found, table = solved(liked.csr(), fixed, config).numpy(), liked.matrix().numpy()
+    columns = fixed.numpy()
+    for user in range(liked.num_users):
+        weights = np.where(table[user] > 0, 7.0, 1.0)
+        left = columns.T @ (weights[:, None] * columns) + 0.3 * weights.sum() ** exponent * np.eye(
+            5
+        )
+        np.testing.assert_allclose(
+            found[user], np.linalg.solve(left, columns.T @ (weights * table[user])), rtol=1e-9
+        )
+
+
+def test_a_row_is_the_minimum_of_its_loss(liked):
+    """The gradient of the formula in the module's head, by automatic differentiation, is zero."""
+    config = CentralIalsConfig(factors=4, weight=3.0, regularisation=0.5, frequency_exponent=0.5)
+    fixed = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    own = solved(liked.csr(), fixed, config).requires_grad_()
+    table = liked.matrix().double()
+    weights = 1 + (config.weight - 1) * table
+    loss = (weights * (table - own @ fixed.T).square()).sum()
+    loss = loss + config.regularisation * (weights.sum(1) ** 0.5 * own.square().sum(1)).sum()
+    assert torch.autograd.grad(loss, own)[0].abs().max() < 1e-10
+
+
+def test_rows_of_all_lengths_and_none():
+    """Groups of rows are padded; a row without likes is zero."""
+    lists = [[], [3], list(range(40)), [5, 6], list(range(9)), []]
+    offsets = np.concatenate([[0], np.cumsum([len(items) for items in lists])])
+    histories = Histories(40, offsets, np.array([item for items in lists for item in items]))
+    fixed = torch.randn(40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    config = CentralIalsConfig(factors=6)
+    together = solved(histories.csr(), fixed, config)
+    for user in range(6):
+        alone = solved(histories.block(user, user + 1).csr(), fixed, config)[0]
+        torch.testing.assert_close(alone, together[user], rtol=1e-12, atol=1e-14)
+    assert not together[[0, 5]].any() and together[[1, 2, 3, 4]].any(1).all()
+
+
+def test_it_finds_each_users_own_half(taste):
+    model = CentralIals(CentralIalsConfig(factors=2, weight=10.0, regularisation=0.1))
+    model.fit(taste)
+    scores = model.scores(taste)
+    own = torch.stack([scores[0::2, :10].min(1).values, scores[1::2, 10:].min(1).values])
+    other = torch.stack([scores[0::2, 10:].max(1).values, scores[1::2, :10].max(1).values])
+    assert (own > other).all()
+
+
+def test_enough_conjugate_gradients_solve_exactly(liked):
+    """As many steps as there are factors; rounding aside."""
+    fixed = torch.randn(50, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    start = torch.randn(80, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = solved(liked.csr(), fixed, CentralIalsConfig(factors=5, cg_steps=5), start)
+    torch.testing.assert_close(
+        found, solved(liked.csr(), fixed, CentralIalsConfig(factors=5)), rtol=1e-9, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_steps_are_those_of_the_textbook(steps, liked):
+    """Against Hestenes and Stiefel's recursion on each row's matrix, made whole."""
+    fixed = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    start = torch.randn(80, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    config = CentralIalsConfig(factors=4, cg_steps=steps, weight=3.0, frequency_exponent=0.5)
+    found, table = solved(liked.csr(), fixed, config, start), liked.matrix().double()
+    for user in range(0, 80, 7):
+        weights = 1 + 2 * table[user]
+        ridge = 10.0 * weights.sum() ** 0.5 * torch.eye(4, dtype=torch.float64)
+        matrix = fixed.T @ (weights[:, None] * fixed) + ridge
+        own = start[user]
+        rest = fixed.T @ (weights * table[user]) - matrix @ own
+        way = rest
+        for _ in range(steps):
+            size = rest @ rest / (way @ matrix @ way)
+            own, after = own + size * way, rest - size * (matrix @ way)
+            way, rest = after + (after @ after) / (rest @ rest) * way, after
+        torch.testing.assert_close(found[user], own, rtol=1e-9, atol=1e-12)
+
+
+def test_the_number_of_threads_changes_nothing_in_the_steps(liked):
+    fixed, start = torch.randn(50, 4), torch.randn(80, 4)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(solved(liked.csr(), fixed, CentralIalsConfig(factors=4), start))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+
+
+def test_a_row_without_likes_stays_zero_under_steps():
+    histories = Histories(5, np.array([0, 0, 2, 2]), np.array([1, 4]))
+    found = solved(
+        histories.csr(), torch.randn(5, 3), CentralIalsConfig(factors=3), torch.ones(3, 3)
+    )
+    assert not found[[0, 2]].any() and found[1].any()
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_sweep_gives_the_factors_of_implicit(steps, liked):
+    """In double precision, from the same item factors, with its c = alpha r; exactly, and by
+    conjugate gradients."""
+    als = pytest.importorskip("implicit.cpu.als")
+    from scipy.sparse import csr_matrix
+
+    config = CentralIalsConfig(factors=6, weight=5.0, regularisation=0.2, cg_steps=steps or 1)
+    start = np.random.default_rng(0).normal(size=(50, 6))
+    reference = als.AlternatingLeastSquares(
+        factors=6,
+        alpha=5.0,
+        regularization=0.2,
+        use_cg=bool(steps),
+        iterations=1,
+        dtype=np.float64,
+        num_threads=1,
+    )
+    reference.user_factors, reference.item_factors = np.zeros((80, 6)), start.copy()
+    reference.cg_steps = steps
+    reference.fit(csr_matrix(liked.csr(np.float64)), show_progress=False)
+    first = torch.from_numpy(start)
+    users = solved(
+        liked.csr(), first, config, torch.zeros(80, 6, dtype=torch.float64) if steps else None
+    )
+    items = solved(liked.csr().T.tocsr(), users, config, first if steps else None)
+    close = 1e-8 if steps else 1e-10  # it takes no further step where the residual is below 1e-10
+    np.testing.assert_allclose(users.numpy(), reference.user_factors, rtol=0, atol=close)
+    np.testing.assert_allclose(items.numpy(), reference.item_factors, rtol=0, atol=close)
+
+
+# Items that a user does not like: their ranks, and that all are equally likely.
+
+
+@pytest.fixture
+def liked_of_triples():
+    """Forty users of 25 items; user 0 has none, user 1 all but one."""
+    table = np.random.default_rng(0).random((40, 25)) < 0.4
+    table[0], table[1] = False, np.arange(25) != 7
+    return csr_matrix(table.astype(np.float32))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_rank_is_that_among_the_other_items(liked_of_triples, compiled):
+    search = _ranked_others if compiled else _ranked_others.__wrapped__
+    for user in range(40):
+        own = liked_of_triples.indices[
+            liked_of_triples.indptr[user] : liked_of_triples.indptr[user + 1]
+        ]
+        ranks = np.arange(25 - len(own))
+        found = search(
+            liked_of_triples.indptr, liked_of_triples.indices, np.full(len(ranks), user), ranks
+        )
+        assert found.tolist() == nth_outside(own, ranks).tolist()
+        assert found.tolist() == np.setdiff1d(np.arange(25), own).tolist()
+
+
+def test_others_are_uniform(liked_of_triples):
+    triples = Triples(liked_of_triples, "pairs", np.random.default_rng(1))
+    found = triples.others(np.full(20_000, 5))
+    free = np.setdiff1d(
+        np.arange(25),
+        liked_of_triples.indices[liked_of_triples.indptr[5] : liked_of_triples.indptr[6]],
+    )
+    seen = np.bincount(found, minlength=25)
+    assert seen.sum() == seen[free].sum() and chisquare(seen[free]).pvalue > 1e-3
+    assert (triples.others(np.ones(9, dtype=np.int64)) == 7).all()
+
+
+OFFICE = {
+    "name": "office",
+    "rounds": 1,
+    "dataset": {"name": "amazon-upc"},
+    "split": {"name": "published"},
+    "sampler": {"name": "fixed-size", "cohort": 10},
+}
+
+
+def two_tastes():
+    """Forty users; even ones have seven of the first fifteen items, odd ones of the last
+    fifteen."""
+    random = np.random.default_rng(0)
+    own = [np.sort(random.choice(15, 7, replace=False)) + 15 * (user % 2) for user in range(40)]
+    return Histories(30, np.arange(0, 281, 7), np.concatenate(own), np.arange(40))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_is_the_gradient_of_the_objective(compiled, biased):
+    """One triple after the other, against autograd."""
+    random = np.random.default_rng(1)
+    users, items = (random.normal(0, 1, size).astype(np.float32) for size in ((2, 5), (6, 5)))
+    own_users, own_items, others = np.array([1, 0, 0]), np.array([0, 1, 3]), np.array([5, 2, 5])
+    biases = random.normal(0, 1, 6).astype(np.float32)
+    wanted = [torch.tensor(part, dtype=torch.float64) for part in (users, items, biases)]
+    for place, j in enumerate(others.tolist()):
+        leaves = [part.clone().requires_grad_() for part in wanted]
+        p, q_i, q_j = leaves[0][own_users[place]], leaves[1][own_items[place]], leaves[1][j]
+        b_i, b_j = leaves[2][own_items[place]], leaves[2][j]
+        squares = p.square().sum() + q_i.square().sum() + q_j.square().sum() + b_i**2 + b_j**2
+        loss = -torch.nn.functional.logsigmoid(p @ (q_i - q_j) + b_i - b_j) + 0.3 / 2 * squares
+        slopes = torch.autograd.grad(loss, leaves)
+        rates = (0.1, 0.1, 0.1 if biased else 0.0)
+        wanted = [
+            part - rate * slope for part, rate, slope in zip(wanted, rates, slopes, strict=True)
+        ]
+    epoch = _epoch if compiled else _epoch.__wrapped__
+    epoch(
+        users, items, biases, own_users, own_items, others, np.float32(0.1), np.float32(0.3), biased
+    )
+    for found, expected in zip((users, items, biases), wanted, strict=True):
+        assert np.allclose(found, expected.numpy(), atol=1e-5)
+
+
+def test_it_learns_tastes_of_users_it_knows_and_of_new_ones():
+    histories = two_tastes()
+    made = Bprmf(BprmfConfig(factors=8, epochs=60))
+    made.fit(histories)
+    strangers = Histories(30, np.array([0, 3, 6]), np.array([0, 4, 8, 20, 22, 29]))
+    for scores in (made.scores(histories)[:2], made.scores(strangers)):
+        assert scores[0, :15].mean() > scores[0, 15:].mean() + 0.5
+        assert scores[1, 15:].mean() > scores[1, :15].mean() + 0.5
+    assert torch.allclose(
+        made.scores(histories)[7:9], made.scores(histories.block(7, 9)), atol=1e-6
+    )
+    assert np.allclose(made.scores(histories), made.own @ made.items.T, atol=1e-6)
+
+
+def test_user_numbers_do_not_depend_on_the_order():
+    """The same users in reverse order get the same factors."""
+    histories = two_tastes()
+    made = Bprmf(BprmfConfig(factors=4, epochs=3))
+    made.fit(histories)
+    backwards = Histories(
+        30, histories.offsets, histories.items.reshape(40, 7)[::-1].ravel(), np.arange(39, -1, -1)
+    )
+    assert torch.allclose(made.scores(backwards).flip(0), made.scores(histories), atol=1e-6)
+
+
+@pytest.mark.parametrize("peer", ["cornac", "implicit"])
+def test_it_ranks_as_well_as_its_peers(peer, planted):
+    """Recall over five seeds with the same settings. Both draw pairs with replacement; implicit has
+    item biases and draws negatives by popularity."""
+    models = pytest.importorskip({"cornac": "cornac.models", "implicit": "implicit.bpr"}[peer])
+    known = planted.known
+    settings = {"factors": 8, "epochs": 40, "regularisation": 0.01, "spread": 0.036}
+    settings |= {"negatives": "popular", "biases": True} if peer == "implicit" else {}
+    ours, theirs = [], []
+    for seed in range(5):
+        made = Bprmf(BprmfConfig.parse({**settings, "seed": seed}))
+        made.fit(known)
+        ours.append(planted.recall(made.scores(known)))
+        theirs.append(
+            planted.recall((_of_cornac if peer == "cornac" else _of_implicit)(models, known, seed))
+        )
+    assert planted.agrees(ours, theirs), (ours, theirs)
+
+
+def _of_cornac(models, known, seed):
+    from cornac.data import Dataset
+
+    rows = [
+        (user, item, 1.0)
+        for user, item in zip(known.rows().tolist(), known.items.tolist(), strict=True)
+    ]
+    data = Dataset.from_uir(rows)
+    shared = {
+        "learning_rate": 0.05,
+        "lambda_reg": 0.01,
+        "use_bias": False,
+        "num_threads": 1,
+        "verbose": False,
+    }
+    model = models.BPR(k=8, max_iter=40, seed=seed, **shared)
+    model.fit(data)
+    users, items = ([ids[n] for n in range(len(ids))] for ids in (data.uid_map, data.iid_map))
+    return torch.from_numpy(model.u_factors[users] @ model.i_factors[items].T)
+
+
+def _of_implicit(models, known, seed):
+    from scipy.sparse import csr_matrix
+
+    shared = {"learning_rate": 0.05, "regularization": 0.01, "num_threads": 1}
+    model = models.BayesianPersonalizedRanking(
+        factors=8, iterations=40, random_state=seed, use_gpu=False, **shared
+    )
+    model.fit(csr_matrix(known.csr()), show_progress=False)
+    return torch.from_numpy(model.user_factors @ model.item_factors.T)
+
+
+@pytest.mark.parametrize("unseen", ["transductive", "fold-in"])
+def test_it_states_how_unseen_users_are_treated(unseen):
+    assert Bprmf(BprmfConfig.parse({"unseen-users": unseen})).transductive == (
+        unseen == "transductive"
+    )
+
+
+def test_along_its_training_it_is_what_fewer_epochs_give():
+    histories, made = two_tastes(), Bprmf(BprmfConfig(factors=4, epochs=5, seed=3))
+    done = []
+    for epochs in made.training(histories):
+        fewer = Bprmf(BprmfConfig(factors=4, epochs=epochs, seed=3))
+        fewer.fit(histories)
+        assert (made.own == fewer.own).all() and (made.items == fewer.items).all()
+        done.append(epochs)
+    assert done == [1, 2, 3, 4, 5]
+
+
+def test_nothing_to_rank_is_an_error():
+    with pytest.raises(DataError, match="nothing to rank"):
+        Bprmf(BprmfConfig()).fit(Histories(2, np.array([0, 2]), np.array([0, 1])))
+
+
+def test_random_hits_are_their_closed_form():
+    """2,000 users of thirty items with five known each: any other item is in the first ten with 10
+    / 25."""
+    histories = Histories(30, np.arange(0, 10_001, 5), np.tile(np.arange(5), 2000), np.arange(2000))
+    scores = Random(RandomConfig()).scores(histories)[:, 5:]
+    rank = (scores > scores[:, :1]).sum(1)
+    assert (rank < 10).float().mean().item() == pytest.approx(10 / 25, abs=4 * np.sqrt(0.24 / 2000))
+    again = Random(RandomConfig()).scores(histories.block(3, 5))[:, 5:]
+    assert torch.equal(again, scores[3:5])
+
+
+@pytest.mark.real_data
+@pytest.mark.slow
+def test_office_at_twenty():
+    """Published: BPRMF .1254 Recall@20; Random 20 / (M - n) per user, about .0083."""
+    found = evaluate_baselines(
+        ("bprmf", "random"), Population.of(load(OFFICE)), held_out="test", ks=(20,)
+    )
+    assert found["bprmf"]["recall@20"] >= 0.120
+    assert found["random"]["recall@20"] == pytest.approx(0.0083, abs=0.002)
+
+
+# GF-CF against its formula in plain numpy.
+
+
+def by_hand(rows: np.ndarray, own: np.ndarray, factors: int, alpha: float) -> np.ndarray:
+    """Scores of users `own` `[n, items]` after fitting to `rows`."""
+    users = rows.sum(1)
+    items = rows.sum(0)
+    with np.errstate(divide="ignore"):
+        left = np.where(users > 0, users**-0.5, 0)
+        right = np.where(items > 0, items**-0.5, 0)
+    shares = left[:, None] * rows * right
+    vectors = np.linalg.svd(shares, full_matrices=False)[2][:factors]
+    ideal = np.diag(right) @ vectors.T @ vectors @ np.diag(items**0.5)
+    return own @ (shares.T @ shares + alpha * ideal)
+
+
+@pytest.mark.parametrize("low_rated", [0.0, 0.4])
+@pytest.mark.parametrize(("factors", "alpha"), [(5, 0.3), (5, 0.0), (500, 2.0)])
+def test_scores_are_those_of_the_formula(liked, others, drawn, factors, alpha, low_rated):
+    """Of users who were fitted and of others; one item is nobody's, and one user has nothing."""
+
+    def rated(histories: Histories, seed: int) -> tuple[Histories, np.ndarray]:
+        ends = np.append(histories.offsets, histories.offsets[-1])
+        both = Histories(51, ends, histories.items)
+        low = drawn(histories.num_users, 50, 9, seed=seed)
+        low = Histories(51, np.append(low.offsets, low.offsets[-1]), low.items)
+        rows = np.maximum(both.matrix().numpy(), low_rated * low.matrix().numpy())
+        return replace(both, low_rated=low), rows.astype(np.float64)
+
+    training, rows = rated(liked, 3)
+    new, own = rated(others, 4)
+    model = GfCf(GfCfConfig(factors=factors, alpha=alpha, low_rated=low_rated))
+    model.fit(training)
+    for histories, table in ((training, rows), (new, own)):
+        expected = by_hand(rows, table, factors, alpha)
+        assert np.ptp(expected) > 0.1
+        np.testing.assert_allclose(model.scores(histories).numpy(), expected, atol=2e-5)
+
+
+# PureSVD against the dense decomposition.
+
+
+def by_hand_of_puresvd(liked, asked, rank):
+    right = np.linalg.svd(liked.csr().toarray().astype(np.float64), full_matrices=False)[2][:rank]
+    return asked.csr().toarray() @ right.T @ right
+
+
+# by full decomposition, and by Lanczos iteration
+@pytest.mark.parametrize("shape", [(80, 50), (600, 300)])
+def test_scores_are_those_of_the_dense_decomposition(shape, drawn):
+    liked, asked = drawn(*shape, 12), drawn(9, shape[1], 12, seed=1)
+    model = Puresvd(PuresvdConfig(factors=7))
+    model.fit(liked)
+    np.testing.assert_allclose(
+        model.scores(asked).numpy(), by_hand_of_puresvd(liked, asked, 7), atol=1e-5
+    )
+
+
+def test_more_factors_than_there_are(liked, others):
+    """With all singular vectors, histories in the training users' space are reconstructed."""
+    model = Puresvd(PuresvdConfig(factors=500))
+    model.fit(liked)
+    np.testing.assert_allclose(model.scores(liked).numpy(), liked.matrix().numpy(), atol=1e-5)
+
+
+def test_nothing_is_liked():
+    model = Puresvd(PuresvdConfig(factors=2))
+    model.fit(Histories(5, np.zeros(4, dtype=np.int64), np.zeros(0, dtype=np.int64)))
+    assert model.scores(Histories(5, np.array([0, 1]), np.array([3]))).isfinite().all()
+
+
+# Matrix factorization by gradient descent against Surprise, one step by hand, and new users.
+
+
+@pytest.fixture(scope="module")
+def planted_of_svd():
+    """Sixty users and forty items of rank two with biases, a fifth of the ratings missing, users
+    ascending."""
+    random = np.random.default_rng(1)
+    truth = (
+        random.normal(size=(60, 2)) @ random.normal(size=(2, 40)) + random.normal(size=(60, 1)) + 3
+    )
+    users, items = np.nonzero(random.random(truth.shape) < 0.8)
+    return truth, Ratings(60, 40, users, items, truth[users, items])
+
+
+def some(ratings, chosen):
+    return Ratings(
+        60, 40, *(column[chosen] for column in (ratings.users, ratings.items, ratings.values))
+    )
+
+
+def test_the_first_step_by_hand():
+    model = Svd(SvdConfig(factors=2, epochs=1, learning_rate=0.1, regularisation=0.5))
+    users, items = np.array([[0.2, -0.1]]), np.array([[0.3, 0.4], [0.0, 0.0]])
+    model._learn(Ratings(1, 2, np.array([0]), np.array([0]), np.array([4.0])), users, items)
+    error = 4 - 4 - (0.2 * 0.3 - 0.1 * 0.4)
+    np.testing.assert_allclose(
+        users[0], [0.2 + 0.1 * (error * 0.3 - 0.1), -0.1 + 0.1 * (error * 0.4 + 0.05)]
+    )
+    np.testing.assert_allclose(
+        items[0], [0.3 + 0.1 * (error * 0.2 - 0.15), 0.4 + 0.1 * (error * -0.1 - 0.2)]
+    )
+    assert model._user_biases[0] == pytest.approx(0.1 * error)
+    assert model._item_biases.tolist() == pytest.approx([0.1 * error, 0])
+
+
+def test_a_planted_structure_is_found(planted_of_svd):
+    truth, ratings = planted_of_svd
+    model = Svd(SvdConfig(factors=4, epochs=300, learning_rate=0.02, regularisation=0.005))
+    model.fit_ratings(ratings)
+    missing = np.array(
+        sorted({*np.ndindex(60, 40)} - {*zip(ratings.users, ratings.items, strict=True)})
+    ).T
+    predicted = model.predict(ratings, *missing)
+    assert np.sqrt(np.square(predicted - truth[tuple(missing)]).mean()) < 0.3 < truth.std() / 3
+
+
+def test_users_who_come_later(planted_of_svd):
+    """New users are fitted to their known ratings nearly as well as by training with them."""
+    truth, ratings = planted_of_svd
+    early = ratings.users < 50
+    model = Svd(SvdConfig(factors=4, epochs=300, learning_rate=0.02, regularisation=0.005))
+    model.fit_ratings(some(ratings, early))
+    late = np.repeat(np.arange(50, 60), 40), np.tile(np.arange(40), 10)
+    predicted = model.predict(ratings, *late)
+    assert np.sqrt(np.square(predicted - truth[late]).mean()) < truth[50:].std() / 3
+    np.testing.assert_array_equal(predicted, model.predict(some(ratings, ~early), *late))
+    alone = model.predict(some(ratings, ratings.users == 55), np.full(40, 55), np.arange(40))
+    np.testing.assert_allclose(alone, predicted[200:240])
+
+
+def test_who_has_no_rating_gets_the_items_mean_level(planted_of_svd):
+    _, ratings = planted_of_svd
+    model = Svd(SvdConfig())
+    model.fit_ratings(some(ratings, ratings.users < 50))
+    nobody = Ratings(60, 40, *(np.zeros(0, np.int64),) * 2, np.zeros(0))
+    found = model.predict(nobody, np.full(40, 59), np.arange(40))
+    np.testing.assert_allclose(found, (model._mean + model._item_biases).clip(*model._range))
+
+
+def test_predictions_stay_within_the_ratings(planted_of_svd):
+    _, ratings = planted_of_svd
+    model = Svd(SvdConfig(factors=3, epochs=50, learning_rate=0.05))
+    model.fit_ratings(ratings)
+    found = model.predict(ratings, *(part.ravel() for part in np.indices((60, 40))))
+    assert found.min() >= ratings.values.min() and found.max() <= ratings.values.max()
+
+
+def test_it_equals_surprise(planted_of_svd):
+    """From the same factors, after three epochs: factors and biases to 1e-10."""
+    surprise = pytest.importorskip("surprise")
+    import pandas as pd
+
+    _, ratings = planted_of_svd
+    frame = pd.DataFrame({"user": ratings.users, "item": ratings.items, "value": ratings.values})
+    scale = float(ratings.values.min()), float(ratings.values.max())
+    data = surprise.Dataset.load_from_df(
+        frame, surprise.Reader(rating_scale=scale)
+    ).build_full_trainset()
+    reference = surprise.SVD(n_factors=5, n_epochs=3, random_state=7)
+    reference.fit(data)
+    random = np.random.RandomState(7)
+    users, items = random.normal(0, 0.1, (60, 5)), random.normal(0, 0.1, (40, 5))
+    order = np.array([data.to_inner_iid(item) for item in range(40)])
+    model = Svd(SvdConfig(factors=5, epochs=3))
+    model._learn(ratings, users, items[order])
+    np.testing.assert_allclose(model._users, reference.pu, atol=1e-10)
+    np.testing.assert_allclose(model._items, reference.qi[order], atol=1e-10)
+    np.testing.assert_allclose(model._item_biases, reference.bi[order], atol=1e-10)
+    predicted = model.predict(ratings, np.array([3, 50]), np.array([9, 0]))
+    np.testing.assert_allclose(
+        predicted, [reference.predict(3, 9).est, reference.predict(50, 0).est], atol=1e-10
+    )
+
+
+# WARP against `lightfm-next`, its weights by formula, side features, and users who are folded in.
+
+
+def fitted(histories, **settings):
+    model = Warp(WarpConfig(**settings))
+    model.fit(histories)
+    return model
+
+
+def test_weights_of_steps():
+    """ln of the estimated rank: of 1,001 items, found in the first, third, and tenth draw, and of
+    two items."""
+    expected = {
+        (1001, 1): np.log(1000),
+        (1001, 3): np.log(333),
+        (1001, 10): np.log(100),
+        (2, 1): 0,
+        (2, 9): 0,
+    }
+    assert {sizes: rank_weight(*sizes) for sizes in expected} == pytest.approx(expected)
+    assert rank_weight(10**9, 1) == 10
+
+
+@pytest.mark.slow
+def test_it_finds_each_users_own_half_of_warp(taste):
+    """On average over the half: unobserved items in it are pushed down, too."""
+    lower, upper = fitted(taste, factors=4).scores(taste).split(10, dim=1)
+    apart = lower.mean(1) - upper.mean(1)
+    assert (apart[0::2] > 0).all() and (apart[1::2] < 0).all()
+
+
+def test_one_step_by_hand():
+    """One user, two items, of which it likes the first: every step is on items 0 and 1, by
+    Adagrad's rule."""
+    liked = Histories(2, np.array([0, 1]), np.array([0]), np.array([0]))
+    model = fitted(liked, factors=2, epochs=1)
+    assert model._biases.tolist() == [0, 0]  # the rank is 1, and the weight ln 1
+    longer = Histories(40, np.array([0, 1]), np.array([0]), np.array([0]))
+    # which does not draw item 0 itself
+    biases = fitted(longer, factors=2, epochs=1, max_sampled=1, seed=1)._biases
+    moved = np.flatnonzero(biases)
+    assert len(moved) == 2 and moved[0] == 0
+    np.testing.assert_allclose(biases[moved], [0.05 * np.log(39), -0.05 * np.log(39)], rtol=1e-6)
+
+
+def test_folded_in_users_are_served_alike(planted):
+    """Half of the users do not train: from their items they are served nearly as well as the
+    others."""
+    known = planted.known
+    half = known.take(np.arange(0, 600, 2))
+    model = fitted(half, unseen_users="fold-in")
+    assert not model.transductive and fitted(half, epochs=1).transductive
+    found = model.scores(known)
+    hit = (
+        found.masked_fill(known.matrix() > 0, -torch.inf).topk(10).indices
+        == torch.from_numpy(planted.held_out)[:, None]
+    )
+    seen, unseen = hit[0::2].any(1).double().mean(), hit[1::2].any(1).double().mean()
+    assert unseen > 0.7 * seen > 0.7 * 2 * 10 / 200
+    torch.testing.assert_close(model.scores(known.take(np.array([5]))), found[[5]])
+
+
+def test_side_features_are_learned():
+    """Users without likes, from one of two groups with different preferences."""
+    random = np.random.default_rng(0)
+    items = np.concatenate(
+        [random.choice(10, 5, replace=False) + 10 * (user % 2) for user in range(60)]
+    )
+    offsets = np.concatenate([np.arange(0, 301, 5), [300, 300]])
+    group = FeatureTable(62, (Feature.single("group", [f"g{user % 2}" for user in range(62)]),))
+    histories = Histories(20, offsets, items, np.arange(62), group, FeatureTable(20))
+    scores = fitted(histories.block(0, 60), features=("group",)).scores(histories.block(60, 62))
+    assert scores[0, :10].min() > scores[0, 10:].max()
+    assert scores[1, 10:].min() > scores[1, :10].max()
+    alike = fitted(histories.block(0, 60)).scores(histories.block(60, 62))
+    assert torch.equal(alike[0], alike[1])
+
+
+def test_an_unknown_feature_is_named(taste):
+    with pytest.raises(ExperimentError, match="no side feature 'genre'"):
+        fitted(taste, features=("genre",))
+
+
+@pytest.mark.parametrize("featured", [False, True])
+def test_it_ranks_as_well_as_lightfm(featured, planted):
+    """Recall over five seeds, with ids alone and with two side features."""
+    lightfm = pytest.importorskip("lightfm")
+    from scipy.sparse import coo_matrix, csr_matrix, eye, hstack
+
+    random = np.random.default_rng(3)
+    codes = [random.integers(0, 6, 600), random.integers(0, 5, 200)]
+    tables = [
+        FeatureTable(len(own), (Feature.single(name, own),))
+        for name, own in zip(("age", "genre"), codes, strict=True)
+    ]
+    known = planted.known
+    histories = Histories(200, known.offsets, known.items, known.users, *tables)
+    described = [
+        csr_matrix(hstack([eye(len(own)), np.eye(own.max() + 1)[own]]), dtype=np.float32)
+        for own in codes
+    ]
+    features = (
+        dict(zip(("user_features", "item_features"), described, strict=True)) if featured else {}
+    )
+    pairs = known.rows().astype(np.int32), known.items.astype(np.int32)
+    liked = coo_matrix((np.ones(len(known.items), np.float32), pairs), (600, 200))
+    ours, theirs = [], []
+    for seed in range(5):
+        names = ("age", "genre") if featured else ()
+        ours.append(planted.recall(fitted(histories, seed=seed, features=names).scores(histories)))
+        model = lightfm.LightFM(no_components=10, loss="warp", random_state=seed)
+        model.fit(liked, epochs=30, num_threads=1, **features)
+        (biases, items) = model.get_item_representations(features.get("item_features"))
+        (_, users) = model.get_user_representations(features.get("user_features"))
+        theirs.append(planted.recall(torch.from_numpy(users @ items.T + biases)))
+    assert planted.agrees(ours, theirs), (ours, theirs)

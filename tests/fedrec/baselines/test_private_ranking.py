@@ -1,0 +1,526 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private systems that rank: DP-ALS, fold-in, noisy Gram matrices and DPMF."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from scipy.sparse import csr_matrix
+from scipy.sparse.linalg import svds
+from scipy.special import logsumexp, softmax
+
+from fedrec.baselines.base import Histories
+from fedrec.baselines.linear import Ease
+from fedrec.baselines.private.chosen_items import clipped_gram, clipped_row_sum
+from fedrec.baselines.private.ranking import DpAls, DpFoldIn, DpFoldInConfig, DpGram, DpMf
+from fedrec.baselines.private.system import NoisyReleases
+from fedrec.data.features import Feature, FeatureTable, Vectors
+from fedrec.data.population import Population
+from fedrec.errors import ExperimentError
+from fedrec.evaluation.central import evaluate_baselines
+from fedrec.experiment.loading import load
+from fedrec.privacy.clipping import Clip
+from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import Plan
+from fedrec.rng import Reproducible
+from tests.fedrec.baselines.histories import histories_of
+
+# Private alternating least squares: without noise it is iALS; no user moves a sum by more than its
+# accounted sensitivity.
+
+ITEMS, FACTORS = 14, 4
+histories = partial(histories_of, num_items=ITEMS)
+EXACT = {
+    "noise": False,
+    "clip-norm": 1e6,
+    "count-clip": 1e6,
+    "item-budget": 1e12,
+    "exponent": 0.0,
+    "gram-clip": 1e6,
+}
+
+
+@pytest.fixture
+def users():
+    """Sixty users in two groups, some items repeated, one user without any."""
+    random = np.random.default_rng(2)
+    lists = [random.choice(np.arange(ITEMS)[user % 2 :: 2], 5).tolist() for user in range(60)]
+    return histories([*lists, []])
+
+
+def made(**options) -> DpAls:
+    return DpAls(DpAls.Config.parse({"factors": FACTORS, **options}))
+
+
+def ials(liked, items, unobserved, penalty, sweeps):
+    """Dense iALS: minimise the sum over liked pairs of (1 - xy)^2, over all pairs of a0 (xy)^2, and
+    lambda |.|^2."""
+    eye = penalty * np.eye(items.shape[1])
+    for _ in range(sweeps):
+        users = np.stack([solve(row, items, unobserved, eye) for row in liked])
+        items = np.stack([solve(row, users, unobserved, eye) for row in liked.T])
+    return np.stack([solve(row, items, unobserved, eye) for row in liked]), items
+
+
+def solve(row, fixed, unobserved, eye):
+    own = fixed[row > 0]
+    return np.linalg.solve(own.T @ own + unobserved * fixed.T @ fixed + eye, own.sum(0))
+
+
+@pytest.mark.parametrize("start", ["random", "gram"])
+def test_without_noise_it_is_ials(users, start):
+    model = made(**EXACT, start=start, steps=3, unobserved=0.3, regularisation=0.7)
+    first = []
+    step = model._step
+    model._step = lambda *given: (first.append(model._items.clone()), step(*given))[1]
+    model.fit(users)
+    liked = users.distinct().matrix().double().numpy()
+    factors, items = ials(liked, first[0].numpy(), 0.3, 0.7, 3)
+    np.testing.assert_allclose(model._items, items, atol=1e-6)
+    np.testing.assert_allclose(model.scores(users), factors @ items.T, atol=1e-6)
+
+
+def test_the_start_is_the_eigenvectors_of_the_gram_matrix(users):
+    model = made(**EXACT, steps=1)
+    started = []
+    model._step = lambda *given: started.append(model._items) or model._items
+    model.fit(users)
+    liked = users.distinct().matrix().double().numpy()
+    vectors = np.linalg.svd(liked)[2][:FACTORS]
+    np.testing.assert_allclose(started[0] @ started[0].T, vectors.T @ vectors, atol=1e-5)
+
+
+def test_exchanging_a_user_moves_each_sum_by_what_is_accounted_at_most():
+    """Users with arbitrary factors and items, also opposite ones, through the sums of a step."""
+    bound, budget = 2.0, 3.0
+    model = made(**{"clip-norm": bound, "item-budget": budget, "items": ITEMS})
+    weights = torch.from_numpy(np.linspace(0.3, 2, ITEMS))
+    e = np.eye(FACTORS) * bound
+    lists = [list(range(ITEMS)), list(range(7)), list(range(7, ITEMS)), [0], [ITEMS - 1], []]
+    extremes = [
+        (items, factor)
+        for items in lists
+        for factor in (e[0], -e[0], e[1], (e[0] + e[1]) / 2, 0 * e[0])
+    ]
+    found = []
+    for items, factor in extremes:
+        pair = histories([[1, 4], items]), torch.from_numpy(np.stack([e[2], factor]))
+        matrices, vectors = model._sums(*pair, weights)
+        found.append((pair[1].T @ pair[1], matrices, vectors))
+    parts = {part.name: part for part in model.parts()}
+    for place, name in enumerate(("gram", "matrices", "vectors")):
+        moved = max(float((one[place] - other[place]).norm()) for one in found for other in found)
+        factor = 2 if parts[name].contributions == "signed" else math.sqrt(2)
+        assert moved <= factor * parts[name].clip_norm * (1 + 1e-12)
+        assert moved == pytest.approx(factor * parts[name].clip_norm, rel=1e-5), name
+
+
+def test_blocks_of_users_do_not_matter(users, monkeypatch):
+    whole = made(**EXACT)
+    whole.fit(users)
+    monkeypatch.setattr("fedrec.baselines.private.ranking._NUMBERS_AT_ONCE", 100)
+    parts = made(**EXACT)
+    parts.fit(users)
+    np.testing.assert_allclose(whole.scores(users), parts.scores(users), atol=1e-6)
+
+
+# Fold-in on private embeddings: without noise it follows its equations, with noise it costs its
+# epsilon.
+
+DP_FOLD_IN_ITEMS = 25
+ragged = partial(histories_of, num_items=DP_FOLD_IN_ITEMS)
+KINDS = ["a", "b", "c"]
+COVERS = np.random.default_rng(3).normal(size=(DP_FOLD_IN_ITEMS, 4))
+DP_FOLD_IN_EXACT = {
+    "noise": False,
+    "clip_norm": 1e9,
+    "count_clip": 1e9,
+    "exponent": 0.0,
+    "items": 100,
+}
+
+
+def histories_of_dp_fold_in(liked, low_rated) -> Histories:
+    kind = Feature.single("kind", [KINDS[item % 3] for item in range(DP_FOLD_IN_ITEMS)])
+    title = Feature.words("title", [f"part {item // 3:02}" for item in range(DP_FOLD_IN_ITEMS)])
+    cover = Vectors("cover", COVERS.astype(np.float32), np.ones(DP_FOLD_IN_ITEMS, dtype=bool))
+    features = FeatureTable(DP_FOLD_IN_ITEMS, (kind,), (title,), (cover,))
+    return replace(ragged(liked), item_features=features, low_rated=ragged(low_rated))
+
+
+@pytest.fixture(scope="module")
+def users_of_dp_fold_in():
+    """Users of two kinds of taste, one who likes nothing and one who likes everything."""
+    random = np.random.default_rng(5)
+    chances = np.stack([np.linspace(3, 1, DP_FOLD_IN_ITEMS), np.linspace(1, 3, DP_FOLD_IN_ITEMS)])
+    chances /= chances.sum(1, keepdims=True)
+    rated = [
+        random.choice(DP_FOLD_IN_ITEMS, 12, replace=False, p=chances[user % 2]).tolist()
+        for user in range(90)
+    ]
+    liked = [[*items[:8], items[0]] for items in rated]
+    return histories_of_dp_fold_in(
+        [*liked, [], list(range(DP_FOLD_IN_ITEMS))], [*(own[8:] for own in rated), [3], []]
+    )
+
+
+def fitted(users, **options) -> DpFoldIn:
+    model = DpFoldIn(DpFoldInConfig(**options))
+    model.fit(users)
+    return model
+
+
+def by_hand(users, low_rated, variance, factors, *, words=0.0, popularity=0.0, vectors=0.0):
+    """The same without noise from its equations: dense matrices and a general optimiser."""
+    rows = users.distinct().matrix().double().numpy()
+    rows += low_rated * users.low_rated.matrix().double().numpy()
+    gram, shares = rows.T @ rows, rows.sum(0) / rows.sum()
+    public = variance**0.5 * np.array(
+        [[float(item % 3 == kind) for kind in range(3)] for item in range(DP_FOLD_IN_ITEMS)]
+    )
+    titles = np.array(
+        [[float(item // 3 == part) for part in range(8)] for item in range(DP_FOLD_IN_ITEMS)]
+    )
+    covers = COVERS - COVERS.mean(0)
+    covers *= (vectors / (covers**2).sum(1).mean()) ** 0.5
+    public = np.concatenate(
+        [public, words**0.5 * titles, covers, popularity**0.5 * np.log(shares)[:, None]], 1
+    )
+    public -= shares @ public
+    off = ~np.eye(DP_FOLD_IN_ITEMS, dtype=bool)
+    products = np.outer(shares, shares)
+    profile = shares * np.sqrt((gram * products)[off].sum() / (products**2)[off].sum())
+    rest = gram - np.outer(profile, profile) * (1 + public @ public.T)
+    values, vectors = np.linalg.eigh(np.where(off, rest, 0))
+    learned = (vectors * np.sqrt(values.clip(min=0)))[:, -factors:] / profile[:, None]
+    embeddings = np.concatenate([public, learned], 1)
+    found = []
+    for own in rows:
+
+        def loss(taste, own=own):
+            utilities = embeddings @ taste + np.log(shares)
+            value = own.sum() * logsumexp(utilities) - own @ embeddings @ taste + taste @ taste / 2
+            return value, (own.sum() * softmax(utilities) - own) @ embeddings + taste
+
+        taste = minimize(loss, np.zeros(embeddings.shape[1]), method="BFGS", jac=True).x
+        found.append(embeddings @ taste + np.log(shares))
+    return np.array(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "popularity", "vectors", "factors"),
+    [
+        (0.0, 0.0, 0.0, 4),
+        (0.6, 0.0, 0.0, 4),
+        (0.0, 0.3, 0.0, 5),
+        (0.0, 0.0, 0.8, 4),
+        (0.6, 0.3, 0.8, 5),
+    ],
+)
+def test_without_noise_it_follows_its_equations(
+    users_of_dp_fold_in, words, popularity, vectors, factors
+):
+    expected = by_hand(
+        users_of_dp_fold_in,
+        0.4,
+        0.5,
+        factors - bool(popularity),
+        words=words,
+        popularity=popularity,
+        vectors=vectors,
+    )
+    model = fitted(
+        users_of_dp_fold_in,
+        **DP_FOLD_IN_EXACT,
+        low_rated=0.4,
+        feature_variance=0.5,
+        word_variance=words,
+        popularity_variance=popularity,
+        vector_variance=vectors,
+        factors=factors,
+        damping=0.0,
+    )
+    difference = model.scores(users_of_dp_fold_in).numpy() - expected
+    difference -= difference.mean(1, keepdims=True)
+    np.testing.assert_allclose(difference, 0, atol=2e-2)
+    assert np.ptp(expected - expected.mean(0)) > 0.5, "users differ"
+
+
+def test_low_rated_items_have_their_weight_and_liked_ones_1(users_of_dp_fold_in):
+    rows = users_of_dp_fold_in.csr(np.float64, 0.3).toarray()
+    liked, other = (
+        users_of_dp_fold_in.distinct().matrix().numpy(),
+        users_of_dp_fold_in.low_rated.matrix().numpy(),
+    )
+    np.testing.assert_allclose(rows, np.where(liked > 0, 1, 0.3 * other))
+    np.testing.assert_array_equal(users_of_dp_fold_in.csr(np.float64).toarray(), liked)
+    both = histories_of_dp_fold_in([[2]], [[2, 3]])
+    np.testing.assert_allclose(both.csr(np.float64, 0.3).toarray()[0, [2, 3]], [1, 0.3])
+
+
+@pytest.mark.parametrize(
+    "scale", [np.ones(DP_FOLD_IN_ITEMS), np.linspace(0.2, 3, DP_FOLD_IN_ITEMS)]
+)
+def test_exchanging_a_user_moves_both_sums_by_sqrt_2_of_the_clip_norm_at_most(scale):
+    """Adversarial users: everything, nothing, disjoint halves, single heavy items, low ratings
+    alone, and many copies of one item."""
+    everything = list(range(DP_FOLD_IN_ITEMS))
+    liked = [
+        everything,
+        [],
+        everything[:12],
+        everything[12:],
+        [24],
+        [23],
+        [],
+        [24] * 50,
+        everything[:12],
+    ]
+    lower = [[], everything, everything[12:], [], [], [24], everything[:12], [24] * 9, []]
+    rest = [[1, 2, 3], [4]], [[5], [4]]
+    clip = Clip(2.0, contributions="non-negative")
+    counts, grams = [], []
+    for one, other in zip(liked, lower, strict=True):
+        rows = histories_of_dp_fold_in([*rest[0], one], [*rest[1], other]).csr(np.float64, 0.5)
+        counts.append(clipped_row_sum(rows, clip))
+        grams.append(clipped_gram(rows * scale, clip))
+    for sums in (counts, grams):
+        moves = [np.linalg.norm(one - other) for one in sums for other in sums]
+        assert max(moves) <= clip.sensitivity("replace-one") * (1 + 1e-12)
+        assert max(moves) > 0.99 * math.sqrt(2) * 2.0, "the bound is met"
+
+
+def test_a_users_scores_depend_on_the_releases_and_its_own_rows_alone(users_of_dp_fold_in):
+    model = fitted(users_of_dp_fold_in, epsilon=5.0, seed=1)
+    together, alone = (
+        model.scores(users_of_dp_fold_in),
+        model.scores(users_of_dp_fold_in.block(7, 8)),
+    )
+    torch.testing.assert_close(alone[0], together[7], atol=1e-3, rtol=0)
+
+
+def test_an_ordered_feature_that_is_none_is_named(users_of_dp_fold_in):
+    with pytest.raises(ExperimentError, match="no feature eras"):
+        fitted(users_of_dp_fold_in, ordered={"eras": 2.0})
+
+
+@pytest.mark.real_data
+@pytest.mark.slow
+def test_movielens_1m_at_epsilon_2():
+    """Replace-one, delta 1e-5: Hits@20 of at least .262."""
+    table = {
+        "name": "fold-in",
+        "rounds": 1,
+        "positive-above": 3.0,
+        "dataset": {"name": "ml-1m", "eras": True},
+        "split": {"name": "user-holdout", "test-users": 0.2, "halves": "random"},
+    }
+    own = {"dp-fold-in": {"epsilon": 2.0, "items": 300, "ordered": {"eras": 2.4}}}
+    found = evaluate_baselines(own, Population.of(load(table)), held_out="test", ks=(20,))
+    assert found["dp-fold-in"]["hits@20"] > 0.262
+
+
+DP_GRAM_ITEMS = 25
+histories_of_dp_gram = partial(histories_of, num_items=DP_GRAM_ITEMS)
+DP_GRAM_EXACT = {"noise": False, "clip-norm": 1e9, "count-clip": 1e9, "exponent": 0.0, "items": 100}
+
+
+@pytest.fixture
+def users_of_dp_gram():
+    """Users with repeated items, one with none and one with all; two kinds of taste."""
+    random = np.random.default_rng(5)
+    chances = np.stack([np.linspace(3, 1, DP_GRAM_ITEMS), np.linspace(1, 3, DP_GRAM_ITEMS)])
+    chances /= chances.sum(1, keepdims=True)
+    lists = [random.choice(DP_GRAM_ITEMS, 9, p=chances[user % 2]).tolist() for user in range(120)]
+    return histories_of_dp_gram([*lists, [], list(range(DP_GRAM_ITEMS))])
+
+
+def fitted_of_dp_gram(users, **options) -> DpGram:
+    model = DpGram(
+        DpGram.Config.parse({key.replace("_", "-"): value for key, value in options.items()})
+    )
+    model.fit(users)
+    return model
+
+
+def test_without_noise_it_is_ease(users_of_dp_gram):
+    ease = Ease(Ease.Config(regularisation=20.0))
+    ease.fit(users_of_dp_gram)
+    found = fitted_of_dp_gram(users_of_dp_gram, **DP_GRAM_EXACT, model="ease", regularisation=20.0)
+    np.testing.assert_allclose(
+        found.scores(users_of_dp_gram), ease.scores(users_of_dp_gram), atol=2e-5
+    )
+
+
+@pytest.mark.parametrize("factors", [3, 7])
+def test_without_noise_it_is_puresvd(users_of_dp_gram, factors):
+    once = users_of_dp_gram.distinct()
+    matrix = csr_matrix(
+        (np.ones(len(once.items)), once.items, once.offsets),
+        (users_of_dp_gram.num_users, DP_GRAM_ITEMS),
+    )
+    vectors = svds(matrix, factors)[2]
+    expected = matrix @ vectors.T @ vectors
+    found = fitted_of_dp_gram(users_of_dp_gram, **DP_GRAM_EXACT, model="puresvd", factors=factors)
+    np.testing.assert_allclose(found.scores(users_of_dp_gram), expected, atol=2e-5)
+
+
+def test_items_are_weighted_and_the_weights_taken_back(users_of_dp_gram):
+    """With all eigenvectors nothing is lost, for any weights: scores equal the history."""
+    found = fitted_of_dp_gram(
+        users_of_dp_gram,
+        **{**DP_GRAM_EXACT, "exponent": 0.4},
+        model="puresvd",
+        factors=DP_GRAM_ITEMS,
+    )
+    np.testing.assert_allclose(
+        found.scores(users_of_dp_gram), users_of_dp_gram.distinct().matrix(), atol=1e-4
+    )
+    assert found.chosen.weights.mean() == pytest.approx(1) and found.chosen.weights.min() < 0.9
+
+
+def test_a_gram_matrix_has_noise_in_coordinates_of_its_frobenius_norm():
+    plan = Plan.of(
+        PrivacyConfig(clip_norm=3.0, noise_multiplier=2.0),
+        "full",
+        {},
+        5,
+        1,
+        contributions="non-negative",
+    )
+    assert plan.noise_scale == pytest.approx(2 * math.sqrt(2) * 3)
+    total = torch.arange(250_000.0, dtype=torch.float64).view(500, 500)
+    total = total + total.T
+    releases = NoisyReleases({"gram": plan}, Reproducible(1), None)
+    noise = (releases.symmetric("gram", total) - total).numpy()
+    assert np.array_equal(noise, noise.T)
+    above = noise[np.triu_indices(500, 1)]
+    assert above.std() == pytest.approx(
+        plan.noise_scale / math.sqrt(2), rel=5 / math.sqrt(2 * len(above))
+    )
+    assert np.diagonal(noise).std() == pytest.approx(plan.noise_scale, rel=5 / math.sqrt(1000))
+    assert np.linalg.eigvalsh(noise)[-1] == pytest.approx(
+        plan.noise_scale * math.sqrt(1000), rel=0.05
+    ), "the noise edge"
+
+
+def test_items_that_were_not_chosen_come_last_by_their_counts(users_of_dp_gram):
+    model = fitted_of_dp_gram(users_of_dp_gram, noise=False, items=6)
+    scores, chosen = model.scores(users_of_dp_gram), model.chosen.places
+    others = np.setdiff1d(np.arange(DP_GRAM_ITEMS), chosen)
+    assert bool((scores[:, others].amax(1) < scores[:, chosen].amin(1)).all())
+    counts = users_of_dp_gram.distinct().matrix().sum(0).numpy()
+    assert set(chosen) == set(np.argsort(-counts, kind="stable")[:6])
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_movielens_1m_is_far_above_private_popularity():
+    """Replace-one, epsilon 5, delta 1e-5: Hits@20 of at least .252 where DP popularity has .16."""
+    split = {"name": "user-holdout", "test-users": 0.2, "halves": "random"}
+    table = {
+        "name": "gram",
+        "rounds": 1,
+        "positive-above": 3.0,
+        "dataset": {"name": "ml-1m"},
+        "split": split,
+    }
+    found = evaluate_baselines(
+        ["dp-gram", "dp-popularity"], Population.of(load(table)), held_out="test", ks=(20,)
+    )
+    hits = {name: metrics["hits@20"] for name, metrics in found.items()}
+    assert hits["dp-gram"] > 0.252 and 0.15 < hits["dp-popularity"] < 0.17
+
+
+# Private matrix factorization: without noise it is plain alternation, and no user moves a sum by
+# more than the sensitivity.
+
+DPMF_ITEMS = 9
+histories_of_dpmf = partial(histories_of, num_items=DPMF_ITEMS)
+DPMF_EXACT = {
+    "noise": False,
+    "clip-norm": 1e6,
+    "user-norm": 1e6,
+    "factors": 3,
+    "steps": 4,
+    "regularisation": 0.5,
+}
+
+
+@pytest.fixture
+def users_of_dpmf():
+    """Fifty users, some with repeated items, one with none."""
+    random = np.random.default_rng(2)
+    return histories_of_dpmf([*(random.integers(0, DPMF_ITEMS, 4).tolist() for _ in range(50)), []])
+
+
+def made_of_dpmf(**options) -> DpMf:
+    return DpMf(DpMf.Config.parse(options))
+
+
+def started(model: DpMf, users: Histories) -> np.ndarray:
+    """The initial item factors of a model."""
+    step = "_descended" if model.config.reading == "posterior" else "_solved"
+    once = DpMf(model.config.model_copy(update={"steps": 1}))
+    setattr(once, step, lambda *given: once._items)
+    once.fit(users)
+    return once._items.numpy()
+
+
+def test_without_noise_a_perturbed_objective_is_alternating_least_squares(users_of_dpmf):
+    model = made_of_dpmf(**DPMF_EXACT)
+    items = started(model, users_of_dpmf)
+    liked = users_of_dpmf.distinct().matrix().double().numpy()
+    eye = 0.5 * np.eye(3)
+    model.fit(users_of_dpmf)
+    for _ in range(4):
+        factors = liked @ items @ np.linalg.inv(items.T @ items + eye)
+        items = liked.T @ factors @ np.linalg.inv(factors.T @ factors + eye)
+    # Releases are rounded to float32.
+    np.testing.assert_allclose(model._items, items, atol=1e-5)
+    np.testing.assert_allclose(
+        model.scores(users_of_dpmf),
+        liked @ items @ np.linalg.inv(items.T @ items + eye) @ items.T,
+        atol=1e-5,
+    )
+
+
+def test_without_noise_a_langevin_step_is_the_gradient_of_the_loss(users_of_dpmf):
+    model = made_of_dpmf(
+        **{**DPMF_EXACT, "reading": "posterior", "steps": 1, "learning-rate": 0.01}
+    )
+    first, liked = (
+        torch.from_numpy(started(model, users_of_dpmf)),
+        users_of_dpmf.distinct().matrix().double(),
+    )
+    items = first.clone().requires_grad_()
+    factors = liked @ first @ torch.linalg.inv(first.T @ first + 0.5 * torch.eye(3).double())
+    loss = ((liked - factors @ items.T) ** 2).sum() + 0.5 * (items**2).sum()
+    loss.backward()
+    model.fit(users_of_dpmf)
+    np.testing.assert_allclose(model._items, first - 0.01 * items.grad, atol=1e-6)
+
+
+@pytest.mark.parametrize("reading", ["objective", "posterior"])
+def test_exchanging_a_user_moves_each_sum_by_what_is_accounted_at_most_of_dpmf(reading):
+    model = made_of_dpmf(reading=reading, factors=3, **{"clip-norm": 1.5, "user-norm": 2.0})
+    # so that a user with opposite factors has the opposite gradient
+    model._items = torch.zeros(DPMF_ITEMS, 3).double()
+    axes = 2.0 * np.eye(3)
+    choices = [[], [0], [1], list(range(DPMF_ITEMS))], [axes[0], -axes[0], axes[1], 0 * axes[0]]
+    found = []
+    for items in choices[0]:
+        for factor in choices[1]:
+            pair = histories_of_dpmf([[2, 3], items]), torch.from_numpy(np.stack([axes[2], factor]))
+            total = model.gradient(*pair) if reading == "posterior" else model.linear(*pair)
+            found.append((total, pair[1].T @ pair[1]))
+    moved = max(float((one[0] - other[0]).norm()) for one in found for other in found)
+    assert moved <= 2 * 1.5 * (1 + 1e-12) and moved == pytest.approx(2 * 1.5, rel=1e-5)
+    if reading == "objective":
+        moved = max(float((one[1] - other[1]).norm()) for one in found for other in found)
+        assert moved <= math.sqrt(2) * 4 * (1 + 1e-12) and moved == pytest.approx(math.sqrt(2) * 4)

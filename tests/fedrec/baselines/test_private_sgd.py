@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private systems trained by DP-SGD."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedrec.baselines.base import Histories
+from fedrec.baselines.private import system
+from fedrec.baselines.private.sgd import DpAe, DpSvd, OuterGradients, chosen_clip, clipped_sum
+from fedrec.data.features import FeatureTable
+from fedrec.data.interactions import Schema
+from fedrec.errors import ExperimentError
+from fedrec.models.vae import Ae, AeConfig
+from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
+from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
+from fedrec.privacy.optimal_clip import noise_decides, optimal_clip
+from fedrec.rng import Reproducible
+from tests.captured_noise import captured, sensitivities
+
+# Matrix factorization by DP-SGD: users' gradients equal autograd's, and an optimal clip norm has no
+# guarantee.
+
+SMALL = {"factors": 3, "steps": 4, "cohort": 10}
+
+
+def made(**options) -> DpSvd:
+    return DpSvd(DpSvd.Config.parse({**SMALL, **options}))
+
+
+def drawn_pairs(users=6, seed=0) -> OuterGradients:
+    random = torch.Generator().manual_seed(seed)
+    shapes = {"table": (5, 3), "bias": (5, 1)}
+    return OuterGradients(
+        {
+            name: (torch.randn(users, a, generator=random), torch.randn(users, b, generator=random))
+            for name, (a, b) in shapes.items()
+        }
+    )
+
+
+def test_outer_gradients_are_what_they_stand_for():
+    pairs = drawn_pairs()
+    whole = pairs.whole().double()
+    torch.testing.assert_close(pairs.norms(), whole.norm(dim=1))
+    assert pairs.coordinates == whole.shape[1] == 20
+    factors = torch.tensor([1.0, 0.5, 0, 2, 0, 0.1], dtype=torch.float64)
+    total = pairs.weighted_sum(factors)
+    flat = torch.cat([total["table"].flatten(), total["bias"]])
+    torch.testing.assert_close(
+        flat, (whole * factors[:, None]).sum(0).float(), atol=1e-5, rtol=1e-5
+    )
+    assert total["bias"].shape == (5,)
+
+
+def test_a_user_who_fails_is_left_out():
+    pairs = drawn_pairs()
+    pairs.pairs["table"][0][2, 1] = torch.nan
+    total = clipped_sum(pairs, 0.5)
+    assert all(bool(torch.isfinite(value).all()) for value in total.values())
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_gradients_are_those_of_autograd(taste, biases):
+    """Gradient of each user's squared error with the user's solved factors fixed."""
+    model = made(biases=biases, **{"user-regularisation": 0.7})
+    parameters = model.start(taste, torch.Generator().manual_seed(1))
+    if biases:
+        parameters["biases"] += torch.linspace(-1, 1, 20)
+    rows = taste.matrix()
+    found = model.gradients(parameters, rows).whole()
+    for user in (0, 7):
+        leaves = {
+            name: value.clone().double().requires_grad_() for name, value in parameters.items()
+        }
+        items, shift = leaves["items"], leaves.get("biases", torch.zeros(20).double())
+        with torch.no_grad():
+            columns = torch.cat([items, torch.ones(20, 1)], 1) if biases else items
+            ridge = 0.7 * torch.diag(torch.tensor([1.0, 1, 1, 0][: columns.shape[1]])).double()
+            own = torch.linalg.solve(
+                columns.T @ columns + ridge, columns.T @ (rows[user].double() - shift)
+            )
+        predicted = items @ own[:3] + shift + (own[3] if biases else 0)
+        loss = (rows[user] - predicted).square().sum()
+        expected = torch.autograd.grad(loss, list(leaves.values()))
+        flat = torch.cat([gradient.flatten() for gradient in expected]).float()
+        torch.testing.assert_close(found[user], flat, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            model._predicted(parameters, rows)[1][user], predicted.float().detach()
+        )
+
+
+def test_it_finds_each_users_own_half(taste):
+    model = made(noise=False, steps=200, cohort=40, **{"clip-norm": 1e6, "learning-rate": 0.03})
+    model.fit(taste)
+    lower, upper = model.scores(taste).split(10, dim=1)
+    assert (lower[0::2].mean(1) > upper[0::2].mean(1)).all()
+    assert (lower[1::2].mean(1) < upper[1::2].mean(1)).all()
+
+
+@pytest.mark.parametrize("clip", ["constant", "optimal"])
+@pytest.mark.parametrize("baseline", [DpSvd, DpAe])
+def test_what_each_step_is_charged(taste, baseline, clip):
+    told = []
+    model = baseline(
+        baseline.Config.parse({"steps": 4, "cohort": 10, "epsilon": 6.0, "clip": clip})
+    )
+    model.charge = lambda number, event: told.append(event)
+    model.fit(taste)
+    assert len(told) == 4
+    accountant = Accountant("pld")
+    for event in told:
+        assert isinstance(event, NonPrivate if clip == "optimal" else NoisyRound)
+        accountant.step(event)
+    expected = math.inf if clip == "optimal" else pytest.approx(6.0, rel=2e-3)
+    assert accountant.epsilon(1e-5).epsilon == expected
+    assert model.spent(40).epsilon == expected
+
+
+@pytest.mark.parametrize("multiplier", [0.02, 0.3, 5.0])
+def test_the_chosen_clip_is_that_of_algorithm_2(multiplier):
+    pairs = drawn_pairs(users=9)
+    assert chosen_clip(pairs, multiplier) == pytest.approx(optimal_clip(pairs.whole(), multiplier))
+    pairs.pairs["table"][0][4], pairs.pairs["bias"][0][4] = 0.0, 0.0
+    assert chosen_clip(pairs, multiplier) > 0
+    assert (
+        chosen_clip(OuterGradients({"bias": (torch.zeros(3, 5), torch.zeros(3, 1))}), multiplier)
+        == 0
+    )
+
+
+def test_where_the_noise_decides_the_smallest_norm_wins():
+    random = np.random.default_rng(0)
+    for width in (4, 50, 400):
+        multiplier = 3 / math.sqrt(width) / math.sqrt(2 / math.pi) * (1 + 1e-9)
+        assert noise_decides(multiplier, width) and not noise_decides(multiplier * 0.9, width)
+        rows = torch.from_numpy(random.standard_normal((7, width)) * random.exponential(2, (7, 1)))
+        assert optimal_clip(rows, multiplier) == pytest.approx(float(rows.norm(dim=1).min()))
+
+
+def test_an_optimal_clip_needs_noise():
+    with pytest.raises(ExperimentError, match="noise"):
+        DpSvd.Config.parse({"clip": "optimal", "noise": False}, at="baselines.dp-svd")
+
+
+# The private autoencoder: each user's gradient equals autograd's and is clipped, and each step is
+# charged.
+
+ITEMS = 12
+DPAE_SMALL = {"hidden": 6, "latent": 3, "steps": 4, "cohort": 10}
+
+
+@pytest.fixture
+def users():
+    """Forty users in two groups, the last one without an item."""
+    random = np.random.default_rng(1)
+    lists = [random.choice(np.arange(6) + 6 * (user % 2), 4, replace=False) for user in range(39)]
+    offsets = np.append(np.arange(0, 4 * 39 + 1, 4), 4 * 39)
+    return Histories(ITEMS, offsets, np.concatenate(lists).astype(np.int64))
+
+
+def made_of_dpae(**options) -> DpAe:
+    return DpAe(DpAe.Config.parse({**DPAE_SMALL, **options}))
+
+
+def prepared(**options) -> DpAe:
+    """A model with parameters, not trained."""
+    model = made_of_dpae(**options)
+    network = AeConfig(hidden=6, latent=3, dropout=model.config.dropout)
+    model._model = Ae(network, Schema(ITEMS, FeatureTable(ITEMS, ()), (), "ranking"))
+    model._parameters = model._model.initial(torch.Generator().manual_seed(3))
+    return model
+
+
+def drawn(model: DpAe, users: int) -> torch.Tensor:
+    """The items that dropout keeps."""
+    return model._model.draw((1, users), torch.Generator().manual_seed(0)).kept[0]
+
+
+def summed(model: DpAe, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The clipped sum of users' gradients."""
+    found = model.gradients(model._parameters, rows, drawn(model, len(rows)))
+    return clipped_sum(found, model.config.clip_norm)
+
+
+def one_by_one(model: DpAe, rows: torch.Tensor, bound: float) -> dict[str, torch.Tensor]:
+    """Each user's gradient by autograd, clipped over all parameters together, and added up."""
+    total = {name: torch.zeros_like(value) for name, value in model._parameters.items()}
+    for row in rows:
+        leaves = {
+            name: value.clone().unsqueeze(0).requires_grad_()
+            for name, value in model._parameters.items()
+        }
+        scores = model._model.history_scores(leaves, row.view(1, 1, -1))[0, 0]
+        loss = -(torch.log_softmax(scores, -1) * row).sum()
+        own = torch.autograd.grad(loss, list(leaves.values()))
+        norm = torch.sqrt(sum((g.double() ** 2).sum() for g in own))
+        for name, gradient in zip(leaves, own, strict=True):
+            total[name] += gradient[0] * min(1.0, bound / max(float(norm), 1e-30))
+    return total
+
+
+@pytest.mark.parametrize("bound", [0.3, 2.0, 1e6])
+def test_clipped_sums_are_those_of_users_one_by_one(users, bound):
+    model = prepared(**{"clip-norm": bound, "dropout": 0.0})
+    rows = users.matrix()
+    found = summed(model, rows)
+    expected = one_by_one(model, rows, bound)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, atol=2e-5, rtol=1e-4)
+
+
+def test_no_user_has_a_longer_gradient_than_the_clip_norm(users):
+    model = prepared(**{"clip-norm": 0.5})
+    for scale in (1.0, 1e4):
+        model._parameters = {name: value * scale for name, value in model._parameters.items()}
+        for row in users.matrix()[:5]:
+            total = summed(model, row.unsqueeze(0))
+            norm = np.sqrt(sum(float((value.double() ** 2).sum()) for value in total.values()))
+            assert norm <= 0.5 * (1 + 1e-6)
+
+
+def secret_fits(users, monkeypatch, cohorts, **options):
+    """The releases of fits in mode `secure` with these cohorts and the same secret randomness; what
+    the first one released is released by all."""
+    monkeypatch.setattr(system, "source_of", lambda mode, seed: Reproducible(2**40))
+    found, held = [], None
+    for cohort in cohorts:
+        model = made_of_dpae(
+            mode="secure", **{"clip-norm": 0.05, "adjacency": "add-remove", **options}
+        )
+        monkeypatch.setattr(model, "_cohort", lambda users, step, own=cohort: np.array(own))
+        model.charge, charged = (lambda number, event, own=(own := []): own.append(event)), own
+        with captured(held) as seen:
+            model.fit(users)
+        found.append((seen, charged))
+        held = seen if held is None else held
+    return found
+
+
+@pytest.mark.slow
+def test_a_user_less_in_the_cohort_moves_the_secure_sum_by_the_clip_norm_at_most(
+    users, monkeypatch
+):
+    """What dropout hides from others does not depend on who else is in the cohort."""
+    everybody = list(range(30))
+    for gone in (0, 13, 29):
+        fewer = [user for user in everybody if user != gone]
+        (one, charged), (other, _) = secret_fits(users, monkeypatch, [everybody, fewer])
+        assert len(one) == 4
+        for before, after, event in zip(one, other, charged, strict=True):
+            assert sensitivities(before, event) == pytest.approx(0.05)
+            assert 0.04 < before.moved(after) <= 0.05 * (1 + 1e-4)
+
+
+def test_what_dropout_hides_in_secure_mode_is_not_the_seeds(users, monkeypatch):
+    """Fresh in every fit, of each user alone, with its share; never from the published seed."""
+    tables = []
+    for mode in ("secure", "secure", "reproducible", "reproducible"):
+        model = made_of_dpae(mode=mode, noise=False, cohort=40, dropout=0.3)
+        own, kept = [], model.kept
+        monkeypatch.setattr(model, "kept", lambda *of, k=kept, o=own: o.append(k(*of)) or o[-1])
+        model.fit(users)
+        tables.append(torch.stack(own).numpy())
+    one, other, simulated, again = tables
+    assert one.shape == (4, 40, ITEMS) and np.array_equal(simulated, again)
+    assert one.mean() == pytest.approx(0.7, abs=0.07)
+    for first, second in ((one, other), (one, simulated), (one[0], one[1]), (one[:, 0], one[:, 1])):
+        assert (first != second).any()
+
+
+def test_an_empty_cohort_gives_zeros():
+    model = prepared()
+    total = summed(model, torch.zeros(0, ITEMS))
+    assert all(
+        not value.any() and value.shape == model._parameters[name].shape
+        for name, value in total.items()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("adjacency", "cohort", "sampling"),
+    [
+        ("replace-one", 10, FixedSize(10, 40)),
+        ("add-remove", 10, Poisson(0.25)),
+        ("replace-one", 500, Full()),
+        ("add-remove", 500, Full()),
+    ],
+)
+def test_steps_are_charged_with_the_sampling_that_was_done(users, adjacency, cohort, sampling):
+    told = []
+    model = made_of_dpae(epsilon=6.0, adjacency=adjacency, cohort=cohort)
+    model.charge = lambda number, event: told.append((number, event))
+    model.fit(users)
+    assert [number for number, _ in told] == [1, 2, 3, 4]
+    accountant = Accountant("pld")
+    for _, event in told:
+        assert isinstance(event, NoisyRound) and event.release.sampling == sampling
+        accountant.step(event)
+    assert (
+        accountant.epsilon(1e-5).epsilon == pytest.approx(6.0, rel=2e-3) == model.spent(40).epsilon
+    )
+
+
+def test_without_noise_it_learns_and_reports_no_guarantee(users):
+    told = []
+    model = made_of_dpae(
+        **{"noise": False, "clip-norm": 1e6, "steps": 150, "cohort": 40, "learning-rate": 0.02}
+    )
+    model.charge = lambda number, event: told.append(event)
+    model.fit(users)
+    scores = model.scores(users)
+    own = scores.new_tensor(
+        [scores[user, 6 * (user % 2) : 6 * (user % 2) + 6].mean() for user in range(38)]
+    )
+    other = scores.new_tensor(
+        [scores[user, 6 - 6 * (user % 2) : 12 - 6 * (user % 2)].mean() for user in range(38)]
+    )
+    assert bool((own > other + 1).all())
+    assert all(isinstance(event, NonPrivate) for event in told)
+
+
+@pytest.mark.parametrize("mode", ["reproducible", "secure"])
+@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+def test_cohorts(users, mode, adjacency):
+    model = made_of_dpae(mode=mode, adjacency=adjacency)
+    cohorts = [model._cohort(40, step) for step in range(200)]
+    sizes = {len(cohort) for cohort in cohorts}
+    assert sizes == {10} if adjacency == "replace-one" else len(sizes) > 3
+    assert np.mean([len(cohort) for cohort in cohorts]) == pytest.approx(10, abs=1.5)
+    assert all(len(np.unique(cohort)) == len(cohort) for cohort in cohorts)
+    assert len({tuple(cohort) for cohort in cohorts}) > 150

@@ -1,0 +1,580 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Datasets from elsewhere: download, import and archives."""
+
+import errno
+import hashlib
+import io
+import os
+import shutil
+import stat
+import tarfile
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from fedrec.data import download
+from fedrec.data.download import fetch, import_data, unpack
+from fedrec.data.published import Archive, DatasetSource
+from fedrec.data.reader import data_directory
+from fedrec.errors import DataError, ExperimentError
+
+# Downloads from a local server that can close connections, send wrong data, and ignore ranges.
+
+CONTENT = "1\t2\t3\n" * 50_000
+
+
+def zipped(**files):
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(f"top/{name}.txt", text)
+    return target.getvalue()
+
+
+BODY = zipped(data=CONTENT, notes="free of charge")
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `body`; `cut` closes the connection after this many bytes, `ranges` is whether ranges
+    are honoured."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.body, self.cut, self.ranges, self.status, self.announce = BODY, None, True, 200, True
+        self.asked: list[str | None] = []
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}/files/data.zip"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self):
+        asked = self.headers.get("Range")
+        self.server.asked.append(asked)
+        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.server.ranges else 0
+        if start and start >= len(self.server.body):
+            self.send_response(416)
+            self.end_headers()
+            return
+        self.send_response(206 if start else self.server.status)
+        if start:
+            self.send_header(
+                "Content-Range",
+                f"bytes {start}-{len(self.server.body) - 1}/{len(self.server.body)}",
+            )
+        if self.server.announce:
+            self.send_header("Content-Length", str(len(self.server.body) - start))
+        self.end_headers()
+        self.wfile.write(self.server.body[start : self.server.cut])
+
+    def log_message(self, format, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "data" / "mine"
+
+
+def source_of(server, body=BODY, **changes):
+    archive = Archive(url=server.url, size=len(body), sha256=hashlib.sha256(body).hexdigest())
+    settings = {"files": ("data.txt",), "extras": ("note*.txt",), "archives": (archive,)} | changes
+    return DatasetSource(page="http://example.org", licence="any", **settings)
+
+
+def left(folder):
+    """Names of all files in the folder that contains the dataset's folder."""
+    return sorted(
+        str(path.relative_to(folder.parent)) for path in folder.parent.rglob("*") if path.is_file()
+    )
+
+
+def test_installs_the_files(server, folder):
+    seen = []
+    assert (
+        fetch("mine", source_of(server), folder, lambda done, size: seen.append((done, size)))
+        == folder
+    )
+    assert (folder / "data.txt").read_text() == CONTENT
+    assert left(folder) == ["mine/data.txt", "mine/notes.txt"]
+    assert [path.name for path in folder.parent.iterdir()] == ["mine"]
+    assert seen[-1] == (len(BODY), len(BODY))
+    assert seen == sorted(seen)
+
+
+def test_interrupted_download_is_resumed(server, folder):
+    server.cut = 500
+    with pytest.raises(DataError, match="broke off") as caught:
+        fetch("mine", source_of(server), folder)
+    assert "500 bytes" in caught.value.got and f"{len(BODY):,} bytes" in caught.value.expected
+    assert left(folder) == [".mine.download/data.zip.partial"]
+    server.cut = None
+    fetch("mine", source_of(server), folder)
+    assert server.asked == [None, "bytes=500-"]
+    assert (folder / "data.txt").read_text() == CONTENT
+
+
+def test_server_that_ignores_ranges_starts_again(server, folder):
+    server.cut, server.ranges = 500, False
+    with pytest.raises(DataError, match="broke off"):
+        fetch("mine", source_of(server), folder)
+    server.cut = None
+    fetch("mine", source_of(server), folder)
+    assert (folder / "data.txt").read_text() == CONTENT
+
+
+def test_body_without_announced_length_that_is_cut(server, folder):
+    server.cut, server.announce = 500, False
+    with pytest.raises(DataError, match="broke off"):
+        fetch("mine", source_of(server), folder)
+
+
+@pytest.mark.parametrize("announce", [True, False])
+def test_longer_body_is_refused(server, folder, announce):
+    server.body, server.announce = BODY + b"more", announce
+    with pytest.raises(DataError, match="published size") as caught:
+        fetch("mine", source_of(server), folder)
+    assert caught.value.expected == f"{len(BODY):,} bytes"
+    assert left(folder) == []
+
+
+def test_shorter_file_on_the_server_is_refused(server, folder):
+    server.body = BODY[:-4]
+    with pytest.raises(DataError, match="published size") as caught:
+        fetch("mine", source_of(server), folder)
+    assert caught.value.got == f"{len(BODY) - 4:,} bytes"
+    assert left(folder) == []
+
+
+def test_tampered_body_is_refused_and_deleted(server, folder):
+    server.body = BODY[:100] + bytes([BODY[100] ^ 1]) + BODY[101:]
+    with pytest.raises(DataError, match="not the published file") as caught:
+        fetch("mine", source_of(server), folder)
+    assert hashlib.sha256(BODY).hexdigest() in caught.value.expected
+    assert hashlib.sha256(server.body).hexdigest() in caught.value.got
+    assert left(folder) == []
+    server.body = BODY
+    fetch("mine", source_of(server), folder)
+    assert (folder / "data.txt").read_text() == CONTENT
+
+
+def test_partial_file_of_something_else_is_refused_by_checksum(server, folder):
+    holder = folder.parent / ".mine.download"
+    holder.mkdir(parents=True)
+    (holder / "data.zip.partial").write_bytes(b"x" * 100)
+    with pytest.raises(DataError, match="not the published file"):
+        fetch("mine", source_of(server), folder)
+    fetch("mine", source_of(server), folder)
+    assert folder.is_dir()
+
+
+def test_partial_file_that_is_too_long_is_replaced(server, folder):
+    holder = folder.parent / ".mine.download"
+    holder.mkdir(parents=True)
+    (holder / "data.zip.partial").write_bytes(BODY + b"x")
+    fetch("mine", source_of(server), folder)
+    assert server.asked == [None]
+
+
+def test_range_beyond_the_file_on_the_server_starts_again(server, folder):
+    holder = folder.parent / ".mine.download"
+    holder.mkdir(parents=True)
+    (holder / "data.zip.partial").write_bytes(BODY[:600])
+    server.body = BODY[:300]
+    with pytest.raises(DataError, match="HTTP status 416"):
+        fetch("mine", source_of(server), folder)
+    assert left(folder) == []
+
+
+def test_http_error_is_named(server, folder):
+    server.status = 404
+    with pytest.raises(DataError, match="HTTP status 404"):
+        fetch("mine", source_of(server), folder)
+    assert left(folder) == []
+
+
+def test_no_network(server, folder):
+    source = source_of(server)
+    server.server_close()
+    with pytest.raises(DataError, match="cannot be downloaded") as caught:
+        fetch("mine", source, folder)
+    assert "check the network" in caught.value.fix
+
+
+def test_full_disk(server, folder, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(download, "_append", full)
+    with pytest.raises(DataError, match="is full") as caught:
+        fetch("mine", source_of(server), folder)
+    assert "bytes free" in caught.value.got
+    assert left(folder) == []
+
+
+def test_full_disk_while_unpacking_leaves_no_folder(server, folder, monkeypatch):
+    class Full(io.BytesIO):
+        def write(self, piece):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def opened(path, mode="r", *rest, **more):
+        return Full() if mode == "wb" and path.suffix == ".txt" else open(path, mode, *rest, **more)
+
+    monkeypatch.setattr("pathlib.Path.open", opened)
+    with pytest.raises(DataError, match="is full"):
+        fetch("mine", source_of(server), folder)
+    assert left(folder) == [".mine.download/data.zip"]
+    monkeypatch.undo()
+    fetch("mine", source_of(server), folder)
+    assert server.asked == [None]  # finished downloads are not repeated
+    assert left(folder) == ["mine/data.txt", "mine/notes.txt"]
+
+
+def test_archive_without_the_needed_file_leaves_no_folder(server, folder):
+    with pytest.raises(DataError, match="not the files of 'mine'") as caught:
+        fetch("mine", source_of(server, files=("data.txt", "users.txt")), folder)
+    assert caught.value.got == "without users.txt"
+    assert not folder.exists()
+
+
+def test_plain_file(server, folder):
+    server.body = b"a,b\n"
+    archive = Archive(
+        server.url.replace("data.zip", "data.txt?raw=1"), 4, hashlib.sha256(b"a,b\n").hexdigest()
+    )
+    fetch("mine", source_of(server, archives=(archive,)), folder)
+    assert (folder / "data.txt").read_text() == "a,b\n"
+
+
+def test_existing_folder_is_kept(server, folder):
+    folder.mkdir(parents=True)
+    (folder / "own.txt").write_text("precious")
+    with pytest.raises(DataError, match="exists already"):
+        fetch("mine", source_of(server), folder)
+    assert (folder / "own.txt").read_text() == "precious"
+    assert server.asked == []
+
+
+def test_dataset_without_archives(server, folder):
+    with pytest.raises(DataError, match="no fixed address") as caught:
+        fetch("mine", source_of(server, archives=()), folder)
+    assert "fedrec data import mine PATH" in caught.value.fix
+
+
+# Import of a local copy: complete and verified, or not at all.
+
+REVIEW = '{"reviewerID": "A2", "asin": "B1", "overall": 5.0, "unixReviewTime": 1367193600}\n'
+FILM = "1:\n7,3,2005-09-06\n"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDREC_DATA", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def copy(tmp_path):
+    folder = tmp_path / "copy" / "deep" / "er"
+    folder.mkdir(parents=True)
+    (folder / "Office_5.json").write_text(REVIEW)
+    (folder / "unrelated.txt").write_text("not needed")
+    return tmp_path / "copy"
+
+
+def as_folder(copy):
+    return copy
+
+
+def as_zip(copy):
+    return shutil.make_archive(str(copy.parent / "a"), "zip", copy)
+
+
+def as_tar(copy):
+    return shutil.make_archive(str(copy.parent / "a"), "gztar", copy)
+
+
+def as_file(copy):
+    return next(copy.rglob("*.json"))
+
+
+@pytest.mark.parametrize("packed", [as_folder, as_zip, as_tar, as_file])
+def test_takes_the_needed_files_from_any_form(home, copy, packed):
+    folder = import_data("amazon-5core", type(home)(packed(copy)))
+    assert folder == home / "amazon-5core"
+    assert [path.name for path in folder.iterdir()] == ["Office_5.json"]
+    assert [path.name for path in home.iterdir()] == ["amazon-5core"]
+    assert (copy / "deep" / "er" / "Office_5.json").exists()
+
+
+def test_refused_copy_leaves_nothing(home, copy):
+    (copy / "deep" / "er" / "Office_5.json").write_text(REVIEW[:-30])
+    with pytest.raises(DataError, match="line 1:"):
+        import_data("amazon-5core", copy)
+    assert not any(home.iterdir())
+
+
+def test_subfolders_of_the_documented_form_are_kept(home, tmp_path):
+    # The counts of the Netflix data are known, so a small copy is refused because of its counts.
+    (tmp_path / "nf" / "download" / "training_set").mkdir(parents=True)
+    (tmp_path / "nf" / "download" / "training_set" / "mv_0000001.txt").write_text(FILM)
+    with pytest.raises(DataError, match="number of rows") as caught:
+        import_data("netflix", tmp_path / "nf")
+    assert (caught.value.expected, caught.value.got) == ("100,480,507 rows", "1 rows")
+    assert not any(home.iterdir())
+
+
+def test_missing_file_is_named(home, tmp_path):
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "ratings.dat").write_text("1::2::3::4\n")
+    with pytest.raises(DataError, match="not the files of 'ml-1m'") as caught:
+        import_data("ml-1m", tmp_path / "half")
+    assert caught.value.got == "without users.dat, movies.dat"
+    assert not any(home.iterdir())
+
+
+def test_file_nearest_to_the_root_counts(home, copy):
+    shutil.copy(as_file(copy), copy / "Office_5.json")
+    (copy / "deep" / "er" / "Office_5.json").write_text("not this one")
+    assert (import_data("amazon-5core", copy) / "Office_5.json").read_text() == REVIEW
+
+
+def test_two_files_of_one_name_at_one_depth_are_refused(home, copy):
+    (copy / "deep" / "other").mkdir()
+    (copy / "deep" / "other" / "Office_5.json").write_text(REVIEW)
+    with pytest.raises(DataError, match="two files fit one name"):
+        import_data("amazon-5core", copy)
+
+
+def test_existing_folder_is_kept_of_importing(home, copy):
+    (home / "amazon-5core").mkdir(parents=True)
+    (home / "amazon-5core" / "own.json").write_text("precious")
+    with pytest.raises(DataError, match="exists already"):
+        import_data("amazon-5core", copy)
+    assert (home / "amazon-5core" / "own.json").read_text() == "precious"
+
+
+def test_unsafe_archive_is_refused(home, tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("../Office_5.json", REVIEW)
+    with pytest.raises(DataError, match="not safe"):
+        import_data("amazon-5core", tmp_path / "a.zip")
+    assert not list(tmp_path.rglob("Office_5.json"))
+
+
+def test_a_pipe_is_refused_before_it_is_read(home, tmp_path):
+    """Reading it would wait for a writer for ever."""
+    os.mkfifo(tmp_path / "Office_5.json")
+    with pytest.raises(DataError, match="cannot be imported"):
+        import_data("amazon-5core", tmp_path / "Office_5.json")
+
+
+def test_nothing_to_import(home, tmp_path):
+    with pytest.raises(DataError, match="nothing to import"):
+        import_data("amazon-5core", tmp_path / "absent")
+    with pytest.raises(DataError, match="not a dataset to import"):
+        import_data("table", tmp_path)
+    with pytest.raises(ExperimentError, match="unknown dataset"):
+        import_data("ml-2m", tmp_path)
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize(
+    ("name", "folder"), [("ml-100k", "ml-100k"), ("amazon-upc", "office"), ("frappe", "frappe")]
+)
+def test_published_data_are_imported(tmp_path, monkeypatch, name, folder):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as archive:
+        archive.add(data_directory() / folder, "some/where")
+    monkeypatch.setenv("FEDREC_DATA", str(tmp_path / "home"))
+    assert import_data(name, path) == tmp_path / "home" / folder
+    if name == "ml-100k":
+        assert (tmp_path / "home" / folder / "u3.test").is_file()
+    if name == "frappe":
+        assert (tmp_path / "home" / folder / "meta.csv").is_file()
+
+
+@pytest.mark.real_data
+def test_damaged_published_data_are_not_imported(tmp_path, monkeypatch):
+    shutil.copytree(data_directory() / "ml-100k", tmp_path / "copy")
+    with (tmp_path / "copy" / "u.data").open("a") as file:
+        file.write("1\t1\t5\t874965758\n")
+    monkeypatch.setenv("FEDREC_DATA", str(tmp_path / "home"))
+    with pytest.raises(DataError, match="number of rows"):
+        import_data("ml-100k", tmp_path / "copy")
+    assert not any((tmp_path / "home").iterdir())
+
+
+# Archives must not write outside the folder into which they are unpacked.
+
+
+@pytest.fixture
+def target(tmp_path):
+    folder = tmp_path / "inner" / "target"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def make_zip(path, members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+    return path
+
+
+def make_tar(path, members, mode="w:gz"):
+    with tarfile.open(path, mode) as archive:
+        for name, text in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text)
+            archive.addfile(info, io.BytesIO(text.encode()))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (make_zip, "a.zip"),
+        (make_tar, "a.tar.gz"),
+        (lambda path, members: make_tar(path, members, "w"), "a.tar"),
+        (lambda path, members: make_tar(path, members, "w:bz2"), "a.tar.bz2"),
+    ],
+)
+def test_unpacks_files_at_any_depth(tmp_path, target, make, name):
+    unpack(make(tmp_path / name, {"top/one.txt": "1", "two.txt": "2"}), target)
+    assert (target / "top" / "one.txt").read_text() == "1"
+    assert (target / "two.txt").read_text() == "2"
+
+
+def test_plain_file_is_copied(tmp_path, target):
+    (tmp_path / "reviews.json").write_text("{}\n")
+    unpack(tmp_path / "reviews.json", target)
+    assert (target / "reviews.json").read_text() == "{}\n"
+
+
+@pytest.mark.parametrize("make", [make_zip, make_tar])
+@pytest.mark.parametrize(
+    "name", ["../out.txt", "/out.txt", "a/../../out.txt", "..\\out.txt", "C:out.txt"]
+)
+def test_path_out_of_the_folder_is_refused(tmp_path, target, make, name):
+    archive = make(tmp_path / "a", {"good.txt": "1", name: "bad"})
+    with pytest.raises(DataError, match="not safe"):
+        unpack(archive, target)
+    assert not list(tmp_path.rglob("*out.txt"))
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
+)
+def test_links_and_devices_in_a_tar_are_refused(tmp_path, target, kind):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        info = tarfile.TarInfo("link")
+        info.type, info.linkname = kind, "/etc/passwd"
+        archive.addfile(info)
+    with pytest.raises(DataError, match="not safe"):
+        unpack(tmp_path / "a.tar", target)
+    assert not list(target.iterdir())
+
+
+def test_link_in_a_zip_is_refused(tmp_path, target):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        info = zipfile.ZipInfo("link")
+        info.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(info, "/etc/passwd")
+    with pytest.raises(DataError, match="link"):
+        unpack(tmp_path / "a.zip", target)
+
+
+def test_damaged_zip_is_refused(tmp_path, target):
+    path = make_zip(tmp_path / "a.zip", {"one.txt": "content " * 50})
+    data = bytearray(path.read_bytes())
+    data[60] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="damaged"):
+        unpack(path, target)
+
+
+def test_cut_tar_is_refused(tmp_path, target):
+    path = make_tar(tmp_path / "a.tar", {"one.txt": "x" * 5000}, "w")
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(DataError, match="damaged"):
+        unpack(path, target)
+
+
+def make_small_zip(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+    return path
+
+
+@pytest.mark.parametrize("make", [make_small_zip, make_tar])
+def test_an_archive_that_fills_the_disk_is_refused(tmp_path, target, make, monkeypatch):
+    """Zeros are compressed by a factor of 1,000."""
+    path = make(tmp_path / "bomb", {"one": "0" * 3_000_000, "two": "0" * 3_000_000})
+    unpack(path, target)  # allowed for archives of any size
+    monkeypatch.setattr(download, "_AT_LEAST", 1 << 20)
+    assert path.stat().st_size * 200 < 6_000_000
+    (target / "one").unlink()
+    with pytest.raises(
+        DataError, match=r"not safe to unpack(.*\n)*.*200 times what the archive weighs"
+    ):
+        unpack(path, target)
+    assert sum(file.stat().st_size for file in target.iterdir() if file.name == "one") <= 3_000_000
+    monkeypatch.setattr(download, "_MOST_FILES", 1)
+    monkeypatch.setattr(download, "_AT_LEAST", 1 << 30)
+    with pytest.raises(DataError, match="more than 1 files"):
+        unpack(path, target)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (b"one.txt", b"\xa0ne.txt", "is damaged"),  # marked as UTF-8, which it is not
+        (b"\x07\x00", b"\x00\x00", "is not safe to unpack|is damaged"),  # no name
+    ],
+)
+def test_a_member_without_a_readable_name_is_refused(tmp_path, target, old, new, told):
+    file = make_zip(tmp_path / "a.zip", {"one.txt": "1"})
+    content = file.read_bytes()
+    directory = content.rindex(b"PK\x01\x02")
+    entry = bytearray(content[directory:])
+    entry[9] |= 8  # the name is UTF-8
+    file.write_bytes(content[:directory] + bytes(entry).replace(old, new, 1))
+    with pytest.raises(DataError, match=told):
+        unpack(file, target)
+
+
+@pytest.mark.parametrize("left", [11, 40])
+def test_a_cut_archive_is_damaged(tmp_path, target, left):
+    file = make_tar(tmp_path / "a.tar.gz", {"one.txt": "1"})
+    file.write_bytes(file.read_bytes()[:left])
+    with pytest.raises(DataError, match="is damaged"):
+        unpack(file, target)
+
+
+@pytest.mark.parametrize("members", [["a", "a/b"], ["a/b", "a"]])
+def test_a_file_that_is_a_folder_of_another_is_damage(tmp_path, target, members):
+    with pytest.raises(DataError, match="is damaged"):
+        unpack(make_zip(tmp_path / "a.zip", dict.fromkeys(members, "1")), target)
+
+
+@pytest.mark.parametrize("name", ["a" * 256, "x/" + "é" * 128])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path, target, name):
+    with pytest.raises(DataError, match="not safe to unpack"):
+        unpack(make_tar(tmp_path / "a.tar.gz", {name: "1"}), target)

@@ -1,0 +1,648 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Interactions: features, negatives, weights by time, independence of users, and synthetic ones."""
+
+import dataclasses
+import itertools
+import tracemalloc
+from collections import Counter
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from fedrec.baselines.base import Baseline
+from fedrec.components import registry
+from fedrec.components.registry import DATASET, resolve
+from fedrec.data.client_data import ClientData, draw_negatives
+from fedrec.data.features import Feature, FeatureNames, FeatureTable
+from fedrec.data.independence import refuse_dependent_clients
+from fedrec.data.interactions import Interactions, time_weighted
+from fedrec.data.perturbation import TrainingData
+from fedrec.data.population import Population
+from fedrec.data.readers import synthetic
+from fedrec.data.readers.synthetic import PopularityLaw, Synthetic, Truth
+from fedrec.data.splits.rules import ROWS, UserHoldout
+from fedrec.data.time_order import row_numbers, user_shares
+from fedrec.errors import DataError, ExperimentError
+from fedrec.evaluation.central import evaluate_baselines
+from fedrec.experiment.loading import load
+from fedrec.experiment.tables import DataSettings
+from fedrec.nn.layers import row_shares
+from tests.fedrec.data.test_splits import interactions, make
+
+# Features as tables of shares.
+
+
+def test_shares_of_rows_with_equal_codes_are_kept_once():
+    """Equal to the matrix of codes; a row may have no code, or a category twice."""
+    feature = Feature.multiple(
+        "genre", [["b", "a"], [], ["c"], ["a", "b"], ["b", "a"], ["a", "a", "c"], []]
+    )
+    shares, index = feature.distinct_shares()
+    expected = row_shares(torch.from_numpy(feature.padded()), len(feature.categories))
+    np.testing.assert_array_equal(shares[index], expected.numpy())
+    assert shares.shape == (5, 3) and index.dtype == np.int32
+
+
+def test_renumbered_rows_keep_the_categories_of_the_known_rows():
+    feature = Feature.multiple("genres", [["b"], ["z", "c"], [], ["a", "b"]])
+    other = feature.renumbered(np.array([3, 0, 1, -1]), 2)
+    assert other.categories == ("a", "b")  # "c" and "z" occur in rows behind the known ones alone
+    words = [
+        [other.categories[code] for code in other.codes[start:end]]
+        for start, end in zip(other.offsets, other.offsets[1:], strict=False)
+    ]
+    assert words == [["a", "b"], ["b"], [], []]
+
+
+def test_texts_stay_apart_and_follow_their_rows():
+    title = Feature.words("title", ["Red shoes", "red hat", ""])
+    table = FeatureTable(3, (Feature.single("kind", "aba"),), (title,))
+    assert table.names == ("kind",) and table["title"] is title
+    assert FeatureNames.of(FeatureTable(9), table) == FeatureNames(
+        items=("kind",), item_texts=("title",)
+    )
+    moved = table.renumbered(np.array([1, -1, 0]), known=3)["title"]
+    words = [{moved.categories[code] for code in row if code >= 0} for row in moved.padded()]
+    assert words == [{"red", "hat"}, set(), {"red", "shoes"}]
+    assert table.only({"title"}).every == (title,)
+    with pytest.raises(DataError, match="one name"):
+        FeatureTable(3, (Feature.single("title", "aba"),), (title,))
+
+
+def test_codes_of_some_rows_are_those_of_all():
+    several = Feature(
+        "genre", ("a", "b", "c"), np.array([0, 2, 2, 3, 6]), np.array([1, 0, 2, 0, 1, 2])
+    )
+    assert several.padded().tolist() == [[1, 0, -1], [-1, -1, -1], [2, -1, -1], [0, 1, 2]]
+    one = Feature.single("gender", ["F", "M", "F"])
+    gaps = Feature("year", ("1", "2"), np.array([0, 1, 1, 2]), np.array([1, 0]))
+    assert one.padded().tolist() == [[0], [1], [0]] and gaps.padded().tolist() == [[1], [-1], [0]]
+    for feature in (several, one, gaps):
+        rows = np.array([2, 0, 2, 1])
+        assert feature.padded(rows).tolist() == feature.padded()[rows].tolist()
+        assert feature.padded(rows).flags.writeable
+
+
+# Negatives are exactly uniform, and do not reveal the held-out items.
+
+
+def test_every_free_item_is_equally_likely():
+    positives = np.array([0, 3, 4, 9, 19])
+    drawn = draw_negatives(positives, 20, 300_000, np.random.default_rng(0))
+    counts = np.bincount(drawn, minlength=20)
+    assert counts[positives].sum() == 0
+    assert chisquare(np.delete(counts, positives)).pvalue > 1e-3
+
+
+@given(st.data())
+def test_each_rank_maps_to_one_free_item(data):
+    num_items = data.draw(st.integers(1, 30))
+    positives = np.array(
+        sorted(data.draw(st.sets(st.integers(0, num_items - 1), max_size=num_items - 1))), dtype=int
+    )
+
+    class Ranks:
+        def integers(self, low, high, size):
+            assert (low, size) == (0, high)
+            return np.arange(high)
+
+    free = np.setdiff1d(np.arange(num_items), positives)
+    assert draw_negatives(positives, num_items, len(free), Ranks()).tolist() == free.tolist()
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 4])
+def test_all_items_positive(num_items):
+    with pytest.raises(DataError, match="no negative item"):
+        draw_negatives(np.arange(num_items), num_items, 1, np.random.default_rng(0))
+
+
+def test_nothing_asked_nothing_drawn():
+    assert draw_negatives(np.array([2]), 5, 0, np.random.default_rng(0)).shape == (0,)
+
+
+def test_catalogue_size_costs_nothing():
+    drawn = draw_negatives(np.arange(0, 2000, 2), 10**15, 1000, np.random.default_rng(0))
+    assert drawn.max() < 10**15 and drawn.dtype == np.int64
+
+
+USERS, ITEMS, TRAINED, ROUNDS = 400, 300, 20, 100
+
+
+def _times_drawn(excluded: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """How often each item became a negative in all rounds (four per positive)."""
+    drawn = [draw_negatives(excluded, ITEMS, 4 * TRAINED, generator) for _ in range(ROUNDS)]
+    return np.bincount(np.concatenate(drawn), minlength=ITEMS)
+
+
+def _expected_hit(score: np.ndarray, item: int, others: np.ndarray, k: int = 10) -> float:
+    """Probability that `item` is in the top k among `others`, ties broken at random."""
+    above, equal = np.sum(score[others] > score[item]), np.sum(score[others] == score[item])
+    return float(np.clip(k - above, 0, equal + 1) / (equal + 1))
+
+
+def _hits_of_the_count(leaky: bool) -> tuple[float, float]:
+    """Mean Hits@10 of the score -(number of draws): among 99 sampled never-seen items, and among
+    all of them."""
+    generator = np.random.default_rng(7)
+    sampled, full = [], []
+    for _ in range(USERS):
+        own = generator.choice(ITEMS, TRAINED + 1, replace=False)
+        train, held_out = np.sort(own[:-1]), own[-1]
+        score = -_times_drawn(np.sort(own) if leaky else train, generator)
+        never_seen = np.setdiff1d(np.arange(ITEMS), own)
+        sampled.append(
+            _expected_hit(score, held_out, generator.choice(never_seen, 99, replace=False))
+        )
+        full.append(_expected_hit(score, held_out, never_seen))
+    return float(np.mean(sampled)), float(np.mean(full))
+
+
+def test_the_number_of_draws_reveals_nothing_about_held_out_items():
+    """A score without learning is at chance level: within four binomial standard deviations of 400
+    users."""
+    sampled, full = _hits_of_the_count(leaky=False)
+    for hits, chance in ((sampled, 10 / 100), (full, 10 / (ITEMS - TRAINED))):
+        assert abs(hits - chance) < 4 * np.sqrt(chance * (1 - chance) / USERS)
+
+
+def test_drawing_outside_the_held_out_items_would_betray_them():
+    """The same score under the leaky rule, which shows that the test above can fail."""
+    sampled, full = _hits_of_the_count(leaky=True)
+    assert sampled > 0.9 and full > 0.9
+
+
+# Repeated ratings by loops, and their use in datasets.
+
+
+def test_by_hand():
+    # Item 4 twice: 5 at time 9 and 2 at time 3, so 2 * 1/3 + 5 * 2/3; item 1 three times: weights
+    # 1/6, 2/6, 3/6.
+    users, items = np.array([0, 0, 0, 0, 0, 1]), np.array([4, 4, 1, 1, 1, 4])
+    ratings, times = np.array([5.0, 2, 3, 1, 4, 2]), np.array([9, 3, 5, 6, 7, 0])
+    pairs = time_weighted(users, items, ratings, times)
+    assert pairs[0].tolist() == [0, 0, 1] and pairs[1].tolist() == [1, 4, 4]
+    np.testing.assert_allclose(pairs[2], [3 / 6 + 2 / 6 + 12 / 6, 2 / 3 + 10 / 3, 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("with_times", [True, False])
+def test_against_loops(with_times):
+    random = np.random.default_rng(0)
+    users, items = random.integers(0, 3, 60), random.integers(0, 5, 60)
+    ratings, times = random.random(60), random.permutation(60) if with_times else None
+    pairs = time_weighted(users, items, ratings, times)
+    for user, item, value in zip(*pairs, strict=True):
+        rows = np.flatnonzero((users == user) & (items == item))
+        rows = rows if times is None else rows[np.argsort(times[rows])]
+        m = len(rows)
+        assert value == pytest.approx(
+            sum(ratings[row] * 2 * (t + 1) / (m * (m + 1)) for t, row in enumerate(rows))
+        )
+    assert len(pairs[0]) == len({*zip(users.tolist(), items.tolist(), strict=True)})
+
+
+def test_without_ratings_a_repeated_use_counts_one():
+    assert time_weighted(np.zeros(4, int), np.array([1, 1, 1, 2]), None, None)[2] == pytest.approx(
+        [1, 1]
+    )
+    assert len(time_weighted(np.zeros(0, int), np.zeros(0, int), None, None)[2]) == 0
+
+
+def test_histories_and_devices_agree(world):
+    population = world()
+    assert population.histories(np.arange(4)).max() == 1
+    rated = population.histories(np.arange(4), rated=True)
+    for client in range(4):
+        data = population.client(client)
+        np.testing.assert_array_equal(rated[client, data.positives], data.amounts(rated=True))
+        assert (data.amounts(rated=False) == 1).all()
+        assert np.count_nonzero(rated[client]) == len(data.positives)
+    # User 1 gave item 1 a 5 and then a 4; no times, so in the order of the rows.
+    assert rated[1, 1] == pytest.approx(5 / 3 + 8 / 3) and rated[0, 0] == 5
+
+
+@pytest.mark.parametrize("times", [None, np.array([1, 2, 3])])
+def test_ratings_of_zero_or_less_have_an_amount(times):
+    """In a rating task every rated item counts as positive, also one rated 0."""
+    ratings = np.array([3.0, 0.0, -1.0], dtype=np.float32)
+    data = ClientData(0, (), np.array([4, 2, 7]), ratings, np.array([2, 4, 7]), times, ratings)
+    np.testing.assert_allclose(data.amounts(rated=True), [0.0, 3.0, -1.0])
+
+
+# One client's rows decide nothing about the rows of others, wherever a guarantee needs it.
+
+INDEPENDENCE_USERS, INDEPENDENCE_ITEMS = 30, 12
+BOTH, REPLACED = ("replace-one", "add-remove"), ("replace-one",)
+BY_CLIENT = {"stream": "client"}
+INDEPENDENT = [
+    ("ratio", {}, BOTH),
+    ("ratio", {"order": "temporal", **BY_CLIENT}, BOTH),
+    ("kfold", {"fold": 2, "validation": 0.2}, BOTH),
+    ("leave-one-out", {}, BOTH),
+    ("leave-one-out", {"order": "random"}, BOTH),
+    ("bounded", {"omega": 0.5, "delta": 0.5, "dimension": 2.0, "p-min": 0.0}, BOTH),
+    ("published", {"validation": 0.3}, BOTH),
+    ("global-time", {"test-from": 80, "validation-from": 60}, BOTH),
+    ("user-holdout", {"validation-users": 0.2}, REPLACED),
+    ("user-holdout", {"folds": 3, "validation-users": 0.2}, REPLACED),
+    ("user-holdout", {"halves": "temporal", "generalisation": "weak"}, REPLACED),
+    ("user-holdout", {**BY_CLIENT, "validation-users": 0.2}, BOTH),
+    ("user-holdout", {**BY_CLIENT, "folds": 3, "validation-users": 0.2}, BOTH),
+    ("user-holdout", {**BY_CLIENT, "generalisation": "weak"}, BOTH),
+]
+DEPENDENT = [
+    ("ratio", {"stream": "dataset"}, BOTH),
+    ("bounded", {"inner": {"name": "ratio", "stream": "dataset"}, "p-min": 0.0}, BOTH),
+    ("bounded", {}, BOTH),
+    ("global-time", {}, BOTH),
+    ("user-holdout", {}, ("add-remove",)),
+    ("user-holdout", {"generalisation": "weak"}, BOTH),
+]
+
+
+def cases(table):
+    return [(name, options, kind) for name, options, kinds in table for kind in kinds]
+
+
+def rows_of(user: int, random: np.random.Generator) -> pd.DataFrame:
+    count = random.integers(3, 9)
+    table = {"user": user, "item": random.integers(0, INDEPENDENCE_ITEMS, count)}
+    return pd.DataFrame(table | {"time": random.integers(0, 100, count)})
+
+
+def data(users: dict[int, pd.DataFrame]) -> Interactions:
+    """The rows of all users, and a training and a test file for each; a user keeps its name, and
+    numbers are those of who is there."""
+    frame = pd.concat(users.values())
+    names, index = np.unique(frame["user"], return_inverse=True)
+    table = interactions(
+        index, items=[INDEPENDENCE_ITEMS - 1, *frame["item"][1:]], times=frame["time"]
+    )
+    published = frame["time"].to_numpy() % 4 == 0
+    return dataclasses.replace(table, user_ids=names, published_test=published)
+
+
+def neighbours(adjacency: str) -> tuple[dict, list[dict]]:
+    """Rows of all users by name, and those in which user 7 has others, or is not there."""
+    random = np.random.default_rng(5)
+    whole = {user: rows_of(user, random) for user in range(INDEPENDENCE_USERS)}
+    if adjacency == "add-remove":
+        return whole, [{user: rows for user, rows in whole.items() if user != 7}]
+    own = whole[7]
+    others = [own[:-1], own[:1], pd.concat([own] * 5), own.assign(time=0), own.assign(time=99)]
+    return whole, [{**whole, 7: other} for other in others]
+
+
+def training_part(split, table: Interactions) -> tuple[list[int], list[tuple]]:
+    """Training clients by name, and user, item and time of each row that one trains on, but those
+    of user 7. Halves of held-out users, who do not train, may be others."""
+    partition = split.split(table)
+    part = partition.parts(table)
+    names = table.user_ids[table.users]
+    rows = zip(names.tolist(), table.items.tolist(), table.times.tolist(), part, strict=True)
+    clients = table.user_ids[partition.training_clients].tolist()
+    return clients, [row[:3] for row in rows if row[0] != 7 and row[3] == "training"]
+
+
+def test_no_split_is_left_out():
+    names = {name for name, _ in registry.available(registry.SPLIT)}
+    assert {name for name, _, _ in INDEPENDENT} == names
+
+
+@pytest.mark.parametrize(("name", "options", "adjacency"), cases(INDEPENDENT))
+def test_parts_of_others_stay_whatever_a_client_has(name, options, adjacency):
+    """And who trains, but for that client under add-remove."""
+    whole, others = neighbours(adjacency)
+    for seed in range(3):
+        split = make(name, seed, **options)
+        assert split.depends_on(adjacency) == ""
+        clients, rows = training_part(split, data(whole))
+        assert 0 < len(rows) < len(data(whole))
+        for other in others:
+            other_clients, other_rows = training_part(split, data(other))
+            assert other_rows == rows
+            if adjacency == "add-remove":
+                clients = [name for name in clients if name != 7]
+            assert other_clients == clients
+
+
+@pytest.mark.parametrize(("name", "options", "adjacency"), cases(DEPENDENT))
+def test_a_split_that_depends_on_others_says_so_and_is_refused(name, options, adjacency):
+    assert make(name, **options).depends_on(adjacency)
+    settings = DataSettings.parse(
+        {"dataset": {"name": "synthetic"}, "split": {"name": name, **options}}
+    )
+    with pytest.raises(ExperimentError, match="one client decide which rows of others") as error:
+        refuse_dependent_clients(settings, adjacency, "[privacy]")
+    assert "[privacy]" in str(error.value)
+
+
+def test_numbers_of_rows_and_users_are_uniform_and_of_each_user_alone():
+    table = interactions(np.repeat(np.arange(50), 200))
+    numbers = row_numbers(table, 1, "split", ROWS) / 2**32
+    assert len(np.unique(numbers)) == len(numbers)
+    for drawn in (numbers, user_shares(interactions(np.arange(9000)), 1, "split")):
+        observed = np.bincount((drawn * 20).astype(int), minlength=20)
+        expected = len(drawn) / 20
+        assert np.square(observed - expected).sum() / expected < 43.8  # .999 quantile, 19 degrees
+    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.04
+    assert not np.intersect1d(numbers, row_numbers(table, 2, "split", ROWS) / 2**32).size
+
+
+PERTURBATIONS = [
+    ("random-replacement", {}),
+    ("randomised-response", {"epsilon": 2.0}),
+    ("targeted", {"attribute": "sex", "epsilon": 2.0, "select": "random", "budget": 0.3}),
+    (
+        "targeted",
+        {
+            "attribute": "sex",
+            "epsilon": 2.0,
+            "select": "random",
+            "mechanism": "randomised-response",
+        },
+    ),
+]
+REFUSED = [
+    ("targeted", {"attribute": "sex", "epsilon": 2.0}, False),
+    ("targeted", {"attribute": "sex", "epsilon": 2.0, "select": "random"}, True),
+    ("randomised-response", {"epsilon": 2.0}, True),
+    ("upc-sdg", {}, False),
+    ("noisy-cooccurrence", {"epsilon": 2.0}, False),
+]
+
+
+def perturbation(name: str, options: dict):
+    made = registry.resolve(registry.PERTURBATION, name)
+    return made(made.Config.parse(options), 3)
+
+
+def test_no_perturbation_is_left_out():
+    names = {name for name, _ in registry.available(registry.PERTURBATION)}
+    assert {name for name, *_ in [*PERTURBATIONS, *REFUSED]} == names
+
+
+@pytest.mark.parametrize(("name", "options"), PERTURBATIONS)
+def test_perturbed_rows_of_others_stay_whatever_a_client_has(name, options):
+    from fedrec.data.features import Feature, FeatureTable
+
+    whole, others = neighbours("replace-one")
+    learned = []
+    for rows in (whole, *others):
+        table = data({user: own.drop_duplicates("item") for user, own in rows.items()})
+        sexes = FeatureTable(
+            INDEPENDENCE_USERS,
+            (Feature.single("sex", ["fm"[u % 2] for u in range(INDEPENDENCE_USERS)]),),
+        )
+        table = dataclasses.replace(table, user_features=sexes)
+        made = perturbation(name, options)
+        assert made.depends_on(False) == ""
+        perturbed = made.perturb(
+            TrainingData(table, np.arange(INDEPENDENCE_USERS), rated=False)
+        ).rows
+        assert not np.array_equal(perturbed.items, table.items)
+        learned.append(perturbed.items[perturbed.users != 7].tolist())
+    assert all(items == learned[0] for items in learned)
+
+
+@pytest.mark.parametrize(("name", "options", "rated"), REFUSED)
+def test_a_perturbation_that_depends_on_others_is_refused_beside_privacy(
+    name, options, rated, tiny_experiment
+):
+    assert perturbation(name, options).depends_on(rated)
+    table = tiny_experiment() | {"perturb": {"name": name, **options}}
+    if not rated:
+        del table["positive-above"]
+    with pytest.raises(ExperimentError, match="how rows of others are perturbed"):
+        refuse_dependent_clients(load(table), "replace-one", "[privacy]")
+
+
+# The synthetic dataset: its shape, its true preferences, how well they can be learned, and large
+# sizes.
+
+
+def reader(**options) -> Synthetic:
+    settings = {name.replace("_", "-"): value for name, value in options.items()}
+    return Synthetic("synthetic", Synthetic.Config.parse(settings))
+
+
+@pytest.fixture(scope="module")
+def default():
+    return reader().read()
+
+
+def explained_share(features, factors) -> float:
+    """Share of the variance of `factors` that a linear model on the one-hot features explains."""
+    columns = [
+        feature.padded()[:, [0]] == np.arange(len(feature.categories)) for feature in features
+    ]
+    design = np.concatenate(columns, axis=1).astype(float)
+    fit = design @ np.linalg.lstsq(design, factors, rcond=None)[0]
+    return 1 - np.square(factors - fit).sum() / np.square(factors - factors.mean(0)).sum()
+
+
+def test_shape(default):
+    counts = np.bincount(default.users, minlength=600)
+    assert (default.num_users, default.num_items) == (600, 400)
+    assert counts.min() >= 8 and counts.max() <= 200 and 32 < counts.mean() < 48
+    pairs = default.users * 400 + default.items
+    assert len(np.unique(pairs)) == len(pairs)
+    assert set(default.ratings) == {1, 2, 3, 4, 5}
+    assert 0.45 < (default.ratings > 3).mean() < 0.75
+
+
+def test_long_tails(default):
+    for index, size in ((default.users, 600), (default.items, 400)):
+        counts = np.sort(np.bincount(index, minlength=size))[::-1]
+        assert counts[: size // 10].sum() > 0.25 * len(default)
+        assert np.median(counts) < counts.mean()
+
+
+def test_features(default):
+    assert default.user_features.names == ("gender", "age", "occupation")
+    assert default.item_features.names == ("genres",)
+    assert all(feature.width == 1 for feature in default.user_features.features)
+    genres = default.item_features["genres"]
+    table = genres.padded()
+    assert genres.width == 3 and np.diff(genres.offsets).min() == 1
+    assert all(len(set(row[row >= 0])) == (row >= 0).sum() for row in table)
+
+
+def test_equal_settings_give_equal_data(default):
+    again, other = reader().read(), reader(data_seed=1).read()
+    assert again.fingerprint() == default.fingerprint() != other.fingerprint()
+    assert np.array_equal(again.times, default.times)
+
+
+def test_truth_is_that_of_the_data(default):
+    """Ratings follow the true affinity, and chosen items have a higher affinity than others."""
+    truth = reader().truth()
+    affinity = truth.affinity(default.users, default.items)
+    assert np.corrcoef(affinity, default.ratings)[0, 1] > 0.85
+    anything = truth.affinity(default.users, np.random.default_rng(0).permutation(default.items))
+    assert affinity.mean() > anything.mean() + 0.5
+    users = np.array([3, 5])
+    by_hand = 2.0 * truth.affinity(users, np.array([7, 9])) + truth.log_popularity[[7, 9]]
+    np.testing.assert_allclose(truth.scores(users)[[0, 1], [7, 9]], by_hand, rtol=1e-5)
+    assert np.exp(truth.log_popularity).sum() == pytest.approx(1, abs=1e-4)
+
+
+def test_without_noise_ratings_are_steps_of_the_affinity():
+    found, truth = reader(noise=0.0).read(), reader(noise=0.0).truth()
+    affinity = truth.affinity(found.users, found.items)
+    for lower, upper in itertools.pairwise(range(1, 6)):
+        assert affinity[found.ratings == lower].max() <= affinity[found.ratings == upper].min()
+
+
+def test_popular_items_follow_the_popularity():
+    truth = reader().truth()
+    drawn = (
+        np.bincount(truth.popular_items(np.random.default_rng(0).random(1_000_000)), minlength=400)
+        / 1_000_000
+    )
+    np.testing.assert_allclose(drawn, np.exp(truth.log_popularity), atol=6e-4)
+
+
+def test_a_steeper_law_and_a_higher_selectivity_show_in_the_data(default):
+    """Both ends of the popularity, how equal users are, and how well choices follow the truth."""
+
+    def head(table):
+        counts = np.sort(np.bincount(table.items, minlength=400))[::-1]
+        return counts[:40].sum() / counts.sum()
+
+    def liking(table, **options):
+        return float(reader(**options).truth().affinity(table.users, table.items).mean())
+
+    steep = reader(popularity_exponent=3.0).read()
+    assert head(steep) > 1.2 * head(default) > 1.2 * head(reader(popularity_head=1.0).read())
+    picky, blind = {"selectivity": 4.0}, {"selectivity": 0.0}
+    assert liking(reader(**picky).read(), **picky) > liking(default) + 0.1
+    assert abs(liking(reader(**blind).read(), **blind)) < 0.1
+    equal = np.bincount(reader(activity_spread=0.0).read().users)
+    assert equal.min() == equal.max() == 40
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_demographics_explain_their_share(share):
+    truth = reader(users=5000, demographics=share).truth()
+    assert explained_share(truth.user_features, truth.user_factors) == pytest.approx(
+        share, abs=0.05
+    )
+
+
+def test_demographics_show_in_the_data():
+    """Men and women choose different items, far more than two random halves."""
+    table = reader(users=2000, demographics=0.5).read()
+    gender = table.user_features["gender"].codes
+
+    def distance(group):
+        shares = [np.bincount(table.items[group[table.users] == g], minlength=400) for g in (0, 1)]
+        first, second = (share / share.sum() for share in shares)
+        return np.abs(first - second).sum()
+
+    generator = np.random.default_rng(0)
+    assert distance(gender) > 1.5 * max(distance(generator.permutation(gender)) for _ in range(20))
+
+
+def test_popularity_then_ease_then_the_oracle(default):
+    """A trained model beats popularity, and the true preferences beat the model."""
+
+    class Oracle(Baseline):
+        """Scores by the true preferences; the user follows from the order of the calls."""
+
+        def fit(self, histories):
+            self.next = 0
+
+        def scores(self, histories):
+            users = tested[self.next : self.next + histories.num_users]
+            self.next += histories.num_users
+            return torch.from_numpy(truth.scores(users))
+
+    globals()["Oracle"], truth = Oracle, reader().truth()
+    partition = UserHoldout(UserHoldout.Config(), 0).split(default)
+    tested = np.unique(default.users[partition.test_rows[default.ratings[partition.test_rows] > 3]])
+    names = ["popularity", "ease", f"{__name__}:Oracle"]
+    population = Population(default, partition, task="ranking", positive_above=3)
+    got = evaluate_baselines(names, population, held_out="test", ks=(10,), block=32)
+    popularity, ease, oracle = (got[name]["hits@10"] for name in names)
+    assert popularity > 2 * 10 / 400
+    assert ease > 1.3 * popularity and oracle > 1.1 * ease
+
+
+@pytest.mark.slow
+def test_large_catalogue_needs_little_memory():
+    """20,000 users with 1,000,000 items: a matrix would take 80 GB."""
+    tracemalloc.start()
+    table = reader(users=20_000, items=1_000_000, mean_interactions=20).read()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert table.num_items == 1_000_000 and len(table) > 300_000
+    assert peak < 600e6
+
+
+def test_work_in_chunks_covers_every_user_once(monkeypatch):
+    monkeypatch.setattr(synthetic, "_CANDIDATES_AT_ONCE", 500)
+    counts = np.array([1, 1000, 1, 1, 80, 3, 500])
+    parts = list(synthetic._parts(counts, 500))
+    assert len(parts) > 2
+    assert np.concatenate([np.arange(7)[part] for part in parts]).tolist() == list(range(7))
+    table = reader(users=50).read()
+    assert np.bincount(table.users, minlength=50).min() >= 8 and (np.diff(table.users) >= 0).all()
+
+
+@pytest.mark.parametrize("most", [1, 500, 10_000_000])
+def test_data_do_not_depend_on_what_stays_in_the_cache(default, monkeypatch, most):
+    monkeypatch.setattr(synthetic, "_CANDIDATES_IN_CACHE", most)
+    assert reader().read().fingerprint() == default.fingerprint()
+
+
+@pytest.mark.parametrize("items", [400, 40_000_000])
+def test_candidates_are_those_of_a_plain_loop(items):
+    """Counted user by user, with numbers of 32 bits and of 64."""
+    law = PopularityLaw(items, 1.1, 0.02)
+    generator = np.random.default_rng(0)
+    counts = np.array([1, 30, 2, 180])
+    known = SimpleNamespace(item_factors=range(items), popular_items=law.rank_at)
+    truth = cast(Truth, known)
+    draws = synthetic._Draws.of(np.arange(4), counts, items, generator)
+    found = synthetic._candidates(truth, draws)
+    popular = np.split(law.rank_at(draws.chances), np.cumsum(5 * counts)[:-1])
+    items_of, weights = np.split(found.items, np.cumsum(found.found)[:-1]), []
+    for user, count in enumerate(counts):
+        expected = dict[int, float](Counter(popular[user].tolist()))
+        for place in range(count):
+            item = int((draws.starts[user] + place * draws.steps[user]) % items)
+            expected[item] = expected.get(item, 0) + 0.05
+        assert sorted(expected) == items_of[user].tolist()
+        weights += [expected[item] for item in sorted(expected)]
+    np.testing.assert_allclose(found.presence, weights, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"users": 1, "items": 2, "min_interactions": 1, "mean_interactions": 1}, {"items": 16}],
+)
+def test_smallest(options):
+    table = reader(**options).read()
+    assert (np.bincount(table.users) == table.num_items // 2).all()
+
+
+@pytest.mark.parametrize("options", [{"items": 15}, {"mean_interactions": 5}])
+def test_settings_that_do_not_fit(options):
+    with pytest.raises(ExperimentError, match="min-interactions"):
+        reader(**options)
+
+
+def test_a_popularity_law_without_an_integral_of_that_form():
+    with pytest.raises(ExperimentError, match="popularity-exponent"):
+        reader(popularity_exponent=1.0)
+
+
+def test_name():
+    assert resolve(DATASET, "synthetic") is Synthetic

@@ -1,0 +1,536 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers of public datasets."""
+
+import datetime
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from fedrec.data.readers import netflix
+from fedrec.data.readers.amazon import Amazon5Core, AmazonUpc, AmazonVideo, Beauty
+from fedrec.data.readers.frappe import Frappe
+from fedrec.data.readers.gowalla import Gowalla
+from fedrec.data.readers.movielens import MovieLens1M, MovieLens20M, MovieLens100K, age_band
+from fedrec.data.readers.netflix import Netflix
+from fedrec.errors import DataError
+
+# Frappe, Gowalla and the Amazon readers on small files in the documented formats.
+
+FRAPPE = """user\titem\tcnt\tdaytime\tweekday\tisweekend\thomework\tcost\tweather\tcountry\tcity
+3\t9\t1\tmorning\tsunday\tweekend\tunknown\tfree\tsunny\tSpain\t0
+0\t9\t4\tnight\tmonday\tworkday\thome\tfree\tcloudy\tUnited States\t5
+3\t2\t2\tevening\tsunday\tweekend\tunknown\tpaid\tsunny\tSpain\t0
+3\t9\t5\tmorning\tfriday\tworkday\twork\tpaid\trainy\tSpain\t0
+"""
+
+
+def read(reader, folder, **settings):
+    return reader("small", reader.Config(path=folder, verify=False, **settings)).read()
+
+
+def label(feature, row):
+    return [feature.categories[code] for code in feature.padded()[row] if code >= 0]
+
+
+class TestFrappe:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        (tmp_path / "frappe.csv").write_text(FRAPPE)
+        return tmp_path
+
+    def test_rows_keep_each_usage(self, folder):
+        data = read(Frappe, folder)
+        assert data.user_ids.tolist() == [0, 3]
+        assert data.item_ids.tolist() == [2, 9]
+        assert data.users.tolist() == [1, 0, 1, 1]
+        assert data.items.tolist() == [1, 1, 0, 1]
+        assert data.ratings.tolist() == [1.0, 4.0, 2.0, 5.0]
+        assert data.times is None
+
+    def test_pairs_sum_the_counts_where_the_pair_first_stood(self, folder):
+        data = read(Frappe, folder, unit="pairs")
+        assert data.users.tolist() == [1, 0, 1]
+        assert data.items.tolist() == [1, 1, 0]
+        assert data.ratings.tolist() == [6.0, 4.0, 2.0]
+
+    def test_user_features_are_the_most_frequent_values(self, folder):
+        features = read(Frappe, folder).user_features
+        assert features.names == (
+            "daytime",
+            "weekday",
+            "isweekend",
+            "homework",
+            "weather",
+            "country",
+            "city",
+        )
+        assert [label(feature, 1) for feature in features.features] == [
+            *(["morning"], ["sunday"], ["weekend"], ["unknown"], ["sunny"], ["Spain"], ["0"])
+        ]
+
+    def test_of_equally_frequent_values_the_first_in_the_alphabet_counts(self, folder):
+        # App 9 is free in two rows and paid in one; app 2 only paid. A fourth row for app 9 makes
+        # it a tie.
+        with (folder / "frappe.csv").open("a") as file:
+            file.write("0\t9\t4\tnight\tmonday\tworkday\thome\tpaid\tcloudy\tUnited States\t5\n")
+        cost = read(Frappe, folder).item_features["cost"]
+        assert (label(cost, 0), label(cost, 1)) == (["paid"], ["free"])
+
+    def test_categories_come_from_meta(self, folder):
+        assert read(Frappe, folder).item_features.names == ("cost",)
+        (folder / "meta.csv").write_text(
+            'item\tpackage\tcategory\tname\n9\tcom.x\tTools\t"It\'s\ta tab"\n7\tb\tGames\tc\n'
+        )
+        category = read(Frappe, folder).item_features["category"]
+        assert (label(category, 0), label(category, 1)) == ([], ["Tools"])
+
+
+class TestGowalla:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        (tmp_path / "train.txt").write_text("0 5 2\n1 5\n3 8 2 5 \n")
+        (tmp_path / "test.txt").write_text("0 8\n1 \n3 9\n")
+        return tmp_path
+
+    @pytest.mark.parametrize(
+        ("part", "users", "items"),
+        [
+            ("all", [0, 0, 1, 2, 2, 2, 0, 2], [1, 0, 1, 2, 0, 1, 2, 3]),
+            ("train", [0, 0, 1, 2, 2, 2], [1, 0, 1, 2, 0, 1]),
+            ("test", [0, 2], [2, 3]),
+        ],
+    )
+    def test_parts_share_users_and_items(self, folder, part, users, items):
+        data = read(Gowalla, folder, part=part)
+        assert data.user_ids.tolist() == [0, 1, 3]
+        assert data.item_ids.tolist() == [2, 5, 8, 9]
+        assert (data.users.tolist(), data.items.tolist()) == (users, items)
+        assert data.ratings is None and data.times is None
+
+    @pytest.mark.parametrize("line", ["1 5x", "1,5", "1 -5", "user 5"])
+    def test_malformed_line_is_named(self, folder, line):
+        (folder / "train.txt").write_text(f"0 5 2\n{line}\n3 8\n")
+        with pytest.raises(DataError, match=r"train\.txt, line 2") as caught:
+            read(Gowalla, folder)
+        assert caught.value.got == repr(line)
+
+    def test_empty_part(self, folder):
+        (folder / "test.txt").write_text("")
+        assert len(read(Gowalla, folder, part="test")) == 0
+
+
+class TestAmazonUpc:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        (tmp_path / "train.csv").write_bytes(
+            b"itemID,userID,reviewerID,asin\r\n4,0,A2,B00\r\n1,2,A3,B01\r\n"
+        )
+        (tmp_path / "test.csv").write_bytes(b"itemID,userID,reviewerID,asin\r\n6,0,A2,B02\r\n")
+        return tmp_path
+
+    @pytest.mark.parametrize(
+        ("part", "users", "items"),
+        [("all", [0, 1, 0], [1, 0, 2]), ("train", [0, 1], [1, 0]), ("test", [0], [2])],
+    )
+    def test_parts_share_users_and_items(self, folder, part, users, items):
+        data = read(AmazonUpc, folder, part=part)
+        assert (data.num_users, data.num_items) == (2, 3)
+        assert (data.users.tolist(), data.items.tolist()) == (users, items)
+
+    def test_default_folder_is_office(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("FEDREC_DATA", str(tmp_path))
+        assert AmazonUpc("amazon-upc", AmazonUpc.Config()).default_folder() == tmp_path / "office"
+
+
+class TestAmazon5Core:
+    REVIEWS = (
+        {
+            "reviewerID": "A2",
+            "asin": "B1",
+            "overall": 5.0,
+            "unixReviewTime": 1367193600,
+            "reviewText": "é",
+        },
+        {"reviewerID": "A1", "asin": "B1", "overall": 2, "unixReviewTime": 1363392000},
+        {"reviewerID": "A2", "asin": "B0", "overall": 4.0, "unixReviewTime": 1363392001},
+    )
+
+    def write(self, path):
+        text = "".join(json.dumps(review) + "\n" for review in self.REVIEWS).encode()
+        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+        return path
+
+    @pytest.mark.parametrize("name", ["Office_5.json", "Office_5.json.gz"])
+    @pytest.mark.parametrize("whole_folder", [True, False])
+    def test_reads_plain_and_compressed_lines(self, tmp_path, name, whole_folder):
+        path = self.write(tmp_path / name)
+        data = read(Amazon5Core, tmp_path if whole_folder else path)
+        assert data.user_ids.tolist() == ["A1", "A2"]
+        assert data.item_ids.tolist() == ["B0", "B1"]
+        assert data.users.tolist() == [1, 0, 1]
+        assert data.items.tolist() == [1, 1, 0]
+        assert data.ratings.tolist() == [5.0, 2.0, 4.0]
+        assert data.times.tolist() == [1367193600, 1363392000, 1363392001]
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            '{"reviewerID": "A2"}',
+            "{'reviewerID': 'A2'}",
+            '{"revi',
+            "[1]",
+            '{"reviewerID": ["A2"], "asin": "B1", "overall": 2, "unixReviewTime": 3}',
+        ],
+    )
+    def test_malformed_line_is_named(self, tmp_path, line):
+        path = self.write(tmp_path / "x.json")
+        path.write_text(path.read_text() + line + "\n")
+        with pytest.raises(DataError, match=r"x\.json, line 4") as caught:
+            read(Amazon5Core, tmp_path)
+        assert caught.value.got == repr(line)
+
+    def test_cut_gzip_is_refused(self, tmp_path):
+        path = self.write(tmp_path / "x.json.gz")
+        path.write_bytes(path.read_bytes()[:-20])
+        with pytest.raises(DataError, match="damaged"):
+            read(Amazon5Core, tmp_path)
+
+    def test_two_categories_need_a_path(self, tmp_path):
+        self.write(tmp_path / "a.json")
+        self.write(tmp_path / "b.json.gz")
+        with pytest.raises(DataError, match="one file of reviews") as caught:
+            read(Amazon5Core, tmp_path)
+        assert caught.value.got == "a.json, b.json.gz"
+
+
+class TestOrdered:
+    def test_amazon_video_keeps_ratings_and_times(self, tmp_path):
+        (tmp_path / "ratings.dat").write_text("b,X,5.0,86400\na,Y,2.0,0\nb,Y,3.0,172800\n")
+        data = read(AmazonVideo, tmp_path)
+        assert data.user_ids.tolist() == ["a", "b"] and data.item_ids.tolist() == ["X", "Y"]
+        assert data.users.tolist() == [1, 0, 1] and data.items.tolist() == [0, 1, 1]
+        assert data.ratings.tolist() == [5.0, 2.0, 3.0]
+        assert data.times.tolist() == [86400, 0, 172800]
+
+    def test_rows_of_beauty_are_in_the_order_of_the_file(self, tmp_path):
+        (tmp_path / "beauty.txt").write_text("1 7\n1 3\n2 7\n")
+        data = read(Beauty, tmp_path)
+        assert data.users.tolist() == [0, 0, 1] and data.items.tolist() == [1, 0, 1]
+        assert data.times.tolist() == [0, 1, 2] and data.ratings is None
+
+    @pytest.mark.parametrize("line", ["a,X,5.0", "a,X,many,0", "a,X,5.0,0,1"])
+    def test_a_malformed_line_is_named(self, tmp_path, line):
+        (tmp_path / "ratings.dat").write_text(f"b,X,5.0,86400\n{line}\n")
+        with pytest.raises(DataError, match=r"ratings\.dat"):
+            read(AmazonVideo, tmp_path)
+
+
+# The MovieLens readers on small files in the documented formats.
+
+
+def read_of_readers_movielens(reader, folder):
+    return reader("small", reader.Config(path=folder, verify=False)).read()
+
+
+def labels(feature, row):
+    codes = feature.codes[feature.offsets[row] : feature.offsets[row + 1]]
+    return [feature.categories[code] for code in codes]
+
+
+def write_ml_1m(folder, ratings="7::30::5::978300760\n2::10::3::978302109\n7::10::4::978301968\n"):
+    (folder / "ratings.dat").write_text(ratings)
+    (folder / "users.dat").write_text(
+        "2::M::56::16::70072\n5::M::25::15::55117\n7::F::1::10::48067-1234\n"
+    )
+    films = (
+        "10::Café: The Film (1995)::Animation|Children's|Comedy\n20::Unrated (1999)::War\n30::Other"
+        " (2000)::Drama\n"
+    )
+    (folder / "movies.dat").write_bytes(films.encode("latin-1"))
+    return folder
+
+
+def write_ml_100k(folder):
+    (folder / "u.data").write_text("3\t1\t4\t881250949\n1\t2\t5\t881250950\n")
+    (folder / "u.user").write_text("1|49|F|writer|85711\n3|17|M|student|T8H1N\n")
+    lines = ['1|"Toy" Story (1995)|01-Jan-1995||http://x', "2|Café (1994)|||http://y"]
+    flags = [["0"] * 19, ["0"] * 19]
+    flags[0][3] = flags[0][5] = flags[1][0] = "1"
+    text = "".join("|".join([line, *row]) + "\n" for line, row in zip(lines, flags, strict=True))
+    (folder / "u.item").write_bytes(text.encode("latin-1"))
+    return folder
+
+
+class TestMovieLens1M:
+    def test_rows_keep_the_order_of_the_file(self, tmp_path):
+        data = read_of_readers_movielens(MovieLens1M, write_ml_1m(tmp_path))
+        assert data.user_ids.tolist() == [2, 7]
+        assert data.item_ids.tolist() == [10, 30]
+        assert data.users.tolist() == [1, 0, 1]
+        assert data.items.tolist() == [1, 0, 0]
+        assert data.ratings.tolist() == [5.0, 3.0, 4.0]
+        assert data.times.tolist() == [978300760, 978302109, 978301968]
+
+    def test_catalogue_is_the_rated_films_and_the_users_with_ratings(self, tmp_path):
+        data = read_of_readers_movielens(MovieLens1M, write_ml_1m(tmp_path))
+        assert (data.num_users, data.num_items) == (2, 2)
+
+    def test_features_have_readable_labels(self, tmp_path):
+        data = read_of_readers_movielens(MovieLens1M, write_ml_1m(tmp_path))
+        assert data.user_features.names == ("gender", "age", "occupation")
+        assert [labels(feature, 0) for feature in data.user_features.features] == [
+            ["M"],
+            ["56+"],
+            ["self-employed"],
+        ]
+        assert [labels(feature, 1) for feature in data.user_features.features] == [
+            ["F"],
+            ["Under 18"],
+            ["K-12 student"],
+        ]
+        assert labels(data.item_features["genres"], 0) == ["Animation", "Children's", "Comedy"]
+        assert labels(data.item_features["genres"], 1) == ["Drama"]
+
+    def test_eras_are_the_two_decades_that_hold_the_year(self, tmp_path):
+        folder = write_ml_1m(tmp_path)
+        assert read_of_readers_movielens(MovieLens1M, folder).item_features.names == ("genres",)
+        data = MovieLens1M("small", MovieLens1M.Config(path=folder, verify=False, eras=True)).read()
+        assert labels(data.item_features["eras"], 0) == ["1990-1999", "1995-2004"]
+        assert labels(data.item_features["eras"], 1) == ["1995-2004", "2000-2009"]
+
+    def test_titles_are_words_without_the_year(self, tmp_path):
+        folder = write_ml_1m(tmp_path)
+        config = MovieLens1M.Config(path=folder, verify=False, titles=True)
+        reader = MovieLens1M("small", config)
+        table = reader.read().item_features
+        assert labels(table["title"], 0) == ["café", "film", "the"]
+        assert labels(table["title"], 1) == ["other"]
+        assert table.names == ("genres",), "a text is no category"
+        assert reader.feature_names().item_texts == ("title",)
+
+    def test_a_title_without_a_year_has_no_era(self, tmp_path):
+        folder = write_ml_1m(tmp_path)
+        (folder / "movies.dat").write_text("10::Film (1995)::War\n30::Other::Drama\n")
+        with pytest.raises(DataError, match="without a year"):
+            MovieLens1M("small", MovieLens1M.Config(path=folder, verify=False, eras=True)).read()
+
+    @pytest.mark.parametrize(
+        ("line", "expected"),
+        [
+            ("7::30::5", "4 values"),
+            ("7::30::5::1::2", "4 values"),
+            ("7::x::5::1", "a whole number as 'item'"),
+            ("7::30::::1", "a number as 'rating'"),
+            ("7::99999999999::5::1", "a whole number as 'item'"),
+            ("7::30::nan::1", "a number as 'rating'"),
+        ],
+    )
+    def test_malformed_line_is_named(self, tmp_path, line, expected):
+        write_ml_1m(tmp_path, f"7::30::5::978300760\n{line}\n7::10::4::978301968\n")
+        with pytest.raises(DataError, match=r"ratings\.dat, line 2") as caught:
+            read_of_readers_movielens(MovieLens1M, tmp_path)
+        assert expected in caught.value.expected
+        assert line in caught.value.got
+
+    def test_malformed_first_line_is_named(self, tmp_path):
+        write_ml_1m(tmp_path, "7::30::5::978300760::1\n7::10::4::978301968\n")
+        with pytest.raises(DataError, match="line 1:"):
+            read_of_readers_movielens(MovieLens1M, tmp_path)
+
+    def test_user_without_a_line_is_refused(self, tmp_path):
+        write_ml_1m(tmp_path, "8::30::5::978300760\n")
+        with pytest.raises(DataError, match=r"users\.dat: id 8 of the ratings is missing"):
+            read_of_readers_movielens(MovieLens1M, tmp_path)
+
+    def test_user_with_two_lines_is_refused(self, tmp_path):
+        write_ml_1m(tmp_path)
+        (tmp_path / "users.dat").write_text("2::M::56::16::1\n7::F::1::10::1\n7::F::1::10::1\n")
+        with pytest.raises(DataError, match="id 7 is given twice"):
+            read_of_readers_movielens(MovieLens1M, tmp_path)
+
+    def test_unknown_occupation_is_refused(self, tmp_path):
+        write_ml_1m(tmp_path)
+        (tmp_path / "users.dat").write_text("2::M::56::21::1\n7::F::1::10::1\n")
+        with pytest.raises(DataError, match="unknown occupation"):
+            read_of_readers_movielens(MovieLens1M, tmp_path)
+
+    def test_missing_file_is_named(self, tmp_path):
+        write_ml_1m(tmp_path)
+        (tmp_path / "users.dat").unlink()
+        with pytest.raises(DataError, match=r"missing[\s\S]*users\.dat"):
+            read_of_readers_movielens(MovieLens1M, tmp_path)
+
+    def test_cut_last_line_is_refused_when_verifying(self, tmp_path):
+        write_ml_1m(tmp_path, "7::30::5::978300760\n2::10::3::97830")
+        with pytest.raises(DataError, match="cut off") as caught:
+            MovieLens1M("ml-1m", MovieLens1M.Config(path=tmp_path)).read()
+        assert "1,000,209" in caught.value.expected
+        assert "2 lines" in caught.value.got and "2::10::3::97830" in caught.value.got
+
+    def test_wrong_counts_are_refused_when_verifying(self, tmp_path):
+        with pytest.raises(DataError, match="number of rows differs") as caught:
+            MovieLens1M("ml-1m", MovieLens1M.Config(path=write_ml_1m(tmp_path))).read()
+        assert (caught.value.expected, caught.value.got) == ("1,000,209 rows", "3 rows")
+
+
+class TestMovieLens100K:
+    def test_reads_rows_and_features(self, tmp_path):
+        data = read_of_readers_movielens(MovieLens100K, write_ml_100k(tmp_path))
+        assert data.users.tolist() == [1, 0]
+        assert data.items.tolist() == [0, 1]
+        assert data.ratings.tolist() == [4.0, 5.0]
+        assert [labels(feature, 0) for feature in data.user_features.features] == [
+            ["F"],
+            ["45-49"],
+            ["writer"],
+        ]
+        assert labels(data.user_features["age"], 1) == ["Under 18"]
+        assert labels(data.item_features["genres"], 0) == ["Animation", "Comedy"]
+        assert labels(data.item_features["genres"], 1) == ["unknown"]
+
+    @pytest.mark.parametrize(
+        ("age", "band"),
+        [
+            *(
+                (7, "Under 18"),
+                (17, "Under 18"),
+                (18, "18-24"),
+                (24, "18-24"),
+                (34, "25-34"),
+                (44, "35-44"),
+            ),
+            *((45, "45-49"), (49, "45-49"), (50, "50-55"), (55, "50-55"), (56, "56+"), (73, "56+")),
+        ],
+    )
+    def test_ages_get_the_bands_of_ml_1m(self, age, band):
+        assert age_band(age) == band
+
+
+class TestMovieLens20M:
+    def test_reads_rows_and_genres(self, tmp_path):
+        (tmp_path / "ratings.csv").write_text(
+            "userId,movieId,rating,timestamp\n1,2,3.5,1112486027\n4,131262,0.5,5\n"
+        )
+        (tmp_path / "movies.csv").write_text(
+            'movieId,title,genres\n2,"Café, The (1995)",Adventure|Children\n3,X,Drama\n131262,Y,(no'
+            " genres listed)\n",
+            encoding="utf-8",
+        )
+        data = read_of_readers_movielens(MovieLens20M, tmp_path)
+        assert data.user_ids.tolist() == [1, 4]
+        assert data.item_ids.tolist() == [2, 131262]
+        np.testing.assert_array_equal(data.ratings, np.float32([3.5, 0.5]))
+        assert data.times.tolist() == [1112486027, 5]
+        assert labels(data.item_features["genres"], 0) == ["Adventure", "Children"]
+        assert labels(data.item_features["genres"], 1) == []
+
+    def test_missing_column_offers_the_nearest(self, tmp_path):
+        (tmp_path / "ratings.csv").write_text(
+            "userId,movieID,rating,timestamp\n1,2,3.5,1112486027\n"
+        )
+        with pytest.raises(DataError, match="no column 'movieId'") as caught:
+            read_of_readers_movielens(MovieLens20M, tmp_path)
+        assert "did you mean 'movieID'" in caught.value.fix
+
+
+# The Netflix reader on small files in both forms.
+
+FILM_1 = "1:\n1488844,3,2005-09-06\n822109,5,2004-02-29\n"
+FILM_2 = "2:\n1488844,1,1999-11-11\n"
+FILM_30 = "30:\n7,4,2005-12-31\n"
+
+
+def read_of_readers_netflix(folder):
+    return Netflix("netflix", Netflix.Config(path=folder, verify=False)).read()
+
+
+def write_files(folder, films=((1, FILM_1), (2, FILM_2), (30, FILM_30))):
+    (folder / "training_set").mkdir()
+    for number, text in films:
+        (folder / "training_set" / f"mv_{number:07}.txt").write_text(text)
+    return folder
+
+
+def write_combined(folder, texts=(FILM_1 + FILM_2, FILM_30)):
+    for number, text in enumerate(texts, start=1):
+        (folder / f"combined_data_{number}.txt").write_text(text)
+    return folder
+
+
+def seconds(year, month, day):
+    return int(datetime.datetime(year, month, day, tzinfo=datetime.UTC).timestamp())
+
+
+@pytest.mark.parametrize("write", [write_files, write_combined])
+def test_both_forms_give_the_same_rows(tmp_path, write):
+    data = read_of_readers_netflix(write(tmp_path))
+    assert data.user_ids.tolist() == [7, 822109, 1488844]
+    assert data.item_ids.tolist() == [1, 2, 30]
+    assert data.users.tolist() == [2, 1, 2, 0]
+    assert data.items.tolist() == [0, 0, 1, 2]
+    assert data.ratings.tolist() == [3.0, 5.0, 1.0, 4.0]
+    dates = [(2005, 9, 6), (2004, 2, 29), (1999, 11, 11), (2005, 12, 31)]
+    assert data.times.tolist() == [seconds(*date) for date in dates]
+
+
+@pytest.mark.parametrize("write", [write_files, write_combined])
+@pytest.mark.parametrize("size", [1, 7, 50, 64])
+def test_block_size_does_not_matter(tmp_path, monkeypatch, write, size):
+    whole = read_of_readers_netflix(write(tmp_path))
+    monkeypatch.setattr(netflix, "_BLOCK", size)
+    blocks = read_of_readers_netflix(tmp_path)
+    for column in ("users", "items", "ratings", "times"):
+        np.testing.assert_array_equal(getattr(blocks, column), getattr(whole, column))
+
+
+def test_windows_line_ends_and_a_missing_last_one(tmp_path):
+    (tmp_path / "combined_data_1.txt").write_bytes(
+        (FILM_1 + FILM_30).replace("\n", "\r\n").encode().rstrip()
+    )
+    assert read_of_readers_netflix(tmp_path).ratings.tolist() == [3.0, 5.0, 4.0]
+
+
+def test_year_of_release_is_a_feature(tmp_path):
+    write_combined(tmp_path)
+    (tmp_path / "movie_titles.csv").write_bytes(
+        "1,2003,Café, and more\n2,NULL,X\n30,1997,Y\n".encode("latin-1")
+    )
+    year = read_of_readers_netflix(tmp_path).item_features["year"]
+    assert year.categories == ("1997", "2003")
+    assert year.padded().ravel().tolist() == [1, -1, 0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "1488844,3",
+        "1488844,3,2005-09-06,1",
+        "x,3,2005-09-06",
+        "1488844,6,2005-09-06",
+        "7,3,2005-13-06",
+        "",
+    ],
+)
+@pytest.mark.parametrize("write", [write_files, write_combined])
+def test_malformed_line_is_named(tmp_path, write, line):
+    write(tmp_path)
+    path = next(
+        iter([*tmp_path.glob("training_set/mv_0000001.txt"), *tmp_path.glob("combined_data_1.txt")])
+    )
+    path.write_text(f"1:\n1488844,3,2005-09-06\n{line}\n822109,5,2005-05-13\n")
+    with pytest.raises(DataError, match=f"{path.name}, line 3") as caught:
+        read_of_readers_netflix(tmp_path)
+    assert caught.value.got == repr(line)
+
+
+def test_ratings_before_the_first_film_are_refused(tmp_path):
+    (tmp_path / "combined_data_1.txt").write_text("7,4,2005-12-31\n" + FILM_1)
+    with pytest.raises(DataError, match="line 1:"):
+        read_of_readers_netflix(tmp_path)
+
+
+def test_the_error_for_an_empty_folder_names_what_is_missing(tmp_path):
+    with pytest.raises(DataError, match="ratings of 'netflix' are missing"):
+        read_of_readers_netflix(tmp_path)

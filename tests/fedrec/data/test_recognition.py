@@ -1,0 +1,620 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recognition of columns, and errors if it is ambiguous."""
+
+import gzip
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from fedrec.data.columns import times_of
+from fedrec.data.readers.table import Table
+from fedrec.data.recognition import recognise
+from fedrec.data.tables import TableLayout, read_table
+from fedrec.errors import DataError
+
+RATED = [(1, 10, 5, 978300760), (1, 11, 1, 978300761), (2, 10, 3, 978300762), (2, 12, 4, 978300763)]
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(heads, rows=RATED, separator=","):
+        file = tmp_path / "table.csv"
+        lines = [separator.join(map(str, line)) for line in (heads, *rows)]
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        ("user", "item", "rating", "time"),
+        ("userId", "movieId", "rating", "timestamp"),
+        ("customer_id", "Product ID", "stars", "created_at"),
+        ("reviewerID", "asin", "overall", "unixReviewTime"),
+    ],
+)
+def test_columns_are_found_by_their_names(written, heads):
+    found = recognise(written(heads))
+    assert tuple(found.columns[role] for role in ("user", "item", "rating", "time")) == heads
+    assert found.positive_above == 3.0
+    assert (found.rows, found.users, found.items) == (4, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("role", "surest", "other"),
+    [
+        ("user", "user_id", "session_id"),
+        ("user", "user_id", "account_id"),
+        ("user", "user_id", "client_id"),
+        ("user", "customer", "visitor id"),
+        ("item", "track", "artist"),
+        ("item", "item_id", "location"),
+        ("time", "event_time", "created_at"),
+        ("rating", "rating", "score"),
+    ],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_two_columns_that_fit_the_surer_name_is_taken_wherever_it_stands(
+    written, role, surest, other, turned
+):
+    """And the other one is said."""
+    heads = {"user": "user", "item": "item", "rating": "rating", "time": "time", role: surest}
+    places = {"user": 0, "item": 1, "rating": 2, "time": 3}
+    rows = [(*row, row[places[role]]) for row in RATED]
+    names = [*heads.values(), other]
+    if turned:
+        names, rows = names[::-1], [row[::-1] for row in rows]
+    found = recognise(written(names, rows))
+    assert found.columns == heads and found.rivals[role] == (other,)
+    assert f"{other!r} fits as well: --{role} {other}" in "".join(found.lines())
+    named = recognise(written(names, rows), {role: other})
+    assert named.columns[role] == other and "fits as well" not in "".join(named.lines())
+
+
+def test_times_are_found_by_what_is_in_them_and_ratings_by_their_name_only(written):
+    found = recognise(written(("user", "item", "a", "b")))
+    assert found.columns == {"user": "user", "item": "item", "time": "b"}
+    assert "look like" in found.reasons["time"] and found.positive_above is None
+    assert recognise(written(("user", "item", "a", "b")), {"rating": "a"}).positive_above == 3
+
+
+@pytest.mark.parametrize("head", ["Menge", "Anzahl", "qty", "Stueck", "a"])
+def test_small_whole_numbers_in_a_column_with_another_name_are_no_ratings(written, head):
+    rows = [(f"k{row % 4}", f"s{row % 5}", 1 + (row % 3)) for row in range(12)]
+    found = recognise(written(("Kunde", "Artikel", head), rows, ";"))
+    assert found.columns == {"user": "Kunde", "item": "Artikel"}
+    assert (found.liked, found.rows, found.ignored) == (12, 12, (head,))
+
+
+@pytest.mark.parametrize("head", ["Bewertung", "Sterne", "Score", "stars", "user_rating"])
+def test_ratings_are_found_by_their_names_in_other_languages_and_can_be_declined(written, head):
+    rows = [(*row[:2], row[2]) for row in RATED]
+    found = recognise(written(("user", "item", head), rows))
+    assert found.positive_above == 3 and found.liked == 2
+    assert "the 2 rows with a rating above 3" in found.lines()[0]
+    assert repr(head) in found.lines()[0] and "--no-rating" in found.lines()[0]
+    declined = recognise(written(("user", "item", head), rows), rated=False)
+    assert (declined.positive_above, declined.liked) == (None, 4)
+    assert declined.ignored == (head,) and not declined.unfit
+
+
+def test_texts_in_a_column_with_a_name_of_ratings_are_no_ratings(written):
+    """ "note" is a rating in French and a text in English."""
+    rows = [(f"u{row % 5}", f"i{row % 7}", f"text {row}") for row in range(40)]
+    found = recognise(written(("user", "item", "note"), rows))
+    assert list(found.columns) == ["user", "item"] and found.unfit == {"rating": "note"}
+    assert "named like a column of ratings, but no row has a number" in "".join(found.lines())
+
+
+def test_small_quantities_without_names_are_no_ratings(written):
+    rows = [(row % 4, row % 5, 1 + (row % 3)) for row in range(12)]
+    found = recognise(written(rows[0], rows[1:]))
+    assert found.columns == {"user": "1", "item": "2"} and found.liked == 12
+
+
+@pytest.mark.parametrize("separator", ["\t", ";", "|"])
+def test_the_separator_is_found(written, separator):
+    assert recognise(written(("user", "item", "rating", "time"), RATED, separator)).separator == (
+        separator
+    )
+
+
+def test_dates_are_times_and_prices_are_no_ratings(written):
+    rows = [
+        ("a", "x", 12.5, "2024-01-02"),
+        ("a", "y", 250, "2024-01-03"),
+        ("b", "x", 7.75, "2024-02-01"),
+    ]
+    found = recognise(written(("buyer", "sku", "amount", "date"), rows))
+    assert found.columns == {"user": "buyer", "item": "sku", "time": "date"}
+    assert found.positive_above is None
+    assert found.ignored == ("amount",)
+    assert "every row counts as liked" in found.lines()[0]
+
+
+@pytest.mark.parametrize(
+    ("head", "values"),
+    [("unit price", (5, 10, 5, 20)), ("Quantity", (1, 2, 1, 3)), ("a", (7.31, 14.62, 7.31, 21.93))],
+)
+def test_a_few_prices_or_quantities_are_no_ratings(written, head, values):
+    rows = [(*row[:2], value) for row, value in zip(RATED, values, strict=True)]
+    found = recognise(written(("customer", "sku", head), rows))
+    assert found.positive_above is None and found.ignored == (head,)
+    named = recognise(written(("customer", "sku", head), rows), {"rating": head})
+    assert named.positive_above == (min(values) + max(values)) / 2
+
+
+def test_two_columns_without_known_names_are_users_and_items(written):
+    found = recognise(written(("a", "b"), [(1, 7), (1, 8), (2, 7)]))
+    assert found.columns == {"user": "a", "item": "b"}
+
+
+def test_prices_are_no_ids(written):
+    rows = [("k1", "s1", 1.5), ("k1", "s2", 9.99), ("k2", "s1", 1.5), ("k2", "s3", 2.0)]
+    found = recognise(written(("Kunde", "Artikel", "Preis"), rows))
+    assert found.columns == {"user": "Kunde", "item": "Artikel"}
+    assert found.ignored == ("Preis",)
+
+
+def test_columns_can_be_named(written):
+    given = {"user": "item", "item": "user"}
+    found = recognise(written(("user", "item", "rating", "time")), given)
+    assert (found.columns["user"], found.reasons["user"]) == ("item", "as given")
+    with pytest.raises(DataError, match="no column 'nobody'"):
+        recognise(written(("user", "item", "rating", "time")), {"user": "nobody"})
+
+
+def test_ambiguous_columns_are_asked_for(written):
+    rows = [("p", 1, "u"), ("q", 1, "v"), ("p", 2, "v"), ("q", 2, "u")]
+    with pytest.raises(DataError, match="cannot tell which column") as error:
+        recognise(written(("a", "b", "c"), rows))
+    assert "--user COLUMN" in error.value.text()
+
+
+def test_a_first_line_of_values_is_a_row_and_columns_are_named_by_their_places(written):
+    found = recognise(written(RATED[0], RATED[1:]))
+    assert found.columns == {"user": "1", "item": "2", "rating": "3", "time": "4"}
+    assert (found.header, found.rows, found.users, found.items) == (False, 4, 2, 3)
+    assert found.reasons["user"] == "by its place" and "first line is a row" in found.lines()[1]
+    other = recognise(written(RATED[0], RATED[1:]), {"user": "2"})
+    assert (other.columns["user"], other.columns["item"]) == ("2", "1")
+    with pytest.raises(DataError, match="no column 'user_id'"):
+        recognise(written(RATED[0], RATED[1:]), {"user": "user_id"})
+
+
+@pytest.mark.parametrize("start", ["26.05.2022", "26.05.2022 14:30"])
+def test_dates_with_the_day_first_are_times(written, start):
+    rows = [(1, 10, start), (1, 11, "1.6.2022"), (2, 10, "27.05.2022 08:00:01")]
+    assert recognise(written(("user", "item", "Datum"), rows)).columns["time"] == "Datum"
+    assert recognise(written(("user", "item", "x"), rows)).columns["time"] == "x"
+    assert recognise(written(rows[0], rows[1:])).columns == {"user": "1", "item": "2", "time": "3"}
+    assert "half of the items are held out by time" in "".join(
+        recognise(written(("user", "item", "x"), rows)).lines()
+    )
+
+
+def test_a_column_without_a_name_is_not_used_and_two_of_one_name_are_refused(written):
+    rows = [(0, "a", "x"), (1, "a", "y"), (2, "b", "x")]
+    found = recognise(written(("", "user", "item"), rows))
+    assert found.columns == {"user": "user", "item": "item"} and found.ignored == ("",)
+    with pytest.raises(DataError, match="two columns 'user'"):
+        recognise(written(("user", "user", "item"), rows))
+
+
+def test_ids_keep_their_leading_zeros(written):
+    found = recognise(written(("a", "b"), [("007", "1.0"), ("7", "1"), ("007", "2")]))
+    assert found.frame["a"].tolist() == ["007", "7", "007"]
+    assert (found.users, found.items) == (2, 3)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("given", [{}, {"rating": "rating"}])
+@pytest.mark.parametrize("rating", [np.inf, -np.inf, 1e300])
+def test_infinite_ratings_are_refused(tmp_path, rating, given, kind):
+    """Left out, every row would count as liked; 1e300 is infinite in 32 bits."""
+    file = tmp_path / f"x.{kind}"
+    frame = pd.DataFrame({"user": [1, 1, 2], "item": [1, 2, 1], "rating": [5.0, rating, 1.0]})
+    frame.to_csv(file, index=False) if kind == "csv" else frame.to_parquet(file)
+    with pytest.raises(DataError, match=r"row 2 .* column 'rating'"):
+        recognise(file, given)
+    assert "rating" not in recognise(file, rated=False).columns
+
+
+def test_columns_of_lists_structs_and_maps_are_left_out(tmp_path):
+    file = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(_nested()), file)
+    found = recognise(file)
+    assert found.columns == {"user": "user", "item": "item"}
+    assert found.ignored == ("rating", "struct", "map")
+    for name in found.ignored:
+        with pytest.raises(DataError, match="lists, structs or maps") as error:
+            read_table(file, TableLayout.own({"user": str, name: str}))
+        assert repr(name) in str(error.value)
+    pyarrow.parquet.write_table(pyarrow.table(_nested()).select(["rating"]), file)
+    with pytest.raises(DataError, match="no column with one value per row"):
+        recognise(file)
+
+
+def _nested():
+    return {
+        "user": [1, 1, 2],
+        "item": [1, 2, 1],
+        "rating": [[1], [2, 3], []],
+        "struct": [{"a": 1}] * 3,
+        "map": pyarrow.array([[("a", 1)]] * 3, pyarrow.map_(pyarrow.string(), pyarrow.int64())),
+    }
+
+
+def test_a_damaged_page_of_a_parquet_file_is_told(tmp_path):
+    file = tmp_path / "x.parquet"
+    table = pyarrow.table({"user": list(range(500)), "item": list(range(500))})
+    pyarrow.parquet.write_table(table, file, compression="snappy", use_dictionary=False)
+    damaged = bytearray(file.read_bytes())
+    damaged[30:400] = b"\xff" * 370
+    file.write_bytes(bytes(damaged))
+    with pytest.raises(DataError, match="cannot be read as a table"):
+        recognise(file)
+
+
+def test_users_who_can_be_tested_and_items_that_users_share_are_counted(written):
+    rows = [("a", "x"), ("a", "x"), ("b", "x"), ("b", "y"), ("c", "z")]
+    found = recognise(written(("user", "item"), rows))
+    assert (found.users, found.items, found.divisible, found.shared) == (3, 3, 1, 1)
+    assert found.lines()[1] == "1 of 5 rows repeat the user and the item of another row"
+    assert found.items_per_user == 4 / 3
+    with pytest.raises(DataError, match=r"row 2 .* column 'item'"):
+        recognise(written(("user", "item"), [("a", "x"), ("b", ""), ("b", "y")]))
+
+
+def test_pipes_are_refused_without_being_opened(tmp_path):
+    pipe = tmp_path / "pipe.csv"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        with pytest.raises(DataError, match="a pipe or a device"):
+            recognise(path)
+
+
+def test_dates_in_the_first_line_are_values_too(written):
+    rows = [(1, 10, "2024-01-05"), (1, 11, "2024-02-05"), (2, 10, "2024-02-06")]
+    found = recognise(written(rows[0], rows[1:]))
+    assert found.columns == {"user": "1", "item": "2", "time": "3"} and found.rows == 3
+
+
+def test_one_column_without_a_name_is_refused(written):
+    with pytest.raises(DataError, match="one column"):
+        recognise(written((196,), [(22,)]))
+
+
+def test_what_is_no_table_is_refused(tmp_path):
+    with pytest.raises(DataError, match="there is no table"):
+        recognise(tmp_path)
+    with pytest.raises(DataError, match="cannot be read as a table"):
+        recognise(Path("/proc/self/mem"))
+    file = tmp_path / "x.csv"
+    file.write_bytes(b"\xff\xfe\x00user")
+    with pytest.raises(DataError, match="no text in UTF-8 or UTF-16"):
+        recognise(file)
+
+
+@pytest.mark.parametrize(
+    ("head", "values", "word"),
+    [
+        ("date", ("31/12/2024", "1/1/2025", "2/1/2025", "3/1/2025"), "31.12.2024"),
+    ],
+)
+def test_columns_that_are_named_well_and_cannot_be_read_are_said(written, head, values, word):
+    rows = [(*row[:2], value) for row, value in zip(RATED, values, strict=True)]
+    found = recognise(written(("user", "item", head), rows, ";"))
+    assert list(found.columns) == ["user", "item"] and found.unfit == {"time": head}
+    assert any(f"{head!r} is named like" in line and word in line for line in found.lines())
+
+
+@pytest.mark.parametrize(
+    ("values", "number"),
+    [
+        (("5", "", "3", "4"), 1),
+        (("5", "NULL", "3", "-"), 2),
+        (("5,0", "1,0", "3,5", "4,0"), 4),
+        (("like", "dislike", "like", "like"), 4),
+    ],
+)
+def test_ratings_that_are_no_numbers_are_refused_and_can_be_declined(written, values, number):
+    """They do not make every row liked without a word."""
+    rows = [(*row[:2], value) for row, value in zip(RATED, values, strict=True)]
+    file = written(("user", "item", "stars"), rows, ";")
+    with pytest.raises(DataError, match=rf"'stars', as in {number} of 4 rows") as error:
+        recognise(file)
+    assert "decimal point" in error.value.text() and "--no-rating" in error.value.text()
+    assert recognise(file, rated=False).liked == 4
+
+
+SCALES = {
+    "percent": ([*range(101)] * 3, 0, 100),
+    "unit interval": (np.linspace(0, 1, 301).round(3), 0, 1),
+    "one to five": ([1, 2, 3, 4, 5] * 60, 1, 5),
+    "a typing error": ([1, 2, 3, 4, 5] * 60 + [50], 1, 5),
+    "two": ([1, 2, 3, 4, 5] * 60 + [50, 55], 1, 5),
+    "a code": ([1, 2, 3, 4, 5] * 60 + [-99], 1, 5),
+    "both": ([1, 2, 3, 4, 5] * 60 + [-99, 99], 1, 5),
+    "a common code": ([2, 4, 6, 8, 10] * 60 + [-1] * 60, -1, 10),
+    "few likes": ([0] * 300 + [1, 1], 0, 1),
+    "one dislike": ([1] * 300 + [-1], -1, 1),
+    "huge": ([1e30, 2e30, 3e30] * 60, 1e30, 3e30),
+}
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_a_scale_of_ratings_is_any_but_for_rare_values_far_away(written, kind):
+    values, low, high = SCALES[kind]
+    rows = [(f"u{row % 7}", f"i{row % 11}", value) for row, value in enumerate(values)]
+    file = written(("user", "item", "rating"), rows)
+    found = recognise(file)
+    outside = sum(not low <= value <= high for value in values)
+    assert (found.scale, found.beyond) == ((low, high), outside)
+    assert found.positive_above == (low + high) / 2
+    assert found.liked == sum(value > (low + high) / 2 for value in values)
+    said = found.lines()
+    assert f"rating above {(low + high) / 2:g}" in said[0]
+    (rated,) = [line for line in said if line.startswith("rating")]
+    assert f"a scale of {low:g} to {high:g}" in rated
+    assert ("outside" in rated) == (outside > 0)
+    given = recognise(file, {"rating": "rating"}, positive_above=low)
+    assert f"rating above {low:g}" in given.lines()[0] and given.positive_above == low
+
+
+def test_ratings_that_are_all_the_same_make_every_row_liked(written):
+    found = recognise(written(("user", "item", "rating"), [(*row[:2], 1) for row in RATED]))
+    assert found.positive_above is None and "all are 1" in found.lines()[3]
+
+
+def test_a_named_rating_column_needs_a_number_in_each_row(written):
+    table = written(("user", "item", "rating"), [(1, 10, 5), (1, 11, ""), (2, 10, 3)])
+    with pytest.raises(DataError, match=r"row 2 .* column 'rating'"):
+        recognise(table, {"rating": "rating"})
+
+
+def test_one_column_for_two_roles_is_refused(written):
+    with pytest.raises(DataError, match="'user' is given twice"):
+        recognise(written(("user", "item", "rating", "time")), {"user": "user", "item": "user"})
+
+
+@pytest.mark.parametrize(
+    ("content", "what", "fix"),
+    [
+        (b"PK\x03\x04\xff\xfe", "a spreadsheet or an archive", "export the table as CSV"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1", "a spreadsheet or an archive", "export the table as CSV"),
+        (b"ARROW1\0\0\xff", "an Arrow (Feather) file", "read_feather"),
+        (b"SQLite format 3\0", "an SQLite database", "sqlite3"),
+        (b"\x80\x04\x95\0", "a pickle", "if you trust"),
+        (b"BZh91AY&SY\xff", "packed by bzip2", "bunzip2"),
+        (
+            gzip.compress(tarfile.TarInfo("a.csv").tobuf(), mtime=0),
+            "a spreadsheet or an archive",
+            "unpack",
+        ),
+        (b"user,item\nu\0,1\n", "zero bytes", "UTF-8"),
+        ("user,item\nJ\u00fcrgen,1\nu,2\n".encode("latin-1"), "can't decode", "iconv"),
+    ],
+)
+def test_other_files_are_told_what_they_are_and_how_to_become_a_table(tmp_path, content, what, fix):
+    file = tmp_path / "x.csv"
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="is no text") as error:
+        recognise(file)
+    assert what in str(error.value.got) and fix in str(error.value.fix)
+
+
+def test_damaged_packed_files_are_told(tmp_path):
+    file = tmp_path / "x.csv.gz"
+    whole = gzip.compress(TEXT.encode() * 400, mtime=0)
+    for content in (whole[:60], b"\x1f\x8b\x08\x00\xff", whole[:-9] + b"\0" * 9):
+        file.write_bytes(content)
+        with pytest.raises(DataError, match=r"cannot be (unpacked|read as a table)"):
+            recognise(file)
+
+
+ROWS = [(f"u{row % 9}", f"i{row % 7}", 1 + row % 5, f"2024-01-0{1 + row % 9}") for row in range(60)]
+TEXT = "user_id,item_id,rating,day\n" + "".join(f"{a},{b},{c},{d}\n" for a, b, c, d in ROWS)
+JSON = [dict(zip(("user_id", "item_id", "rating", "day"), row, strict=True)) for row in ROWS]
+LINES = "\n".join(json.dumps(one) for one in JSON)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(TEXT.encode(), id="plain"),
+        pytest.param(gzip.compress(TEXT.encode(), mtime=0), id="gzip"),
+        pytest.param(TEXT.encode("utf-16"), id="UTF-16"),
+        pytest.param(gzip.compress(TEXT.encode("utf-16"), mtime=0), id="UTF-16 in gzip"),
+        pytest.param(LINES.encode(), id="JSON lines"),
+        pytest.param(gzip.compress(LINES.encode("utf-8-sig"), mtime=0), id="JSON lines in gzip"),
+        pytest.param(json.dumps(JSON, indent=2).encode(), id="JSON list"),
+        pytest.param(("sep=;\n" + TEXT.replace(",", ";")).encode(), id="line of Excel"),
+        pytest.param(("# by J. Doe, May 1, at 5\n# all\n" + TEXT).encode(), id="comments"),
+        pytest.param(("Ratings export,,,\n\n" + TEXT).encode(), id="title with separators"),
+        pytest.param(("Ratings of the year\n" + TEXT).encode("utf-8-sig"), id="title"),
+        pytest.param(("\n\r\n" + TEXT).encode(), id="empty lines"),
+        pytest.param(('"by J.\nDoe"\n' + TEXT).encode(), id="title of two lines"),
+        pytest.param(TEXT.replace("\n", "\r").encode(), id="CR"),
+        pytest.param(TEXT.replace("\n", "\r\n").encode("utf-8-sig"), id="CR LF and a mark"),
+        pytest.param(TEXT.replace(",", ", ").encode(), id="comma and space"),
+        pytest.param(TEXT.replace(",", "::").encode(), id="two colons"),
+        pytest.param(TEXT.replace(",", "::").encode("utf-16"), id="two colons in UTF-16"),
+        pytest.param(TEXT.replace(",", " ").encode(), id="space"),
+        pytest.param(TEXT.replace(",", "   ").encode(), id="spaces"),
+    ],
+)
+def test_one_table_in_many_forms(tmp_path, content):
+    """The oracle are the rows that were written."""
+    file = tmp_path / "table"
+    file.write_bytes(content)
+    found = recognise(file)
+    assert found.columns == {
+        "user": "user_id",
+        "item": "item_id",
+        "rating": "rating",
+        "time": "day",
+    }
+    options = {**found.columns, "separator": found.separator, "path": file}
+    data = Table("table", Table.Config.parse(options, at="dataset")).read()
+    days = [int(day[-2:]) - 1 for *_, day in ROWS]
+    users, items = data.user_ids[data.users], data.item_ids[data.items]
+    read = zip(users, items, data.ratings, data.times, strict=True)
+    first = np.datetime64("2024-01-01", "ns").astype(int)
+    assert [(a, b, c, (t - first) // (86_400 * 10**9)) for a, b, c, t in read] == [
+        (*row[:3], day) for row, day in zip(ROWS, days, strict=True)
+    ]
+
+
+def test_whole_number_ids_of_lines_that_end_with_cr(written):
+    file = written(("user", "item"), [(1, 10), (2, 11), (1, 11)])
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\r"))
+    assert recognise(file).frame["user"].tolist() == ["1", "2", "1"]
+
+
+def test_parquet_is_known_by_its_content(tmp_path):
+    frame = pd.DataFrame(JSON)
+    for name in ("x.PARQUET", "x", "x.csv"):
+        frame.to_parquet(tmp_path / "made.parquet")
+        (tmp_path / "made.parquet").rename(tmp_path / name)
+        assert recognise(tmp_path / name).rows == len(ROWS)
+
+
+def test_json_of_another_form_is_refused(tmp_path):
+    file = tmp_path / "x.json"
+    nested = "\n".join(json.dumps({**one, "votes": [1, 2]}) for one in JSON)
+    file.write_text(nested, encoding="utf-8")
+    assert recognise(file).ignored == ("votes",)
+    for text in (LINES + "\n{'a': 1}", '{"user": [1, 2],\n"item": [1, 2]}'):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(DataError, match="cannot be read as a table") as error:
+            recognise(file)
+        assert "one object per line" in str(error.value.expected)
+
+
+def test_titles_with_commas_do_not_make_a_comma_the_separator(written):
+    rows = [(f"u{n % 5}", "The Thing, 1982" if n % 3 else "Alien, Aliens") for n in range(30)]
+    found = recognise(written(("user", "film"), rows, "\t"))
+    assert (found.separator, found.items) == ("\t", 2)
+
+
+BARE = [(f"A{row % 9}X", f"B{row % 7}", 1.0 + row % 5, 1_400_000_000 + row) for row in range(60)]
+
+
+@pytest.mark.parametrize("columns", [(0, 1), (0, 1, 2), (0, 1, 3), (0, 1, 2, 3)])
+@pytest.mark.parametrize("separator", [",", "\t", "::", " "])
+def test_a_first_line_of_text_ids_is_a_row_if_its_values_recur(written, columns, separator):
+    rows = [tuple(row[column] for column in columns) for row in BARE]
+    found = recognise(written(rows[0], rows[1:], separator))
+    roles = dict(zip(columns, ("1", "2", "3", "4"), strict=False))
+    names = ("user", "item", "rating", "time")
+    assert found.columns == {names[column]: place for column, place in roles.items()}
+    assert (found.header, found.rows, found.users, found.items) == (False, 60, 9, 7)
+
+
+def test_a_value_that_recurs_in_the_last_line_makes_the_first_a_row(written):
+    rows = [(f"p{n}", f"q{n % 70}") for n in range(1, 5000)]
+    found = recognise(written(("p0", "q!"), [*rows, ("p0", "q1")]))
+    assert (found.header, found.rows) == (False, 5001)
+    assert recognise(written(("p0", "q!"), rows)).header
+
+
+def test_names_of_roles_and_texts_above_numbers_are_names(written):
+    assert recognise(
+        written(("a", "b", "Preis"), [("x", "y", 3), ("x", "z", 4)]), {"user": "a", "item": "b"}
+    ).header
+    concatenated = [("u", "x"), ("user", "item"), ("u", "y")]
+    assert recognise(written(("user", "item"), concatenated)).header
+
+
+def test_who_knows_better_says_whether_the_first_line_has_names(written):
+    file = written(BARE[0], BARE[1:])
+    with pytest.raises(DataError, match="no column 'A0X'") as error:
+        recognise(file, {"user": "A0X"})
+    assert "--user 1" in str(error.value.fix) and "--header" in str(error.value.fix)
+    named = recognise(file, {"user": "A0X", "item": "B0"}, header=True)
+    assert (named.rows, named.columns["user"]) == (59, "A0X")
+    unlike = written(("x", "y"), [("a", "b"), ("a", "c")])
+    assert (recognise(unlike).rows, recognise(unlike, header=False).rows) == (2, 3)
+
+
+@pytest.mark.real_data
+def test_the_published_ratings_of_amazon_are_read_as_they_are():
+    found = recognise(Path(os.environ["FEDREC_DATA"]) / "amazon-video" / "ratings.dat")
+    assert found.columns == {"user": "1", "item": "2", "rating": "3", "time": "4"}
+    assert (found.rows, found.users, found.items) == (63_836, 8_072, 11_830)
+
+
+def test_a_letter_of_another_encoding_far_down_is_told_too(tmp_path):
+    file = tmp_path / "x.csv"
+    rows = "".join(f"u{n},i{n % 9}\n" for n in range(20_000))
+    file.write_bytes(f"user,item\n{rows}J\u00fcrgen,i1\n".encode("latin-1"))
+    with pytest.raises(DataError, match="no text in UTF-8") as error:
+        recognise(file)
+    assert "iconv" in error.value.text()
+
+
+@pytest.mark.parametrize(
+    ("user", "item", "time"),
+    [
+        ("Käufer", "Artikel-Nr.", "Datum"),
+        ("Kunden-ID", "Produkt", "Rechnungsdatum"),
+        ("usuario", "artículo", "fecha"),
+        ("utilisateur", "produit", "date"),
+    ],
+)
+def test_names_of_other_languages_are_known(written, user, item, time):
+    """Quantities beside them are no ratings."""
+    rows = [("a", "x", "01.02.2024", 3), ("a", "y", "02.02.2024", 1), ("b", "x", "03.02.2024", 2)]
+    found = recognise(written((user, item, time, "Menge"), rows))
+    assert found.columns == {"user": user, "item": item, "time": time}
+    assert found.ignored == ("Menge",) and found.positive_above is None
+
+
+AMERICAN = [("12/31/2023 09:05", 1704013500), ("01/02/2024 00:00", 1704153600)]
+
+
+def test_dates_of_another_form_are_read_by_a_given_one(written):
+    rows = [(f"k{row}", f"s{row}", when) for row, (when, _) in enumerate(AMERICAN)]
+    file = written(("Kunde", "Artikel", "Datum"), rows, ";")
+    without = recognise(file)
+    assert "time" not in without.columns and "--time-format" in without.lines()[-1]
+    found = recognise(file, time_format="%m/%d/%Y %H:%M")
+    assert found.columns["time"] == "Datum"
+    unnamed = recognise(written(("Kunde", "Artikel", "x"), rows, ";"), time_format="%m/%d/%Y %H:%M")
+    assert unnamed.columns["time"] == "x"
+    times = times_of(found.frame["Datum"], file, "%m/%d/%Y %H:%M")
+    assert times.tolist() == [second * 10**9 for _, second in AMERICAN]
+    with pytest.raises(DataError, match="no column of times of the form"):
+        recognise(file, time_format="%d.%m.%y")
+    with pytest.raises(DataError, match=r"a date of the form '%d/%m/%Y"):
+        times_of(found.frame["Datum"], file, "%d/%m/%Y %H:%M")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_columns_that_have_no_role_are_not_read(tmp_path, suffix):
+    """Only the first rows show that a column of texts holds no times."""
+    frame = pd.DataFrame(
+        {
+            "user": [f"u{row % 40}" for row in range(2000)],
+            "item": [f"i{row % 30}" for row in range(2000)],
+            "text": ["long"] * 2000,
+            "when": np.arange(2000) + 1_700_000_000,
+        }
+    )
+    file = tmp_path / f"wide.{suffix}"
+    frame.to_csv(file, index=False) if suffix == "csv" else frame.to_parquet(file)
+    found = recognise(file)
+    assert set(found.frame) == {"user", "item", "when"} and found.ignored == ("text",)
+    assert (found.rows, found.columns["time"]) == (2000, "when")
+    first = read_table(file, TableLayout.own({"item": str}), rows=7)
+    assert first["item"].tolist() == [f"i{row}" for row in range(7)]

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of sequences, and their loss in compiled code."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedrec.data.features import FeatureTable, Vectors
+from fedrec.data.interactions import Schema
+from fedrec.errors import ExperimentError
+from fedrec.models.sequential import Gru4Rec, Gru4RecConfig, SasRec, SasRecConfig, _SampledLoss
+from fedrec.nn import softmax
+from fedrec.nn.softmax import catalogue_cross_entropy
+from tests.compilation import assert_compiled_once
+
+ITEMS = 11
+WIDTH = 6
+SEQUENCES = torch.tensor([[3, 0, 7, 7], [5, 2, -1, -1], [9, -1, -1, -1]])
+KINDS = [
+    (SasRec, SasRecConfig(width=WIDTH, longest=4, heads=2)),
+    (Gru4Rec, Gru4RecConfig(width=WIDTH, longest=4, layers=2)),
+]
+both = pytest.mark.parametrize(("kind", "config"), KINDS, ids=["sasrec", "gru4rec"])
+
+
+def made(kind, config, vectors=(), **settings):
+    schema = Schema(ITEMS, FeatureTable(ITEMS, (), vectors=vectors), (), "ranking")
+    return kind(config.model_copy(update=settings), schema)
+
+
+def parameters_of(model, seed=1):
+    """Its parameters in float64, each different from its start, so that a missing one is seen."""
+    random = torch.Generator().manual_seed(seed)
+    fresh = model.initial(random)
+    return {
+        name: (value + 0.3 * torch.randn(value.shape, generator=random)).double()[None]
+        for name, value in fresh.items()
+    }
+
+
+def linear(layer, parameters, name):
+    layer.weight.data = parameters[f"{name}.weight"][0].T
+    layer.bias.data = parameters[f"{name}.bias"][0]
+
+
+def sasrec_states(parameters, sequence):
+    """The states of one sequence without padding, `[n, d]`, by `nn.TransformerEncoderLayer`."""
+    count = len(sequence)
+    values = parameters["item.id"][0][sequence] * math.sqrt(WIDTH)
+    values = values + parameters["place"][0][:count].flip(0)
+    for block in ("block0", "block1"):
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, 2, WIDTH, 0.0, norm_first=True, batch_first=True, dtype=torch.float64
+        )
+        layer.self_attn.in_proj_weight.data = parameters[f"{block}.attention.weight"][0].T
+        layer.self_attn.in_proj_bias.data = parameters[f"{block}.attention.bias"][0]
+        linear(layer.self_attn.out_proj, parameters, f"{block}.output")
+        linear(layer.linear1, parameters, f"{block}.inner")
+        linear(layer.linear2, parameters, f"{block}.outer")
+        for norm in ("norm1", "norm2"):
+            getattr(layer, norm).weight.data = parameters[f"{block}.{norm}.weight"][0]
+            getattr(layer, norm).bias.data = parameters[f"{block}.{norm}.bias"][0]
+        later = nn.Transformer.generate_square_subsequent_mask(count, dtype=torch.float64)
+        values = layer(values[None], later)[0]
+    return F.layer_norm(values, (WIDTH,), parameters["norm.weight"][0], parameters["norm.bias"][0])
+
+
+def gru4rec_states(parameters, sequence):
+    """The same by `nn.GRU`."""
+    gru = nn.GRU(WIDTH, WIDTH, 2, batch_first=True, dtype=torch.float64)
+    for layer in (0, 1):
+        for own, name in (("ih", "input"), ("hh", "state")):
+            linear_weight = parameters[f"layer{layer}.{name}.weight"][0].T
+            getattr(gru, f"weight_{own}_l{layer}").data = linear_weight
+            bias = parameters[f"layer{layer}.{name}.bias"][0]
+            getattr(gru, f"bias_{own}_l{layer}").data = bias
+    values = parameters["item.id"][0][sequence] * math.sqrt(WIDTH)
+    return gru(values[None])[0][0]
+
+
+ORACLES = {SasRec: sasrec_states, Gru4Rec: gru4rec_states}
+
+
+def real(sequence):
+    return sequence[sequence >= 0]
+
+
+@both
+def test_scores_are_those_of_torch_nn_with_the_same_weights(kind, config):
+    model = made(kind, config)
+    parameters = parameters_of(model)
+    with torch.no_grad():
+        found = model.history_scores(parameters, SEQUENCES[None])[0]
+        for own, sequence in zip(found, SEQUENCES, strict=True):
+            last = ORACLES[kind](parameters, real(sequence))[-1]
+            torch.testing.assert_close(own, parameters["item.id"][0] @ last)
+
+
+@both
+def test_clients_of_a_cohort_do_not_mix(kind, config):
+    model = made(kind, config)
+    drawn = [parameters_of(model, seed) for seed in (1, 2)]
+    joined = {name: torch.cat([one[name] for one in drawn]) for name in drawn[0]}
+    found = model.history_scores(joined, torch.stack([SEQUENCES, SEQUENCES.flip(0)]))
+    for place, sequences in enumerate((SEQUENCES, SEQUENCES.flip(0))):
+        alone = model.history_scores(drawn[place], sequences[None])
+        torch.testing.assert_close(found[place], alone[0])
+
+
+@both
+def test_a_user_without_items_has_no_preference(kind, config):
+    model = made(kind, config)
+    scores = model.history_scores(parameters_of(model), torch.full((1, 1, 4), -1))
+    assert not scores.any()
+
+
+@both
+@pytest.mark.parametrize("cohort", [1, 2])
+def test_the_softmax_is_the_cross_entropy_of_each_next_item(kind, config, cohort):
+    model = made(kind, config, dropout=0.0)
+    parameters = parameters_of(model)
+    expected = sum(
+        F.cross_entropy(
+            ORACLES[kind](parameters, real(one)[:-1]) @ parameters["item.id"][0].T,
+            real(one)[1:],
+            reduction="sum",
+        )
+        for one in SEQUENCES[:2]
+    )
+    joined = {name: value.expand(cohort, *value.shape[1:]) for name, value in parameters.items()}
+    rows = SEQUENCES.expand(cohort, -1, -1)
+    counts = torch.tensor([3, 1, 0]).expand(cohort, -1)
+    none = torch.empty(cohort, 3, 0, dtype=torch.int64)
+    found = model.sequence_loss(joined, rows, counts, none)
+    torch.testing.assert_close(found, expected.detach().expand(cohort))
+
+
+@both
+def test_training_in_one_place_has_the_mean_of_all_places(kind, config):
+    """Of several lengths, padded to several widths; users with one item or none have no place."""
+    model = made(kind, config, dropout=0.0, longest=40)
+    parameters = parameters_of(model)
+    random = torch.Generator().manual_seed(3)
+    lengths = [41, 33, 20, 2, 1, 0]
+    sequences = torch.full((len(lengths), 41), -1)
+    for one, length in zip(sequences, lengths, strict=True):
+        one[:length] = torch.randint(ITEMS, (length,), generator=random)
+    losses = [
+        F.cross_entropy(
+            ORACLES[kind](parameters, real(one)[:-1]) @ parameters["item.id"][0].T,
+            real(one)[1:],
+            reduction="none",
+        )
+        for one in sequences[:4]
+    ]
+    found = model.training_loss(parameters, sequences[None], random, 0.0)
+    torch.testing.assert_close(found, torch.cat(losses).mean().detach().expand(1, len(lengths)))
+
+
+def test_the_binary_loss_is_equation_7():
+    model = made(*KINDS[0], dropout=0.0, loss="binary", negatives=2)
+    parameters = parameters_of(model)
+    table = parameters["item.id"][0]
+    negatives = torch.tensor([[1, 2, 4, 6, 8, 10]])
+    found = model.sequence_loss(
+        parameters, SEQUENCES[None, :1], torch.tensor([[3]]), negatives[None]
+    )
+    states = sasrec_states(parameters, SEQUENCES[0, :-1])
+    expected = 0.0
+    for place, state in enumerate(states):
+        right = torch.sigmoid(state @ table[SEQUENCES[0, place + 1]])
+        wrong = torch.sigmoid(table[negatives[0].view(3, 2)[place]] @ state)
+        expected = expected - right.log() - (1 - wrong).log().mean()
+    torch.testing.assert_close(found, expected.detach()[None])
+
+
+def test_drawing_all_other_items_gives_the_softmax():
+    """Of one place, whose sum of exponentials is then not scaled."""
+    sampled = made(*KINDS[0], dropout=0.0, loss="sampled-softmax", negatives=ITEMS - 1)
+    whole = made(*KINDS[0], dropout=0.0)
+    parameters = parameters_of(whole)
+    rows = torch.tensor([[[3, 8]]])
+    others = torch.tensor([[[item for item in range(ITEMS) if item != 8]]])
+    found = sampled.sequence_loss(parameters, rows, torch.tensor([[1]]), others)
+    none = torch.empty(1, 1, 0, dtype=torch.int64)
+    expected = whole.sequence_loss(parameters, rows, torch.tensor([[1]]), none)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("loss", ["binary", "sampled-softmax"])
+def test_items_of_a_sequence_are_never_drawn(loss):
+    model = made(*KINDS[0], loss=loss, negatives=30)
+    sequences = torch.tensor([[3, 0, 7, 7, 5], [9, 1, 1, -1, -1]])
+    drawn = model._negatives(sequences, torch.Generator().manual_seed(0))
+    assert drawn.shape == (2, 120 if loss == "binary" else 30)
+    for own, sequence in zip(drawn.tolist(), sequences.tolist(), strict=True):
+        assert set(own) <= set(range(ITEMS)) - set(sequence)
+    assert len(set(drawn[0].tolist())) == ITEMS - 4
+
+
+def test_dropout_hides_a_share_and_keeps_the_mean():
+    model = made(*KINDS[0], dropout=0.25, width=64)
+    kept = model.keep([torch.Generator().manual_seed(0)], 20, 30)
+    assert kept.shape == (5, 1, 20, 30, 64)
+    assert kept.unique().tolist() == pytest.approx([0.0, 4 / 3])
+    assert float(kept.mean()) == pytest.approx(1.0, abs=0.01)
+    assert made(*KINDS[0], dropout=0.0).keep([torch.Generator()], 1, 1) is None
+
+
+@both
+def test_what_dropout_hides_does_not_count(kind, config):
+    """Embeddings that are hidden everywhere leave the same states for all items."""
+    model = made(kind, config)
+    parameters = parameters_of(model)
+    kept = torch.ones(model.dropped, 1, 2, 4, WIDTH)
+    kept[0] = 0.0
+    rows = torch.stack([SEQUENCES[0], SEQUENCES[0].flip(0) + 1])[None]
+    states = model.states(parameters, rows, torch.tensor([[4, 4]]), kept)
+    torch.testing.assert_close(states[0, 0], states[0, 1])
+
+
+def test_the_cross_entropy_and_its_gradient_are_those_of_pytorch(monkeypatch):
+    monkeypatch.setattr(softmax, "_LOGITS_AT_ONCE", 40)  # two examples at a time
+    random = torch.Generator().manual_seed(0)
+    hidden, table = (
+        torch.randn(2, rows, 3, generator=random, dtype=torch.float64, requires_grad=True)
+        for rows in (7, 5)
+    )
+    targets = torch.randint(5, (2, 7), generator=random)
+    weights = torch.rand(2, 7, generator=random, dtype=torch.float64)
+    found = catalogue_cross_entropy(hidden, table, targets, weights)
+    each = F.cross_entropy((hidden @ table.mT).flatten(0, 1), targets.flatten(), reduction="none")
+    expected = (each.view(2, 7) * weights).sum(1)
+    torch.testing.assert_close(found, expected)
+    scale = torch.tensor([2.0, -3.0])
+    pairs = zip(
+        torch.autograd.grad((found * scale).sum(), [hidden, table]),
+        torch.autograd.grad((expected * scale).sum(), [hidden, table]),
+        strict=True,
+    )
+    for mine, theirs in pairs:
+        torch.testing.assert_close(mine, theirs)
+
+
+@both
+@pytest.mark.parametrize("loss", ["softmax", "sampled-softmax", "binary"])
+def test_vectors_add_their_projection_to_the_embeddings_at_both_ends(kind, config, loss):
+    """Scores and losses are those of embeddings to which the projections were added by hand; item 4
+    has no vector, so the mean, which is 0."""
+    values = np.random.default_rng(0).normal(size=(ITEMS, 3)).astype(np.float32)
+    known = np.arange(ITEMS) != 4
+    values[4] = 0.0
+    settings = {"dropout": 0.0, "loss": loss, "negatives": 2}
+    model = made(kind, config, (Vectors("cover", values, known),), **settings)
+    plain = made(kind, config, **settings)
+    parameters = {name: value.float() for name, value in parameters_of(model).items()}
+    centred = values - values[known].mean(0) * known[:, None]
+    centred /= np.sqrt((centred[known] ** 2).sum(1).mean())
+    sums = parameters["item.id"] + torch.from_numpy(centred) @ parameters["item.cover"]
+    assert parameters["item.cover"].shape == (1, 3, WIDTH)
+    by_hand = {n: v for n, v in parameters.items() if n != "item.cover"} | {"item.id": sums}
+    torch.testing.assert_close(
+        model.history_scores(parameters, SEQUENCES[None]),
+        plain.history_scores(by_hand, SEQUENCES[None]),
+    )
+    counts = torch.tensor([[3, 1, 0]])
+    drawn = torch.arange(3 * model.drawn(3)).view(1, 3, -1) % ITEMS
+    torch.testing.assert_close(
+        model.sequence_loss(parameters, SEQUENCES[None], counts, drawn),
+        plain.sequence_loss(by_hand, SEQUENCES[None], counts, drawn),
+    )
+
+
+@both
+def test_ratings_are_refused(kind, config):
+    with pytest.raises(ExperimentError, match="task = 'ranking'"):
+        kind(config, Schema(ITEMS, FeatureTable(ITEMS, ()), (), "rating"))
+
+
+def test_heads_divide_the_width():
+    with pytest.raises(ExperimentError, match="heads"):
+        SasRecConfig.parse({"width": 6, "heads": 4})
+
+
+# SASRec's sampled softmax in compiled code against PyTorch's operations in float64.
+
+COMPILED_LOSS_ITEMS = 400
+SETTINGS = [
+    {"width": 4, "longest": 5, "blocks": 1, "negatives": 7},
+    {"width": 6, "longest": 5, "heads": 2, "negatives": 8, "dropout": 0.3},
+    {"width": 24, "longest": 37, "heads": 3, "blocks": 3, "negatives": 30, "dropout": 0.0},
+    {"width": 64, "longest": 50, "negatives": 256},
+]
+
+
+class FourClients:
+    """Random parameters, embeddings and dropout of four clients, the second without a place."""
+
+    def __init__(self, shared, **settings):
+        config = SasRecConfig(loss="sampled-softmax", **settings)
+        self.model = SasRec(
+            config,
+            Schema(COMPILED_LOSS_ITEMS, FeatureTable(COMPILED_LOSS_ITEMS, ()), (), "ranking"),
+        )
+        self.random = torch.Generator().manual_seed(3)
+        start = self.model.initial(self.random)
+        del start["item.id"]
+        self.parameters = {
+            name: (value + 0.2 * self.normal(*value.shape)).expand(4, *value.shape)
+            if shared
+            else value + 0.2 * self.normal(4, *value.shape)
+            for name, value in start.items()
+        }
+        self.drawn = settings["negatives"]
+        rows = self.drawn + config.longest + 1
+        self.embedded = 0.3 * self.normal(4, 1, rows, config.width)
+        self.counts = torch.tensor([[config.longest], [0], [1], [config.longest - 2]])
+        generators = [torch.Generator().manual_seed(client) for client in range(4)]
+        self.kept = self.model.keep(generators, 1, config.longest)
+
+    def normal(self, *shape):
+        return torch.randn(shape, generator=self.random)
+
+    def solved(self, kind, weights):
+        """Losses and all gradients of a sum in which clients count differently."""
+        leaves = [value.to(kind).detach() for value in (self.embedded, *self.parameters.values())]
+        embedded, *own = [leaf.requires_grad_() for leaf in leaves]
+        given = dict(zip(self.parameters, own, strict=True))
+        kept = None if self.kept is None else self.kept.to(kind)
+        losses = self.model.drawn_loss(given, embedded, self.drawn, self.counts, kept, weights)
+        total = (losses * torch.tensor([1.0, 2.0, -3.0, 0.5], dtype=kind)).sum()
+        found = torch.autograd.grad(total, [embedded, *own])
+        return losses, dict(zip(["embedded", *self.parameters], found, strict=True))
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda own: f"width {own['width']}")
+@pytest.mark.parametrize("weighted", [False, True])
+def test_losses_and_gradients_are_those_of_autograd(settings, shared, weighted, monkeypatch):
+    problem = FourClients(shared, **settings)
+    weights = torch.tensor([[0.02], [1.0], [0.7], [0.1]]) if weighted else None
+    losses, found = problem.solved(torch.float32, weights)
+    assert type(losses.grad_fn).__name__ == "_SampledLossBackward"
+    monkeypatch.setattr(_SampledLoss, "apply", None)  # float64 takes PyTorch's operations
+    expected, wanted = problem.solved(torch.float64, weights)
+    torch.testing.assert_close(losses, expected.float(), rtol=1e-5, atol=1e-5)
+    for name, gradient in found.items():
+        largest = max(float(wanted[name].abs().max()), 1e-3)
+        torch.testing.assert_close(
+            gradient / largest, (wanted[name] / largest).float(), rtol=0, atol=1e-4, msg=name
+        )
+        assert gradient[0].any() and not gradient[1].any(), name
+
+
+def test_what_is_not_finite_is_seen():
+    problem = FourClients(shared=False, **SETTINGS[0])
+    problem.embedded[0, 0, 2] = math.nan
+    losses, found = problem.solved(torch.float32, None)
+    assert losses.isnan().tolist() == [True, False, False, False]
+    assert (
+        found["block0.inner.weight"].flatten(1).isfinite().all(1).tolist() == [False] + [True] * 3
+    )
+
+
+@pytest.mark.slow
+def test_training_finds_what_was_compiled_before_it(tmp_path):
+    """A process compiles, with an empty cache; another trains and compiles nothing of the loss."""
+    command = (
+        "from fedrec.models import sequential_native as native\n"
+        "from tests.fedrec.models.test_sequence_models import FourClients\n"
+        "import sys, torch\n"
+        "if sys.argv[1] == 'before':\n"
+        "    native.compile_losses()\n"
+        "else:\n"
+        "    clients = FourClients(True, width=4, longest=5, blocks=1, negatives=7)\n"
+        "    clients.solved(torch.float32, None)\n"
+        "print(sum(native.losses_with_gradients.stats.cache_misses.values()))"
+    )
+    assert_compiled_once(tmp_path, command)

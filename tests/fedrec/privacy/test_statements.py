@@ -1,0 +1,422 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statements about an epsilon, adjacency, and the cost of private choices."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.special import logsumexp
+from scipy.stats import geom, logser, norm, poisson
+
+from fedrec.errors import ExperimentError
+from fedrec.neighbourhood.learned import scaled
+from fedrec.privacy.accounting.accountant import LAWS, Accountant, RandomTrials
+from fedrec.privacy.accounting.rdp import INTEGER_ORDERS
+from fedrec.privacy.clipping import Clip
+from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.plan import Plan
+from fedrec.privacy.statement import (
+    Stated,
+    amplified,
+    attack_ceiling,
+    lines,
+    probability_factor,
+    report,
+    schedule_total,
+    sentence,
+)
+
+# Explanations: the bounds are the published ones, and the caveats are those of the plan.
+
+
+def said(sampler="fixed-size", clients=500, backend=None, **settings):
+    settings = {key.replace("_", "-"): value for key, value in settings.items()}
+    config = PrivacyConfig.parse({"clip-norm": 1.0, "noise-multiplier": 3.0, **settings})
+    plan = Plan.of(config, sampler, {"cohort": 50}, clients, 20)
+    return " ".join(lines(report(plan, backend=backend), config.adjacency))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "accuracy"), [(0, 0.5), (2, 0.881), (5, 0.9933), (15, 1.0), (math.inf, 1.0)]
+)
+def test_accuracy_of_membership_attacks(epsilon, accuracy):
+    assert attack_ceiling(epsilon, 0.0) == pytest.approx(accuracy, abs=5e-4)
+    assert attack_ceiling(epsilon, 1.0) == pytest.approx(1.0)
+    assert attack_ceiling(epsilon, 1e-5) <= 1.0
+
+
+def test_the_true_epsilon_is_one_number_where_the_bounds_agree():
+    plan = Plan.of(
+        PrivacyConfig.parse({"clip-norm": 1.0, "noise-multiplier": 3.0}), "full", {}, 500, 1
+    )
+    found = report(plan)
+    agreeing, apart = (replace(found, attack=found.epsilon - gap) for gap in (1e-9, 0.1))
+    assert any(line.startswith("The true epsilon is") for line in lines(agreeing, "replace-one"))
+    assert any(f"between {apart.attack:.4g}" in line for line in lines(apart, "replace-one"))
+
+
+def test_the_factor_between_probabilities():
+    assert probability_factor(math.log(3)) == pytest.approx(3)
+    assert probability_factor(1e4) == math.inf
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 2.0, 5.0, 15.0])
+def test_no_sentence_bounds_single_outcomes_by_delta(epsilon):
+    """With Gaussian noise that is (epsilon, delta) exactly, a privacy loss above epsilon is more
+    probable than delta; what is said of sets of outcomes holds."""
+    delta = 1e-5
+
+    def profile(mu):  # of N(mu, 1) against N(0, 1); Balle and Wang 2018
+        high = norm.cdf(mu / 2 - epsilon / mu)
+        return high - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+
+    mu = brentq(lambda mu: profile(mu) - delta, 1e-3, 50)
+    assert norm.sf(epsilon / mu - mu / 2) > 2 * delta  # the loss is N(mu^2 / 2, mu^2)
+    for threshold in np.linspace(-5, 10, 31):
+        assert norm.sf(threshold - mu) <= math.exp(epsilon) * norm.sf(threshold) + delta * (
+            1 + 1e-6
+        )
+    text = said(noise_multiplier=3.0)
+    assert "except with probability" not in text and "may change the odds" not in text
+    assert "plus 1e-05" in text and "odds of a single outcome may change by more" in text
+
+
+def test_without_charges_nothing_is_claimed():
+    assert lines(Accountant().epsilon(1e-5), "replace-one") == [
+        "No round was charged to the privacy ledger, so nothing is claimed."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "server is trusted"),
+        ({"placement": "distributed", "max_dropouts": 4}, "when 4 clients"),
+        ({"placement": "local"}, "all 20 rounds"),
+        ({"delta": 0.01}, "above 1/N"),
+        ({}, "simulation, not a release"),
+        ({}, "exchanged for another's"),
+        ({}, "early stopping"),
+        ({}, "drawn uniformly from all 500"),
+        ({"sampler": "poisson", "adjacency": "add-remove"}, "drawn independently"),
+        ({"sampler": "poisson", "adjacency": "add-remove"}, "differ by one client"),
+        (
+            {"sampler": "poisson", "adjacency": "add-remove"},
+            "The number of clients, 500, is public all the same",
+        ),
+        ({"private_phases": ["main"]}, "item sequences are users' data"),
+        ({"paper_noise_order": True}, "algorithm 2"),
+        ({"backend": "paper"}, "comparison only"),
+        ({"noise_multiplier": 0.0}, "epsilon is infinite"),
+        ({"backend": "autodp"}, "Method: RDP curves of autodp"),
+        ({}, "Method: privacy loss distribution"),
+    ],
+    ids=str,
+)
+def test_caveats_of_the_plan_are_reported(settings, expected):
+    assert expected in said(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "unsaid"),
+    [
+        ({"mode": "secure"}, "simulation"),
+        ({"delta": 1e-4}, "above 1/N"),
+        ({"placement": "local"}, "server is trusted"),
+        ({"clients": 50}, "Amplification"),
+        ({}, "item sequences"),
+        ({}, "comparison only"),
+    ],
+    ids=str,
+)
+def test_caveats_that_do_not_concern_the_plan_are_left_out(settings, unsaid):
+    assert unsaid not in said(**settings)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "word", "share"),
+    [
+        (0.5, "strong", "at most 62.2%"),
+        (5.0, "weak", "at most 99.3%"),
+        (7.0, "weak", "at most 99.9%"),
+        (9.0, "weak", "up to practically all"),
+        (20.0, "very weak", "up to practically all"),
+    ],
+)
+def test_the_first_sentence_says_the_whole_guarantee(epsilon, word, share):
+    """Unit, epsilon, delta, adjacency and how strong it is; no bound of 100.0%."""
+    found = replace(Accountant().epsilon(1e-5), epsilon=epsilon)
+    said = sentence(found, "replace-one")
+    start = f"epsilon {epsilon:g} at delta 1e-05 for all data of a user (replace-one) is {word}:"
+    assert said.startswith(start) and f"right in {share} of cases" in said
+    assert "for a user's taking part (add-remove)" in sentence(found, "add-remove")
+
+
+def test_nothing_sounds_like_an_attack_that_was_run():
+    text = said()
+    assert "attack reaches" not in text and "an audit does" in text
+
+
+# Exact totals of nominal schedules, against the formula in exact arithmetic and a mechanism by
+# hand.
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 5.0])
+@pytest.mark.parametrize("rate", [0.01, 0.2, 1.0])
+def test_amplification_is_that_of_randomised_response(epsilon, rate):
+    """Worst case: the row is in the sample with probability `rate`, and answers e^eps / (1 + e^eps)
+    : 1 / (1 + e^eps)."""
+    p, q = math.exp(epsilon) / (1 + math.exp(epsilon)), 1 / (1 + math.exp(epsilon))
+    assert amplified(epsilon, rate) >= math.log(rate * p / q + 1 - rate) - 1e-12
+    assert amplified(epsilon, rate) == pytest.approx(math.log1p(rate * math.expm1(epsilon)))
+
+
+def test_totals():
+    """K ln(1 + g (exp(e / (K g)) - 1)) for several schedules: 1 at K = 10, g = .01 is 54, and so
+    on."""
+    expected = {
+        (1, 10, 0.01): 54,
+        (1, 20, 0.05): 1.65,
+        (5, 20, 0.01): 408,
+        (20, 10, 0.2): 84,
+        (0.1, 10, 0.05): 0.110,
+    }
+    for (nominal, steps, rate), total in expected.items():
+        assert schedule_total(nominal, steps, rate) == pytest.approx(total, rel=0.01)
+    assert schedule_total(3.0, 7, 1.0) == pytest.approx(3.0)
+    assert math.isfinite(schedule_total(20.0, 1, 1e-4))
+    assert amplified(1e6, 0.5) == pytest.approx(1e6 - math.log(2))
+
+
+def test_words_hold_both_numbers():
+    said = Stated(1.0, 54.0, "one rating", ("Not so.",)).lines()
+    assert "epsilon 1 as stated, for one rating" in said[0]
+    assert "54" in said[0]
+    assert said[1] == "Not so."
+
+
+SIZE = 12
+
+
+def counts(random):
+    """Adversarial non-negative vectors: single items, disjoint sets, all items, no items,
+    failures."""
+    halves = np.repeat([9.0, 0.0], SIZE // 2)
+    yield from (
+        1e20 * np.eye(SIZE)[0],
+        np.eye(SIZE)[1],
+        halves,
+        9 - halves,
+        np.ones(SIZE),
+        np.zeros(SIZE),
+    )
+    yield from (np.full(SIZE, math.inf), np.full(SIZE, math.nan))
+    yield from np.abs(random.standard_normal((10, SIZE))) * 10
+    yield from (random.random((10, SIZE)) < 0.3).astype(float)
+
+
+def gram_matrices(random):
+    """Positive semi-definite matrices of orthogonal, equal and random vectors, and of several of
+    them."""
+    for vector in (
+        np.eye(SIZE)[0] * 1e3,
+        np.eye(SIZE)[1] * 1e3,
+        np.eye(SIZE)[0] - np.eye(SIZE)[1],
+        np.ones(SIZE),
+    ):
+        yield np.outer(vector, vector)
+    for width in (1, 1, 2, SIZE):
+        factors = random.standard_normal((SIZE, width)) * 10
+        yield factors @ factors.T
+    yield from (np.eye(SIZE), np.zeros((SIZE, SIZE)))
+
+
+def profiles(random):
+    """Ratings 1 to 5 of some items: opposite ratings of the same items, disjoint items, random
+    ones, ratings outside the scale."""
+    whole = [
+        np.where(np.arange(SIZE) < SIZE // 2, low, high)
+        for low in (0, 1, 5)
+        for high in (0, 1, 5, 9)
+    ]
+    yield from whole
+    yield from (random.integers(0, 6, SIZE) for _ in range(20))
+
+
+def ratings(random):
+    """Contributions to item means: each rating mapped to [-1, 1], and an indicator."""
+    for own in profiles(random):
+        yield np.stack([scaled(own, (1.0, 5.0)), np.ones(SIZE)]) * (own > 0)
+
+
+def deviations(random):
+    """The same ratings in units of the scale, which is not equivalent."""
+    for own in profiles(random):
+        yield np.stack([own - 3.0, np.ones(SIZE)]) * (own > 0)
+
+
+def updates(random):
+    """Vectors with signs."""
+    yield from (np.eye(SIZE)[0] * 9, -np.eye(SIZE)[0] * 9, np.ones(SIZE), -np.ones(SIZE))
+    yield from random.standard_normal((10, SIZE))
+
+
+def symmetric_matrices(random):
+    """Matrices that are symmetric and not semi-definite."""
+    yield from (np.eye(SIZE) * 5, -np.eye(SIZE) * 5)
+    yield from (part + part.T for part in random.standard_normal((5, SIZE, SIZE)))
+
+
+def largest_move(kind, order=2):
+    clip = Clip(3.0, order)
+    clipped = [clip({"x": one})["x"].ravel() for one in kind(np.random.default_rng(4))]
+    return max(np.linalg.norm(one - other, ord=order) for one in clipped for other in clipped)
+
+
+@pytest.mark.parametrize("kind", [counts, gram_matrices, ratings])
+def test_without_signs_an_exchange_moves_the_sum_by_sqrt_2_of_the_clip_norm_and_no_more(kind):
+    bound = Clip(3.0, 2, "non-negative").sensitivity("replace-one")
+    assert bound == pytest.approx(3 * math.sqrt(2))
+    assert largest_move(kind) <= bound * (1 + 1e-12)
+    assert largest_move(kind) == pytest.approx(bound, rel=1e-5), (
+        "the bound is reached, so nothing smaller would do"
+    )
+
+
+@pytest.mark.parametrize("kind", [updates, symmetric_matrices])
+def test_signed_updates_do_not_get_it(kind):
+    assert largest_move(kind) > 1.4 * Clip(3.0, 2, "non-negative").sensitivity("replace-one")
+    assert largest_move(kind) == pytest.approx(Clip(3.0).sensitivity("replace-one"), rel=1e-5)
+    assert Clip(3.0).sensitivity("replace-one") == 6.0
+
+
+def test_ratings_in_other_units_than_their_counts_do_not_get_it_either():
+    assert largest_move(deviations) > 1.2 * Clip(3.0, 2, "non-negative").sensitivity("replace-one")
+
+
+def test_in_the_l1_norm_nothing_is_gained():
+    assert largest_move(counts, order=1) == pytest.approx(6.0, rel=1e-5)
+    assert Clip(3.0, 1, "non-negative").sensitivity("replace-one") == 6.0
+
+
+def test_adding_or_removing_a_user_moves_the_sum_by_at_most_the_clip_norm():
+    for clip in (Clip(3.0), Clip(3.0, 2, "non-negative"), Clip(3.0, 1)):
+        assert clip.sensitivity("add-remove") == 3.0
+
+
+def plan(contributions, **settings):
+    config = PrivacyConfig.parse({"clip-norm": 3.0, **settings}, at="privacy")
+    return Plan.of(config, "full", {}, 100, 1, contributions=contributions)
+
+
+def test_a_plan_needs_less_noise_for_the_same_event():
+    signed, counted = (
+        plan(kind, epsilon=2.0, delta=1e-5, backend="pld") for kind in ("signed", "non-negative")
+    )
+    assert counted.noise_multiplier == pytest.approx(signed.noise_multiplier)
+    assert counted.noise_std == pytest.approx(signed.noise_std / math.sqrt(2))
+    assert counted.sensitivity * counted.noise_multiplier == pytest.approx(counted.noise_std)
+
+
+def test_noise_that_is_given_relative_to_the_clip_norm_counts_for_more():
+    given = {"noise-multiplier": 2.0, "noise-relative-to": "clip-norm"}
+    assert plan("signed", **given).noise_multiplier == pytest.approx(1.0)
+    assert plan("non-negative", **given).noise_multiplier == pytest.approx(math.sqrt(2))
+    laplace = {**given, "mechanism": "laplace"}
+    assert plan("non-negative", **laplace).event() == plan("signed", **laplace).event()
+
+
+# The cost of the best of a random number of trials, against dp-accounting, and against exact
+# divergences of small mechanisms.
+
+SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
+
+
+def gaussian(z):
+    return INTEGER_ORDERS / (2 * z * z)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(("mean", "z"), [(2.0, 3.0), (20.0, 1.5), (300.0, 8.0)])
+def test_its_curve_and_epsilon_are_those_of_dp_accounting(law, mean, z):
+    event = pytest.importorskip("dp_accounting.dp_event")
+    rdp = pytest.importorskip("dp_accounting.rdp")
+    trials = RandomTrials(law, mean)
+    accountant = rdp.RdpAccountant(INTEGER_ORDERS.tolist())
+    accountant.compose(event.RepeatAndSelectDpEvent(event.GaussianDpEvent(z), mean, SHAPES[law]))
+    assert trials.epsilon(gaussian(z), 1e-5) == pytest.approx(
+        accountant.get_epsilon(1e-5), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_the_number_of_trials_has_its_distribution(law):
+    trials = RandomTrials(law, 7.0)
+    random = np.random.default_rng(0)
+    drawn = np.array([trials.draw(random) for _ in range(20_000)])
+    exact = {
+        "geometric": geom(1 / 7),
+        "logarithmic": logser(1 - trials.gamma),
+        "poisson": poisson(7),
+    }
+    assert exact[law].mean() == pytest.approx(7.0, rel=1e-6)
+    for count in (0, 1, 2, 5, 10):
+        share = exact[law].cdf(count)
+        assert np.mean(drawn <= count) == pytest.approx(share, abs=0.02)
+
+
+def best_of(chances, law, trials):
+    """Chances that each of some ordered results is the best one, and that there is none: the
+    distribution function of the best is the generating function of K."""
+    gamma = 1.0 if law == "poisson" else trials.gamma
+    generating = {
+        "geometric": lambda x: gamma * x / (1 - (1 - gamma) * x),
+        "logarithmic": lambda x: np.log1p(-(1 - gamma) * x) / np.log(gamma),
+        "poisson": lambda x: np.exp(trials.mean * (x - 1)),
+    }
+    below = np.append(0.0, np.cumsum(chances))
+    steps = generating[law](np.minimum(below, 1.0))
+    return np.append(np.diff(steps), steps[0])
+
+
+def divergence(p, q):
+    """Rényi divergence at the integer orders, the larger one of both directions."""
+    orders = INTEGER_ORDERS[:, None].astype(float)
+    with np.errstate(divide="ignore"):
+        pair = np.log(p), np.log(q)
+    return np.max(
+        [
+            logsumexp(orders * one + (1 - orders) * other, axis=1) / (INTEGER_ORDERS - 1)
+            for one, other in (pair, pair[::-1])
+        ],
+        axis=0,
+    )
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_no_mechanism_costs_more(law):
+    """On random pairs of distributions over results, in the order of their scores."""
+    random = np.random.default_rng(1)
+    nearest = 0.0
+    for _ in range(300):
+        p = 0.8 * random.dirichlet(np.ones(6)) + 0.2 / 6
+        q = p * np.exp(random.uniform(0.05, 1.0) * random.choice([-1.0, 1.0], 6))
+        q /= q.sum()
+        trials = RandomTrials(law, float(random.uniform(1.1, 20)))
+        curve = divergence(p, q)
+        ends = best_of(p, law, trials), best_of(q, law, trials)
+        used = np.maximum(*ends) > 0
+        exact = divergence(ends[0][used], ends[1][used])
+        bound = trials.curve(curve)
+        assert (exact <= bound * (1 + 1e-9) + 1e-9).all()
+        nearest = max(nearest, float((exact / bound).max()))
+    assert nearest > 0.3  # else it could not fail
+
+
+def test_a_number_of_trials_without_a_bound_is_refused():
+    with pytest.raises(ExperimentError, match="random number of trials"):
+        RandomTrials("geometric", 0.5)
+    with pytest.raises(ExperimentError, match="random number of trials"):
+        RandomTrials("binomial", 5)  # type: ignore[arg-type]

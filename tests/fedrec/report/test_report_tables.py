@@ -1,0 +1,573 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of reports: tests, intervals, inputs, summaries and privacy totals."""
+
+import io
+import json
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+from scipy import stats
+from typer.testing import CliRunner
+
+from fedrec.errors import ExperimentError
+from fedrec.experiment.loading import load
+from fedrec.experiment.sections import Section
+from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.events import from_record
+from fedrec.report.comparison import bootstrap_intervals, compare, holm, paired_tests, seed_test
+from fedrec.report.formats import comparison_cells, comparison_text
+from fedrec.report.inputs import Inputs, budgets, input_codes, system_inputs
+from fedrec.report.page.page import report
+from fedrec.report.privacy_total import shown_together
+from fedrec.report.summary import (
+    answer_line,
+    comparison_table,
+    deciding_metric,
+    input_lines,
+    summary_notes,
+    summary_table,
+)
+from fedrec.runs.result import Result
+from simulations.cli import app
+from simulations.own_table import fold_in_system
+
+
+def one_by_one(values, resamples, seed):
+    """Efron's percentile interval with a loop."""
+    random = np.random.default_rng(seed)
+    means = [random.choice(values, len(values)).mean() for _ in range(resamples)]
+    return np.quantile(means, [0.025, 0.975])
+
+
+def test_an_interval_is_that_of_resampling_one_by_one():
+    values = np.random.default_rng(3).exponential(1.0, 300)
+    (found,) = bootstrap_intervals([values], resamples=10_000)
+    np.testing.assert_allclose(found, one_by_one(values, 10_000, 1), atol=0.01)
+
+
+def test_many_samples_at_once_have_the_intervals_that_each_has_alone():
+    random = np.random.default_rng(0)
+    samples = [random.normal(size=n) for n in (40, 7, 40, 1, 40)]
+    together = bootstrap_intervals(samples, resamples=500, seed=5)
+    alone = [bootstrap_intervals([values], resamples=500, seed=5)[0] for values in samples]
+    np.testing.assert_allclose(together, alone, rtol=1e-12)
+    assert together[3] == pytest.approx((samples[3][0], samples[3][0]))
+
+
+def test_draws_are_paired():
+    """A constant difference for all users shifts the interval by that constant."""
+    values = np.random.default_rng(0).normal(size=50)
+    one, other = bootstrap_intervals([values, values + 0.25], resamples=300)
+    np.testing.assert_allclose(np.subtract(other, one), 0.25)
+
+
+def test_nothing_has_no_interval():
+    with pytest.raises(ValueError, match="got none"):
+        bootstrap_intervals([np.ones(3), np.empty(0)])
+
+
+def test_many_systems_cost_little_more_than_one():
+    """Resamples are drawn once: 200 systems take less than 20 times as long as one."""
+    samples = list(np.random.default_rng(0).normal(size=(200, 1000)))
+    bootstrap_intervals(samples[:1], resamples=500)
+    started = time.process_time()
+    bootstrap_intervals(samples[:1], resamples=2000)
+    one = time.process_time() - started
+    bootstrap_intervals(samples, resamples=2000)
+    assert time.process_time() - started - one < 20 * one
+
+
+def test_the_bootstrap_interval_has_its_coverage():
+    random, hits = np.random.default_rng(1), 0
+    for trial in range(200):
+        ((low, high),) = bootstrap_intervals([random.normal(0.3, 1, 50)], resamples=400, seed=trial)
+        hits += low <= 0.3 <= high
+    assert 0.88 <= hits / 200 <= 0.99
+
+
+def test_the_interval_of_a_large_sample_is_the_normal_one():
+    values = np.random.default_rng(0).normal(2, 1, 4000)
+    ((low, high),) = bootstrap_intervals([values], resamples=2000)
+    half = 1.96 * values.std() / np.sqrt(4000)
+    assert low == pytest.approx(values.mean() - half, abs=0.005)
+    assert high == pytest.approx(values.mean() + half, abs=0.005)
+
+
+# Paired tests against scipy, closed forms and worked examples.
+
+
+def test_p_values_are_scipys():
+    random = np.random.default_rng(3)
+    one, other = random.random(60), random.random(60)
+    (found,) = paired_tests([one - other])
+    assert found.t_p == pytest.approx(stats.ttest_rel(one, other).pvalue)
+    assert found.wilcoxon_p == pytest.approx(stats.wilcoxon(one, other).pvalue)
+    differences = one - other
+    assert found.difference == pytest.approx(differences.mean())
+    assert found.effect == pytest.approx(differences.mean() / differences.std(ddof=1))
+    assert (found.better, found.worse) == ((differences > 0).sum(), (differences < 0).sum())
+
+
+def test_rank_effect_by_hand():
+    # differences 1, -2, 3: ranks 1, 2, 3; (1 - 2 + 3) / 6
+    (found,) = paired_tests([np.array([1.0, -2, 3])])
+    assert found.rank_effect == pytest.approx(1 / 3)
+
+
+def test_hits_of_many_users_by_hand():
+    # 60 users gain a hit, 40 lose one: ranks are all 50.5, so the balance is 20 * 50.5 and its
+    # variance 100 * 50.5^2
+    (found,) = paired_tests([np.repeat([1.0, -1.0, 0.0], [60, 40, 500])])
+    assert found.wilcoxon_p == pytest.approx(2 * stats.norm.sf(2))
+    assert found.rank_effect == pytest.approx(0.2)
+
+
+def test_equal_systems_differ_by_nothing():
+    (found,) = paired_tests([np.zeros(3)])
+    assert (found.difference, found.low, found.high) == (0, 0, 0)
+    assert (found.t_p, found.wilcoxon_p, found.effect, found.rank_effect) == (1, 1, 0, 0)
+
+
+def test_users_without_a_value_do_not_count():
+    one, other = np.array([1.0, np.nan, 0.5, 0.25]), np.array([0.5, 1.0, np.nan, 0.5])
+    (found,) = paired_tests([one - other])
+    assert found.users == 2
+    with pytest.raises(ValueError, match="two users"):
+        paired_tests([one[:2] - other[:2]])
+
+
+def test_holm_by_hand():
+    # .01 * 4, .02 * 3, .03 * 2 (raised to .06), .04 * 1 (raised to .06)
+    np.testing.assert_allclose(holm(np.array([0.02, 0.01, 0.04, 0.03])), [0.06, 0.04, 0.06, 0.06])
+    np.testing.assert_allclose(holm(np.array([0.7, 0.9])), [1, 1])
+
+
+def test_what_was_not_tested_does_not_count_as_a_comparison():
+    found = holm(np.array([np.nan, 0.02, 0.5]))
+    np.testing.assert_allclose(found, [np.nan, 0.04, 0.5])
+
+
+def test_seeds_are_tested_as_scipy_does():
+    differences = np.array([0.02, 0.05, -0.01])
+    found = seed_test(differences)
+    assert found.seed_p == pytest.approx(stats.ttest_1samp(differences, 0).pvalue)
+    assert (found.common_seeds, found.seed_difference) == (3, pytest.approx(0.02))
+    assert np.isnan(seed_test(np.array([0.1])).seed_p)
+    assert np.isnan(seed_test(np.full(3, 0.1)).seed_p)
+
+
+def test_users_with_the_smaller_error_are_served_better():
+    (found,) = paired_tests([np.array([-1.0, -2.0, 3.0])], lower_is_better=True)
+    assert (found.better, found.worse) == (2, 1)
+
+
+# Comparison tables: cells, marks, and missing values.
+
+ROWS = {
+    "popularity": {"hits@10": 0.1, "rmse": 1.25},
+    "ease [500]": {"hits@10": 0.24, "rmse": math.nan},
+    "mine": {"hits@10": 0.24001, "rmse": 0.9},
+}
+
+
+def printed(rows, metrics):
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(comparison_table(rows, metrics))
+    return console.export_text(styles=True)
+
+
+def test_missing_values_are_dashes():
+    lines = printed(ROWS, ["hits@10", "rmse", "mrr"]).splitlines()
+    (row,) = (line for line in lines if "ease [500]" in line)
+    assert row.count(" - ") == 2
+
+
+def test_the_best_values_as_printed_are_bold():
+    text = printed(ROWS, ["hits@10", "rmse"])
+    assert text.count("\x1b[1m0.2400\x1b[0m") == 2  # 0.24 and 0.24001 are printed the same
+    assert "\x1b[1m0.9000\x1b[0m" in text and "\x1b[1m1.2500" not in text
+
+
+def test_no_system():
+    assert "system" in printed({}, ["mrr"]) and "mrr" in printed({}, ["mrr"])
+
+
+# The inputs of systems against what is known of each of them, and their codes in tables.
+
+DESCRIBED = {"user_features": ("gender", "age", "occupation"), "item_features": ("genres",)}
+LIKES = Inputs()
+FOLDED = {"name": "warp", "label": "warp", "unseen-users": "fold-in"}
+
+
+def inputs_of(name, *overrides, baselines=()):
+    """Of a shipped experiment's systems, by label."""
+    experiment = load(name, [*overrides, "evaluation.baselines=[]"]).resolve()
+    evaluation = experiment.evaluation.model_copy(update={"baselines": tuple(baselines)})
+    experiment = experiment.model_copy(update={"evaluation": evaluation})
+    rounds = [{"round": 1, "num-clients": 20}, {"round": 2, "num-clients": 15}]
+    return system_inputs(finished(experiment, rounds))
+
+
+def finished(experiment, rounds):
+    """A result without metrics and users."""
+    return Result(experiment, Path(), {}, {}, {}, pd.DataFrame(rounds), users=[], groups=[])
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "expected"),
+    [
+        ("privrec-ml1m", (), {**DESCRIBED, "item_features": ("genres", "eras")}),
+        ("privrec-ml1m", ("dataset.eras=false",), DESCRIBED),
+        ("privrec-ml1m", ("model.features=false",), {}),
+        ("privrec-ml1m", ("step.low-rated='negative'", "dataset.eras=false"),
+            {**DESCRIBED, "low_rated": ("negative",)}),
+        ("fofl-self-ml1m", (), {}),
+        ("fed-fold-in-ml1m", (),
+            {"item_features": ("genres", "eras", "title"), "low_rated": ("0.3",)}),
+        ("fed-fold-in-ml1m", ("model.low-rated=0.0", "step.low-rated=0.0",
+            "strategy.step.low-rated=0.0"), {"item_features": ("genres", "eras", "title")}),
+        ("fed-fold-in-ml1m", ("model.word-variance=0.0",),
+            {"item_features": ("genres", "eras"), "low_rated": ("0.3",)}),
+        ("privrec-ml1m", ("dataset.titles=true", "dataset.eras=false"), DESCRIBED),
+        ("fedgnn-privrec-ml1m", (), {"test_users": True}),
+        ("fedmf-ml1m", (), {"test_users": True}),
+    ],
+)  # fmt: skip
+def test_a_federated_systems_inputs_follow_from_its_experiment(name, overrides, expected):
+    (found,) = inputs_of(name, *overrides).values()
+    assert found is not None
+    assert replace(found, settings_tried=None) == Inputs(**expected, client_rounds=35)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "expected"),
+    [
+        ({"name": "ease"}, {}),
+        ({"name": "ials"}, {}),
+        ({"name": "neumf"}, {"test_users": True}),
+        ({"name": "neumf", "unseen-users": "fold-in"}, {}),
+        ({**FOLDED, "features": ["genres", "age"]},
+            {"user_features": ("age",), "item_features": ("genres",)}),
+        ({"name": "privrec"}, DESCRIBED),
+        ({"name": "dp-gram", "epsilon": 5.0}, {}),
+        ({"name": "dp-gram", "epsilon": 5.0, "public-features": True},
+            {"item_features": ("genres",)}),
+        ({"name": "dp-fold-in", "epsilon": 5.0},
+            {"item_features": ("genres",), "low_rated": ("0.3",)}),
+        ({"name": "dp-fold-in", "epsilon": 5.0, "low-rated": 0.0}, {"item_features": ("genres",)}),
+        ({"name": "central", "model": {"name": "privrec"}}, DESCRIBED),
+        ({"name": "central", "model": {"name": "mf"}}, {"test_users": True}),
+        ({"name": "ease", "settings-tried": 7}, {"settings_tried": 7}),
+    ],
+)  # fmt: skip
+def test_a_centralised_systems_inputs_follow_from_its_settings(baseline, expected):
+    section = Section.model_validate(baseline)
+    found = inputs_of("fofl-self-ml1m", baselines=[section])
+    assert found[baseline.get("label", baseline["name"])] == Inputs(**expected)
+
+
+def test_nothing_is_low_rated_where_every_row_is_positive():
+    found = inputs_of("fed-fold-in-ml1m", "positive-above=0.0")
+    assert found["fed-fold-in-ml1m"] == Inputs(
+        item_features=("genres", "eras", "title"), low_rated=("0.3",), client_rounds=35
+    )
+    experiment = load("fed-fold-in-ml1m").model_copy(update={"positive_above": None})
+    result = finished(experiment, [])
+    assert system_inputs(result)["fed-fold-in-ml1m"].low_rated == ()  # type: ignore[union-attr]
+
+
+def test_inputs_of_what_is_not_installed_here_are_not_stated():
+    gone = Section(name="gone.package:Baseline")
+    assert inputs_of("fofl-self-ml1m", baselines=[gone])["gone.package:Baseline"] is None
+    assert input_codes({"gone": None, "ease": LIKES}).codes == {"gone": "?", "ease": "-"}
+
+
+def test_the_number_of_settings_tried_is_stated_and_changes_nothing_else():
+    plain = load("privrec-ml1m", ["evaluation.baselines=['ease', {name='warp', factors=4}]"])
+    told = load(
+        "privrec-ml1m",
+        [
+            "settings-tried=9",
+            "evaluation.baselines=[{name='ease', settings-tried=3}, "
+            "{name='warp', factors=4, settings-tried=2}]",
+        ],
+    )
+    assert told.digest() == plain.digest() and told.settings_tried == 9
+    assert told.evaluation.settings_tried() == {"ease": 3, "warp": 2}
+    assert told.evaluation.baseline_settings() == plain.evaluation.baseline_settings()
+    with pytest.raises(ExperimentError, match=r"baselines.ease.settings-tried(.*\n)*.*got.*0"):
+        load("privrec-ml1m", ["evaluation.baselines=[{name='ease', settings-tried=0}]"]).resolve()
+
+
+def test_codes_are_of_inputs_and_the_warning_names_the_fewer_rows():
+    rows = {
+        "PrivRec": Inputs(("age",), ("genres", "eras")),
+        "fold-in": Inputs((), ("genres", "eras", "gear"), ("0.3",)),
+        "EASE": Inputs(low_rated=("0.5",)),
+        "iALS": Inputs(low_rated=("0.5",), test_users=True),
+    }
+    found = input_codes(rows)
+    assert found.codes == {
+        "PrivRec": "U G E",
+        "fold-in": "G E Ge L",
+        "EASE": "L",
+        "iALS": "L T",
+    }
+    assert found.legend == (
+        "inputs: U: users' age; G: items' genres; E: items' eras; Ge: items' gear; L: rated items"
+        " that are not liked (weight 0.3, 0.5); T: known rows of test users in training"
+    )
+    assert found.warning == (
+        "rows differ in their inputs: PrivRec alone has users' age; PrivRec and fold-in alone have"
+        " items' genres and items' eras; fold-in alone has items' gear; PrivRec has no rated items"
+        " that are not liked; iALS alone has known rows of test users in training"
+    )
+    same = input_codes({"a": rows["EASE"], "b": rows["EASE"]})
+    assert same.warning == "" and same.codes == {"a": "L", "b": "L"}
+
+
+def test_different_features_of_users_have_codes_of_their_own():
+    rows = {"a": Inputs(("age",)), "b": Inputs(("age", "city")), "c": Inputs((), ("Units",))}
+    assert input_codes(rows).codes == {"a": "U1", "b": "U2", "c": "Un"}
+
+
+def test_of_many_rows_a_warning_counts_the_rest():
+    rows = {str(n): Inputs(test_users=n < 6) for n in range(12)}
+    assert "0, 1 and 4 others alone have" in input_codes(rows).warning
+
+
+def test_budgets_are_told_where_they_are_known():
+    rows = {"a": Inputs(client_rounds=1600, settings_tried=4), "b": Inputs(), "c": None}
+    assert budgets(rows) == ["client-rounds: a 1,600; settings tried: a 4"]
+    assert budgets({"b": LIKES}) == []
+
+
+def test_every_table_of_a_run_shows_inputs(run_tiny):
+    result = run_tiny("rounds=1", "settings-tried=5", "evaluation.baselines=['popularity', 'ease']")
+    label = result.experiment.name
+    clients = int(result.rounds["num-clients"].sum())
+    console = Console(width=120, record=True)
+    console.print(summary_table(result))
+    text = console.export_text()
+    assert "inputs" in text and "U G" in text
+    differ = f"rows differ in their inputs: {label} alone has users' gender, age and occupation"
+    lines = input_lines(result)
+    assert any(line.startswith(differ) for line in lines)
+    assert f"client-rounds: {label} {clients}; settings tried: {label} 5" in lines
+    found = compare([result])
+    heads, first, *rest = comparison_cells(found)
+    at = {name: heads.index(name) for name in ("inputs", "client-rounds", "settings tried")}
+    assert [first[place] for place in at.values()] == ["U G", f"{clients}", "5"]
+    assert all([row[place] for place in at.values()] == ["-", "-", "?"] for row in rest)
+    for form in ("markdown", "latex"):
+        assert "U G" in comparison_text(found, form) and differ in (
+            comparison_text(found, form).replace("&#x27;", "'")
+        )
+    table = pd.read_csv(pd.io.common.StringIO(comparison_text(found, "csv")), index_col=0)  # type: ignore[attr-defined]
+    assert table.loc[label, "user_features"] == "gender, age, occupation"
+    assert table.loc[label, "client_rounds"] == clients
+    assert table.loc["ease", "test_users"] == "no"
+    page = report([result])
+    assert (
+        page.count(">inputs</th>") == 2 and "U: users&#39; gender" in page and differ[:40] in page
+    )
+
+
+@pytest.fixture
+def result() -> Any:
+    """A private run whose system is worse than private popularity."""
+    experiment = load(
+        {
+            "name": "private",
+            "rounds": 2,
+            "dataset": {"name": "synthetic"},
+            "split": {"name": "user-holdout"},
+            **fold_in_system(1.0, 100, 20.0),
+        }
+    )
+    return SimpleNamespace(
+        experiment=experiment,
+        metrics={"hits@10": 0.1},
+        baselines={"dp-popularity": {"hits@10": 0.2}},
+        baseline_users={},
+        early_stopping={},
+        parameters={},
+    )
+
+
+@pytest.mark.parametrize(("best", "fewer"), [(1, False), (2, True)])
+def test_fewer_items_are_advised_only_where_products_were_summed(result, best, fewer):
+    result.early_stopping = {"best-round": best}
+    said = " ".join(summary_notes(result))
+    assert "a larger epsilon" in said and ("model.items" in said) == fewer
+
+
+@pytest.mark.parametrize(
+    ("settings", "columns"),
+    [
+        ((), ["hits@5"]),
+        (("evaluation.shown=['recall@5', 'mrr']",), ["recall@5", "mrr"]),
+        (("evaluation.shown=['recall@20']",), ["hits@5"]),
+    ],
+)
+def test_the_printed_table_has_the_metrics_that_the_experiment_names(run_tiny, settings, columns):
+    result = run_tiny("rounds=1", "evaluation.baselines=['popularity']", *settings)
+    heads = [str(column.header) for column in summary_table(result).columns[1:]]
+    assert heads == [*columns, "inputs"]
+    assert deciding_metric(result) == columns[0]
+
+
+def test_unknown_metrics_of_the_printed_table_are_refused(run_tiny):
+    with pytest.raises(ExperimentError, match=r"evaluation.shown(.*\n)*.*did you mean 'recall'"):
+        run_tiny("evaluation.shown=['recal@20']")
+
+
+def test_how_much_of_a_catalogue_has_products_and_why_is_told(result):
+    result.parameters = {"item.bias": np.zeros((250, 1))}
+    (said,) = [line for line in summary_notes(result) if "100 of 250 items" in line]
+    assert "limit: model.items" in said
+    model = Section(name="item-weights", **{"traffic-limit": 0.04})  # 100 x 100 numbers
+    result.experiment = result.experiment.model_copy(update={"model": model})
+    (said,) = [line for line in summary_notes(result) if "100 of 250 items" in line]
+    assert "limit: model.traffic-limit = 0.04 MB" in said
+    result.parameters = {"item.bias": np.zeros((100, 1))}
+    assert not [line for line in summary_notes(result) if "of 100 items" in line]
+
+
+def test_a_run_whose_strategy_is_not_installed_has_its_remarks(result):
+    gone = Section(name="gone.package:Strategy")
+    result.experiment = result.experiment.model_copy(update={"strategy": gone})
+    assert "is not better than dp-popularity" in summary_notes(result)[0]
+
+
+def test_the_answer_names_popularity_and_the_strongest_system_of_equal_inputs(run_tiny):
+    """PrivRec with the users' and items' features has inputs that the others have not."""
+    bare = ("model={name='mf', factors=2}", "evaluation.fine-tune={epochs=0}")
+    baselines = "evaluation.baselines=['popularity', 'ease', 'random']"
+    result = run_tiny("rounds=1", baselines, *bare, output="bare")
+    best = max(("popularity", "ease"), key=lambda label: result.baselines[label]["hits@5"])
+    told = answer_line(result)
+    assert f"than {best}, the strongest baseline of equal inputs" in told
+    assert "than popularity" in told and "random" not in told
+    featured = run_tiny("rounds=1", baselines, output="featured")
+    assert f"{best}, the strongest baseline though its inputs differ" in answer_line(featured)
+
+
+def test_a_result_has_its_epsilon(run_tiny):
+    private = run_tiny(
+        "privacy={clip-norm=1.0, epsilon=3.0}", "evaluation.baselines=[]", output="a"
+    )
+    assert private.epsilon == pytest.approx(private.rounds["epsilon"].iloc[-1])
+    assert 2.9 < private.epsilon <= 3.0
+    assert run_tiny("evaluation.baselines=[]", output="b").epsilon is None
+
+
+# Total privacy cost of the private runs of a table: the sum of their ledgers, or the reason why
+# there is none.
+
+BY_CLIENT = "split.stream=client"
+NOISE = "privacy={clip-norm=1.0, noise-multiplier=2.0, delta=1e-5}"
+
+
+@pytest.fixture
+def two(run_tiny):
+    """Two private runs with other seeds."""
+    return [run_tiny(NOISE, f"seed={seed}", output=f"run{seed}") for seed in range(2)]
+
+
+def added_up(runs, delta):
+    """Epsilon of all lines of the ledgers, read by hand."""
+    accountant = Accountant("pld")
+    for run in runs:
+        for line in (run.folder / "privacy.jsonl").read_text().splitlines():
+            charge = json.loads(line)
+            accountant.step(from_record(charge["event"]), charge["count"])
+    return accountant.epsilon(delta).epsilon
+
+
+def test_the_total_is_that_of_all_ledgers(two):
+    (line,) = shown_together([run.folder for run in two])
+    total = added_up(two, 1e-5)
+    assert f"The 2 private runs on synthetic that are shown cost epsilon {total:.4g}" in line
+    assert total > max(run.rounds["epsilon"].iloc[-1] for run in two)
+    assert shown_together([two[0].folder] * 2) == []  # one run, named twice
+
+
+@pytest.mark.slow
+def test_a_run_and_its_private_baselines_have_a_joint_epsilon(run_tiny, tmp_path):
+    """By all ledgers of the run, added up by hand; above either, below their sum."""
+    systems = "evaluation.baselines=['popularity', {name='dp-popularity', epsilon=5.0}]"
+    result = run_tiny("privacy={clip-norm=1.0, epsilon=5.0, delta=1e-5}", systems)
+    accountant = Accountant("pld")
+    for file in result.folder.rglob("privacy.jsonl"):
+        for line in file.read_text().splitlines():
+            accountant.step(from_record(json.loads(line)["event"]))
+    joint = accountant.epsilon(1e-5).epsilon
+    assert 5 < joint < 10
+    assert f"Together they cost epsilon {joint:.4g} at delta 1e-05" in result.privacy[-1]
+    assert "the 2 private systems of this run" in report([result])
+    alone = run_tiny("privacy={clip-norm=1.0, epsilon=5.0}", output="alone")
+    assert "private systems of this run" not in " ".join(alone.privacy)
+
+
+def test_a_run_and_a_baseline_of_another_adjacency_have_no_joint_epsilon(run_tiny):
+    systems = "evaluation.baselines=[{name='dp-popularity', adjacency='add-remove'}]"
+    assert "no epsilon together" in run_tiny(NOISE, systems, BY_CLIENT).privacy[-1]
+
+
+def test_users_own_noise_and_a_private_baseline_add_up(run_tiny):
+    own = ("model={name='vae', hidden=6, latent=3}", "step.name=dpvae", "sampler.name=full")
+    systems = "evaluation.baselines=['dp-popularity']"
+    assert "to each user's epsilon add those" in run_tiny(*own, systems).privacy[-1]
+
+
+def test_runs_without_privacy_and_single_ones_need_no_total(two, run_tiny):
+    plain = run_tiny(output="plain")
+    assert shown_together([plain.folder, two[0].folder]) == []
+    assert shown_together([plain.folder, *(run.folder for run in two)]) == shown_together(
+        [run.folder for run in two]
+    )
+
+
+def test_runs_on_other_data_are_not_added_up(two, run_tiny):
+    other = run_tiny(NOISE, "dataset.items=31", output="other")
+    assert shown_together([two[0].folder, other.folder]) == []
+
+
+def test_other_adjacencies_have_no_total_and_the_reason_is_given(two, run_tiny):
+    poisson = ("sampler={name='poisson', cohort=6}", "privacy.adjacency=add-remove", BY_CLIENT)
+    other = run_tiny(NOISE, *poisson, output="other")
+    (line,) = shown_together([two[0].folder, other.folder])
+    assert "no epsilon together" in line
+    assert "add-remove and replace-one" in line and "different adjacencies" in line
+
+
+def test_a_run_that_clips_without_noise_makes_it_infinite(two, run_tiny):
+    bare = run_tiny(NOISE, "privacy.noise-multiplier=0.0", output="bare")
+    assert math.isinf(bare.rounds["epsilon"].iloc[-1])
+    (line,) = shown_together([two[0].folder, bare.folder])
+    assert "infinite epsilon together" in line
+
+
+def test_comparisons_and_pages_show_it(two):
+    (line,) = shown_together([run.folder for run in two])
+    assert line.replace("'", "&#39;") in report(two)
+    assert "private runs on" not in report(two[:1])
+
+
+def test_the_command_prints_it_with_its_table(run_tiny):
+    popular = "evaluation.baselines=['popularity']"
+    runs = [run_tiny(NOISE, popular, f"seed={s}", output=f"run{s}") for s in range(2)]
+    folders = [str(run.folder) for run in runs]
+    shown = CliRunner().invoke(app, ["compare", *folders])
+    assert shown.exit_code == 0, shown.output
+    words = " ".join(shown.output.split())
+    assert shown_together([run.folder for run in runs])[0] in words

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Neighbourhood models: gradients, Langevin dynamics and similarities."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedrec.neighbourhood.learned import (
+    EVERY,
+    Bounds,
+    Examples,
+    Langevin,
+    initial_similarity,
+    predicted,
+    renormalised,
+)
+from fedrec.neighbourhood.similarity import (
+    Profiles,
+    co_raters,
+    cosine,
+    item_means,
+    nearest,
+    pearson,
+    shrunk,
+)
+
+# Predictions and gradients against autograd, Euler's identity and closed-form limits.
+
+ITEMS = 12
+
+
+@pytest.fixture(scope="module")
+def profiles():
+    random = np.random.default_rng(0)
+    rows = np.array(
+        [
+            (u, i)
+            for u in range(15)
+            for i in random.choice(ITEMS, random.integers(2, 9), replace=False)
+        ]
+    )
+    return Profiles.of(
+        15, ITEMS, rows[:, 0], rows[:, 1], random.integers(1, 6, len(rows)).astype(float)
+    )
+
+
+@pytest.fixture(scope="module")
+def similarity():
+    found = np.random.default_rng(1).normal(size=(ITEMS, ITEMS))
+    np.fill_diagonal(found, 0)
+    return found
+
+
+def by_torch(profiles, means, similarity, *, prior=0.0, low=-np.inf, high=np.inf):
+    """Half the sum of squared errors of all ratings, with whole matrices; and predictions `[users,
+    items]`."""
+    rated = torch.tensor(profiles.matrix(np.ones(len(profiles.values))).toarray())
+    deviations = torch.tensor(profiles.centred(means).matrix().toarray())
+    s = similarity * (1 - torch.eye(ITEMS, dtype=torch.float64))
+    guess = torch.tensor(means) + deviations @ s.T / (prior + rated @ s.abs().T)
+    errors = (guess.clamp(low, high) - torch.tensor(means) - deviations)[rated > 0]
+    return 0.5 * (errors**2).sum(), guess
+
+
+@pytest.mark.parametrize("extra", [{}, {"prior": 3.0}, {"low": 2.2, "high": 3.9}])
+def test_gradients_are_those_of_autograd(profiles, similarity, extra):
+    means, _ = item_means(profiles)
+    leaf = torch.tensor(similarity, requires_grad=True)
+    loss, _ = by_torch(profiles, means, leaf, **extra)
+    (expected,) = torch.autograd.grad(loss, leaf)
+    examples = Examples(profiles, means)
+    found, squares = examples.gradient(similarity, np.arange(len(examples)), Bounds(**extra))
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-11)
+    assert squares / 2 == pytest.approx(float(loss.detach()))
+
+
+def test_euler(profiles, similarity):
+    """Predictions do not change with the scale of a row, so similarities are orthogonal to each
+    example's gradient."""
+    examples = Examples(profiles, item_means(profiles)[0])
+    for place in range(len(examples)):
+        gradient, _ = examples.gradient(similarity, np.array([place]))
+        assert abs((similarity * gradient).sum()) < 1e-12 * max(1, np.abs(gradient).max())
+        assert np.count_nonzero(gradient.any(axis=1)) <= 1  # one row
+
+
+def test_predictions_and_their_scale(profiles, similarity):
+    means, _ = item_means(profiles)
+    users, items = (
+        grid.ravel() for grid in np.meshgrid(np.arange(15), np.arange(ITEMS), indexing="ij")
+    )
+    _, expected = by_torch(profiles, means, torch.tensor(similarity))
+    found = predicted(similarity, profiles, means, users, items)
+    np.testing.assert_allclose(found, expected.numpy().ravel(), atol=1e-12)
+    scaled = similarity * np.random.default_rng(2).uniform(0.1, 9, ITEMS)[:, None]
+    np.testing.assert_allclose(predicted(scaled, profiles, means, users, items), found, atol=1e-12)
+    np.testing.assert_allclose(np.abs(renormalised(scaled, np.full(ITEMS, 7.0))).sum(1), 7.0)
+
+
+def test_equal_similarities_give_the_mean_deviation(profiles):
+    means, _ = item_means(profiles)
+    own = profiles.centred(means)
+    ones = initial_similarity("constant", profiles, np.random.default_rng(0))
+    users = np.arange(15)
+    items = np.array(
+        [np.setdiff1d(np.arange(ITEMS), profiles.items[profiles.users == u])[0] for u in range(15)]
+    )
+    expected = means[items] + [own.values[own.users == user].mean() for user in range(15)]
+    np.testing.assert_allclose(predicted(ones, profiles, means, users, items), expected, atol=1e-12)
+
+
+def test_without_known_raters_the_result_is_nan_or_the_item_mean(profiles, similarity):
+    means, _ = item_means(profiles)
+    nobody = Profiles.of(1, ITEMS, *(np.empty(0, np.int64),) * 2, np.empty(0))
+    zero = np.zeros(1, np.int64)
+    assert np.isnan(predicted(similarity, nobody, means, zero, zero)).all()
+    assert predicted(similarity, nobody, means, zero, zero, prior=1.0) == means[0]
+
+
+def test_a_limit_takes_the_users_nearest_items(similarity):
+    """Of three rated items the two of largest magnitude count."""
+    similarity = similarity.copy()
+    similarity[0, [1, 2, 3]] = [0.5, -2.0, 1.0]
+    own = Profiles.of(
+        1, ITEMS, np.zeros(3, np.int64), np.array([1, 2, 3]), np.array([5.0, 4.0, 2.0])
+    )
+    zero = np.zeros(1, np.int64)
+    assert predicted(similarity, own, np.zeros(ITEMS), zero, zero, limit=2) == pytest.approx(
+        (-2 * 4 + 2) / 3
+    )
+    assert predicted(similarity, own, np.zeros(ITEMS), zero, zero, limit=EVERY) == pytest.approx(
+        (2.5 - 8 + 2) / 3.5
+    )
+
+
+def test_bounds_act_example_by_example(profiles, similarity):
+    """Against the formulas of algorithm 1, example by example."""
+    means, _ = item_means(profiles)
+    examples, bounds = Examples(profiles, means), Bounds(error=0.7, factor=0.9, floor=4.0)
+    own = profiles.centred(means)
+    for place in range(len(examples)):
+        i, mine = own.items[place], np.flatnonzero(own.users == own.users[place])
+        others = mine[mine != place]
+        s, d = similarity[i, own.items[others]], own.values[others]
+        weight = max(np.abs(s).sum(), 4.0)
+        guess = s @ d / weight
+        error = np.clip(guess - own.values[place], -0.7, 0.7)
+        expected = np.zeros((ITEMS, ITEMS))
+        expected[i, own.items[others]] = error * np.clip(d - np.sign(s) * guess, -0.9, 0.9) / weight
+        found, _ = examples.gradient(similarity, np.array([place]), bounds)
+        np.testing.assert_allclose(found, expected, atol=1e-14)
+        assert np.abs(found).max() <= 0.7 * 0.9 / 4.0
+
+
+# The chain against a closed form, and against another sampler of the same posterior.
+
+
+def chain(langevin, start, gradient, random, *, burn_in):
+    """All points after a burn-in, of many chains in parallel."""
+    point, kept = start.copy(), []
+    for step in range(1, langevin.steps + 1):
+        point = langevin.stepped(point, gradient, step, random)
+        if step > burn_in:
+            kept.append(point.copy())
+    return np.concatenate(kept)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+def test_the_conjugate_limit(temperature):
+    """Without the denominator the posterior of a row is normal; its mean and covariance are known,
+    and scale with rho."""
+    random = np.random.default_rng(0)
+    design, target = random.normal(size=(40, 3)), random.normal(size=40)
+    precision = design.T @ design + 2 * np.eye(3)
+    mean = np.linalg.solve(precision, design.T @ target)
+    points = chain(
+        Langevin(steps=600, rate=2e-3, decay=0.0, temperature=temperature),
+        np.zeros((500, 3)),
+        lambda s, _: s @ precision - design.T @ target,
+        random,
+        burn_in=300,
+    )
+    np.testing.assert_allclose(points.mean(0), mean, atol=0.02)
+    # Euler steps of size h have the covariance (P (1 - h P / 4))^-1 exactly.
+    expected = temperature * np.linalg.inv(precision @ (np.eye(3) - 2e-3 / 4 * precision))
+    np.testing.assert_allclose(np.cov(points.T), expected, rtol=0.1, atol=0.03 * expected.max())
+
+
+def test_noise_and_steps_have_the_scale_of_the_schedule():
+    """Without an energy a chain is a random walk of variance rho eta_1 sum of t^-xi."""
+    random, steps = np.random.default_rng(1), 50
+    langevin = Langevin(steps, rate=0.3, decay=0.3, temperature=0.09)
+    found = langevin.sample(np.zeros(200_000), lambda x, _: np.zeros_like(x), random)
+    expected = 0.09 * 0.3 * (np.arange(1, steps + 1) ** -0.3).sum()
+    assert found.var() == pytest.approx(expected, rel=0.02)
+    assert abs(found.mean()) < 5 * np.sqrt(expected / 200_000)
+    drift = Langevin(3, rate=0.1, decay=1.0, temperature=1e-30).sample(
+        np.ones(1), lambda x, _: np.ones_like(x), random
+    )
+    assert drift[0] == pytest.approx(1 - 0.05 * (1 + 1 / 2 + 1 / 3))
+
+
+def elliptical_slices(log_likelihood, draw_prior, sweeps, random):
+    """Elliptical slice sampling (Murray, Adams and MacKay 2010): no step size, so no bias."""
+    point, kept = draw_prior(), []
+    for _ in range(sweeps):
+        other, height = draw_prior(), log_likelihood(point) + np.log(random.random())
+        angle = random.uniform(0, 2 * np.pi)
+        low, high = angle - 2 * np.pi, angle
+        while True:
+            proposal = point * np.cos(angle) + other * np.sin(angle)
+            if log_likelihood(proposal) > height:
+                break
+            low, high = (angle, high) if angle < 0 else (low, angle)
+            angle = random.uniform(low, high)
+        point = proposal
+        kept.append(point)
+    return np.array(kept)
+
+
+def test_the_posterior_of_similarities_is_that_of_elliptical_slice_sampling():
+    """Mean and spread of predictions from 6 items, with predictions clipped inside the density."""
+    random = np.random.default_rng(2)
+    users, items = (
+        grid.ravel() for grid in np.meshgrid(np.arange(25), np.arange(6), indexing="ij")
+    )
+    taste = random.normal(size=(25, 1)) @ np.array([[1.0, 1, -1, -1, 1, -1]])
+    values = np.clip(3 + taste + 0.4 * random.normal(size=(25, 6)), 1, 5).ravel()
+    profiles = Profiles.of(25, 6, users, items, values)
+    means, _ = item_means(profiles)
+    examples, bounds = Examples(profiles, means), Bounds(low=1.0, high=5.0)
+    everything, asked = np.arange(len(examples)), (np.arange(6), np.arange(6))
+
+    def energy_gradient(similarity, _):
+        return examples.gradient(similarity, everything, bounds)[0] + similarity
+
+    def guesses(samples):
+        return np.array([predicted(one, profiles, means, *asked) for one in samples])
+
+    def log_likelihood(similarity):
+        return -0.5 * examples.gradient(similarity, everything, bounds)[1]
+
+    slices = elliptical_slices(log_likelihood, lambda: random.normal(size=(6, 6)), 6000, random)[
+        500::3
+    ]
+    langevin, point, kept = Langevin(12_000, rate=0.02, decay=0.0), random.normal(size=(6, 6)), []
+    for step in range(1, langevin.steps + 1):
+        point = langevin.stepped(point, energy_gradient, step, random)
+        if step > 1000 and step % 6 == 0:
+            kept.append(point.copy())
+    one, other = guesses(slices), guesses(kept)
+    np.testing.assert_allclose(one.mean(0), other.mean(0), atol=0.12)
+    np.testing.assert_allclose(one.std(0), other.std(0), atol=0.1, rtol=0.25)
+
+
+# Similarities against their definitions pair by pair, and profiles against loops.
+
+USERS, SIMILARITY_ITEMS = 30, 9
+
+
+@pytest.fixture(scope="module")
+def table():
+    """Ratings 1 to 5, NaN for none."""
+    random = np.random.default_rng(0)
+    found = random.integers(1, 6, (USERS, SIMILARITY_ITEMS)).astype(float)
+    found[random.random(found.shape) < 0.5] = np.nan
+    found[:, 8] = np.nan
+    found[3, 8] = 4.0  # one rater
+    found[:, 7] = np.where(np.isnan(found[:, 7]), np.nan, 3.0)  # no variance
+    return found
+
+
+def profiles_of(table):
+    users, items = np.nonzero(~np.isnan(table))
+    order = np.random.default_rng(1).permutation(len(users))
+    return Profiles.of(*table.shape, users[order], items[order], table[users, items][order])
+
+
+def by_pairs(table, measure):
+    found = np.zeros((SIMILARITY_ITEMS, SIMILARITY_ITEMS))
+    for i, j in np.ndindex(found.shape):
+        both = ~np.isnan(table[:, i]) & ~np.isnan(table[:, j])
+        if i != j and both.any():
+            found[i, j] = measure(table[both, i], table[both, j])
+    return found
+
+
+def test_cosine_over_co_raters(table):
+    expected = by_pairs(table, lambda a, b: a @ b / np.sqrt((a @ a) * (b @ b)))
+    np.testing.assert_allclose(cosine(profiles_of(table)), expected, atol=1e-12)
+
+
+def test_cosine_over_columns_filled_with_zeros(table):
+    full = np.nan_to_num(table)
+    norms = np.linalg.norm(full, axis=0)
+    expected = full.T @ full / np.outer(norms, norms)
+    np.fill_diagonal(expected, 0)
+    np.testing.assert_allclose(cosine(profiles_of(table), "all"), expected, atol=1e-12)
+
+
+def test_pearson_is_that_of_numpy(table):
+    def correlation(a, b):
+        return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else np.corrcoef(a, b)[0, 1]
+
+    found = pearson(profiles_of(table))
+    np.testing.assert_allclose(found, by_pairs(table, correlation), atol=1e-9)
+    assert not found[7].any() and not found[8].any()
+
+
+def test_pearson_with_means_of_all_ratings(table):
+    centred = table - np.nanmean(table, axis=0)
+
+    def ratio(a, b):
+        norm = np.sqrt((a @ a) * (b @ b))
+        return a @ b / norm if norm else 0.0
+
+    np.testing.assert_allclose(
+        pearson(profiles_of(table), "all"), by_pairs(centred, ratio), atol=1e-12
+    )
+
+
+def test_shrinkage(table):
+    profiles = profiles_of(table)
+    rated = ~np.isnan(table)
+    both = rated.T.astype(float) @ rated
+    np.testing.assert_array_equal(co_raters(profiles), both)
+    np.testing.assert_allclose(
+        shrunk(np.ones((SIMILARITY_ITEMS, SIMILARITY_ITEMS)), both, 5.0), both / (both + 5)
+    )
+
+
+def test_nearest_keeps_the_largest_magnitudes():
+    kept = nearest(np.array([[0.0, -3, 2, 1], [1, 0, 1, 1], [0, 0, 0, 0], [4, 3, -5, 0]]), 2)
+    assert kept.tolist() == [[0, -3, 2, 0], [1, 0, 1, 0], [0, 0, 0, 0], [4, 0, -5, 0]]
+
+
+def test_profiles_group_and_average_repeated_ratings():
+    found = Profiles.of(
+        3, 4, np.array([2, 0, 2, 2]), np.array([1, 3, 0, 1]), np.array([5.0, 4, 1, 2])
+    )
+    assert found.offsets.tolist() == [0, 1, 1, 3] and found.items.tolist() == [3, 0, 1]
+    assert found.values.tolist() == [4, 1, 3.5] and found.users.tolist() == [0, 2, 2]
+    means, mean = item_means(found)
+    assert mean == pytest.approx(8.5 / 3) and means.tolist() == [1, 3.5, pytest.approx(mean), 4]
+
+
+def test_profiles_are_cut_to_so_many_ratings_at_random(table):
+    profiles = profiles_of(table)
+    keys = np.random.default_rng(0).random((2, len(profiles.items)))
+    cut = profiles.at_most(3, keys[0])
+    assert np.array_equal(cut.counts, np.minimum(profiles.counts, 3))
+    places = cut.users * SIMILARITY_ITEMS + cut.items
+    assert np.isin(places, profiles.users * SIMILARITY_ITEMS + profiles.items).all()
+    assert (np.diff(places) > 0).all()
+    assert not np.array_equal(cut.items, profiles.at_most(3, keys[1]).items)
+    assert (profiles.more_than(4).counts == np.where(profiles.counts > 4, profiles.counts, 0)).all()

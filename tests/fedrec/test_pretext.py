@@ -1,0 +1,463 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Self-supervised training on sessions."""
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from fedrec.pretext.contrast import Contrast, info_nce, item_loss, segment_loss
+from fedrec.pretext.views import (
+    ViewLayout,
+    cut_sessions,
+    draw_views,
+    encode_items,
+    encode_sessions,
+    initial_encoder,
+    recommender_part,
+)
+
+# Equations 8 and 9 against loops over plain torch modules.
+
+LAYOUT = ViewLayout(session=4, item_negatives=2, segment=2, segment_negatives=3)
+NONE = -1
+# Item-masked session | true item, negatives | segment-masked session | true segment, three negative
+# segments.
+VIEWS = [
+    [[9, 1, 2, 3], [0, 9, 8], [0, 5, 6, 3], [1, 2, 5, 6, 6, 7, 3, 4]],
+    [[4, 7, NONE, NONE], [5, 7, 6], [8, 5, NONE, NONE], [4, NONE, 8, NONE, 1, NONE, 1, NONE]],
+    [[3, 3, 7, NONE], [3, 7, 7], [NONE] * 4, [NONE] * 8],
+    [[NONE] * 4, [NONE] * 3, [NONE] * 4, [NONE] * 8],
+]
+
+
+@pytest.fixture
+def setting():
+    """Encoders of one client, an item table, and the rows of `VIEWS`."""
+    parameters = initial_encoder(3, 5, torch.Generator().manual_seed(0))
+    table = torch.randn(10, 3, generator=torch.Generator().manual_seed(1))
+    return (
+        parameters,
+        table,
+        torch.tensor([[item for part in view for item in part] for view in VIEWS]),
+    )
+
+
+class Plain(nn.Module):
+    """The two encoders with torch's own modules."""
+
+    def __init__(self, parameters, table):
+        super().__init__()
+        self.table = nn.Embedding.from_pretrained(table.clone(), freeze=False)
+        self.gru = nn.GRU(3, 5, batch_first=True)
+        self.items = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 5, bias=False))
+        self.gru.load_state_dict(
+            {
+                "weight_ih_l0": parameters["session.gru.input.weight"].T,
+                "weight_hh_l0": parameters["session.gru.state.weight"].T,
+                "bias_ih_l0": parameters["session.gru.input.bias"],
+                "bias_hh_l0": parameters["session.gru.state.bias"],
+            }
+        )
+        first = {
+            "weight": parameters["session.item0.weight"].T,
+            "bias": parameters["session.item0.bias"],
+        }
+        self.items[0].load_state_dict(first)
+        self.items[2].load_state_dict({"weight": parameters["session.item1.weight"].T})
+
+    def session(self, items):
+        items = torch.tensor([item for item in items if item != NONE])
+        return self.gru(self.table(items).unsqueeze(0))[1][0, 0]
+
+    def item_loss(self):
+        losses = []
+        for masked, candidates, _, _ in VIEWS[:3]:
+            scores = self.items(self.table(torch.tensor(candidates))) @ self.session(masked)
+            losses.append(F.cross_entropy(scores.unsqueeze(0), torch.tensor([0])))
+        return torch.stack(losses).mean()
+
+    def segment_loss(self):
+        losses = []
+        for _, _, masked, segments in VIEWS[:2]:
+            encoded = torch.stack(
+                [self.session(segments[start : start + 2]) for start in range(0, 8, 2)]
+            )
+            losses.append(
+                F.cross_entropy((encoded @ self.session(masked)).unsqueeze(0), torch.tensor([0]))
+            )
+        return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("measure", [item_loss, segment_loss])
+def test_losses_and_gradients_equal_those_of_plain_modules(setting, measure):
+    parameters, table, views = setting
+    leaves = {name: value.unsqueeze(0).requires_grad_() for name, value in parameters.items()}
+    own = table.clone().requires_grad_()
+    found = measure(leaves, own[views.clamp(min=0)].unsqueeze(0), (views >= 0).unsqueeze(0), LAYOUT)
+    found.sum().backward()
+    plain = Plain(parameters, table)
+    expected = getattr(plain, measure.__name__)()
+    expected.backward()
+    torch.testing.assert_close(found, expected.unsqueeze(0), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(own.grad, plain.table.weight.grad, rtol=1e-5, atol=1e-6)
+    assert own.grad.abs().max() > 1e-3
+    weight = leaves["session.gru.state.weight"].grad[0]
+    torch.testing.assert_close(weight, plain.gru.weight_hh_l0.grad.T, rtol=1e-5, atol=1e-6)
+    if measure is item_loss:
+        first = leaves["session.item0.weight"].grad[0]
+        torch.testing.assert_close(first, plain.items[0].weight.grad.T, rtol=1e-5, atol=1e-6)
+
+
+def test_clients_do_not_see_each_other(setting):
+    parameters, table, views = setting
+    both = {name: torch.stack([value, 2 * value]) for name, value in parameters.items()}
+    rows = torch.stack([views, views.flip(0)])
+    found = segment_loss(both, table[rows.clamp(min=0)], rows >= 0, LAYOUT)
+    for client, scale in ((0, 1), (1, 2)):
+        own = {name: scale * value.unsqueeze(0) for name, value in parameters.items()}
+        alone = segment_loss(
+            own, table[views.clamp(min=0)].unsqueeze(0), (views >= 0).unsqueeze(0), LAYOUT
+        )
+        torch.testing.assert_close(found[client], alone[0])
+
+
+@pytest.mark.parametrize(("measure", "temperature"), [(item_loss, 0.2), (segment_loss, 0.7)])
+def test_directions_are_compared_by_torchs_cosines(setting, measure, temperature):
+    _, table, views = setting
+    own = table.clone().requires_grad_()
+    contrast = Contrast("mean", temperature)
+    rows = own[views.clamp(min=0)].unsqueeze(0)
+    found = measure({}, rows, (views >= 0).unsqueeze(0), LAYOUT, contrast)
+    found.sum().backward()
+    plain = table.clone().requires_grad_()
+    expected = cosine_loss(plain, measure is item_loss, temperature)
+    expected.backward()
+    torch.testing.assert_close(found, expected.unsqueeze(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(own.grad, plain.grad, rtol=1e-4, atol=1e-5)
+    assert own.grad.abs().max() > 1e-3
+
+
+def cosine_loss(table, of_items, temperature):
+    """Equation 8, or 9, with cosines of mean directions, one view after the other."""
+
+    def direction(items):
+        return sum(table[item] / table[item].norm() for item in items if item != NONE)
+
+    losses = []
+    for masked, candidates, replaced, segments in VIEWS[: 3 if of_items else 2]:
+        query = direction(masked if of_items else replaced)
+        others = [[item] for item in candidates]
+        if not of_items:
+            others = [segments[start : start + 2] for start in range(0, 8, 2)]
+        scores = [F.cosine_similarity(query, direction(one), dim=0) for one in others]
+        scores = torch.stack(scores).unsqueeze(0) / temperature
+        losses.append(F.cross_entropy(scores, torch.tensor([0])))
+    return torch.stack(losses).mean()
+
+
+def test_an_empty_place_is_as_if_the_item_had_never_been_there(setting):
+    """For every place, also the first."""
+    _, table, _ = setting
+    contrast = Contrast("mean", 0.5)
+    sessions = [[NONE, 1, 2, 3], [1, NONE, 2, 3], [1, 2, 3, NONE]]
+    views = [[*session, 5, 6, 7, *([NONE] * 12)] for session in sessions]
+    rows = torch.tensor(views)[:, None, None]
+    found = [
+        item_loss({}, table[row.clamp(min=0)], row >= 0, LAYOUT, contrast).item() for row in rows
+    ]
+    assert found == pytest.approx([found[0]] * 3) and found[0] > 0
+
+
+def test_without_views_the_loss_is_zero(setting):
+    parameters, table, _ = setting
+    own = {name: value.unsqueeze(0) for name, value in parameters.items()}
+    for count in (0, 2):
+        rows = torch.full((1, count, LAYOUT.width), NONE)
+        for measure in (item_loss, segment_loss):
+            assert measure(own, table[rows.clamp(min=0)], rows >= 0, LAYOUT).tolist() == [0]
+
+
+def test_info_nce_is_torchs_cross_entropy_with_the_first_class():
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(4, 6, 8, generator=generator)
+    candidates = torch.randn(4, 6, 5, 8, generator=generator)
+    scores = torch.einsum("cvh,cvkh->cvk", query, candidates)
+    expected = F.cross_entropy(
+        scores.flatten(0, 1), torch.zeros(24, dtype=torch.int64), reduction="none"
+    )
+    torch.testing.assert_close(info_nce(query, candidates).flatten(), expected)
+
+
+# The encoders against `torch.nn.GRU` and `torch.nn.Linear`, values and gradients.
+
+LENGTHS = torch.tensor([5, 1, 3])
+
+
+@pytest.fixture
+def clients():
+    """Parameters of two clients, `[2, ...]`, that require gradients, and three sessions of each,
+    `[2, 3, 5, 4]`."""
+    drawn = [initial_encoder(4, 6, torch.Generator().manual_seed(seed)) for seed in (0, 1)]
+    for one in drawn:  # zero biases would hide an error
+        one |= {
+            name: torch.linspace(-1, 1, value.numel())
+            for name, value in one.items()
+            if name.endswith("bias")
+        }
+    parameters = {
+        name: torch.stack([one[name] for one in drawn]).requires_grad_() for name in drawn[0]
+    }
+    embeddings = torch.randn(
+        2, 3, 5, 4, generator=torch.Generator().manual_seed(2)
+    ).requires_grad_()
+    return parameters, embeddings
+
+
+def torch_gru(parameters, client):
+    gru = nn.GRU(4, 6, batch_first=True)
+    own = {"ih": "session.gru.input", "hh": "session.gru.state"}
+    state = {
+        f"weight_{key}_l0": parameters[f"{name}.weight"][client].detach().T
+        for key, name in own.items()
+    }
+    state |= {
+        f"bias_{key}_l0": parameters[f"{name}.bias"][client].detach() for key, name in own.items()
+    }
+    gru.load_state_dict(state)
+    return gru
+
+
+def test_the_last_state_and_all_gradients_equal_those_of_torchs_gru(clients):
+    parameters, embeddings = clients
+    present = (torch.arange(5) < LENGTHS[:, None]).expand(2, 3, 5)
+    encoded = encode_sessions(parameters, embeddings, present)
+    encoded.square().sum().backward()
+    for client in (0, 1):
+        gru = torch_gru(parameters, client)
+        own = embeddings[client].detach().requires_grad_()
+        _, last = gru(pack_padded_sequence(own, LENGTHS, batch_first=True, enforce_sorted=False))
+        last.square().sum().backward()
+        torch.testing.assert_close(encoded[client], last[0], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(embeddings.grad[client], own.grad, rtol=1e-5, atol=1e-6)
+        for key, name in (("ih", "session.gru.input"), ("hh", "session.gru.state")):
+            weight = getattr(gru, f"weight_{key}_l0").grad
+            bias = getattr(gru, f"bias_{key}_l0").grad
+            torch.testing.assert_close(
+                parameters[f"{name}.weight"].grad[client], weight.T, rtol=1e-5, atol=1e-6
+            )
+            torch.testing.assert_close(
+                parameters[f"{name}.bias"].grad[client], bias, rtol=1e-5, atol=1e-6
+            )
+
+
+def test_a_session_without_items_is_zero_and_what_is_not_present_does_not_matter(clients):
+    parameters, embeddings = clients
+    present = torch.tensor([False] * 5).expand(2, 3, 5)
+    assert not encode_sessions(parameters, embeddings, present).any()
+    present = (torch.arange(5) < 2).expand(2, 3, 5)
+    noisy = embeddings.detach().clone()
+    noisy[:, :, 2:] = 1e3
+    torch.testing.assert_close(
+        encode_sessions(parameters, noisy, present),
+        encode_sessions(parameters, embeddings, present),
+    )
+
+
+def test_the_item_encoder_equals_two_linear_layers(clients):
+    parameters, embeddings = clients
+    found = encode_items(parameters, embeddings)
+    for client in (0, 1):
+        own = {
+            name: parameters[f"session.{name}"][client].detach()
+            for name in ("item0.weight", "item0.bias", "item1.weight")
+        }
+        layers = nn.Linear(4, 6), nn.Linear(6, 6, bias=False)
+        layers[0].load_state_dict({"weight": own["item0.weight"].T, "bias": own["item0.bias"]})
+        layers[1].load_state_dict({"weight": own["item1.weight"].T})
+        expected = nn.Sequential(layers[0], nn.ReLU(), layers[1])(embeddings[client])
+        torch.testing.assert_close(found[client], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_recommender_is_what_does_not_belong_to_the_encoders():
+    added = initial_encoder(4, 6, torch.Generator().manual_seed(0))
+    table = torch.zeros(3, 4)
+    assert recommender_part({"item.id": table, **added}) == {"item.id": table} and len(added) == 7
+
+
+# Masked views: replaced items, their replacements and frequencies, by enumeration.
+
+VIEWS_LAYOUT = ViewLayout(session=6, item_negatives=3, segment=2, segment_negatives=4)
+
+
+def parts(views, layout=VIEWS_LAYOUT):
+    """The four parts of each view as lists without padding; segments as a list of lists."""
+    bounds = np.cumsum((0, *layout.widths))
+    for view in views:
+        masked, candidates, replaced, segments = (
+            view[start:stop] for start, stop in pairwise(bounds)
+        )
+        rows = segments.reshape(-1, layout.segment)
+        yield (
+            [part[part >= 0].tolist() for part in (masked, candidates, replaced)],
+            [r[r >= 0].tolist() for r in rows],
+        )
+
+
+@pytest.mark.parametrize(
+    ("items", "longest", "expected"),
+    [
+        (0, 5, []),
+        (1, 5, []),
+        (2, 5, [(0, 2)]),
+        (5, 5, [(0, 5)]),
+        (6, 5, [(0, 3), (3, 3)]),
+        (11, 4, [3, 4, 4]),
+    ],
+)
+def test_sessions_are_few_nearly_equal_and_of_two_items_at_least(items, longest, expected):
+    starts, lengths = cut_sessions(items, longest)
+    if expected == [3, 4, 4]:
+        assert lengths.tolist() == expected and starts.tolist() == [0, 3, 7]
+    else:
+        assert list(zip(starts.tolist(), lengths.tolist(), strict=True)) == expected
+
+
+def test_a_session_of_one_item_is_dropped():
+    starts, lengths = cut_sessions(3, 2)
+    assert (starts.tolist(), lengths.tolist()) == ([1], [2])
+
+
+def test_every_view_hides_one_item_and_one_segment_of_its_session():
+    """27 distinct items in five sessions; items from 100 on are unknown to the user."""
+    sequence = np.random.default_rng(0).permutation(27)
+    starts, lengths = cut_sessions(27, 6)
+    sessions = [
+        sequence[start : start + length].tolist()
+        for start, length in zip(starts, lengths, strict=True)
+    ]
+    views = draw_views(sequence, VIEWS_LAYOUT, 40, 200, np.random.default_rng(1))
+    assert views.shape == (5 * 40, VIEWS_LAYOUT.width)
+    for number, ((masked, candidates, replaced), segments) in enumerate(parts(views)):
+        session = sessions[number // 40]
+        (spot,) = (
+            place
+            for place, (old, new) in enumerate(zip(session, masked, strict=True))
+            if old != new
+        )
+        assert candidates[0] == session[spot] and candidates[1] == masked[spot]
+        assert len(candidates) == 4 and all(27 <= item < 200 for item in candidates[1:])
+        true, *negatives = segments
+        begin = session.index(true[0])
+        assert session[begin : begin + 2] == true
+        assert replaced == session[:begin] + negatives[0] + session[begin + 2 :]
+        for negative in negatives:
+            assert not set(negative) & set(true)
+            assert any(
+                negative == own[at : at + 2] for own in sessions for at in range(len(own) - 1)
+            )
+
+
+def test_a_masked_place_may_stay_empty():
+    """The same draws except for the replacement; without segments there are no other parts."""
+    sequence = np.random.default_rng(0).permutation(27)
+    kept = VIEWS_LAYOUT.widths[0] + VIEWS_LAYOUT.widths[1]
+    replaced, emptied = (
+        draw_views(sequence, ViewLayout(6, 3, segment, 4, empty), 5, 200, np.random.default_rng(1))
+        for segment, empty in ((2, False), (0, True))
+    )
+    assert emptied.shape[1] == kept < replaced.shape[1]
+    changed = emptied != replaced[:, :kept]
+    assert (changed.sum(axis=1) == 1).all() and (emptied[changed] == -1).all()
+    assert (replaced[:, :kept][changed] == replaced[:, VIEWS_LAYOUT.session + 1]).all()
+
+
+def test_segments_and_negatives_are_drawn_uniformly():
+    """Sessions 0-4 and 5-9, segments of two items: given the true segment, all windows off it are
+    equally likely."""
+    layout = ViewLayout(session=5, item_negatives=1, segment=2, segment_negatives=1)
+    views = draw_views(np.arange(10), layout, 6000, 11, np.random.default_rng(0))
+    seen = Counter((tuple(segments[0]), tuple(segments[1])) for _, segments in parts(views, layout))
+    windows = [(at, at + 1) for at in (0, 1, 2, 3, 5, 6, 7, 8)]
+    assert {true for true, _ in seen} == set(windows)
+    for true in windows:
+        possible = [window for window in windows if not set(window) & set(true)]
+        counts = [seen[true, window] for window in possible]
+        assert sum(counts) == sum(count for (own, _), count in seen.items() if own == true)
+        assert chisquare(counts).pvalue > 1e-4
+    assert (
+        chisquare(
+            [sum(c for (own, _), c in seen.items() if own == true) for true in windows]
+        ).pvalue
+        > 1e-4
+    )
+
+
+def test_masked_places_are_uniform():
+    layout = ViewLayout(session=5, item_negatives=1, segment=1, segment_negatives=1)
+    views = draw_views(np.arange(5), layout, 5000, 6, np.random.default_rng(0))
+    assert chisquare(np.bincount(views[:, layout.session])).pvalue > 1e-4
+
+
+def test_a_session_too_short_for_a_segment_offers_none():
+    """11 items by at most 5: sessions of 3, 4 and 4. Segments of two items come from the sessions
+    of 4 by half."""
+    layout = ViewLayout(session=5, item_negatives=1, segment=2, segment_negatives=3)
+    for (_, _, _), segments in parts(
+        draw_views(np.arange(11), layout, 50, 12, np.random.default_rng(0)), layout
+    ):
+        assert {len(segment) for segment in segments} in ({1}, {2})
+        assert all(
+            not (segment[0] < edge <= segment[-1]) for segment in segments for edge in (3, 7)
+        )
+
+
+@pytest.mark.parametrize("sequence", [[], [3]])
+def test_less_than_two_items_give_no_view(sequence):
+    views = draw_views(
+        np.array(sequence, dtype=np.int64), VIEWS_LAYOUT, 3, 10, np.random.default_rng(0)
+    )
+    assert views.shape == (0, VIEWS_LAYOUT.width)
+
+
+def test_a_repeated_item_is_never_its_own_negative():
+    views = draw_views(np.array([1, 1]), VIEWS_LAYOUT, 50, 3, np.random.default_rng(0))
+    for (_, candidates, replaced), segments in parts(views):
+        assert candidates[0] == 1 and not {1} & set(candidates[1:])
+        assert replaced == [1, 1] and segments == [[1]] * 5
+
+
+def test_a_view_without_another_segment_says_so():
+    """One session of four items: a segment in its middle overlaps every other one."""
+    layout = ViewLayout(session=4, item_negatives=1, segment=2, segment_negatives=2)
+    found = set()
+    for (masked, _, replaced), segments in parts(
+        draw_views(np.arange(4), layout, 60, 6, np.random.default_rng(0)), layout
+    ):
+        assert len(masked) == 4
+        found.add((tuple(replaced), tuple(map(tuple, segments))))
+    assert found == {
+        ((), ((), (), ())),
+        ((2, 3, 2, 3), ((0, 1), (2, 3), (2, 3))),
+        ((0, 1, 0, 1), ((2, 3), (0, 1), (0, 1))),
+    }
+
+
+def test_a_user_who_knows_the_whole_catalogue_has_no_views():
+    assert draw_views(np.arange(4), VIEWS_LAYOUT, 1, 4, np.random.default_rng(0)).shape == (
+        0,
+        VIEWS_LAYOUT.width,
+    )
+
+
+def test_the_same_stream_gives_the_same_views():
+    one, other = (
+        draw_views(np.arange(20), VIEWS_LAYOUT, 3, 50, np.random.default_rng(5)) for _ in range(2)
+    )
+    np.testing.assert_array_equal(one, other)

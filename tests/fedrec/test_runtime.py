@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files, processes and arrays of the runtime."""
+
+import contextlib
+import errno
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from fedrec.errors import RunError
+from fedrec.protocol.messages import pack_train, read_arrays, unpack_train
+from fedrec.protocol.orders import TrainOrder
+from fedrec.protocol.serialization import to_record
+from fedrec.runtime.files import require_new_folder, write_atomically
+from fedrec.runtime.process import Fork, interrupting, raise_if_interrupted, uninterrupted
+from fedrec.runtime.ragged import are_distinct, distinct, numbered, spans, within_groups
+from fedrec.runtime.shared_memory import is_shared, kept_open, private, share
+
+# Files are written completely or not at all.
+
+
+def fails(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_writes_text_and_bytes_and_makes_folders(tmp_path):
+    write_atomically(tmp_path / "new" / "folder" / "text", "grüße\n")
+    write_atomically(tmp_path / "bytes", b"\x00\xff")
+    assert (tmp_path / "new" / "folder" / "text").read_bytes() == "grüße\n".encode()
+    assert (tmp_path / "bytes").read_bytes() == b"\x00\xff"
+
+
+@pytest.mark.parametrize("stage", ["open", "fdopen", "fsync", "fchmod", "replace"])
+def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, stage):
+    file = tmp_path / "file"
+    write_atomically(file, "old")
+    with monkeypatch.context() as patch, pytest.raises(RunError) as caught:
+        patch.setattr(f"os.{stage}", fails)
+        write_atomically(file, "new")
+    assert str(file) in caught.value.problem and caught.value.got == "No space left on device"
+    assert file.read_text() == "old" and os.listdir(tmp_path) == ["file"]
+
+
+def test_a_disk_that_fills_up_in_the_middle(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    write_atomically(file, "old")
+    opened = os.fdopen
+
+    def half(handle, mode):
+        stream = opened(handle, mode, buffering=0)
+
+        class Full:
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *_):
+                stream.close()
+
+            def write(self, data):
+                stream.write(data[: len(data) // 2])
+                fails()
+
+        return Full()
+
+    with monkeypatch.context() as patch, pytest.raises(RunError):
+        patch.setattr("os.fdopen", half)
+        write_atomically(file, "new" * 100)
+    assert file.read_text() == "old" and os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_in_place_of_a_folder_is_reported(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="cannot write"):
+        write_atomically(tmp_path / "file" / "inside", "x")
+
+
+@pytest.mark.parametrize(
+    ("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664), (0o027, 0o640)]
+)
+def test_the_users_umask_determines_who_may_read_a_new_file(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        write_atomically(tmp_path / "file", "x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_a_file_keeps_its_mode(tmp_path, mode):
+    write_atomically(tmp_path / "file", "x")
+    (tmp_path / "file").chmod(mode)
+    write_atomically(tmp_path / "file", "y")
+    assert (tmp_path / "file").read_text() == "y"
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+
+
+SIGNS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.mark.parametrize("sign", SIGNS, ids=lambda sign: sign.name)
+def test_a_signal_interrupts_at_once(sign):
+    done = []
+    with pytest.raises(KeyboardInterrupt, match=sign.name), interrupting():
+        signal.raise_signal(sign)
+        done.append("after")
+    assert not done
+
+
+@pytest.mark.parametrize("sign", SIGNS, ids=lambda sign: sign.name)
+def test_what_is_begun_is_finished_first(sign):
+    done = []
+    with pytest.raises(KeyboardInterrupt, match=sign.name), interrupting():
+        with uninterrupted():
+            with uninterrupted():
+                signal.raise_signal(sign)
+                done.append("inner")
+            done.append("outer")
+        done.append("after")
+    assert done == ["inner", "outer"]
+
+
+def test_a_signal_counts_once_and_an_error_within_does_not_hide_it():
+    with interrupting():
+        with pytest.raises(KeyboardInterrupt) as interrupted, uninterrupted():
+            signal.raise_signal(signal.SIGTERM)
+            raise ValueError("an error")
+        assert isinstance(interrupted.value.__context__, ValueError)
+        with uninterrupted():
+            pass
+
+
+def test_handlers_of_others_stay_and_ours_are_gone_afterwards(monkeypatch):
+    own = []
+    before = [signal.getsignal(sign) for sign in SIGNS]
+    try:
+        signal.signal(signal.SIGTERM, lambda number, frame: own.append(number))
+        with interrupting(), interrupting(), uninterrupted():
+            signal.raise_signal(signal.SIGTERM)
+            assert own == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGINT) is before[0]
+        assert signal.getsignal(signal.SIGHUP) is before[2]
+    finally:
+        for sign, handler in zip(SIGNS, before, strict=True):
+            signal.signal(sign, handler)
+
+
+def test_without_interrupting_nothing_waits():
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("it waited")
+
+
+def test_an_interruption_that_was_dropped_is_raised_again():
+    with interrupting():
+        raise_if_interrupted()
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGHUP)
+        with pytest.raises(KeyboardInterrupt, match="SIGHUP"):
+            raise_if_interrupted()
+    with interrupting():
+        raise_if_interrupted()
+
+
+def _fail():
+    raise ValueError("as meant")
+
+
+@pytest.mark.parametrize(
+    ("work", "status"),
+    [
+        (lambda: None, 0),
+        (_fail, 1),
+        (lambda: sys.exit(), 0),
+        (lambda: sys.exit(3), 3),
+        (lambda: sys.exit("a reason"), 1),
+    ],
+)
+def test_a_fork_ends_with_the_status_of_its_work(work, status):
+    _, ended = os.waitpid(Fork(work).pid, 0)
+    assert os.WIFEXITED(ended) and os.WEXITSTATUS(ended) == status
+
+
+def test_what_the_parent_would_do_at_its_end_is_left_to_it(tmp_path):
+    cleaned = tmp_path / "cleaned"
+    try:
+        os.waitpid(Fork(lambda: None).pid, 0)
+    finally:
+        with cleaned.open("a") as file:
+            file.write("once ")
+    assert cleaned.read_text() == "once "
+
+
+def test_the_error_of_a_fork_is_written(capfd):
+    os.waitpid(Fork(_fail).pid, 0)
+    assert "ValueError: as meant" in capfd.readouterr().err
+
+
+@given(
+    arrays(
+        st.sampled_from([np.int64, np.int32, np.float64]),
+        st.integers(0, 50),
+        elements=st.integers(-9, 9),
+    ),
+    st.sampled_from([0, 9, 2000]),
+)
+def test_it_is_numpys_unique_and_leaves_its_argument(numbers, least):
+    numbers += least  # from 0 on there may be a table, which 2000 is too large for
+    before = numbers.copy()
+    found = distinct(numbers)
+    assert found.dtype == numbers.dtype and found.tolist() == np.unique(numbers).tolist()
+    assert numbers.tolist() == before.tolist()
+
+
+def test_of_groups_of_any_size():
+    counts = np.array([0, 3, 1, 0, 2, 0])
+    starts = np.array([9, 5, 0, -1, 7, 2])
+    assert within_groups(counts).tolist() == [0, 1, 2, 0, 0, 1]
+    assert spans(starts, counts).tolist() == [5, 6, 7, 0, 7, 8]
+    assert within_groups(counts[:1]).tolist() == spans(starts[:0], counts[:0]).tolist() == []
+
+
+@given(arrays(np.int64, st.integers(0, 50), elements=st.integers(0, 9)), st.integers(1, 2**40))
+def test_numbers_are_in_the_order_in_which_values_first_occur(values, times):
+    before = values.copy()
+    found = numbered(values * times)  # in a table, or too large for one
+    assert found.dtype == np.int64 and found.tolist() == pd.factorize(values)[0].tolist()
+    assert values.tolist() == before.tolist()
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        (np.array([1, 2, 9]), True),
+        (np.array([9, 1, 2]), True),
+        (np.array([9, 1, 9]), False),
+        (np.array([1, 1]), False),
+        (np.array([], dtype=np.int64), True),
+        (np.array(["b", "a"]), True),
+        (np.array(["b", "a", "b"]), False),
+        (np.array(["b", 7, "7"], dtype=object), True),
+        (np.array(["b", 7, "b"], dtype=object), False),
+    ],
+)
+def test_ids_are_distinct_or_not(ids, expected):
+    assert are_distinct(ids) is expected
+
+
+# Folders must be new or empty.
+
+
+def test_new_and_empty_folders_pass(tmp_path):
+    require_new_folder(tmp_path)
+    require_new_folder(tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("name", "got"), [("notes.txt", "got: other files"), ("run.json", "got: a run folder")]
+)
+def test_a_folder_with_files_is_refused(tmp_path, name, got):
+    (tmp_path / name).write_text("")
+    with pytest.raises(RunError, match=got):
+        require_new_folder(tmp_path)
+    require_new_folder(tmp_path, usable=lambda _: True)
+
+
+def test_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"got: a file\n *fix: choose another --output"):
+        require_new_folder(tmp_path / "file", usable=lambda _: True)
+
+
+# Shared parameters: other processes read the owner's current values and cannot change them.
+
+
+@pytest.fixture
+def table():
+    return np.random.default_rng(0).normal(size=(5000, 64)).astype(np.float32)
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files"
+)
+def test_large_arrays_are_shared_and_small_ones_left(table):
+    small = np.ones(3)
+    arrays = share({"item.id": table, "b": small})
+    assert is_shared(arrays["item.id"]) and arrays["b"] is small
+    np.testing.assert_array_equal(arrays["item.id"], table)
+    assert share(arrays)["item.id"] is arrays["item.id"]
+    assert not is_shared(arrays["item.id"][:4999]) and not is_shared(table)
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files"
+)
+def test_a_reader_sees_changes_and_makes_none(table):
+    owner = share({"item.id": table})["item.id"]
+    reader = private(*owner.place)
+    owner[4000] = 7.0
+    reader[0] = -1.0
+    assert (reader[4000] == 7.0).all() and (owner[0] == table[0]).all()
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files"
+)
+def test_what_is_kept_open_is_opened_once_and_shows_changes(table):
+    owner = share({"item.id": table})["item.id"]
+    reader = kept_open(*owner.place)
+    assert reader[4000, 0] == table[4000, 0]
+    owner[4000] = 7.0
+    assert kept_open(*owner.place) is reader and (reader[4000] == 7.0).all()
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files"
+)
+def test_another_array_in_the_place_of_one_that_is_kept_open_is_not_mistaken_for_it(table):
+    first = share({"item.id": table})["item.id"]
+    place, _ = first.place, kept_open(*first.place)
+    del first
+    gc.collect()
+    second = share({"item.id": table + 1})["item.id"]
+    assert second.place == place  # the system gives the lowest free number again
+    np.testing.assert_array_equal(kept_open(*second.place), table + 1)
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files"
+)
+def test_a_record_has_one_array_to_read_and_others_to_write(table):
+    arrays = share({"item.id": table})
+    content = pickle.loads(pickle.dumps(pack_train(to_record(arrays), TrainOrder(1, np.arange(2)))))
+    written, _ = unpack_train(content)
+    written["item.id"][0] = -1.0
+    np.testing.assert_array_equal(read_arrays(content)["item.id"], table)
+    np.testing.assert_array_equal(unpack_train(content)[0]["item.id"], table)
+    np.testing.assert_array_equal(arrays["item.id"], table)
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files"
+)
+def test_another_process_opens_it_from_a_pickled_record(table):
+    arrays = share({"item.id": table})
+    sent = pickle.dumps(to_record(arrays))
+    assert len(sent) < 10_000  # the place, not the values
+    program = (
+        "import pickle, sys; from fedrec.protocol.serialization import from_record\na ="
+        " from_record(pickle.loads(sys.stdin.buffer.read()))['item.id']; a[0] += 1;"
+        " print(float(a[1:].sum()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=sent, capture_output=True, check=True
+    )
+    assert float(done.stdout) == pytest.approx(float(table[1:].sum()), rel=1e-6)
+    np.testing.assert_array_equal(arrays["item.id"], table)
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files"
+)
+def test_memory_is_given_back(table):
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    arrays = share({"item.id": table})
+    assert len(os.listdir("/proc/self/fd")) > before
+    del arrays
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before

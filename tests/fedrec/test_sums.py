@@ -1,0 +1,490 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of products and transitions, and what is solved from them."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.optimize import minimize
+from scipy.special import logsumexp
+from scipy.stats import norm
+
+from fedrec.baselines.base import Histories
+from fedrec.baselines.private.ranking import DpGram, DpGramConfig
+from fedrec.baselines.simple import TransitionsBaseline
+from fedrec.data.features import Feature, FeatureTable, Vectors
+from fedrec.data.interactions import RecencyConfig, recent_weights
+from fedrec.errors import ExperimentError
+from fedrec.sums.fold_in import LogLinear, PublicPriorConfig, feature_embeddings
+from fedrec.sums.products import (
+    SmoothingConfig,
+    basis_of,
+    denoised_within,
+    public_directions,
+    solved_weights,
+    transition_weights,
+    transitions,
+)
+from fedrec.sums.residual import expected_counts, expected_profile, learned_embeddings
+
+# Weights from Gram matrices: only directions that the matrix has are kept.
+
+
+def test_directions_that_are_zero_but_for_rounding_are_left_out():
+    """One direction, and five factors asked for: the other four would be arbitrary."""
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.rand(12, 1, generator=generator, dtype=torch.float64)
+    rounding = 1e-14 * torch.randn(12, 12, generator=generator, dtype=torch.float64)
+    gram = direction @ direction.T + rounding + rounding.T
+    weights = solved_weights(
+        gram, 0.0, solution="puresvd", factors=5, regularisation=1.0, ridge=0.0
+    )
+    unit = direction / direction.norm()
+    torch.testing.assert_close(weights, unit @ unit.T, atol=1e-10, rtol=0)
+
+
+# User vectors maximise their objective.
+
+ITEMS, WIDTH = 40, 5
+
+
+@pytest.fixture(scope="module")
+def given():
+    """Embeddings, log popularities, and users with 1 to 30 items, one with weights and one with
+    none."""
+    random = np.random.default_rng(2)
+    embeddings = random.normal(size=(ITEMS, WIDTH)) * [2.0, 1.0, 0.5, 0.1, 1.0]
+    log_shares = random.normal(size=ITEMS) * 1.5
+    liked = np.zeros((6, ITEMS))
+    for user, number in enumerate((1, 3, 12, 30)):
+        liked[user, random.choice(ITEMS, number, replace=False)] = 1
+    liked[4, :10] = random.random(10)
+    return embeddings, log_shares, liked
+
+
+def optimum(embeddings, log_shares, liked):
+    def loss(taste):
+        utilities = embeddings @ taste + log_shares
+        return liked.sum() * logsumexp(utilities) - liked @ embeddings @ taste + taste @ taste / 2
+
+    return minimize(loss, np.zeros(embeddings.shape[1]), method="BFGS", options={"gtol": 1e-9}).x
+
+
+def test_they_are_those_that_a_general_optimiser_finds(given):
+    embeddings, log_shares, liked = given
+    tables = torch.from_numpy(embeddings), torch.from_numpy(log_shares)
+    found = LogLinear(*tables, tolerance=1e-5).scores(torch.from_numpy(liked)).numpy()
+    for user, own in enumerate(liked):
+        expected = embeddings @ optimum(embeddings, log_shares, own) + log_shares
+        difference = found[user] - expected
+        np.testing.assert_allclose(difference - difference.mean(), 0, atol=2e-3)
+
+
+def test_a_user_without_items_has_popularity(given):
+    embeddings, log_shares, liked = given
+    model = LogLinear(torch.from_numpy(embeddings), torch.from_numpy(log_shares))
+    found = model.scores(torch.from_numpy(liked))[5].numpy()
+    np.testing.assert_allclose(found, log_shares - logsumexp(log_shares), atol=1e-9)
+
+
+def test_without_coordinates_all_is_popularity(given):
+    _, log_shares, liked = given
+    model = LogLinear(torch.zeros(ITEMS, 0, dtype=torch.float64), torch.from_numpy(log_shares))
+    found = model.scores(torch.from_numpy(liked)).numpy()
+    np.testing.assert_allclose(found - found[:, :1], [log_shares - log_shares[0]] * 6, atol=1e-9)
+
+
+def test_one_axis_has_its_closed_form():
+    """Two items, equally popular, at +1 and -1; one is liked n times: w = n (1 - tanh w)."""
+    model = LogLinear(
+        torch.tensor([[1.0], [-1.0]], dtype=torch.float64),
+        torch.zeros(2, dtype=torch.float64),
+        tolerance=1e-5,
+    )
+    for number in (1.0, 7.0):
+        taste = model.tastes(torch.tensor([[number, 0.0]], dtype=torch.float64))
+        taste = abs(float(taste[0, 0]))
+        assert taste == pytest.approx(number * (1 - np.tanh(taste)), abs=1e-3)
+
+
+# Public embeddings are factors of their documented kernel.
+
+TAGS = [["x"], ["x", "y"], ["y", "z"], [], ["z"]]
+ERAS = [["1"], ["1", "2"], ["3"], ["4"], ["2", "3"]]
+
+
+def embeddings(features, ordered, variance=0.0, ordered_variance=0.0, interaction_variance=0.0):
+    """Settings with all effects zero, unless given."""
+    prior = PublicPriorConfig(
+        ordered=ordered,
+        feature_variance=variance,
+        ordered_variance=ordered_variance,
+        interaction_variance=interaction_variance,
+    )
+    return feature_embeddings(features, prior)
+
+
+@pytest.fixture(scope="module")
+def features():
+    return FeatureTable(5, (Feature.multiple("tags", TAGS), Feature.multiple("eras", ERAS)))
+
+
+def kernel(features, **variances):
+    found = embeddings(features, {"eras": 1.5}, **variances)
+    return found @ found.T
+
+
+def by_hand(length_scale):
+    def covariance(one, other):
+        return np.mean(
+            [[np.exp(-((int(a) - int(b)) ** 2) / 2 / length_scale**2) for b in other] for a in one]
+        )
+
+    return np.array([[covariance(one, other) for other in ERAS] for one in ERAS])
+
+
+def test_categories_count_common_ones(features):
+    common = [[len(set(one) & set(other)) for other in TAGS] for one in TAGS]
+    np.testing.assert_allclose(kernel(features, variance=0.7), 0.7 * np.array(common), atol=1e-12)
+
+
+def test_neighbouring_ordered_categories_are_alike(features):
+    np.testing.assert_allclose(
+        kernel(features, ordered_variance=2.0), 2.0 * by_hand(1.5), atol=1e-5
+    )
+
+
+def test_interactions_are_products(features):
+    unit = [max(len(one), 1) ** 0.5 for one in TAGS]
+    cosines = [
+        [len(set(one) & set(other)) / a / b for other, b in zip(TAGS, unit, strict=True)]
+        for one, a in zip(TAGS, unit, strict=True)
+    ]
+    expected = 0.4 * np.array(cosines) * by_hand(0.75)
+    found = kernel(features, interaction_variance=0.4)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_words_that_some_items_share_count():
+    titles = ["The Toy Story", "Toy Story II", "Toy Box", "the box", "the end"]
+    table = FeatureTable(5, texts=(Feature.words("title", titles),))
+    prior = PublicPriorConfig(word_variance=0.6, word_items=(2, 3))
+    found = feature_embeddings(table, prior)
+    counted = [{"the", "toy", "story"}, {"toy", "story"}, {"toy", "box"}, {"the", "box"}, {"the"}]
+    common = [[len(one & other) for other in counted] for one in counted]
+    np.testing.assert_allclose(found @ found.T, 0.6 * np.array(common), atol=1e-12)
+    fewer = feature_embeddings(table, prior.model_copy(update={"word_items": (2, 2)}))
+    assert fewer.shape == (5, 2), "of story and box; ii and end are of one item"
+
+
+def test_vectors_have_a_linear_kernel():
+    """Less their mean, of mean squared length 1; an item without one is where the mean is."""
+    values = np.array([[1.0, 2], [3, -4], [0, 0], [5, 5], [2, 0]], dtype=np.float32)
+    known = np.array([True, True, False, True, True])
+    table = FeatureTable(5, vectors=(Vectors("cover", values, known),))
+    found = feature_embeddings(table, PublicPriorConfig(vector_variance=0.4))
+    own = values[known] - values[known].mean(0)
+    expected = np.zeros((5, 5))
+    expected[np.ix_(known, known)] = 0.4 * own @ own.T / np.mean([row @ row for row in own])
+    np.testing.assert_allclose(found @ found.T, expected, atol=1e-6)
+
+
+def test_without_features_there_is_no_coordinate():
+    assert embeddings(FeatureTable(7), {}).shape == (7, 0)
+
+
+def test_an_unknown_feature_is_named(features):
+    with pytest.raises(ExperimentError, match=r"(?s)no feature years.*eras, tags"):
+        embeddings(features, {"years": 1.0})
+
+
+RESIDUAL_ITEMS = 150
+
+
+@pytest.fixture(scope="module")
+def planted():
+    """Profile, public embeddings, hidden ones, and the Gram matrix without noise."""
+    random = np.random.default_rng(1)
+    profile = torch.from_numpy(np.sort(random.gamma(2.0, 8.0, RESIDUAL_ITEMS))[::-1] + 3)
+    public, hidden = (torch.from_numpy(random.normal(size=(RESIDUAL_ITEMS, 2))) for _ in range(2))
+    # Popularity and public features are independent of the hidden ones.
+    known = torch.linalg.qr(torch.cat([profile[:, None], profile[:, None] * public], 1))[0]
+    weighted = profile[:, None] * hidden
+    hidden = (weighted - known @ (known.T @ weighted)) / profile[:, None]
+    kernel = 1 + public @ public.T + hidden @ hidden.T
+    return profile, public, hidden, torch.outer(profile, profile) * kernel
+
+
+def noise(std):
+    drawn = (
+        np.random.default_rng(3).normal(size=(RESIDUAL_ITEMS, RESIDUAL_ITEMS)) * std / np.sqrt(2)
+    )
+    upper = np.triu(drawn, 1)
+    return torch.from_numpy(upper + upper.T)
+
+
+def learned(planted, gram, edge, damping=0.0, factors=2):
+    profile, public = planted[:2]
+    return learned_embeddings(gram, profile, public, edge=edge, factors=factors, damping=damping)
+
+
+def off_diagonal_correlation(one, other):
+    above = np.triu_indices(RESIDUAL_ITEMS, 1)
+    return np.corrcoef(one.numpy()[above], other.numpy()[above])[0, 1]
+
+
+def test_planted_embeddings_are_found(planted):
+    profile, _, hidden, gram = planted
+    found = profile[:, None] * learned(planted, gram, 0.0)
+    expected = profile[:, None] * hidden
+    assert off_diagonal_correlation(found @ found.T, expected @ expected.T) > 0.98
+
+
+def test_they_are_found_under_noise_that_is_below_them(planted):
+    profile, _, hidden, gram = planted
+    std = 100.0
+    found = learned(planted, gram + noise(std), std * (2 * RESIDUAL_ITEMS) ** 0.5, factors=50)
+    found, expected = profile[:, None] * found, profile[:, None] * hidden
+    assert found.shape[1] == 2
+    assert off_diagonal_correlation(found @ found.T, expected @ expected.T) > 0.9
+
+
+def test_of_noise_alone_nothing_is_learned(planted):
+    profile, public, _, _ = planted
+    explained = torch.outer(profile, profile) * (1 + public @ public.T)
+    found = learned(planted, explained + noise(100.0), 1.1 * 100.0 * (2 * RESIDUAL_ITEMS) ** 0.5)
+    assert found.shape == (RESIDUAL_ITEMS, 0)
+
+
+def test_damping_shrinks_rare_items_most(planted):
+    profile, gram = planted[0], planted[3]
+    free, damped = (learned(planted, gram, 0.0, damping=one) for one in (0.0, 1.0))
+    shrunk = (damped / free)[:, 0]
+    expected = profile**2 / (profile**2 + profile.mean() ** 2)
+    np.testing.assert_allclose(shrunk, expected, rtol=1e-9)
+
+
+def test_the_profile_is_a_least_squares_fit_off_the_diagonal():
+    random = np.random.default_rng(5)
+    popularity = torch.from_numpy(random.gamma(2.0, 1.0, RESIDUAL_ITEMS))
+    drawn = random.normal(size=(RESIDUAL_ITEMS, RESIDUAL_ITEMS)) * 0.1
+    gram = 9 * torch.outer(popularity, popularity) + torch.from_numpy(drawn + drawn.T)
+    gram.diagonal().add_(1e6)
+    found = expected_profile(gram, popularity)
+    assert float(found[0] / popularity[0]) == pytest.approx(3, rel=0.01)
+    assert bool((expected_profile(-gram, popularity) > 0).all()), "however large the noise"
+
+
+@pytest.mark.parametrize("std", [2.0, 40.0])
+def test_counts_are_means_of_their_posterior(std):
+    noisy = np.array([-90.0, -3.0, 0.0, 5.0, 60.0, 300.0])
+    mean = noisy.mean()
+
+    def moment(power, seen):
+        top = max(0.0, seen - std**2 / mean)
+        ends = max(0.0, top - 12 * std), top + 12 * std
+        at_top = norm.logpdf(seen, top, std) - top / mean
+        return quad(
+            lambda count: (
+                count**power * np.exp(norm.logpdf(seen, count, std) - count / mean - at_top)
+            ),
+            *ends,
+            limit=200,
+        )[0]
+
+    expected = [moment(1, seen) / moment(0, seen) for seen in noisy]
+    np.testing.assert_allclose(expected_counts(noisy, std), expected, rtol=1e-4)
+
+
+def test_counts_without_noise_are_themselves():
+    np.testing.assert_array_equal(expected_counts(np.array([0.0, 3.0]), 0.0), [0.5, 3.0])
+
+
+# Denoising with public features: exact without noise, and closer to the true matrix with noise.
+
+SUBSPACE_ITEMS = 120
+
+
+@pytest.fixture(scope="module")
+def features_of_subspace():
+    kinds = ["a", "b", "c", "d"]
+    return FeatureTable(
+        SUBSPACE_ITEMS,
+        (
+            Feature.single("kind", [kinds[n % 4] for n in range(SUBSPACE_ITEMS)]),
+            Feature.multiple(
+                "tags", [["x"] * (n % 3 > 0) + ["y"] * (n % 5 > 2) for n in range(SUBSPACE_ITEMS)]
+            ),
+        ),
+    )
+
+
+def symmetric_noise(random, std):
+    drawn = random.normal(size=(SUBSPACE_ITEMS, SUBSPACE_ITEMS)) * std / np.sqrt(2)
+    upper = np.triu(drawn, 1)
+    return torch.from_numpy(upper + upper.T + np.diag(random.normal(size=SUBSPACE_ITEMS) * std))
+
+
+@pytest.fixture(scope="module")
+def truth(features_of_subspace):
+    """A Gram matrix of popularity times features, plus a small unrelated part."""
+    random = np.random.default_rng(0)
+    popularity = np.sort(random.gamma(1.0, 3.0, SUBSPACE_ITEMS))[::-1] + 0.2
+    directions = public_directions(features_of_subspace)
+    mixed = popularity[:, None] * (directions @ random.normal(size=(directions.shape[1], 5)))
+    other = popularity[:, None] * random.normal(size=(SUBSPACE_ITEMS, 2))
+    gram = mixed @ mixed.T + 0.3 * other @ other.T
+    return torch.from_numpy(gram), basis_of(directions, popularity)
+
+
+def test_directions_are_a_constant_and_unit_vectors(features_of_subspace):
+    found = public_directions(features_of_subspace)
+    assert found.shape == (SUBSPACE_ITEMS, 1 + 4 + 2) and (found[:, 0] == 1).all()
+    np.testing.assert_allclose(np.linalg.norm(found[:, 1:5], axis=1), 1)
+    assert set(np.round(np.linalg.norm(found[:, 5:], axis=1), 9)) <= {0.0, 1.0}
+
+
+def test_the_basis_spans_the_directions_and_no_more(features_of_subspace, truth):
+    basis = truth[1]
+    torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1]).double())
+    assert basis.shape[1] == 6  # kinds add up to the constant
+
+
+def test_without_noise_the_matrix_comes_back(truth):
+    gram, basis = truth
+    torch.testing.assert_close(denoised_within(gram, 0.0, basis), gram)
+    torch.testing.assert_close(denoised_within(gram, 1e-6, basis), gram, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("std", [3.0, 10.0, 40.0])
+def test_with_noise_it_is_nearer_to_the_truth_than_cutting_at_the_edge(truth, std):
+    gram, basis = truth
+    errors = {"within": [], "cut": [], "noisy": []}
+    for seed in range(4):
+        noisy = gram + symmetric_noise(np.random.default_rng(seed), std)
+        values, vectors = torch.linalg.eigh(noisy)
+        kept = values > std * (2 * SUBSPACE_ITEMS) ** 0.5
+        cut = (vectors[:, kept] * values[kept]) @ vectors[:, kept].T
+        found = denoised_within(noisy, std, basis)
+        assert torch.linalg.eigvalsh(found).min() > -1e-6 * values.max()
+        for name, matrix in (("within", found), ("cut", cut), ("noisy", noisy)):
+            errors[name].append(float((matrix - gram).norm()))
+    means = {name: np.mean(values) for name, values in errors.items()}
+    assert means["within"] < means["cut"] < means["noisy"]
+
+
+def test_noise_alone_leaves_next_to_nothing(truth):
+    basis = truth[1]
+    noise = symmetric_noise(np.random.default_rng(3), 1.0)
+    assert denoised_within(noise, 1.0, basis).norm() < 0.25 * noise.norm()
+
+
+def test_the_baseline_takes_features_and_refuses_to_do_without(features_of_subspace):
+    random = np.random.default_rng(1)
+    liked = [np.sort(random.choice(SUBSPACE_ITEMS, 12, replace=False)) for _ in range(80)]
+    offsets = np.concatenate([[0], np.cumsum([len(one) for one in liked])])
+    users = np.arange(80)
+
+    def histories(items):
+        return Histories(SUBSPACE_ITEMS, offsets, np.concatenate(liked), users, None, items)
+
+    settings = {"items": 60, "model": "ease", "public_features": True, "ridge": 0.3, "seed": 0}
+    with pytest.raises(ExperimentError, match="no public features"):
+        DpGram(DpGramConfig(**settings)).fit(histories(None))
+    with_features = DpGram(DpGramConfig(**settings))
+    plain = DpGram(DpGramConfig(**{**settings, "public_features": False}))
+    for baseline in (with_features, plain):
+        baseline.fit(histories(features_of_subspace))
+        assert baseline.scores(histories(features_of_subspace)).isfinite().all()
+    assert with_features.spent(80).epsilon == plain.spent(80).epsilon <= 5.0
+    quiet = {"noise": False, "regularisation": 50.0, "clip_norm": 1e9}
+    exact = [
+        DpGram(DpGramConfig(**{**settings, **quiet, "public_features": on})) for on in (True, False)
+    ]
+    for baseline in exact:
+        baseline.fit(histories(features_of_subspace))
+    scores = [baseline.scores(histories(features_of_subspace)) for baseline in exact]
+    torch.testing.assert_close(*scores)
+
+
+def counted(offsets, items, size, window, decay):
+    """T by two loops."""
+    total = np.zeros((size, size))
+    for start, stop in itertools.pairwise(offsets):
+        own = items[start:stop]
+        for i, earlier in enumerate(own):
+            for distance, later in enumerate(own[i + 1 : i + 1 + window]):
+                if earlier != later:
+                    total[earlier, later] += decay**distance
+    return total
+
+
+def sequences(seed, users=30, size=12):
+    random = np.random.default_rng(seed)
+    counts = random.integers(0, 15, users)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    return offsets, random.integers(0, size, offsets[-1]), size
+
+
+def test_by_hand():
+    """One user with 0, 1, 2, 0 and a window of two; one with the item 3 alone."""
+    found = transitions(
+        np.array([0, 4, 5]), np.array([0, 1, 2, 0, 3]), 4, RecencyConfig(window=2, decay=0.5)
+    )
+    pairs = dict(zip(zip(found.first, found.second, strict=True), found.weights, strict=True))
+    assert pairs == {(0, 1): 1, (0, 2): 0.5, (1, 2): 1, (1, 0): 0.5, (2, 0): 1}
+    assert found.offsets.tolist() == [0, 5, 5]
+
+
+@pytest.mark.parametrize(("window", "decay"), [(1, 1.0), (3, 0.5), (50, 0.9)])
+def test_as_by_loops(window, decay):
+    offsets, items, size = sequences(0)
+    found = transitions(offsets, items, size, RecencyConfig(window=window, decay=decay))
+    total = np.zeros((size, size))
+    np.add.at(total, (found.first, found.second), found.weights)
+    np.testing.assert_allclose(total, counted(offsets, items, size, window, decay), atol=1e-12)
+    users = np.repeat(np.arange(len(offsets) - 1), np.diff(found.offsets))
+    pairs = set(zip(users, found.first, found.second, strict=True))
+    assert len(pairs) == len(found.first)  # each pair once per user
+
+
+def test_last_items_count_by_their_distance_from_the_end():
+    offsets = np.array([0, 4, 4, 5])
+    table = recent_weights(
+        offsets, np.array([2, 0, 1, 0, 3]), 4, RecencyConfig(window=3, decay=0.5)
+    )
+    assert table.tolist() == [[1, 0.5, 0, 0], [0] * 4, [0, 0, 0, 1]]
+
+
+def test_weights_are_smoothed_and_noise_below_zero_is_left_out():
+    total = torch.tensor([[0.0, 4.0], [-3.0, 0.0]], dtype=torch.float64)
+    weights = transition_weights(total, SmoothingConfig(row_prior=4, column_prior=5, power=0.5))
+    assert weights.tolist() == [[0.0, pytest.approx(4 / 8 / 3)], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_the_baseline_scores_what_follows_in_time(shuffled):
+    offsets, items, size = sequences(1)
+    times = np.arange(len(items))
+    histories = Histories(size, offsets, items)
+    if shuffled:
+        random = np.random.default_rng(5)
+        order = np.concatenate(
+            [random.permutation(np.arange(a, b)) for a, b in itertools.pairwise(offsets)]
+        )
+        histories = Histories(size, offsets, items[order], times=times[order])
+    baseline = TransitionsBaseline(TransitionsBaseline.Config(window=4, decay=0.7))
+    baseline.fit(histories)
+    got = baseline.scores(histories)
+    total = torch.from_numpy(counted(offsets, items, size, 4, 0.7))
+    weights = transition_weights(total, SmoothingConfig())
+    expected = np.zeros((len(offsets) - 1, size))
+    for user, (start, stop) in enumerate(itertools.pairwise(offsets)):
+        last = {}
+        for distance, item in enumerate(items[start:stop][::-1][:4]):
+            last.setdefault(item, 0.7**distance)
+        for item, weight in last.items():
+            expected[user] += weight * weights[item].numpy()
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-7)

@@ -1,0 +1,476 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated devices: late answers, buffers and deadlines, and what is told ahead."""
+
+import json
+import types
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import ConfigRecord, Message
+
+from fedrec.devices import Devices
+from fedrec.errors import ExperimentError
+from fedrec.experiment.tables import ClosingConfig
+from fedrec.privacy.accounting.sampling import Full
+from fedrec.privacy.ledger import Ledger
+from fedrec.protocol.messages import pack_sum, unpack_train
+from fedrec.protocol.orders import COMPILED, COMPILED_LOSS, COMPILED_RECURRENCE, TrainSum
+from fedrec.protocol.serialization import from_record, to_record
+from fedrec.protocol.updates import SparseUpdate
+from fedrec.report.page.sections import curves
+from fedrec.report.rows import named
+from fedrec.rng import stream
+from server.buffer import BufferedTimeline
+from server.cohort import Roster
+from server.devices import closed
+from server.training_paths import announce_paths
+from simulations import runner
+from strategies.optimisers import Reptile, ReptileConfig
+from tests.runs import assert_close, assert_same_run, parameters_in, resumed
+
+# Runs on simulated devices: equal to synchronous ones where they have to be, resumed, on engines,
+# under a guarantee, and what is refused.
+
+EVEN = "devices={example-seconds=0, network-spread=0}"
+UNEVEN = "devices={compute-spread=2.0}"
+NIGHTLY = "devices={compute-spread=2.0, nightly={hours=9.0}}"
+EARLY = "closing={over-selection=1.3, deadline=0.2}"
+BUFFERED = "asynchronous={concurrency=12}"
+MF = (
+    "model={name='mf', factors=3}",
+    "step={name='sgd', epochs=2, private-parameters=['user.*'], late-parameters=['item.*']}",
+    "strategy={name='fed-adam', server-lr=0.05}",
+)
+BY_CLIENT = "split.stream=client"
+PRIVATE = "privacy={clip-norm=1.0, noise-multiplier=1.0, delta=1e-3}"
+TIMED = "devices={examples=10, compute-spread=2.0}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", [(), MF, ("strategy={name='fedavg'}",)])
+def test_equal_buffer_and_concurrency_give_the_synchronous_run(run_tiny, system):
+    """The sampler's cohort has 6 clients, and all devices are equally fast: to the byte."""
+    waiting = run_tiny("rounds=4", EVEN, *system, output="waiting")
+    buffered = run_tiny("rounds=4", EVEN, "asynchronous={concurrency=6}", *system, output="buffer")
+    rows = pd.read_csv(buffered.folder / "rounds.csv", dtype=str)
+    assert set(rows.pop("staleness").astype(float)) == {0.0}
+    assert rows.to_csv(index=False) == (waiting.folder / "rounds.csv").read_text()
+    found, expected = parameters_in(buffered.folder), parameters_in(waiting.folder)
+    assert {name: value.tobytes() for name, value in found.items()} == {
+        name: value.tobytes() for name, value in expected.items()
+    }
+    tables = [(one.folder / "users.csv").read_bytes() for one in (buffered, waiting)]
+    assert tables[0] == tables[1]
+
+
+def test_time_alone_changes_nothing_else(run_tiny):
+    timed = run_tiny(UNEVEN, output="timed")
+    plain = run_tiny(output="plain")
+    assert_close(parameters_in(timed.folder), parameters_in(plain.folder))
+    columns = ["simulated-seconds", "late-clients", "late-bytes"]
+    pd.testing.assert_frame_equal(timed.rounds.drop(columns=columns), plain.rounds)
+    assert timed.rounds["simulated-seconds"].is_monotonic_increasing
+    assert not timed.rounds["late-clients"].any()
+
+
+def test_early_closing_takes_less_time_and_a_whole_cohort(run_tiny):
+    waiting = run_tiny("rounds=6", UNEVEN, output="waiting")
+    early = run_tiny("rounds=6", UNEVEN, "closing={over-selection=1.5}", output="early")
+    assert set(early.rounds["num-clients"]) == {6} and set(early.rounds["late-clients"]) == {3}
+    ends = [one.rounds["simulated-seconds"].iloc[-1] for one in (waiting, early)]
+    assert ends[1] < ends[0] / 2
+    said = json.loads((early.folder / "result.json").read_text())["devices"]
+    assert (said["asked"], said["late"]) == (54, 18)
+    assert any("18 of 54 answers (33.3%) were late" in line for line in early.privacy)
+    charts = "".join(curves(named([early, waiting])))
+    assert "hits@5 by round" in charts and "hits@5 by simulated hour" in charts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [UNEVEN, NIGHTLY])
+@pytest.mark.parametrize("late", [EARLY, BUFFERED])
+def test_a_resumed_run_is_the_same_to_the_bit(run_tiny, devices, late):
+    settings = ("rounds=6", devices, late, *MF)
+    assert_same_run(resumed(run_tiny, *settings, after=3), run_tiny(*settings))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.ray
+@pytest.mark.parametrize("late", [EARLY, BUFFERED])
+def test_ray_gives_the_serial_run(run_tiny, shared_engine, late):
+    settings = ("rounds=4", UNEVEN, late, "engine.nodes=2")
+    ray, serial = (run_tiny(*settings, f"engine.name={n}", output=n) for n in ("ray", "serial"))
+    assert_close(ray.parameters, serial.parameters, rtol=1e-5, atol=1e-6)
+    for column in ("simulated-seconds", "late-clients", "num-clients"):
+        assert ray.rounds[column].tolist() == serial.rounds[column].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [EARLY, BUFFERED, "devices.nightly={hours=9.0}"])
+@pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
+def test_nothing_is_gained_by_sampling_where_devices_decide(run_tiny, late, adjacency):
+    """The ledger charges each round as one with all clients: mu = sqrt(rounds) / z of a Gaussian,
+    whose delta is known (Dong, Roth and Su 2022)."""
+    settings = ("rounds=3", PRIVATE, f"privacy.adjacency={adjacency}", TIMED, late, BY_CLIENT)
+    result = run_tiny(*settings)
+    epsilon = result.rounds["epsilon"].iloc[-1]
+    assert _delta(np.sqrt(3), epsilon) == pytest.approx(1e-3, rel=0.02)
+    charges = Ledger(result.folder / "privacy.jsonl").charges
+    assert [line.event.sampling for line in charges] == [Full()] * 3  # type: ignore[union-attr]
+    assert any("speed and availability of devices" in line for line in result.privacy)
+
+
+def test_the_denominator_is_the_cohort_whoever_answers(run_tiny, monkeypatch):
+    """And the sum is clipped for as many as were asked by name."""
+    seen = []
+    from strategies.optimisers import Reptile
+
+    apply = Reptile.apply
+
+    def watched(self, theta, aggregate):
+        seen.append((aggregate.clients, sum(self._asked.values())))
+        return apply(self, theta, aggregate)
+
+    monkeypatch.setattr(Reptile, "apply", watched)
+    run_tiny(PRIVATE, TIMED, "closing={deadline=0.15}")
+    assert [clients for clients, _ in seen] == [6.0, 6.0]
+
+
+def test_who_takes_part_does_not_depend_on_data_under_a_guarantee(run_tiny, monkeypatch):
+    """Users with twice as many rows answer at the same time."""
+    from server.devices import Timeline
+
+    cohorts: dict = {}
+    plan = Timeline.cohort
+
+    def watched(self, number, among):
+        found = plan(self, number, among)
+        cohorts.setdefault(self.experiment.name, {})[number] = found.tolist()
+        return found
+
+    monkeypatch.setattr(Timeline, "cohort", watched)
+    for rows in (8, 14):
+        run_tiny(
+            "rounds=4",
+            PRIVATE,
+            TIMED,
+            EARLY,
+            f"name=rows-{rows}",
+            f"dataset.mean-interactions={rows}",
+            output=f"rows-{rows}",
+        )
+    assert cohorts["rows-8"] == cohorts["rows-14"] and len(cohorts["rows-8"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ((EARLY,), "needs the time at which devices answer"),
+        ((BUFFERED,), "[asynchronous] needs the time at which devices answer"),
+        ((UNEVEN, EARLY, BUFFERED), "[asynchronous] without [closing]"),
+        ((UNEVEN, BUFFERED, "sampler={name='poisson'}"), "sampler.name = 'fixed-size'"),
+        ((UNEVEN, "asynchronous={concurrency=14}"), "at most 13"),
+        ((UNEVEN, BUFFERED, "strategy.name=median"), "does not work with [asynchronous]"),
+        ((UNEVEN, "strategy.name=flwr.serverapp.strategy:FedAvg"), "does not work with [devices]"),
+        (
+            (UNEVEN, EARLY, "secure-aggregation=true", "engine.nodes=3"),
+            "without secure-aggregation",
+        ),
+        ((UNEVEN, BUFFERED, "secure-aggregation=true"), "without secure-aggregation"),
+        ((NIGHTLY, "secure-aggregation=true"), "without secure-aggregation"),
+        ((UNEVEN, EARLY, PRIVATE), "devices.examples with [privacy]"),
+        ((NIGHTLY, PRIVATE), "devices.examples with [privacy]"),
+        ((TIMED, PRIVATE, "privacy.mode=secure"), "shows who took part"),
+        (
+            (TIMED, BUFFERED, PRIVATE, "privacy.placement=distributed"),
+            "without privacy.placement = 'distributed'",
+        ),
+        ((UNEVEN, "closing={over-selection=1.3}", "sampler={name='full'}"), "has no cohort"),
+        ((UNEVEN, "closing={enough=0.0}"), "closing.enough"),
+        ((UNEVEN, "closing={enuf=0.5}"), "enough"),
+        (("devices={nightly={hours=0.001}}",), "never available at one time"),
+    ],
+)
+def test_what_does_not_fit_is_refused(run_tiny, settings, said):
+    with pytest.raises(ExperimentError) as error:
+        run_tiny(*settings)
+    assert said in error.value.text()
+
+
+def _delta(mu, epsilon):
+    """Delta of a Gaussian release whose sensitivity is mu standard deviations."""
+    from statistics import NormalDist
+
+    phi = NormalDist().cdf
+    return phi(mu / 2 - epsilon / mu) - np.exp(epsilon) * phi(-mu / 2 - epsilon / mu)
+
+
+# The queue of buffered aggregation by hand: three devices of known speed.
+
+SECONDS = np.array([1.0, 2.0, 5.0])
+DRAWN = (0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2)
+THETA = {"w": np.zeros((3, 1), np.float32)}
+
+
+class ByHand(Devices):
+    """Devices that take 1, 2 and 5 seconds."""
+
+    def seconds(self, clients, examples, megabytes):
+        return SECONDS[clients]
+
+
+class Drawn:
+    """Cohorts of one client, in a given order."""
+
+    clients = np.arange(3)
+    section = types.SimpleNamespace(options={"cohort": 1})
+
+    def drawn(self, number, present=None):
+        return np.array([DRAWN[number - 1]])
+
+
+@pytest.fixture
+def timeline(load_tiny):
+    def make(*more):
+        settings = ("devices={examples=1}", "asynchronous={concurrency=2}", "sampler.cohort=1")
+        experiment = load_tiny(*settings, *more)
+        found = BufferedTimeline(experiment, experiment.devices, experiment.asynchronous)
+        found.devices = ByHand(experiment.devices, 0)
+        found.announce(THETA)
+        return found
+
+    return make
+
+
+def rounds_of(timeline, first, last):
+    """Client, staleness and time of each of some rounds."""
+    found = []
+    for number in range(first, last + 1):
+        cohort = timeline.cohort(number, Drawn())
+        assert timeline.cohort(number, Drawn()) is cohort
+        timeline.after_training(number, to_record(THETA))
+        row = timeline.columns()
+        found.append((cohort.tolist(), row["staleness"], row["simulated-seconds"]))
+    return found
+
+
+EXPECTED = [
+    # 0 and 1 start at 0; 0 answers at 1
+    ([0], 0, 1.0),
+    # 2 starts at 1, until 6; 1 answers at 2 to the first parameters
+    ([1], 1, 2.0),
+    # 0 starts at 2 from the second step
+    ([0], 0, 3.0),
+    # 1 starts at 3, until 5
+    ([1], 0, 5.0),
+    # 2 is drawn and busy, so 0 starts at 5; at 6 both 0 and 2 answer: 0 comes first
+    ([0], 0, 6.0),
+    # 1 starts at 6; 2 answered at 6 to the parameters after the first step
+    ([2], 4, 6.0),
+    # 2 starts at 6, until 11; 1 answers at 8 to those after the fifth
+    ([1], 1, 8.0),
+]
+
+
+@pytest.mark.usefixtures("identity")
+def test_the_queue_by_hand(timeline):
+    assert rounds_of(timeline(), 1, len(EXPECTED)) == EXPECTED
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_restored_queue_goes_on(timeline):
+    for after in range(1, len(EXPECTED)):
+        first = timeline()
+        rounds_of(first, 1, after)
+        memory = {name: np.copy(value) for name, value in first.memory().items()}
+        second = timeline()
+        second.restore(memory)
+        assert rounds_of(second, after + 1, len(EXPECTED)) == EXPECTED[after:]
+
+
+@pytest.mark.usefixtures("identity")
+def test_only_parameters_that_are_still_needed_are_kept(timeline):
+    found = timeline()
+    rounds_of(found, 1, 5)
+    # 2 trains from those after the first step; the next start from those after the fifth
+    assert set(found.versions) == {1, 5}
+    rounds_of(found, 6, 6)
+    assert set(found.versions) == {5, 6}
+
+
+@pytest.mark.usefixtures("identity")
+@pytest.mark.parametrize(("exponent", "weight"), [(0.5, 5**-0.5), (0.0, 1.0), (1.0, 0.2)])
+def test_stale_answers_are_weighted_and_start_from_their_own_parameters(timeline, exponent, weight):
+    """Reptile with rate 1: theta + weight * change / 1; drift is relative to the old parameters."""
+    found = timeline(f"asynchronous.staleness-exponent={exponent}")
+    rounds_of(found, 1, 5)
+    old = np.full((3, 1), 10.0, np.float32)
+    found.versions[1] = {"w": old}
+    cohorts = types.SimpleNamespace(
+        sample=lambda number: found.cohort(number, Drawn()),
+        by_node=lambda clients: [(7, clients)],
+    )
+    strategy = Reptile(ReptileConfig(server_lr=1.0), cohorts, {"name": "sgd"})
+    strategy.staleness = found
+    (message,) = strategy.configure_train(6, to_record(THETA), ConfigRecord(), None)
+    arrays, order = unpack_train(message.content)
+    assert order.clients.tolist() == [2] and arrays["w"].tolist() == old.tolist()
+    change = SparseUpdate((3, 1), np.array([1]), np.array([[4.0]]), drift=-0.5)
+    reply = Message(pack_sum(TrainSum({"w": change}, 1, 1.0, 4, 0.0, 0)), reply_to=message)
+    moved, metrics = strategy.aggregate_train(6, [reply])
+    expected = weight * np.array([-5.0, -1.0, -5.0])
+    assert from_record(moved)["w"].ravel() == pytest.approx(expected, rel=1e-6)
+    assert metrics["num-clients"] == 1
+
+
+@pytest.mark.usefixtures("identity")
+def test_nobody_is_twice_in_a_buffer_or_in_two_places(load_tiny):
+    """18 clients, 13 at a time and 6 in a buffer, of very different speeds."""
+    experiment = load_tiny("devices={examples=1, compute-spread=3}", "asynchronous.concurrency=13")
+    found = BufferedTimeline(experiment, experiment.devices, experiment.asynchronous)
+    found.announce(THETA)
+    cohorts = types.SimpleNamespace(
+        clients=np.arange(18),
+        section=experiment.sampler,
+        drawn=lambda number, present=None: np.sort(
+            stream(0, "test", number).choice(18, 6, replace=False)
+        ),
+    )
+    for number in range(1, 60):
+        cohort = found.cohort(number, cohorts)
+        queue = [one.client for one in found._queue]
+        assert len(cohort) == len(set(cohort.tolist())) == 6
+        assert len(queue) == len(set(queue)) and len(queue) <= 13
+        found.after_training(number, to_record(THETA))
+
+
+# Which answers a synchronous round takes, and when it closes, by hand.
+
+ENDS = np.array([4.0, 1.0, 9.0, 1.0, 3.0])
+LOST = np.array([False, False, False, False, True])
+
+
+@pytest.mark.parametrize(
+    ("settings", "taken", "at"),
+    [
+        # all that answer; the lost one went at 3, the last answer came at 9
+        ({}, (1, 3, 0, 2), 9.0),
+        # two of five asked are one cohort of 4 at most: 0.5 of 5 rounded up
+        ({"enough": 0.5}, (1, 3, 0), 4.0),
+        # 5 asked for a cohort of 4
+        ({"over_selection": 1.25}, (1, 3, 0, 2), 9.0),
+        ({"over_selection": 1.25, "enough": 0.25}, (1,), 1.0),
+        ({"deadline": 2.0}, (1, 3), 2.0),
+        ({"deadline": 0.5}, (), 0.5),
+        ({"deadline": 100.0}, (1, 3, 0, 2), 9.0),
+        # enough at 1, before the deadline
+        ({"deadline": 2.0, "enough": 0.4}, (1, 3), 1.0),
+    ],
+)
+def test_answers_by_hand(settings, taken, at):
+    start = 10.0
+    found = closed(np.arange(20, 25), ENDS + start, LOST, start, ClosingConfig(**settings))
+    assert tuple(found.taken.tolist()) == taken and found.at == start + at
+
+
+def test_a_round_that_asks_nobody_takes_no_time():
+    nobody = np.empty(0)
+    found = closed(nobody.astype(np.int64), nobody, nobody.astype(bool), 7.0, ClosingConfig())
+    assert not len(found.taken) and found.at == 7.0
+
+
+def test_a_random_cohort_of_one_is_waited_for():
+    """A Poisson sampler may draw a single client, where more than one was meant to be asked."""
+    config = ClosingConfig(over_selection=1.3)
+    found = closed(np.array([4]), np.array([3.0]), np.zeros(1, dtype=bool), 2.0, config)
+    assert found.taken.tolist() == [0] and found.at == 3.0
+
+
+def test_without_an_answer_a_round_ends_when_the_last_device_goes():
+    lost = np.ones(2, dtype=bool)
+    found = closed(np.arange(2), np.array([3.0, 5.0]), lost, 0.0, ClosingConfig())
+    assert not len(found.taken) and found.at == 5.0
+
+
+@pytest.mark.parametrize("more", [1.0, 1.05, 1.1, 1.3, 1.7, 2.0, 3.3])
+def test_one_cohort_of_those_asked_is_enough(more):
+    config = ClosingConfig(over_selection=more)
+    for cohort in range(1, 200):
+        asked = config.asked(cohort)
+        assert cohort * more - 1e-6 <= asked < cohort * more + 1
+        assert config.needed(asked) == cohort
+    assert config.asked(2.5) == pytest.approx(2.5 * more)
+
+
+# What is said of training paths, and compiled before the first round.
+
+
+@pytest.mark.parametrize(
+    ("paths", "wanted"),
+    [
+        ({"sgd": "kernel"}, ["train_clients"]),
+        ({"maml": "kernel"}, ["train_clients", "move_by_meta_gradients"]),
+        ({"fedrap": "kernel"}, ["train_additive"]),
+        ({"sequence": f"blocks{COMPILED[COMPILED_LOSS]}", "sgd": "blocks"}, ["losses"]),
+        ({"contrastive": f"blocks{COMPILED[COMPILED_RECURRENCE]}"}, ["recurrence"]),
+        ({"sgd": "blocks (a reason)"}, []),
+        ({"os:system": "kernel"}, []),
+    ],
+)
+@pytest.mark.parametrize("cached", [False, True])
+def test_what_nodes_need_is_compiled_once(monkeypatch, paths, wanted, cached):
+    """Of the experiment's own steps: what nodes report names nothing that is imported."""
+    called = []
+    monkeypatch.setattr("fedrec.runtime.compiled_code.is_compiled", lambda *_, **__: cached)
+    monkeypatch.setattr("fedrec.training.warm_up.compile_kernel", called.append)
+    monkeypatch.setattr(
+        "fedrec.models.sequential_native.compile_losses", lambda: called.append("losses")
+    )
+    monkeypatch.setattr(
+        "fedrec.kernel.recurrence.compile_recurrence", lambda: called.append("recurrence")
+    )
+    lines = []
+    roster = SimpleNamespace(presences=[SimpleNamespace(paths=paths)] * 2)
+    own = [name for name in paths if ":" not in name]
+    announce_paths(cast(Roster, roster), own, lines.append)
+    assert called == ([] if cached else wanted) and len(lines) == 1 + len(called)
+    assert all(f"step {step}: {path}" in lines[0] for step, path in paths.items())
+
+
+# The warning about users whom a model cannot tell apart.
+
+ROWS = "\n".join(f"u{n % 20},i{n * 7 % 41},{n % 7}" for n in range(240))
+PRIVREC = {"name": "privrec", "embedding": 4, "hidden": [8]}
+FEATURES = {"user-features": ["group"]}
+CASES = {
+    "no features": (PRIVREC, {}, True),
+    "features": (PRIVREC, FEATURES, False),
+    "without features by choice": ({**PRIVREC, "features": False}, {}, False),
+    "a vector for each user": ({"name": "mf", "factors": 4}, {}, False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_of_features_is_warned_of_data_without_features(case, tmp_path, caplog):
+    model, features, warned = CASES[case]
+    table = tmp_path / "table.csv"
+    rows = [f"{row},g{int(row[1:].split(',')[0]) % 3}" for row in ROWS.splitlines()]
+    table.write_text("\n".join(["user,item,rating,group", *rows]) + "\n")
+    experiment = {
+        "name": "warned",
+        "rounds": 1,
+        "dataset": {"name": "table", "path": str(table), **features},
+        "split": {"name": "user-holdout"},
+        "model": model,
+        "step": {"name": "sgd"},
+        "strategy": {"name": "reptile"},
+        "sampler": {"name": "fixed-size", "cohort": 4},
+        "evaluation": {"every": 0, "baselines": []},
+        "engine": {"name": "serial"},
+    }
+    runner.run(experiment, output=tmp_path / "run")
+    assert any("represents users by features" in line for line in caplog.messages) == warned

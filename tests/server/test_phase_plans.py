@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Privacy cost of an experiment before any run, against runs' ledgers and the analytic Gaussian
+mechanism."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.special import ndtr
+
+from fedrec.data.population import Population
+from fedrec.errors import ExperimentError
+from fedrec.experiment.loading import load
+from fedrec.privacy.accounting.sampling import Full, of_sampler
+from server.privacy.phase_plans import PhasePlans
+from strategies.phases import TwoStage
+
+STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, masks=1, epochs=1}"
+STAGES = f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}}}}}"
+OPTED_IN = (
+    f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}, clients='opted-in', share=0.5}}}}"
+)
+PUBLIC = OPTED_IN.replace("opted-in", "public")
+POPULARITY = ("model.item-bias=true", "model.hidden=[]", "strategy={name='popularity-start'}")
+BIASES = "privacy.phases.popularity={parameters=['item.bias'], noise-factor=1.5}"
+CHEAP = "evaluation.fine-tune.epochs=0"
+
+
+@pytest.fixture
+def plans(tiny_experiment):
+    """Plans of the tiny experiment with some overrides and its own clients, without a run."""
+
+    def make(*overrides: str) -> PhasePlans:
+        experiment = load(tiny_experiment(), overrides)
+        return PhasePlans.before_a_run(
+            experiment, Population.of(experiment).partition.training_clients
+        )
+
+    return make
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("privacy={clip-norm=1.0, noise-multiplier=1.0}",),
+        (STAGES, "privacy={clip-norm=1.0, noise-multiplier=1.0}"),
+        (
+            STAGES,
+            "privacy={clip-norm=1.0, noise-multiplier=1.0}",
+            "privacy.private-phases=['main']",
+        ),
+        (OPTED_IN, "privacy={clip-norm=1.0, noise-multiplier=2.0, delta=1e-6}"),
+        (OPTED_IN, "privacy={clip-norm=1.0, epsilon=4.0, private-phases=['main']}"),
+        (PUBLIC, "privacy={clip-norm=1.0, epsilon=4.0, private-phases=['main']}"),
+        (*POPULARITY, "privacy={clip-norm=1.0, epsilon=3.0}", BIASES),
+        (
+            *POPULARITY,
+            "privacy={clip-norm=1.0, noise-multiplier=1.0}",
+            BIASES,
+            "privacy.budget=4.0",
+        ),
+    ],
+    ids=(
+        "one phase",
+        "two",
+        "one of two without noise",
+        "opted in, with noise",
+        "opted in",
+        "public",
+        "noise factor",
+        "budget",
+    ),
+)
+def test_the_forecast_is_what_the_run_then_spends(run_tiny, plans, overrides):
+    told = plans(*overrides, "rounds=5", CHEAP)
+    result = run_tiny(*overrides, "rounds=5", CHEAP)
+    forecast = told.forecast()
+    assert len(result.rounds) == told.paid_rounds() == forecast.events
+    assert forecast.epsilon == pytest.approx(result.rounds["epsilon"].iloc[-1])
+    # which a forecast does not know, or says in another place
+    measured = ("RDP (autodp)", "Noise of phase", "The budget ended the run")
+    spent = {line for line in result.privacy if not line.startswith(measured)}
+    assert set(told.lines(forecast)) == spent
+
+
+def delta_of(mu: float, epsilon: float) -> float:
+    """Epsilon of Gaussian releases with total mu (Dong, Roth and Su 2019, corollary 1)."""
+    return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu))
+
+
+def test_noise_factors_agree_with_the_analytic_gaussian(plans):
+    """All clients in each of 1 + 3 rounds: mu^2 = 1 / (1.5 z)^2 + 3 / z^2."""
+    told = plans(
+        *POPULARITY,
+        "privacy={clip-norm=1.0, noise-multiplier=2.0, delta=1e-5, backend='pld'}",
+        BIASES,
+        "sampler={name='full'}",
+        "rounds=4",
+    )
+    mu = math.sqrt(1 / 3.0**2 + 3 / 2.0**2)
+    report = told.forecast()
+    assert delta_of(mu, report.epsilon) == pytest.approx(1e-5, rel=0.01)
+    assert delta_of(1 / 3.0, report.phases["popularity"]) == pytest.approx(1e-5, rel=0.01)
+    assert delta_of(math.sqrt(3) / 2, report.phases["main"]) == pytest.approx(1e-5, rel=0.01)
+
+
+@pytest.mark.slow
+def test_all_phases_together_meet_a_target_for_any_factors(plans):
+    for factor in (0.5, 1.0, 3.0):
+        biases = BIASES.replace("1.5", str(factor))
+        told = plans(*POPULARITY, "privacy={clip-norm=1.0, epsilon=3.0}", biases, "rounds=6")
+        ratio = told.plans["popularity"].noise_multiplier / told.plans["main"].noise_multiplier
+        assert told.paid_rounds() == 6
+        assert 2.9 < told.forecast().epsilon <= 3.0
+        assert ratio == pytest.approx(factor)
+
+
+def test_the_best_attack_is_reported_for_laplace_noise_too(plans):
+    """One release of all clients: delta = 1 - e^((epsilon - 1 / z) / 2)."""
+    settings = (
+        "privacy={clip-norm=1.0, epsilon=5.0, delta=1e-5, mechanism='laplace', backend='pld'}"
+    )
+    told = plans(settings, "sampler={name='full'}", "rounds=1")
+    report = told.forecast()
+    z = told.plans["main"].noise_multiplier
+    assert report.attack == pytest.approx(1 / z + 2 * math.log1p(-1e-5), rel=1e-3)
+    assert 4.99 < report.attack <= 5.0
+    assert any(line.startswith("The true epsilon is") for line in told.lines(report))
+
+
+def test_each_phase_is_reported_with_its_clients_its_parameters_and_its_noise(plans):
+    phase_lines = list(
+        plans(
+            *POPULARITY, "privacy={clip-norm=1.0, noise-multiplier=2.0}", BIASES, "rounds=3"
+        ).phase_lines()
+    )
+    assert phase_lines[0].startswith(
+        "Phase popularity: 1 round, 6 of 18 clients in each; item.bias, clipped to L2 norm 1,"
+    )
+    assert "noise multiplier 3 (" in phase_lines[0]
+    assert phase_lines[1].startswith(
+        "Phase main: 2 rounds, 6 of 18 clients in each; all parameters, clipped to L2 norm 1,"
+    )
+    opted = list(
+        plans(
+            OPTED_IN,
+            "privacy={clip-norm=1.0, noise-multiplier=2.0, private-phases=['main']}",
+            "rounds=3",
+        ).phase_lines()
+    )
+    assert opted[0].startswith("Phase stage-one: 2 rounds, 6 of 9 clients in each; no noise")
+    assert opted[1].startswith("Phase main: 1 round, 6 of 18 clients in each; ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stages", "others"), [(OPTED_IN, 18), (PUBLIC, 9)], ids=["opted in", "public"]
+)
+def test_a_stage_on_volunteers_costs_the_others_nothing(tiny_experiment, run_tiny, stages, others):
+    """The total is that of the main stage, among its clients; the volunteers are reported."""
+    private = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
+    result = run_tiny(stages, private, "privacy.private-phases=['main']", "rounds=5", CHEAP)
+    alone = PhasePlans.before_a_run(
+        load(tiny_experiment(), [private, "rounds=3"]), np.arange(others)
+    )
+    assert result.rounds["epsilon"].tolist()[:2] == [0.0, 0.0]
+    assert result.rounds["epsilon"].iloc[-1] == pytest.approx(alone.forecast().epsilon)
+    assert any("no noise and trains on 9 clients who" in line for line in result.privacy)
+    paid = alone.forecast().epsilon * 0.99
+    short = run_tiny(
+        stages,
+        private,
+        "privacy.private-phases=['main']",
+        f"privacy.budget={paid}",
+        "rounds=5",
+        CHEAP,
+        output="b",
+    )
+    assert len(short.rounds) == 4
+
+
+def test_a_budget_that_ends_the_run_early_is_reported(plans):
+    told = plans("privacy={clip-norm=1.0, noise-multiplier=1.0}", "rounds=50", "privacy.budget=6.0")
+    paid = told.paid_rounds()
+    assert 0 < paid < 50
+    assert list(told.phase_lines())[-1] == f"The budget of epsilon 6 covers {paid} of 50 rounds."
+    assert told.forecast().epsilon <= 6.0
+    unlimited = plans("privacy={clip-norm=1.0, noise-multiplier=1.0}", f"rounds={paid + 1}")
+    assert unlimited.forecast().epsilon > 6.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ((), "no differential privacy"),
+        (
+            (
+                "privacy={clip-norm=1.0, noise-multiplier=1.0}",
+                "privacy.phases.manes={clip-norm=2.0}",
+            ),
+            "no phase 'manes'",
+        ),
+        (
+            (
+                "privacy={clip-norm=1.0, noise-multiplier=1.0}",
+                "strategy={name='flwr.serverapp.strategy:FedAvg'}",
+            ),
+            "cannot be made private",
+        ),
+    ],
+    ids=("no privacy", "unknown phase", "a strategy of Flower's"),
+)
+def test_ambiguous_columns_are_refused(plans, overrides, reason):
+    with pytest.raises(ExperimentError, match=reason):
+        plans(*overrides)
+
+
+def test_as_many_clients_as_one_likes(tiny_experiment):
+    experiment = load(tiny_experiment(), ["privacy={clip-norm=1.0, noise-multiplier=1.0}"])
+    few, many = (
+        PhasePlans.before_a_run(experiment, np.arange(n)).forecast().epsilon for n in (18, 1800)
+    )
+    assert many < few / 2
+
+
+class Hiding(TwoStage):
+    """A strategy with two inner strategies that it does not declare."""
+
+    @property
+    def by_phase(self):
+        return {"stage-one": self, "main": self}
+
+
+ADD_REMOVE = ("privacy.adjacency=add-remove", "split.stream=client")
+SAMPLERS = {
+    "fixed-size": ("sampler={name='fixed-size', cohort=6}",),
+    "poisson": ("sampler={name='poisson', cohort=6}", *ADD_REMOVE),
+    "in turn": (
+        "sampler={name='min-separation', cohort=3, separation=3, draw='poisson'}",
+        *ADD_REMOVE,
+        "privacy.mechanism={name='banded', bands=3}",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", SAMPLERS.values(), ids=SAMPLERS)
+@pytest.mark.parametrize("budget", ["noise-multiplier=2.0", "epsilon=3.0"])
+def test_clients_of_an_adversary_change_nobodys_charge(plans, run_tiny, overrides, budget):
+    """Of the honest clients, beside 3 others that know when they are drawn."""
+    private = (f"privacy={{clip-norm=1.0, {budget}}}", *overrides, "rounds=6")
+    attacked = (*private, "adversary={attack='random', clients=3}")
+    (alone,) = plans(*private).plans.values()
+    found = plans(*attacked)
+    (plan,) = found.plans.values()
+    assert plan.sampling.rate == pytest.approx(alone.sampling.rate)
+    assert plan.noise_multiplier == pytest.approx(alone.noise_multiplier)
+    assert plan.delta == alone.delta == pytest.approx(1e-5)
+    honest = alone.clients
+    assert (plan.clients, plan.honest, alone.honest) == (honest + 3, honest, honest)
+    assert found.forecast().epsilon == pytest.approx(plans(*private).forecast().epsilon)
+    assert any(
+        f"made up 3 of the {honest + 3} clients" in line for line in found.forecast().caveats
+    )
+    if "epsilon" not in budget:
+        ran = run_tiny(*attacked, CHEAP, "evaluation.every=0").rounds["epsilon"].iloc[-1]
+        assert ran == pytest.approx(found.forecast().epsilon)
+
+
+def test_the_rate_of_a_cohort_is_the_most_that_its_malicious_members_can_know():
+    """By enumeration: of 2 malicious clients (5 and 6) and 5 honest ones, 3 are drawn."""
+    cohorts = [set(one) for one in itertools.combinations(range(7), 3)]
+    seen = {frozenset(cohort & {5, 6}) for cohort in cohorts}
+    chances = []
+    for drawn in seen:
+        possible = [cohort for cohort in cohorts if cohort & {5, 6} == drawn]
+        chances.append(np.mean([0 in cohort for cohort in possible]))
+    rate_of = {m: of_sampler("fixed-size", {"cohort": m}, 7, malicious=2)[0].rate for m in (3, 5)}
+    assert rate_of[3] == pytest.approx(max(chances)) == pytest.approx(3 / 5)
+    assert rate_of[5] == 1.0  # nobody malicious in a cohort: all others
+    assert isinstance(of_sampler("fixed-size", {"cohort": 6}, 7, malicious=2)[0], Full)
+    assert of_sampler("poisson", {"cohort": 3}, 7, malicious=2)[0].rate >= 3 / 7
+    # what sums are divided by stays
+    assert of_sampler("fixed-size", {"cohort": 6}, 7, malicious=2)[1] == 6
+    assert of_sampler("full", {}, 7, malicious=2) == (Full(), 7)
+
+
+def test_a_strategy_with_undeclared_inner_strategies_cannot_be_made_private(plans):
+    private = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
+    stages = f"{{name='{__name__}:Hiding', stage-one={{rounds=1, step={{name='counts'}}}}}}"
+    hiding, outer = f"strategy={stages}", f"strategy={{name='means-start', main={stages}}}"
+    for strategy in (hiding, outer):
+        with pytest.raises(ExperimentError, match="delegates its rounds to other strategies"):
+            plans(strategy, "model.item-bias=true", private)

@@ -1,0 +1,458 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The serial engine, Flower's, secure runs, and resumed ones."""
+
+import inspect
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+
+import numpy as np
+import pytest
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedrec.errors import ClientError, ExperimentError
+from fedrec.runs.folder import RunFolder
+from server.callbacks.base import Callback
+from simulations import runner
+from simulations.engines import grid as flwr_private
+from simulations.engines.grid import identify_server, number, rebuilt
+from simulations.engines.serial import SerialGrid
+from tests.runs import assert_close, assert_same_run, resumed
+from tests.simulations.listening import listening_below
+from tests.systems import SYSTEMS
+
+# The serial grid: nodes in this process that do not affect each other.
+
+
+def contexts(count):
+    return [
+        Context(1, 2 + place, {"partition-id": place}, RecordDict(), {}) for place in range(count)
+    ]
+
+
+def shared():
+    arrays = ArrayRecord({"w": Array(np.arange(3, dtype=np.float32))})
+    return RecordDict({"arrays": arrays, "config": ConfigRecord({"rate": 0.5, "list": [1, 2]})})
+
+
+@pytest.fixture
+def vandal():
+    """Its ClientApp reports its message, then edits every part of it in place."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        arrays, config = message.content["arrays"], message.content["config"]
+        given = {
+            "sum": float(arrays["w"].numpy().sum()),
+            "rate": config["rate"],
+            "list": list(config["list"]),
+        }
+        arrays["w"].numpy()[:] = -1
+        arrays["w"] = Array(np.full(3, 100, np.float32))
+        config["rate"] = 99.0
+        config["list"].append(3)
+        message.content["more"] = ConfigRecord()
+        context.state["count"] = ConfigRecord({"n": len(context.state) + 1})
+        place = context.node_config["partition-id"]
+        return Message(
+            RecordDict({"metrics": MetricRecord({**given, "place": place})}), reply_to=message
+        )
+
+    return SerialGrid(app, contexts(3))
+
+
+def test_a_client_that_edits_its_message_does_not_change_the_others(vandal):
+    content = shared()
+    replies = vandal.send_and_receive(
+        [Message(content, node, "train") for node in vandal.get_node_ids()]
+    )
+    for place, reply in enumerate(replies):
+        assert dict(reply.content["metrics"]) == {
+            "sum": 3.0,
+            "rate": 0.5,
+            "list": [1, 2],
+            "place": place,
+        }
+    assert content["arrays"]["w"].numpy().tolist() == [0, 1, 2]
+    assert set(content) == {"arrays", "config"}
+    assert dict(content["config"]) == {"rate": 0.5, "list": [1, 2]}
+
+
+def test_replies_come_in_the_order_of_the_messages(vandal):
+    # more than ten messages, so that numerical and alphabetical order differ
+    nodes = [4, 2, 3, 2, 4] * 6
+    replies = vandal.send_and_receive([Message(shared(), node, "train") for node in nodes])
+    assert [reply.metadata.src_node_id for reply in replies] == nodes
+    assert vandal.send_and_receive([]) == []
+
+
+def test_messages_can_be_pushed_and_pulled(vandal):
+    first = vandal.push_messages([Message(shared(), node, "train") for node in (2, 3)])
+    second = vandal.push_messages([Message(shared(), 4, "train")])
+    assert len({*first, *second}) == 3
+    (reply,) = vandal.pull_messages(second)
+    assert reply.metadata.reply_to_message_id == second[0]
+    assert {reply.metadata.reply_to_message_id for reply in vandal.pull_messages(first)} == set(
+        first
+    )
+    assert list(vandal.pull_messages(first)) == []
+
+
+def test_create_message_and_run_as_flower_has_them(vandal):
+    message = vandal.create_message(shared(), "train", 3, "group", 60.0)
+    assert (message.metadata.dst_node_id, message.metadata.group_id, message.metadata.ttl) == (
+        3,
+        "group",
+        60.0,
+    )
+    vandal.set_run("a run")
+    assert vandal.run == "a run"
+
+
+def test_an_error_comes_through_with_its_traceback(identity):
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        return taste(message)
+
+    def taste(message):
+        raise ZeroDivisionError("no taste")
+
+    grid = SerialGrid(app, contexts(1))
+    with pytest.raises(ZeroDivisionError, match="no taste") as caught:
+        grid.send_and_receive([Message(shared(), 2, "train")])
+    assert "taste" in {frame.name for frame in traceback.extract_tb(caught.value.__traceback__)}
+
+
+# The flower engine: a real `flwr run` gives the serial engine's numbers, and leaves nothing behind.
+
+
+class Recorder(Callback):
+    def __init__(self):
+        self.told = []
+
+    def on_start(self, run, first_round, rounds):
+        self.told.append((first_round, rounds))
+
+    def after_round(self, row, seconds):
+        self.told.append(int(row["round"]))
+        return False
+
+    def on_end(self, result):
+        self.told.append("end")
+
+
+@pytest.mark.flower
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_flower_gives_the_serial_engines_numbers(run_tiny, monkeypatch, tmp_path, leftovers):
+    serial = run_tiny(output="serial")
+    monkeypatch.setenv("FEDREC_TEST_MARK", str(tmp_path))
+    recorder = Recorder()
+    result = run_tiny("engine.name=flower", output="flower", callbacks=[recorder])
+    assert RunFolder(result.folder).status() == {"state": "finished", "round": 2}
+    assert_same_run(result, serial, ids=False, atol=1e-6)
+    assert result.metrics == serial.metrics
+    assert recorder.told == [(1, 2), 1, 2, "end"]
+    assert leftovers(f"FEDREC_TEST_MARK={tmp_path}") == []
+
+
+class Interrupt(Callback):
+    """Looks at the engine's processes after the first round, and ends the run as a signal does."""
+
+    def after_round(self, row, seconds):
+        self.own, self.others = listening_below(os.getpid())
+        os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+
+@pytest.mark.flower
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_an_interrupted_run_leaves_no_process_and_was_reached_from_this_machine_only(
+    run_tiny, monkeypatch, tmp_path, leftovers
+):
+    """The executor and the simulation are in a session of their own and would finish the run."""
+    monkeypatch.setenv("FEDREC_TEST_MARK", str(tmp_path))
+    watch = Interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run_tiny("engine.name=flower", "rounds=100000", output="flower", callbacks=[watch])
+    assert leftovers(f"FEDREC_TEST_MARK={tmp_path}") == []
+    status = RunFolder(tmp_path / "flower").status()
+    assert status["state"] == "interrupted" and 1 <= status["round"] < 100000
+    assert len(watch.own) and not watch.others, watch.others
+
+
+# The private parts of Flower that our grids use. If a new version fails here, fix
+# `simulations/engines/grid.py`.
+
+
+@pytest.fixture
+def nobody(monkeypatch):
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, None)
+
+
+@pytest.mark.usefixtures("identity")
+def test_task_identity_has_the_three_attributes_that_are_set():
+    for name in ("run_id", "node_id", "task_id"):
+        assert hasattr(TaskIdentity, f"_{name}"), f"flwr: TaskIdentity._{name} is gone"
+        assert isinstance(getattr(type(TaskIdentity), name), property), (
+            f"flwr: TaskIdentity.{name} is no property"
+        )
+
+
+@pytest.mark.usefixtures("identity")
+def test_without_an_identity_no_message_can_be_made(nobody):
+    with pytest.raises(RuntimeError, match="not set"):
+        Message(RecordDict(), 2, "train")
+
+
+@pytest.mark.usefixtures("identity")
+def test_with_an_identity_messages_can_be_made(nobody):
+    identify_server()
+    message = Message(RecordDict(), 2, "train")
+    assert message.metadata.src_node_id == flwr_private.SERVER_NODE_ID
+    assert message.metadata.dst_node_id == 2
+
+
+@pytest.mark.usefixtures("identity")
+def test_the_identity_of_a_real_flower_task_is_kept(nobody):
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 77, 88, 99
+    identify_server()
+    assert (TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id) == (77, 88, 99)
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_message_can_be_numbered_and_its_reply_names_the_number():
+    message = Message(RecordDict(), 2, "train")
+    assert message.metadata.message_id == "", "flwr: messages now number themselves"
+    number(message, "message-5")
+    assert message.metadata.message_id == "message-5", (
+        "flwr: Metadata keeps the message id elsewhere"
+    )
+    reply = Message(RecordDict(), reply_to=message)
+    assert reply.metadata.reply_to_message_id == "message-5" and reply.metadata.src_node_id == 2
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_message_can_be_put_together_from_its_parts():
+    message = Message(RecordDict(), 2, "train")
+    number(message, "message-6")
+    again = rebuilt(message.metadata, RecordDict())
+    assert again.metadata.message_id == "message-6", "flwr: Message no longer takes metadata="
+    assert isinstance(message.metadata, Metadata)
+
+
+@pytest.mark.usefixtures("identity")
+def test_the_error_code_is_flowers():
+    from flwr.common.constant import ErrorCode
+
+    assert ErrorCode.CLIENT_APP_RAISED_EXCEPTION == flwr_private.CLIENT_RAISED
+    assert Error(flwr_private.CLIENT_RAISED, "x").reason == "x"
+
+
+@pytest.mark.usefixtures("identity")
+def test_the_public_parts_have_the_shapes_that_are_used():
+    assert set(Grid.__abstractmethods__) == {
+        "set_run", "run", "create_message", "get_node_ids", "push_messages", "pull_messages",
+        "send_and_receive",
+    }, "flwr: Grid has other abstract methods"  # fmt: skip
+    context = list(inspect.signature(Context).parameters)
+    assert context[:5] == [
+        "run_id",
+        "node_id",
+        "node_config",
+        "state",
+        "run_config",
+    ], "flwr: Context was changed"
+    assert callable(ClientApp())
+
+
+# Whole runs under secure aggregation: the same numbers as without it, on every engine; impossible
+# combinations are refused.
+
+SECURE = "secure-aggregation=true"
+THREE = "engine.nodes=3"
+QUICK = ("evaluation.every=0", "evaluation.final-users=1", "evaluation.fine-tune={epochs=0}")
+PLANS = {
+    "none": (),
+    "weighted": ("strategy.name=fedavg",),
+    "central": ("privacy={clip-norm=0.5, noise-multiplier=1.0}",),
+    "distributed": (
+        "privacy={clip-norm=0.5, noise-multiplier=1.0, placement='distributed', max-dropouts=2}",
+    ),
+    "local": ("privacy={clip-norm=0.5, noise-multiplier=1.0, placement='local'}",),
+    "laplace": ("privacy={clip-norm=0.5, noise-multiplier=1.0, mechanism='laplace', delta=0.0}",),
+    "adaptive": ("privacy={clip-norm=0.5, noise-multiplier=1.0, adaptive-clip={count-noise=2.0}}",),
+    "two phases": ("model.item-bias=true", "strategy={name='popularity-start'}", "rounds=3"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_same_parameters_as_without(run_tiny, plan):
+    """The float32 additions are exact here, and the step of the fixed point is far smaller."""
+    plain = run_tiny(*PLANS[plan], *QUICK, THREE, output="plain")
+    secure = run_tiny(*PLANS[plan], *QUICK, THREE, SECURE, output="secure")
+    assert_close(secure.parameters, plain.parameters, rtol=1e-6, atol=1e-8)
+    assert sum(float(np.abs(value).sum()) for value in plain.parameters.values()) > 1
+    for column in ("num-clients", "num-examples", "loss"):
+        if column in plain.rounds:
+            np.testing.assert_allclose(secure.rounds[column], plain.rounds[column], atol=1e-5)
+    if "epsilon" in plain.rounds:
+        assert secure.rounds["epsilon"].tolist() == plain.rounds["epsilon"].tolist()
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_continues(run_tiny):
+    settings = (*QUICK, THREE, SECURE, "rounds=3")
+    whole = run_tiny(*settings, output="whole")
+    found = resumed(run_tiny, *settings, after=1)
+    assert_close(found.parameters, whole.parameters, rtol=1e-6, atol=1e-8)
+    assert len(found.rounds) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.ray
+def test_on_ray(run_tiny, shared_engine):
+    plain = run_tiny(*QUICK, THREE, output="plain")
+    secure = run_tiny(*QUICK, THREE, SECURE, "engine.name=ray", output="ray")
+    assert_close(secure.parameters, plain.parameters, rtol=1e-5, atol=1e-7)
+
+
+REFUSED = {
+    "generated": SYSTEMS["metamf"],
+    "guided": SYSTEMS["gpfedrec"],
+    "Flower's": ("strategy.name='flwr.serverapp.strategy:FedAvg'",),
+    "median": ("strategy.name='geometric_median.strategy:GeometricMedian'",),
+}
+
+
+@pytest.mark.parametrize("system", REFUSED)
+def test_strategies_that_look_at_single_answers_are_refused(run_tiny, system):
+    with pytest.raises(ExperimentError, match="needs more than the sum"):
+        run_tiny(*REFUSED[system], THREE, SECURE)
+
+
+def test_one_node_is_refused(run_tiny):
+    with pytest.raises(ExperimentError, match=r"needs more nodes(.*\n)*.*engine.nodes = 2"):
+        run_tiny("engine.nodes=1", SECURE)
+
+
+def test_a_sum_without_room_names_the_setting(run_tiny):
+    with pytest.raises(ClientError, match=r"too large(.*\n)*.*secure-aggregation.largest"):
+        run_tiny(*QUICK, THREE, "secure-aggregation={largest=1e-12}")
+
+
+# A run that is killed or interrupted in the middle of a round ends like an uninterrupted one.
+
+FORK = multiprocessing.get_context("fork")  # which need not import everything once more
+STEP = """
+import json, os, pathlib, time
+from clients.steps.sgd import Sgd
+
+calls = 0
+
+
+class Stuck(Sgd):
+    '''Trains like `Sgd`, but waits for ever at the third client after round 2 of the run that
+    STUCK_IN names.'''
+
+    def batches(self, data, random):
+        global calls
+        run = os.environ.get("STUCK_IN")
+        if run and json.loads((pathlib.Path(run) / "status.json").read_text())["round"] == 2:
+            calls += 1
+            if calls == 3:
+                (pathlib.Path(run).parent / "stuck").touch()
+                time.sleep(600)
+        return super().batches(data, random)
+"""
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    """A folder with the module `stuck_step`."""
+    folder = tmp_path_factory.mktemp("plugin")
+    (folder / "stuck_step.py").write_text(STEP)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def table(plugin, tiny_experiment):
+    """Every client has a private output layer, so the private state must survive as well."""
+    table = {**tiny_experiment(), "rounds": 4}
+    table["sampler"]["cohort"] = 12
+    table["engine"]["path"] = (
+        "reference"  # so that the step is called for one client after the other
+    )
+    table["step"] |= {"name": "stuck_step:Stuck", "private-parameters": ["layer1.*"]}
+    return table
+
+
+@pytest.fixture(scope="module")
+def unbroken(table, tmp_path_factory):
+    return runner.run(table, output=tmp_path_factory.mktemp("unbroken") / "run")
+
+
+def stuck_process(table, run):
+    """A process in the middle of round 3 of the run."""
+    process = FORK.Process(target=stuck, args=(table, run))
+    process.start()
+    deadline = time.monotonic() + 60
+    while not (run.parent / "stuck").exists():
+        assert process.is_alive() and time.monotonic() < deadline, "the run did not come to round 3"
+        time.sleep(0.05)
+    return process
+
+
+def stuck(table, run):
+    os.environ["STUCK_IN"] = str(run)
+    runner.run(table, output=run)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("sign", "status"),
+    [(signal.SIGKILL, "running"), (signal.SIGINT, "interrupted")],
+    ids=["kill -9", "ctrl-c"],
+)
+def test_a_broken_run_ends_with_the_numbers_of_an_unbroken_one(
+    table, unbroken, tmp_path, sign, status
+):
+    run = tmp_path / "run"
+    process = stuck_process(table, run)
+    try:
+        os.kill(process.pid, sign)
+        process.join(30)
+        assert process.exitcode not in (0, None)
+    finally:
+        process.kill()
+        process.join()
+    assert RunFolder(run).status() == {"state": status, "round": 2}
+    result = runner.resume(run)
+    assert RunFolder(run).status() == {"state": "finished", "round": 4}
+    assert_same_run(result, unbroken)
+    assert result.metrics == unbroken.metrics

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exported models give the library's own scores, by onnxruntime alone."""
+
+import copy
+import csv
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedrec.data.population import POPULATIONS
+from fedrec.errors import DataError, ExperimentError
+from simulations import runner
+from simulations.contracts.base import SMALL
+from simulations.export.folder import export
+
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+Scorer = pytest.importorskip("simulations.export.score").Scorer
+
+OWN = {"private-parameters": ["user.*"]}
+TUNED = {"evaluation": {**SMALL["evaluation"], "fine-tune": {"epochs": 1}}}
+ORDERED = {"split": {"name": "leave-one-out"}}
+SEQUENCES = {"step": {"name": "sequence", "rates": {"item.id": 5.0}}, **ORDERED}
+SYSTEMS = {
+    "privrec": {},
+    "privrec, fine-tuned": TUNED,
+    "privrec, without features": {"model": {**SMALL["model"], "features": False}},
+    "mf": {"model": {"name": "mf", "factors": 4}, "step": {**SMALL["step"], **OWN}},
+    "mf, shared alone": {"model": {"name": "mf", "factors": 4}},
+    "mf of ratings": {
+        "task": "rating",
+        "positive-above": None,
+        "model": {"name": "mf", "factors": 4, "center": 3.0},
+        "step": {**SMALL["step"], **OWN},
+    },
+    "neumf": {
+        "model": {"name": "neumf", "factors": 4, "tower": [6, 3]},
+        "step": {**SMALL["step"], **OWN},
+    },
+    "ials": {
+        "model": {"name": "ials", "factors": 4},
+        "step": {"name": "als"},
+        "strategy": {"name": "fcf"},
+        **TUNED,
+    },
+    "item-weights": {
+        "model": {"name": "item-weights", "items": 12},
+        "step": {"name": "gram", "low-rated": 0.3},
+        "strategy": {"name": "gram"},
+    },
+    "fold-in": {
+        "model": {"name": "fold-in", "items": 12, "factors": 4},
+        "step": {"name": "gram", "low-rated": 0.3},
+        "strategy": {"name": "fold-in"},
+    },
+    "transitions": {
+        "model": {"name": "transitions", "items": 12, "window": 3},
+        "step": {"name": "transitions"},
+        "strategy": {"name": "transitions"},
+        **ORDERED,
+    },
+    "sasrec": {"model": {"name": "sasrec", "width": 4, "longest": 5, "blocks": 1}, **SEQUENCES},
+    "gru4rec": {"model": {"name": "gru4rec", "width": 4, "longest": 5}, **SEQUENCES},
+    "vae": {"model": {"name": "vae", "hidden": 6, "latent": 3}, "step": {"name": "vae"}},
+    "vae of ratings": {
+        "model": {"name": "vae", "hidden": 6, "latent": 3, "history": "ratings"},
+        "step": {"name": "vae"},
+    },
+    "pnbm": {
+        "task": "rating",
+        "positive-above": None,
+        "model": {"name": "pnbm"},
+        "step": {"name": "pnbm"},
+    },
+    "pfedrec": {"model": {"name": "pfedrec", "embedding": 4}, "step": {"name": "pfedrec"}},
+    "fedrap": {"model": {"name": "fedrap", "embedding": 4}, "step": {"name": "fedrap"}},
+    "gpfedrec": {
+        "model": {"name": "gpfedrec", "embedding": 4, "hidden": [6]},
+        "step": {"name": "gpfedrec", "batch-size": 8},
+        "strategy": {"name": "gpfedrec"},
+        **ORDERED,
+    },
+    "fedgnn": {
+        "model": {"name": "fedgnn", "embedding": 4},
+        "step": {"name": "fedgnn", "pseudo": 3},
+        "strategy": {"name": "fedgnn", "neighbours": 2, "history": 5},
+        **ORDERED,
+    },
+    "privrec-profile": {
+        "model": {**SMALL["model"], "name": "privrec-profile", "item-bias": True},
+        "step": {"name": "sgd-profile"},
+        **TUNED,
+    },
+}
+
+
+QUICK = ("privrec", "mf", "fold-in", "transitions")
+
+
+@pytest.mark.parametrize(
+    "system",
+    [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in SYSTEMS],
+)
+def test_the_exported_model_gives_the_librarys_scores(system, tmp_path):
+    result = runner.run(copy.deepcopy({**SMALL, **SYSTEMS[system]}), output=tmp_path / "run")
+    every = result.scores()
+    user = every.index[np.ptp(every, axis=1).argmax()]  # not one that was never in a round
+    export(result, tmp_path / "device", user)
+    scorer = Scorer(tmp_path / "device")
+    with np.load(tmp_path / "device" / "user.npz", allow_pickle=False) as own:
+        found = scorer.scores(scorer.read_rows(tmp_path / "device" / "rows.csv"), dict(own))
+    assert scorer.ids == [str(item) for item in every.columns]
+    np.testing.assert_allclose(found, every.loc[user], rtol=0, atol=1e-5)
+    assert np.ptp(found) > 1e-3
+
+
+def score(folder, *arguments):
+    """What the script prints in a process that has neither this library nor torch."""
+    alone = (
+        "import runpy, sys; sys.modules |= dict.fromkeys(['fedrec', 'torch', 'simulations']);"
+        " sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", alone, str(folder / "score.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def privrec(tmp_path_factory):
+    """A run and its export for no particular user."""
+    folder = tmp_path_factory.mktemp("privrec")
+    result = runner.run(copy.deepcopy(SMALL), output=folder / "run")
+    export(result, folder / "any")
+    return result, folder / "any"
+
+
+@pytest.mark.slow
+def test_the_script_prints_the_best_items_without_those_of_the_rows(privrec, tmp_path):
+    result, folder = privrec
+    features = result_features(result, 0)
+    rows = tmp_path / "rows.csv"
+    best = result.scores().iloc[0].sort_values(ascending=False, kind="stable")
+    rows.write_text(f"item\n{best.index[0]}\n{best.index[2]}\nnobody's\n")
+    told = score(folder, rows, "--top", 3, *features)
+    assert told.returncode == 0, told.stderr
+    assert "1 rows are of unknown items" in told.stderr
+    table = list(csv.DictReader(io.StringIO(told.stdout)))
+    expected = best.drop([best.index[0], best.index[2]])[:3]
+    assert [row["item"] for row in table] == [str(item) for item in expected.index]
+    found = [float(row["score"]) for row in table]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def result_features(result, user):
+    """Options that name the categories of a user."""
+    features = POPULATIONS.population(result.experiment).interactions.user_features.features
+    return [
+        word
+        for one in features
+        for code in one.padded()[user]
+        if code >= 0
+        for word in ("--feature", f"{one.name}={one.categories[code]}")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "problem"),
+    [
+        ("thing\n1\n", [], "has no column 'item'"),
+        ("item\n1\n", ["--feature", "height=tall"], "no feature 'height=tall'"),
+        ("item\n1\n", ["--user", "nowhere.npz"], "No such file"),
+    ],
+)
+def test_the_script_refuses_in_words(privrec, tmp_path, rows, options, problem):
+    (tmp_path / "rows.csv").write_text(rows)
+    told = score(privrec[1], tmp_path / "rows.csv", *options)
+    assert told.returncode == 1 and not told.stdout
+    assert told.stderr.startswith("error: ") and problem in told.stderr
+
+
+def test_what_devices_hold_is_exported_for_one_of_them_alone(run_tiny, tmp_path):
+    tuned = run_tiny(output="tuned")
+    with pytest.raises(ExperimentError, match="parameters of its own") as error:
+        export(tuned, tmp_path / "export")
+    assert "fine-tuning on the device" in error.value.text()
+    with pytest.raises(DataError, match="no user 'nobody'"):
+        export(tuned, tmp_path / "export", "nobody")
+    assert not (tmp_path / "export").exists()
+
+
+def test_parameters_made_by_the_server_are_refused(tmp_path):
+    meta = {kind: {"name": "metamf"} for kind in ("model", "step", "strategy")}
+    split = {"name": "leave-one-out"}
+    result = runner.run({**copy.deepcopy(SMALL), **meta, "split": split}, output=tmp_path / "run")
+    with pytest.raises(ExperimentError, match="its server makes for each user"):
+        export(result, tmp_path / "export")
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_folder_and_says_what_to_do_next(fedrec, run_tiny, tmp_path):
+    run_tiny()
+    folder = tmp_path / "device"
+    code, told, _ = fedrec("export", tmp_path / "run", "--user", "3", "-o", folder)
+    assert code == 0 and f"python {folder / 'score.py'} {folder / 'rows.csv'}" in told
+    assert score(folder, folder / "rows.csv", "--top", 2).stdout.count("\n") == 3
+    code, _, problem = fedrec("export", tmp_path / "run", "--user", "3", "-o", folder)
+    assert code == 4 and "is not empty" in problem
+
+
+def test_a_missing_package_is_named(run_tiny, tmp_path, monkeypatch):
+    result = run_tiny()
+    monkeypatch.setattr("simulations.export.folder.find_spec", lambda name: None)
+    with pytest.raises(ExperimentError, match=r"exporting needs onnx"):
+        export(result, tmp_path / "export")

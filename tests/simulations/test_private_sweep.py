@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private choices of a setting: what they charge is what one user can change, all trials have one
+split, and what is published tells neither the number of the trial nor the cost of one."""
+
+import json
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.optimize import brentq
+
+from fedrec.data.population import Population
+from fedrec.errors import ExperimentError, RunError
+from fedrec.experiment.loading import load
+from fedrec.privacy.accounting.rdp import INTEGER_ORDERS
+from fedrec.report.page.page import report
+from fedrec.report.privacy_total import total_of
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
+from simulations.studies.execution import sweep
+from simulations.studies.folder import SweepFolder, with_sweeps
+from simulations.studies.private import cost_of
+from simulations.studies.search import plan_of
+
+VALIDATION = ["evaluation.held-out=validation", "split.validation-users=0.25"]
+RATES = "strategy.server-lr=[0.1, 1.0]"
+PRIVATE = "privacy={clip-norm=1.0, noise-multiplier=1.0, delta=1e-5, backend='pld'}"
+HELD_OUT = [*VALIDATION, "rounds=2", PRIVATE]
+TRAINING = ["split={name='leave-one-out', validation=true}", "evaluation.held-out=validation"]
+
+
+@pytest.fixture
+def plan(tiny_experiment):
+    """Plans a sweep of the tiny experiment."""
+    return lambda fixed=(), vary=(RATES,), **more: plan_of(tiny_experiment(), fixed, vary, **more)
+
+
+def privately(plan, fixed=HELD_OUT, aim="hits@5", **more):
+    return plan(fixed, choose=[aim], private="geometric", trials=3, **more)
+
+
+def cost(asked):
+    return cost_of(asked.experiment, asked.space, asked.private, asked.aims[0])
+
+
+def test_a_private_choice_costs_what_dp_accounting_says_before_anything_runs(plan):
+    """All clients in each of 2 rounds: Gaussian noise of multiplier 1, of which the best of a
+    geometric number of trials is published."""
+    event = pytest.importorskip("dp_accounting.dp_event")
+    rdp = pytest.importorskip("dp_accounting.rdp")
+    everybody = [*HELD_OUT, "sampler={name='full'}"]
+    found = cost(privately(plan, everybody))
+    accountant = rdp.RdpAccountant(list(range(2, 65)))
+    rounds = event.SelfComposedDpEvent(event.GaussianDpEvent(1.0), 2)
+    accountant.compose(event.RepeatAndSelectDpEvent(rounds, 3, 1.0))
+    assert found.epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+    noisier = cost(privately(plan, everybody, vary=["privacy.noise-multiplier=[1.0, 3.0]"]))
+    assert noisier.epsilon == found.epsilon  # the costliest setting counts
+    assert not found.covered and "no epsilon is about them" in " ".join(found.lines())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["reproducible", "secure"])
+def test_the_best_of_all_trials_is_published_without_its_number(plan, fedrec, tmp_path, mode):
+    """All trials have one split, and seeds that do not follow from their numbers."""
+    asked = privately(plan, [*HELD_OUT, f"privacy.mode={mode}"])
+    found = sweep(asked, tmp_path / "private")
+    assert len(found.runs) == asked.trials
+    (chosen,) = found.chosen
+    assert found.settings.loc[chosen, "hits@5"] == found.settings["hits@5"].max()
+    runs = [RunFolder(found.folder / folder) for folder in found.runs["folder"]]
+    parts = [Population.of(run.experiment).partition for run in runs]
+    for part in parts:
+        np.testing.assert_array_equal(part.training_clients, parts[0].training_clients)
+        np.testing.assert_array_equal(part.validation_rows, parts[0].validation_rows)
+    seeds = list(found.runs["seed"])
+    assert len(set(seeds)) == len(seeds) and min(seeds) > 2**20
+    repeated = privately(plan, [*HELD_OUT, f"privacy.mode={mode}"]).seeds
+    assert (repeated == asked.seeds) == (mode == "reproducible")
+
+    published = Result.load(found.folder / "chosen")
+    best = Result.load(runs[chosen - 1].path)
+    for name, value in best.parameters.items():
+        np.testing.assert_array_equal(published.parameters[name], value)
+    assert published.experiment == best.experiment and published.metrics.keys() == {"hits@5"}
+    files = {str(file.relative_to(published.folder)) for file in published.folder.rglob("*")}
+    assert files == PUBLISHED
+    about = json.loads((published.folder / "run.json").read_text())
+    assert about.keys() == {"format", "fedrec", "experiment-sha256"}
+    for file in published.folder.rglob("*.*"):
+        assert best.folder.name.encode() not in file.read_bytes()
+    assert found.folder.stat().st_mode & 0o777 == 0o700
+    assert with_sweeps([found.folder]) == [found.folder / "chosen"]
+
+    before = (published.folder / "run.json").read_bytes()
+    again = privately(plan, [*HELD_OUT, f"privacy.mode={mode}"])
+    assert sweep(again, found.folder).plan == asked  # the number of trials is drawn once
+    assert (published.folder / "run.json").read_bytes() == before
+    with pytest.raises(ExperimentError, match="has been made"):
+        sweep(again, found.folder, retry_failed=True)
+
+
+PUBLISHED = {
+    *("experiment.toml", "run.json", "environment.json", "status.json", "result.json"),
+    *("rounds.csv", "users.csv", "groups.csv"),
+    *("checkpoints", "checkpoints/round-000002.npz"),
+}
+
+
+@pytest.mark.slow
+def test_the_cost_of_the_choice_stands_wherever_the_chosen_run_is_shown(plan, fedrec, tmp_path):
+    asked = privately(plan)
+    costs = cost(asked)
+    once = SweepFolder(sweep(asked, tmp_path / "private").folder)
+    alone = [run for job in once.jobs() if (run := job.run()) is not None]
+    spent = f"{alone[0].summary()['privacy']['epsilon']:.4g}"
+    kept = RunFolder(tmp_path / "private" / "chosen")
+    assert kept.summary()["privacy"]["epsilon"] == costs.epsilon > 1.2 * float(spent)
+    page = report([kept.read_result()])
+    code, printed, _ = fedrec("resume", tmp_path / "private")
+    assert not code and str(kept.path) in printed and "-seed" not in printed
+    for text in (page, printed):
+        assert f"{costs.epsilon:.4g}" in text and spent not in text.replace(f"{costs.once:.4g}", "")
+        assert not re.search(r"000\d-seed|setting \d", text)
+    file = tmp_path / "page.html"
+    assert not fedrec("report", tmp_path / "private", "--output", file)[0]
+    assert f"{costs.epsilon:.4g} at delta" in file.read_text()
+    assert f"{kept.summary()['metrics']['hits@5']:.4f}" in page
+    together = total_of([kept, alone[0]], chosen=False)
+    assert together.epsilon is None and "private choice" in together.why_none
+
+
+def test_equally_good_trials_publish_one_model(plan, tmp_path):
+    """All items are within the list, so that all scores are 1."""
+    asked = privately(plan, [*HELD_OUT, "rounds=1", "evaluation.ks=[5, 30]"], aim="hits@30")
+    found = sweep(asked, tmp_path / "private")
+    assert asked.trials > 1 and set(found.settings["hits@30"]) == {1.0}
+    assert len(found.chosen) == 1
+
+
+@pytest.mark.parametrize(
+    "varied",
+    [
+        "split.validation-users=[0.25, 0.5]",
+        "positive-above=[2.0, 3.0]",
+        "dataset.users=[24, 25]",
+        "evaluation.final-users=[2, 3]",
+        "split-seed=[0, 1]",
+    ],
+)
+def test_settings_with_other_data_are_refused(plan, varied):
+    with pytest.raises(ExperimentError, match="have different data") as refused:
+        privately(plan, vary=[varied])
+    assert varied.partition("=")[0].partition(".")[0] in str(refused.value)
+
+
+def test_several_seeds_and_scores_of_training_users_are_refused(plan):
+    with pytest.raises(ExperimentError, match="several seeds"):
+        privately(plan, seeds=2)
+    with pytest.raises(ExperimentError, match="those of training users"):
+        cost(privately(plan, aim="popularity@5"))
+    with pytest.raises(ExperimentError, match="final-users"):
+        cost(privately(plan, [*TRAINING, *HELD_OUT[2:], "evaluation.final-users=3"], score_noise=1))
+
+
+def charged(asked):
+    """By how much a score may move for what a choice charges: the Gaussian of a trial without any
+    other cost, from epsilon alone."""
+    found = cost(asked)
+
+    def excess(log_multiplier):
+        curve = INTEGER_ORDERS / (2 * math.exp(2 * log_multiplier))
+        return asked.private.number.epsilon(curve, found.delta) - found.epsilon
+
+    found_at: Any = brentq(excess, -5, 12)
+    return asked.private.score_noise / math.exp(found_at)
+
+
+ITEMS, USERS, SCORED = 40, 24, 6
+
+
+def table(path, *, everything, hit, scored=SCORED):
+    """A table whose first users have a positive validation row, the last row but one. User 0 is the
+    first of them; those whose numbers are in `everything` have a row with each item, so that
+    the held-out one is alone in its list."""
+    rows = []
+    for user in range(USERS):
+        count = ITEMS if user in everything else 6
+        items = [(7 * user + place) % ITEMS for place in range(count)]
+        positive = user < scored and (user > 0 or hit)
+        ratings = [5] * (count - 2) + [5 if positive else 1, 5]
+        rows += [(user, *row) for row in zip(items, ratings, range(count), strict=True)]
+    pd.DataFrame(rows, columns=["user", "item", "rating", "time"]).to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("others", ["miss", "hit"])
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_score_moves_by_no_more_than_is_charged(plan, tmp_path, others, leaves):
+    """On two tables that differ in one user, who moves the mean as far as a user can: from a hit to
+    a miss, or out of the scored users. The model is the initial one."""
+    around = set(range(1, SCORED)) if others == "hit" else set()
+    far = others == "miss"
+    one = table(tmp_path / "one.csv", everything=around | ({0} if far else set()), hit=True)
+    other = table(
+        tmp_path / "other.csv",
+        everything=around | (set() if far or leaves else {0}),
+        hit=not leaves,
+    )
+    scores, bounds = [], []
+    for file in (one, other):
+        asked = plan(
+            [
+                f"dataset={{name='table', path='{file}', rating='rating', time='time'}}",
+                *TRAINING,
+                *("rounds=1", "evaluation.ks=[1]", "evaluation.fine-tune={epochs=0}"),
+                "privacy={clip-norm=1.0, noise-multiplier=1e6, delta=1e-5}",
+            ],
+            vary=["strategy.server-lr=[1e-12, 2e-12]"],
+            choose=["hits@1"],
+            private="geometric",
+            trials=2,
+            score_noise=1.0,
+        )
+        bounds.append(charged(asked))
+        scores.append(sweep(asked, tmp_path / file.stem).settings["hits@1"].to_numpy())
+    moved = np.abs(scores[0] - scores[1])
+    assert moved.max() == pytest.approx(1 / SCORED)  # as far as a user can
+    for bound in bounds:
+        assert 0.6 < moved.max() / bound <= 1.0
+
+
+def test_the_noise_of_a_score_is_charged_as_dp_accounting_charges_it(plan):
+    """Two rounds of all 24 users, and the mean over those with a positive validation row."""
+    event = pytest.importorskip("dp_accounting.dp_event")
+    rdp = pytest.importorskip("dp_accounting.rdp")
+    fixed = [*TRAINING, *HELD_OUT[2:], "sampler={name='full'}"]
+    asked = privately(plan, fixed, score_noise=0.2)
+    population = Population.of(load(asked.experiment))
+    rows = population.partition.validation_rows
+    ratings = np.asarray(population.interactions.ratings)[rows]
+    users = len(np.unique(population.interactions.users[rows][ratings > 3.0]))
+    assert 2 < users < len(np.unique(population.interactions.users[rows]))
+    rounds = event.SelfComposedDpEvent(event.GaussianDpEvent(1.0), 2)
+    score = event.GaussianDpEvent(0.2 * (users - 1))
+    accountant = rdp.RdpAccountant(list(range(2, 65)))
+    both = event.ComposedDpEvent([rounds, score])
+    accountant.compose(event.RepeatAndSelectDpEvent(both, 3, 1.0))
+    assert cost(asked).epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_scores_of_users_who_train_have_noise_that_is_drawn_once(plan, tmp_path):
+    fixed = [*TRAINING, *HELD_OUT[2:]]
+    with pytest.raises(ExperimentError, match="score-noise"):
+        cost(privately(plan, fixed))
+    with pytest.raises(ExperimentError, match="score-noise"):
+        cost(privately(plan, score_noise=0.5))
+    asked = privately(plan, fixed, score_noise=10.0)
+    costs = cost(asked)
+    assert costs.covered and "the epsilon is for them, too" in " ".join(costs.lines())
+    assert cost(privately(plan, fixed, score_noise=0.1)).epsilon > costs.epsilon
+    first = sweep(asked, tmp_path / "private")
+    scores = json.loads((first.folder / "scores.json").read_text())
+    shown = first.settings["hits@5"]
+    assert max(abs(scores[str(trial)] - value) for trial, value in shown.items()) > 1.0
+    assert sweep(asked, tmp_path / "private").chosen == first.chosen
+    assert json.loads((first.folder / "scores.json").read_text()) == scores
+    published = RunFolder(first.folder / "chosen").summary()["metrics"]
+    assert published == {"hits@5": scores[str(first.chosen[0])]}
+    for wrong in ("NaN", "Infinity", '"0.5"', "true", "1" + "0" * 400):
+        (first.folder / "scores.json").write_text(f'{{"1": {wrong}}}')
+        with pytest.raises(RunError, match="a finite number for each trial"):
+            sweep(asked, tmp_path / "private")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("privacy={clip-norm=1.0, noise-multiplier=0.0, delta=1e-5}", "with noise in all phases"),
+        ("privacy.placement=local", "'central' or 'distributed'"),
+    ],
+)
+def test_settings_without_a_bound_are_not_chosen_privately(plan, change, expected):
+    with pytest.raises(ExperimentError, match="made private") as refused:
+        cost(privately(plan, [*HELD_OUT, change]))
+    assert expected in str(refused.value)
+
+
+def test_a_range_has_no_largest_cost(plan):
+    with pytest.raises(ExperimentError, match="range"):
+        privately(plan, vary=["strategy.server-lr={low=0.1, high=1.0}"])

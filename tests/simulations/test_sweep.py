@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sweeps."""
+
+import itertools
+import math
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedrec.errors import ExperimentError, RunError
+from fedrec.experiment.sections import override
+from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.ledger import Ledger
+from fedrec.runs.folder import RunFolder
+from simulations import runner
+from simulations.studies.execution import sweep
+from simulations.studies.folder import SweepFolder
+from simulations.studies.search import plan_of
+from simulations.studies.space import (
+    Choice,
+    Range,
+    drawn,
+    from_record,
+    grid,
+    overrides,
+    space_of,
+    to_record,
+)
+from simulations.studies.sweep_tables import best
+
+# Sweeps: a killed sweep loses nothing, two sweeps are never mixed, and none selects by test users.
+
+VALIDATION = ["evaluation.held-out=validation", "split.validation-users=0.25"]
+RATES = "strategy.server-lr=[0.1, 1.0]"
+PRIVATE = "privacy={clip-norm=1.0, noise-multiplier=1.0, backend='pld'}"
+
+
+@pytest.fixture
+def plan(tiny_experiment):
+    """Plans a sweep of the tiny experiment."""
+    return lambda fixed=(), vary=(RATES,), **more: plan_of(tiny_experiment(), fixed, vary, **more)
+
+
+def test_every_setting_has_a_run_for_each_seed_as_if_run_alone(plan, run_tiny, tmp_path):
+    found = sweep(plan(seeds=2), tmp_path / "sweep")
+    assert len(found.runs) == 4 and set(found.runs["state"]) == {"finished"} and not found.chosen
+    alone = run_tiny("strategy.server-lr=1.0", "seed=1")
+    row = found.runs[(found.runs["strategy.server-lr"] == 1.0) & (found.runs["seed"] == 1)].iloc[0]
+    assert row["hits@5"] == alone.metrics["hits@5"]
+    both = found.runs[found.runs["strategy.server-lr"] == 1.0]["hits@5"].to_numpy()
+    assert found.settings.loc[2, "hits@5"] == pytest.approx(np.mean(both))
+    assert found.settings.loc[2, "hits@5 sd"] == pytest.approx(np.std(both, ddof=1))
+    kept = pd.read_csv(tmp_path / "sweep" / "runs.csv")
+    assert list(kept["folder"]) == list(found.runs["folder"])
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_continues_where_it_stopped(plan, tmp_path):
+    """Killed in the middle of a run: finished runs are not repeated, and the result is the same."""
+    asked = plan(["rounds=6"], seeds=2)
+    whole = sweep(asked, tmp_path / "whole")
+    broken = tmp_path / "broken"
+    child = multiprocessing.get_context("fork").Process(target=sweep, args=(asked, broken))
+    child.start()
+    deadline, second = time.monotonic() + 60, broken / "runs" / "0001-seed1" / "checkpoints"
+    while not list(second.glob("round-*")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    first = broken / "runs" / "0001-seed0" / "result.json"
+    before, states = first.stat().st_mtime_ns, SweepFolder(broken)
+    assert states.values(states.job(0, 0)) and not states.values(states.job(1, 1))
+    resumed = sweep(asked, broken)
+    assert first.stat().st_mtime_ns == before
+    pd.testing.assert_frame_equal(resumed.runs, whole.runs)
+
+
+def test_a_run_that_was_broken_off_while_its_folder_was_made_begins_again(plan, tmp_path):
+    asked = plan()
+    begun = SweepFolder.opened(tmp_path / "sweep", asked)
+    begun.add_trial({"strategy.server-lr": 0.1})
+    half = begun.job(0, 0).run_path
+    half.mkdir(parents=True)
+    (half / "experiment.toml").write_text("")
+    assert set(sweep(asked, tmp_path / "sweep").runs["state"]) == {"finished"}
+
+
+def test_two_sweeps_do_not_share_a_folder(plan, run_tiny, tmp_path):
+    sweep(plan(vary=["strategy.server-lr=[0.5]"]), tmp_path / "sweep")
+    for other in (plan(), plan(["rounds=1"], vary=["strategy.server-lr=[0.5]"]), plan(seeds=2)):
+        with pytest.raises(RunError, match="there is another sweep"):
+            sweep(other, tmp_path / "sweep")
+    run = run_tiny()
+    with pytest.raises(RunError, match="is not empty"):
+        sweep(plan(), run.folder)
+    with SweepFolder(tmp_path / "sweep").lock(), pytest.raises(RunError, match="is in use"):
+        sweep(plan(vary=["strategy.server-lr=[0.5]"]), tmp_path / "sweep")
+
+
+@pytest.mark.parametrize("how", [{"choose": ["hits@5"]}, {"optimise": ["hits@5"], "trials": 2}])
+def test_choosing_by_test_users_is_refused(plan, how):
+    with pytest.raises(ExperimentError, match="selected by test users"):
+        plan(**how)
+    plan(VALIDATION, **how)
+
+
+def test_a_chosen_setting_is_the_best_on_validation_users_and_its_file_ranks_test_users(
+    plan, tmp_path
+):
+    found = sweep(plan(VALIDATION, choose=["ndcg@5"], seeds=2), tmp_path / "sweep")
+    means = found.settings["ndcg@5"]
+    assert found.chosen == (int(means.idxmax()),)
+    file = tmp_path / "sweep" / f"chosen-{found.chosen[0]:04d}.toml"
+    result = runner.run(file, output=tmp_path / "test")
+    assert result.experiment.evaluation.held_out == "test"
+    own = result.experiment.strategy.options["server-lr"]
+    assert own == found.settings.loc[found.chosen[0], "strategy.server-lr"]
+
+
+def test_the_front_of_two_aims():
+    """Setting 2 is dominated by 1, setting 4 has no value, setting 5 lacks a run."""
+    table = {
+        1: (0.30, 2.0, 3),
+        2: (0.30, 3.0, 3),
+        3: (0.20, 1.0, 3),
+        4: (math.nan, 0.1, 3),
+        5: (0.9, 0.1, 2),
+    }
+    columns = ["hits@10", "epsilon", "runs"]
+    settings = pd.DataFrame.from_dict(table, orient="index", columns=columns)
+    assert best(settings, ["hits@10", "epsilon"], 3) == [1, 3]
+    assert best(settings, ["epsilon"], 3) == [4]
+    assert best(settings, ["hits@10"], 3)[0] == 1
+
+
+def test_a_system_alone_with_the_smaller_error_is_the_better_one():
+    table = {1: (0.9, 3), 2: (0.8, 3)}
+    settings = pd.DataFrame.from_dict(table, orient="index", columns=["biased-mf rmse", "runs"])
+    assert best(settings, ["biased-mf rmse"], 3) == [2]
+
+
+def test_random_settings_differ_and_more_trials_go_on(plan, tmp_path):
+    space = ["strategy.server-lr={low=0.1, high=1.0}"]
+    few = sweep(plan(vary=space, trials=1), tmp_path / "sweep")
+    more = sweep(plan(vary=space, trials=3), tmp_path / "sweep")
+    assert len(few.runs) == 1 and len(more.runs) == 3
+    assert more.runs["strategy.server-lr"].nunique() == 3
+    assert more.runs["strategy.server-lr"].iloc[0] == few.runs["strategy.server-lr"].iloc[0]
+
+
+def test_no_more_random_settings_than_there_are(plan, tmp_path):
+    assert len(sweep(plan(trials=5), tmp_path / "sweep").settings) == 2
+
+
+@pytest.mark.parametrize("content", ["[]", "[1]", '"x"', "null", "3"])
+def test_failures_of_another_form_are_damage(plan, tmp_path, content):
+    folder = SweepFolder.opened(tmp_path / "sweep", plan())
+    (folder.path / "failures.json").write_text(content)
+    with pytest.raises(RunError, match=r"failures\.json cannot be read"):
+        folder.failures()
+
+
+def test_a_run_that_failed_is_done_again_only_when_asked(plan, tmp_path):
+    sweep(plan(), tmp_path / "sweep")
+    folder = SweepFolder(tmp_path / "sweep")
+    job = folder.job(0, 0)
+    shutil.rmtree(job.run_path)
+    folder.set_failure(job, "out of memory")
+    assert sweep(plan(), folder.path).failures.keys() == {job.name}
+    assert not job.run_path.exists()
+    assert not sweep(plan(), folder.path, retry_failed=True).failures
+    assert job.run_path.exists()
+
+
+def test_a_setting_that_fails_is_kept_with_its_error_and_the_others_go_on(plan, tmp_path):
+    """With eighteen training clients, a cohort of a hundred is refused after the data are read."""
+    asked = plan(VALIDATION, vary=["sampler.cohort=[100, 4]"], choose=["hits@5"])
+    found = sweep(asked, tmp_path / "sweep")
+    assert list(found.runs["state"]) == ["failed", "finished"] and found.chosen == (2,)
+    assert "sampler.cohort" in found.failures["0001-seed0"]
+    again = sweep(asked, tmp_path / "sweep", retry_failed=True)
+    assert again.failures.keys() == {"0001-seed0"}
+
+
+@pytest.mark.slow
+def test_the_privacy_of_all_runs_adds_up(plan, tmp_path):
+    """The total equals that of one accountant with the charges of all ledgers."""
+    found = sweep(plan([PRIVATE, *VALIDATION], choose=["hits@5"], seeds=2), tmp_path / "sweep")
+    together = Accountant("pld")
+    for ledger in sorted((tmp_path / "sweep").glob("runs/*/privacy.jsonl")):
+        for charge in Ledger(ledger).charges:
+            together.step(charge.event, charge.count)
+    one = RunFolder(tmp_path / "sweep" / "runs" / "0001-seed0").read_result().rounds["epsilon"]
+    assert found.total.runs == 4
+    assert found.total.epsilon == together.epsilon(found.total.delta).epsilon
+    assert found.total.epsilon > one.iloc[-1]
+    assert "looking at 4 private runs" in found.total.lines[0]
+    assert "validation users" in found.total.lines[-1]
+
+
+@pytest.mark.slow
+def test_a_private_baseline_that_draws_equal_noise_is_one_release(plan, tmp_path):
+    """With two rates and one seed, `dp-popularity` is the same in both runs, and is charged
+    once."""
+    own = 'evaluation.baselines=[{name="dp-popularity", epsilon=1.0}]'
+    found = sweep(plan([own]), tmp_path / "sweep")
+    assert found.total.runs == 2 and found.total.epsilon == pytest.approx(1.0, rel=0.02)
+    two = sweep(plan([own], seeds=2), tmp_path / "two")
+    assert two.total.epsilon > 1.2
+
+
+@pytest.mark.slow
+def test_optuna_finds_the_better_end(plan, tmp_path):
+    """Proposals depend only on the results: an interrupted sweep proposes the same settings."""
+    pytest.importorskip("optuna", reason="extra 'tune' is not installed")
+    space = ["privacy.noise-multiplier={low=0.5, high=8.0, log=true}"]
+    asked = plan(
+        [PRIVATE, *VALIDATION, "rounds=1"], vary=space, optimise=["hits@5", "epsilon"], trials=4
+    )
+    found = sweep(asked, tmp_path / "sweep")
+    assert len(found.runs) == 4 and found.chosen
+    least = found.settings["epsilon"].idxmin()
+    assert least in found.chosen
+    noise = found.settings["privacy.noise-multiplier"]
+    assert list(noise.sort_values(ascending=False).index) == list(
+        found.settings["epsilon"].sort_values().index
+    )
+    few = plan([PRIVATE, *VALIDATION, "rounds=1"], vary=space, optimise=list(asked.aims), trials=2)
+    sweep(few, tmp_path / "few")
+    pd.testing.assert_frame_equal(sweep(asked, tmp_path / "few").settings, found.settings)
+
+
+def test_an_unknown_aim_offers_the_known_ones(plan, tmp_path):
+    pytest.importorskip("optuna", reason="extra 'tune' is not installed")
+    asked = plan(VALIDATION, optimise=["hits@7"], trials=2)
+    with pytest.raises(ExperimentError, match="hits@5"):
+        sweep(asked, tmp_path / "sweep")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_ray_finds_the_same_as_one_process(plan, tmp_path):
+    serial = sweep(plan(seeds=2), tmp_path / "serial")
+    at_once = sweep(plan(seeds=2), tmp_path / "ray", workers=2)
+    pd.testing.assert_frame_equal(at_once.settings, serial.settings)
+
+
+# Search spaces of sweeps: from texts of the command line to points and overrides.
+
+
+def test_a_grid_is_the_product_of_the_values():
+    space = space_of(["step.epochs=[1, 2]", "strategy.server-lr=[0.1, 0.5, 1.0]"])
+    expected = [
+        {"step.epochs": epochs, "strategy.server-lr": rate}
+        for epochs, rate in itertools.product((1, 2), (0.1, 0.5, 1.0))
+    ]
+    assert grid(space) == expected
+
+
+def test_values_come_back_as_they_were_written():
+    values = [1, 0.1, 1e-07, "fedavg", True, [5, 10], {"epochs": 2, "learning-rate": 0.5}]
+    space = {"key.inner": Choice(tuple(values))}
+    found = [override({}, text)["key"]["inner"] for p in grid(space) for text in overrides(p)]
+    assert found == values
+    assert all(type(one) is type(two) for one, two in zip(found, values, strict=True))
+
+
+def test_numbers_may_begin_with_a_point_and_texts_stay_as_they_are():
+    assert space_of(["a=[.5, -.25]"]) == {"a": Choice((0.5, -0.25))}
+    assert space_of(["a={low=.5, high=1.0}"]) == {"a": Range(0.5, 1.0)}
+    assert space_of(["a=['.5', 'x .5']"]) == {"a": Choice((".5", "x .5"))}
+
+
+def test_points_of_ranges_stay_within_and_are_a_function_of_the_number():
+    space = space_of(["a={low=1, high=3}", "b={low=0.001, high=1.0, log=true}", "c=[[1], [2]]"])
+    points = [drawn(space, 5, number) for number in range(300)]
+    assert points == [drawn(space, 5, number) for number in range(300)]
+    assert {point["a"] for point in points} == {1, 2, 3}
+    assert all(0.001 <= point["b"] <= 1 for point in points)
+    # uniform by order of magnitude: a third of the values lies below each power of ten
+    assert 70 < sum(point["b"] < 0.01 for point in points) < 130
+
+
+def test_whole_numbers_on_a_log_scale_reach_both_ends():
+    found = {Range(1, 4, log=True).rounded(value) for value in (0.6, 1.4, 3.6, 4.4)}
+    assert found == {1, 4}
+
+
+def test_a_record_gives_the_space_back():
+    space = space_of(["a={low=0.1, high=1.0, log=true}", "b=['x', 'y']", "c=[[1, 2], {d = 3}]"])
+    assert from_record(to_record(space)) == space
+
+
+BAD = {
+    "no list": ("rounds=5", "one value only"),
+    "no key": ("[1, 2]", "cannot read"),
+    "empty": ("rounds=[]", "at least one value"),
+    "twice": ("rounds=[1, 1]", "each of them once"),
+    "seed": ("seed=[1, 2]", "--seeds"),
+    "held-out": ("evaluation.held-out=['test', 'validation']", "validation"),
+    "range upside down": ("rounds={low=5, high=1}", "low < high"),
+    "log of zero": ("rounds={low=0, high=1, log=true}", "0 < low"),
+    "unknown key": ("rounds={low=1, high=2, step=1}", "low and high"),
+    "no TOML": ("rounds=[1, ", "KEY=[VALUE"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_texts_are_refused_with_an_example(case):
+    text, words = BAD[case]
+    with pytest.raises(ExperimentError) as refused:
+        space_of([text])
+    assert words in refused.value.text() and "--vary" in refused.value.text()
+
+
+def test_a_key_is_varied_once_and_a_range_has_no_grid():
+    with pytest.raises(ExperimentError, match="varied twice"):
+        space_of(["rounds=[1]", "rounds=[2]"])
+    with pytest.raises(ExperimentError, match="has no grid"):
+        grid(space_of(["rounds={low=1, high=3}"]))
+    with pytest.raises(ExperimentError, match="grid has"):
+        grid(space_of([f"k{n}={list(range(10))}" for n in range(5)]))
+
+
+# `fedrec sweep` on the command line.
+
+
+def test_a_sweep_prints_a_table_and_is_resumed_by_its_folder(fedrec, tiny_file, tmp_path):
+    folder = tmp_path / "sweep"
+    vary = ("--vary", "strategy.server-lr=[0.1, 1.0]")
+    code, out, err = fedrec("sweep", tiny_file, *vary, "-o", folder)
+    assert code == 0 and "server-lr" in out and "No setting was selected" in out
+    assert "run 2/2" in err and "left" in err
+    lines = err.splitlines()  # before the first run ends
+    ended = next(place for place, line in enumerate(lines) if line.startswith("run 1/2"))
+    assert "0/2 runs are done" in lines[:ended]
+    assert any(line.startswith("0/2 runs, ") and "round 0/" in line for line in lines[:ended])
+    assert out.splitlines()[-1] == str(folder)
+    again, second, err = fedrec("resume", folder)
+    assert again == 0 and second == out and "run 1/2" not in err
+    code, out, _ = fedrec("compare", folder)
+    assert code == 0 and "server-lr=0.1" in out and "server-lr=1" in out
+    code, out, _ = fedrec("report", folder)
+    assert code == 0 and "server-lr=0.1" in (folder / "report.html").read_text("utf-8")
+
+
+def test_at_least_one_worker_is_needed(fedrec, tiny_file):
+    code, _, err = fedrec("sweep", tiny_file, "--workers", 0)
+    assert code == 2 and "'--workers': 0 is not in the range x>=1" in err
+
+
+def test_the_spread_in_a_sweeps_table_is_named(fedrec, tiny_file, tmp_path):
+    ks = ("--set", "evaluation.ks=[10]", "--set", 'evaluation.baselines=["popularity"]')
+    for seeds, named in ((1, False), (2, True)):
+        folder = tmp_path / f"sweep-{seeds}"
+        code, out, _ = fedrec("sweep", tiny_file, "--seeds", seeds, *ks, "-o", folder)
+        assert code == 0 and ("+-: standard deviation over seeds" in out) is named
+    code, out, _ = fedrec("compare", folder)
+    assert code == 0 and "± sd over seeds" in out and "t over seeds, Holm" in out
+
+
+def test_a_sweep_without_a_finished_run_is_not_reported(fedrec, tmp_path):
+    (tmp_path / "sweep.json").write_text("{}")
+    code, _, err = fedrec("report", tmp_path)
+    assert code != 0 and "no finished run" in err
+
+
+@pytest.mark.slow
+def test_a_varied_key_whose_last_word_is_a_metric_has_its_full_name(fedrec, tiny_file, tmp_path):
+    private = '{clip-norm=1.0, epsilon=3.0, backend="pld"}'
+    code, out, _ = fedrec(
+        *("sweep", tiny_file, "--set", f"privacy={private}", "-v", "privacy.epsilon=[3.0, 9.0]"),
+        *("-o", tmp_path / "sweep"),
+    )
+    heads = next(line for line in out.splitlines() if "setting" in line)
+    assert code == 0 and "privacy.epsilon" in heads and heads.count("epsilon") == 2
+
+
+def test_a_dry_run_prints_the_settings_and_runs_nothing(fedrec, tiny_file, tmp_path):
+    code, out, _ = fedrec(
+        "sweep", tiny_file, "-v", "rounds=[1, 2]", "--seeds", 3, "--dry-run", "-o", tmp_path / "s"
+    )
+    assert code == 0 and "2 settings (grid), 3 seeds: 6 runs" in out and "rounds=2" in out
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-v", "strategy.server-lrr=[1]"], "did you mean 'server-lr'"),
+        (["-v", "rounds=[1]", "--choose", "hits@5"], "selected by test users"),
+        (["--seeds", "0"], "1 to 10000"),
+        (["--seeds", "1000000000", "--dry-run"], "1 to 10000"),
+        (["-v", "rounds=[1]", "--trials", "1000000000", "--dry-run"], "1 to 10000"),
+        (["-v", f"rounds=[{'9' * 5000}]"], "cannot read"),
+        (["--trials", "5"], "nothing is varied"),
+        (["-v", "rounds=[1]", "--optimise", "a", "--choose", "b"], "both --optimise and --choose"),
+    ],
+)
+def test_bad_input_gives_an_error_with_a_fix(fedrec, tiny_file, tmp_path, arguments, words):
+    code, out, err = fedrec("sweep", tiny_file, *arguments, "-o", tmp_path / "sweep")
+    assert code == 2 and words in " ".join(err.split()) and "Traceback" not in err + out
+    assert not (tmp_path / "sweep").exists()
