@@ -25,7 +25,8 @@ from server.callbacks.base import Callback
 from simulations.amend import amend
 from strategies.base import CohortStrategy
 
-_CLIENTS_OF_A_NODE = 32  # in a round; fewer do not make up for the start of another node
+_CLIENTS_OF_A_NODE = 8  # in a round; fewer do not keep a node busy
+_FEW_ROUNDS = 20  # a run of fewer is over before another node has started
 
 
 def run(
@@ -182,6 +183,8 @@ def _workers(experiment: Experiment, device: str, cores: int) -> int:
     cohort = getattr(experiment.settings(SAMPLER), "cohort", None)
     here = engine.name == "ray" and engine.ray_address is None
     counts_nodes = experiment.secure_aggregation or not issubclass(strategy, CohortStrategy)
-    if not here or counts_nodes or cohort is None:
+    if not here or counts_nodes:
         return cores
-    return min(cores, max(1, int(cohort) // _CLIENTS_OF_A_NODE))
+    if experiment.rounds < _FEW_ROUNDS:
+        return 1
+    return cores if cohort is None else min(cores, max(1, int(cohort) // _CLIENTS_OF_A_NODE))

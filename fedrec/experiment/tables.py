@@ -220,7 +220,8 @@ class EngineConfig(Config):
     `flwr run`."""
     nodes: int | None = Field(default=None, ge=1, le=4096)
     """Number of nodes that host the clients; default: 1 for serial; one per core (or GPU)
-    otherwise, on Ray on this machine without GPUs at most one per 32 clients of a cohort."""
+    otherwise, on Ray on this machine without GPUs at most one per 8 clients of a cohort, and one
+    for fewer than 20 rounds."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
     precision: Precision = "float32"

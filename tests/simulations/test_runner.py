@@ -159,9 +159,10 @@ def test_what_the_machine_decides_is_written_down(load_tiny):
 @pytest.mark.parametrize(
     ("overrides", "nodes"),
     [
-        (("sampler.cohort=31",), 1),
-        (("sampler.cohort=64",), 2),
-        (("sampler={name='poisson', cohort=159.5}",), 4),
+        (("rounds=19",), 1),
+        (("sampler.cohort=7",), 1),
+        (("sampler.cohort=20",), 2),
+        (("sampler={name='poisson', cohort=39.5}",), 4),
         (("sampler.cohort=9999",), 16),
         (("sampler={name='full'}",), 16),
         (("engine={name='ray', ray-address='auto', device='cpu'}",), 16),
@@ -170,9 +171,10 @@ def test_what_the_machine_decides_is_written_down(load_tiny):
         (("strategy={name='flwr.serverapp.strategy:FedAvg'}",), 16),
     ],
 )
-def test_a_cohort_has_a_node_for_32_of_its_clients(load_tiny, monkeypatch, overrides, nodes):
+def test_a_long_run_has_a_node_for_8_clients_a_round(load_tiny, monkeypatch, overrides, nodes):
     monkeypatch.setattr(runner.os, "sched_getaffinity", lambda process: set(range(16)))
-    engine = runner.settle(load_tiny("engine={name='ray', device='cpu'}", *overrides)).engine
+    settings = ("engine={name='ray', device='cpu'}", "rounds=20", *overrides)
+    engine = runner.settle(load_tiny(*settings)).engine
     assert (engine.nodes, engine.threads) == (nodes, 1)
 
 

@@ -212,7 +212,7 @@ class Stereotyped(Synthetic):
 
 
 ATTRIBUTE_DRIVER_ATTACKED = experiment_on(
-    synthetic(250, 40, 14) | {"name": "test_attribute_driver:Stereotyped"},
+    synthetic(250, 40, 14) | {"name": "test_attack_drivers:Stereotyped"},
     name="attacked",
     rounds=6,
     model={"name": "privrec", "embedding": 4, "hidden": [8]},
@@ -394,16 +394,16 @@ HERE = "simulations.attacks.canary_users"
 
 
 def added(table, kind, where, **settings):
-    return {kind: {"name": f"{HERE}.{where}", "base": table[kind], **settings}}
+    return {kind: {"name": f"{HERE}:{where}", "base": table[kind], **settings}}
 
 
 def with_users(table, count=CANARIES, **settings):
-    users = added(table, "dataset", "population:CanaryUsers", count=count, **settings)
-    return {**table, **users, **added(table, "split", "population:CanaryClients", count=count)}
+    users = added(table, "dataset", "CanaryUsers", count=count, **settings)
+    return {**table, **users, **added(table, "split", "CanaryClients", count=count)}
 
 
 def with_rows(table, rows, **settings):
-    return {**table, **added(table, "model", "reserved:Reserved", rows=rows, **settings)}
+    return {**table, **added(table, "model", "Reserved", rows=rows, **settings)}
 
 
 @pytest.mark.parametrize(
@@ -513,7 +513,7 @@ def nodes(tiny_experiment):
         audited = with_rows(with_users(table), CANARIES)
         audited["step"] = {
             **table["step"],
-            "name": f"{HERE}.step:Canary",
+            "name": f"{HERE}:Canary",
             "base": "sgd",
             "canaries": PLAN,
         }
