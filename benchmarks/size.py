@@ -67,7 +67,7 @@ class Size:
 
     files: int = 0
     short: int = 0
-    """Files of less than 40 lines of code, without `__init__.py`."""
+    """Files of less than 40 lines of code, without `__init__.py` and `__main__.py`."""
     long: int = 0
     """Files of more than 500 lines of code."""
     lines: int = 0
@@ -98,7 +98,7 @@ def size_of(source: str, name: str = "") -> Size:
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     return Size(
         files=1,
-        short=int(lines < _SHORT and name != "__init__.py"),
+        short=int(lines < _SHORT and name not in ("__init__.py", "__main__.py")),
         long=int(lines > _LONG),
         lines=lines,
         public=sum(not node.name.startswith("_") for node in [*functions, *classes]),

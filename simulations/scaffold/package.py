@@ -71,7 +71,7 @@ def write_component(kind: str, name: str, folder: Path) -> tuple[Path, Path, str
 
 def component_text(kind: str, cls: str) -> str:
     """The source of the example of a kind, with a class name of one's own."""
-    source = (Path(__file__).parent / "templates" / f"{kind}.py").read_text(encoding="utf-8")
+    source = (Path(__file__).parent / "templates" / f"{kind}.py.txt").read_text(encoding="utf-8")
     return re.sub(r"\bExample(Config)?\b", rf"{cls}\1", source.partition("\n")[2])
 
 
