@@ -348,7 +348,8 @@ def test_ray_may_have_been_used_before_and_may_be_used_afterwards(tmp_path):
 @pytest.mark.ray
 def test_what_the_user_has_set_stays(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)  # of a Ray that another test has started
+    for name in ("RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
+        monkeypatch.delenv(name, raising=False)  # of a Ray that another test has started
     with ray_alone.alone():
         assert os.environ["RAY_AUTH_MODE"] == "disabled" and "RAY_AUTH_TOKEN" not in os.environ
     assert os.environ["RAY_AUTH_MODE"] == "disabled"
