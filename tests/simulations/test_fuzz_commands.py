@@ -521,4 +521,4 @@ def test_on_ray_it_is_named_as_well(plugin, tiny_file, fedrec, tmp_path, monkeyp
     assert code not in (0, None)
     assert "Traceback" not in out + err
     assert str(file) in err
-    assert "'item.id': (3,)" in err
+    assert "'item.id': (6,)" in err

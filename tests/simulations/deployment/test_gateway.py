@@ -296,9 +296,9 @@ def impatient(certificates, upstream):
     arguments = python_gateway(certificates, port, upstream)[5:]
     code = (
         "import sys; from pathlib import Path; from simulations.deployment import gateway;"
-        "proxy.PATIENCE = 1.0; given = dict(zip(sys.argv[1::2], sys.argv[2::2]));"
+        "gateway.PATIENCE = 1.0; given = dict(zip(sys.argv[1::2], sys.argv[2::2]));"
         "paths = {n: Path(given['--' + n]) for n in ('certificate', 'key', 'authority', 'nodes')};"
-        "proxy.serve(host='127.0.0.1', port=int(given['--port']),"
+        "gateway.serve(host='127.0.0.1', port=int(given['--port']),"
         " upstream=given['--upstream'], **paths)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, *arguments])

@@ -552,7 +552,7 @@ def test_a_serverapp_waits_for_pieces_as_long_as_it_is_told():
         "from simulations import flower_commands\n"
         "from simulations.deployment import flower\n"
         "flower_commands.run = lambda *_: None\n"
-        "executors.server_executor([])\n"
+        "flower.server_executor([])\n"
         "from flwr.superlink.grid import http_grid\n"
         "print(http_grid.pull_objects.keywords['max_time'], http_grid.push_objects.__globals__"
         "['push_object_contents_from_iterable'].__module__)"
