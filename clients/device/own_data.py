@@ -114,7 +114,7 @@ def _read_own(
             got="none of them",
             fix="give this deployment's catalogue, and name items as it does",
         )
-    column = {name: values[kept].reset_index(drop=True) for name, values in frame.items()}
+    column = {name: values.loc[kept].reset_index(drop=True) for name, values in frame.items()}
     codes, names = pd.factorize(column["user"].astype(str), sort=True)
     interactions = Interactions(
         name="own data",
