@@ -50,8 +50,8 @@ ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/s
 # Bytecode of what is imported, and of nothing else: a container may not write it, and would make it
 # at each start.
 RUN FEDREC_CACHE=/tmp/cache python -c "import simulations.cli, server.run, simulations.deployment.operator; \
-        from simulations.deployment.processes import node, server; node.import_everything()" \
-    && rm -r /tmp/cache
+        from simulations.deployment import entry; entry.import_everything()" \
+    && rm -rf /tmp/cache
 ENV PYTHONDONTWRITEBYTECODE=1
 USER fedrec
 WORKDIR /var/lib/fedrec
