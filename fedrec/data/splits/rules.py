@@ -129,8 +129,9 @@ def partition_by(section: Section, seed: int, interactions: Interactions) -> Par
     split = split_of(section, seed)
     partition = _divided(split, interactions)
     pairs = interactions.users * interactions.num_items + interactions.items
-    if partition.repeated_use or are_distinct(pairs) or not _shared_pairs(pairs, partition):
+    if partition.repeated_use or are_distinct(pairs):
         return partition
+    # Whatever others repeat: of a user without repeats the first rows are all rows.
     first = _first_rows(interactions, pairs)
     of_first = _divided(split, interactions.with_rows(first))
     return replace(
@@ -149,16 +150,6 @@ def _divided(split: Split, interactions: Interactions) -> Partition:
         got = type(partition).__name__
         refuse_wrong(SPLIT.name, type(split), "from split()", expected=expected, got=got)
     return partition
-
-
-def _shared_pairs(pairs: np.ndarray, partition: Partition) -> bool:
-    """Whether a pair `[rows]` has rows in two parts."""
-    parts = [partition.train_rows, partition.validation_rows, partition.test_rows]
-    part = np.repeat(np.arange(len(parts)), [len(rows) for rows in parts])
-    divided = pairs[np.concatenate(parts)]
-    order = np.argsort(divided, kind="stable")
-    same = divided[order][1:] == divided[order][:-1]
-    return bool((same & (part[order][1:] != part[order][:-1])).any())
 
 
 def _first_rows(interactions: Interactions, pairs: np.ndarray) -> np.ndarray:

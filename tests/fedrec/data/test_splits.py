@@ -177,6 +177,22 @@ class TestRepeatedPairs:
                 assert once.test_rows.tolist() == again.test_rows.tolist()
                 assert np.array_equal(np.unique(again.train_rows % 50), once.train_rows)
 
+    @pytest.mark.parametrize(
+        ("name", "options"),
+        [("ratio", {}), ("leave-one-out", {"order": "random"}), ("kfold", {"folds": 2})],
+    )
+    def test_what_one_user_repeats_changes_no_part_of_another(self, name, options):
+        """User 1 has one item twice; the other has each item once, or one of them twice."""
+        repeated = interactions([0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 0, 0, 1, 2, 2], np.arange(8))
+        once = repeated.with_rows(np.delete(np.arange(8), 3))
+        for seed in range(40):
+            of_user_1 = [
+                [table.times[part][table.users[part] == 1].tolist() for part in parts(partition)]
+                for table in (repeated, once)
+                for partition in [divided(table, name, seed, **options)]
+            ]
+            assert of_user_1[0] == of_user_1[1]
+
     def test_repeated_use_is_predicted_on_request(self):
         users, items = np.repeat([0, 1, 2, 3], 40), np.tile(np.repeat(np.arange(10), 4), 4)
         options = {"test-users": 0.25, "split-by": "rows"}
