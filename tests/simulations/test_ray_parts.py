@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from benchmarks.whole_run import descendants
+from benchmarks.processes import TreeWatch
 from fedrec.errors import ClientError
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.runtime.shared_memory import offered
@@ -389,7 +389,8 @@ def run(tmp_path):
     )
     try:
         assert process.stdout.readline() == "ready\n", process.stderr.read()[-2000:]
-        below = {one: _program(one) for one in descendants(process.pid) if one != process.pid}
+        tree = TreeWatch(process).sample()
+        below = {number: _program(number) for number in tree if number != process.pid}
         yield process, below
     finally:
         process.kill()

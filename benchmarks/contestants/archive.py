@@ -44,12 +44,12 @@ class Arrays(dict[str, np.ndarray]):
             if name.startswith("initial/")
         }
 
-    def epochs(self, place: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Items and labels of each epoch of one user in one round; `place` counts through all
+    def epochs(self, index: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Items and labels of each epoch of one user in one round; `index` counts through all
         rounds' cohorts."""
-        start = self["offsets"][place]
-        stop = self["offsets"][place + 1]
-        length = self["lengths"][place]
+        start = self["offsets"][index]
+        stop = self["offsets"][index + 1]
+        length = self["lengths"][index]
         for first in range(start, stop, length):
             yield self["items"][first : first + length], self["labels"][first : first + length]
 

@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recommenders that learn from perturbed rows, with two kinds of masking, and what the perturbed
-table reveals (`benchmarks/upc-sdg.toml`).
-
-`both` leaves real and synthetic training items out of the lists, `learned` only the synthetic ones,
-so that replaced originals are ranked; `ease on devices` is EASE that learned from the synthetic
-table, applied to real rows, as a device could.
-"""
+"""Measures of the studies in this folder, beside those that come with fedrec."""
 
 from __future__ import annotations
 
@@ -13,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedrec.data.population import Population
 from fedrec.evaluation.central import CentralEvaluation, make_baseline
@@ -20,10 +15,59 @@ from fedrec.experiment.schema import Experiment
 from fedrec.perturb.noisy_cooccurrence import disclosure
 from fedrec.perturb.substitutes import FIGURE, measured_similarity
 from fedrec.rng import stream
+from simulations.bench.probe import never_drawn
 from simulations.studies.declaration import Found, TaskJob
+from simulations.studies.runs import finished, measure
 
 
-def told(
+def _upload(rounds: pd.DataFrame) -> float:
+    """Kilobytes that a client sends in a round."""
+    sent = np.sum(rounds["bytes-up"].to_numpy()) / np.sum(rounds["num-clients"].to_numpy())
+    return float(sent) / 1000
+
+
+def _hours(rounds: pd.DataFrame) -> float:
+    """Simulated hours of the whole run."""
+    return float(rounds["simulated-seconds"].iloc[-1]) / 3600
+
+
+FIGURES = {"kB per upload": _upload, "simulated hours": _hours}
+
+
+def beside_rounds(
+    job: TaskJob,
+    experiment: str,
+    dataset: str,
+    metrics: Mapping[str, str],
+    row: str,
+    figure: str,
+    set: Sequence[str] = (),
+) -> Iterator[Found]:
+    """The numbers of one run, see `simulations.studies.runs.measure`, and one of `FIGURES`."""
+    yield from measure(job, experiment, dataset, metrics, row, set=set)
+    yield Found(dataset, row, figure, FIGURES[figure](finished(job, experiment, set).rounds))
+
+
+def beside_no_model(
+    job: TaskJob,
+    experiment: str,
+    dataset: str,
+    row: str,
+    metrics: Mapping[str, str],
+    set: Sequence[str] = (),
+) -> Iterator[Found]:
+    """The numbers of a run, and those of the list without a model."""
+    yield from measure(job, experiment, dataset, metrics, row, set=set)
+    for file in job.run_path.glob("private/*"):
+        file.unlink()  # as large as the catalogue times the users; nothing resumes it
+    metrics_of_list = never_drawn(job.experiment(experiment, set))
+    for ours, theirs in metrics.items():
+        yield Found(
+            dataset, f"no model, draws of {row}", theirs, float(np.nanmean(metrics_of_list[ours]))
+        )
+
+
+def perturbed(
     job: TaskJob,
     experiment: str | Mapping[str, Any],
     dataset: str,
@@ -48,9 +92,9 @@ def told(
     row = job.task.name
     loaded = job.experiment(experiment, set)
     population = Population.of(loaded)
-    for label, mask, found in _metrics(loaded, population, masks, tested):
+    for label, mask, means in _metrics(loaded, population, masks, tested):
         for ours, theirs in metrics.items():
-            yield Found(dataset, row, f"{label} {mask} {theirs}", found[ours])
+            yield Found(dataset, row, f"{label} {mask} {theirs}", means[ours])
     if population.perturbed is None:
         return
     real = population.interactions.with_rows(population.partition.train_rows)
@@ -88,5 +132,5 @@ def _metrics(
         asked = [(label, population, mask) for mask in masks]
         asked += [("ease on devices", plain, "real")] if label == "ease" else []
         for name, data, mask in asked:
-            found = evaluation(data, mask).evaluate(model)
-            yield name, mask, found.means(learned.metrics)
+            table = evaluation(data, mask).evaluate(model)
+            yield name, mask, table.means(learned.metrics)

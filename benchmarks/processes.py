@@ -1,29 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU time and memory of a process tree, sampled from `/proc` while it runs, and how busy a GPU is.
-Linux only.
+"""Wall time, processor time and peak memory of a command with everything it starts (Ray's too), and
+how busy a GPU is. Linux only.
+
+    python benchmarks/processes.py fedrec run privrec-ml1m --output /tmp/run
 
 No parent waits for the workers of Ray and Flower, so they are missing in the kernel's sums over
 terminated children. Therefore the user and system time of every process of the tree is read twice a
 second; for a terminated process the last reading counts. Processes that exist, or whose parents
 exist, for less than half a second can be missed.
 
-To read a process's proportional set size, the kernel walks its page tables, and memory allocations
-of the process wait meanwhile: for a tree of ten workers this costs up to a fifth of its speed. So
-memory is measured only on request, in runs that are not timed, and then more often.
+Memory is the proportional set size (PSS), added over the tree: pages that processes share are
+counted once. To read it, the kernel walks a process's page tables, and memory allocations of the
+process wait meanwhile: for a tree of ten workers this costs up to a fifth of its speed. So memory
+is measured only on request, in runs that are not timed, and then more often.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.whole_run import pss_mib
-
+ROOT = Path(__file__).resolve().parent.parent
 CPU_INTERVAL = 0.5
 MEMORY_INTERVAL = 0.2  # seconds; looking takes CPU time too, at memory most
 
@@ -35,6 +39,12 @@ NVIDIA_SMI = (
     "-lms",
     "200",
 )
+
+
+def child_environment(**values: str) -> dict[str, str]:
+    """This process's environment with some values, and this checkout first on the search path."""
+    search = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(search), **values}
 
 
 class TreeWatch(threading.Thread):
@@ -68,20 +78,20 @@ class TreeWatch(threading.Thread):
     def sample(self) -> list[int]:
         """Add a sample of CPU time; the ids of the processes of the tree that are alive."""
         now = time.monotonic()
-        found = processes()
+        table = processes()
         members = {
-            number for number, (_, start, _) in found.items() if (number, start) in self._ticks
+            number for number, (_, start, _) in table.items() if (number, start) in self._ticks
         }
         members.add(self._root.pid)
         grown = True
         while grown:  # a parent may have a higher id than its child
             below = {
-                number for number, (parent, _, _) in found.items() if parent in members
+                number for number, (parent, _, _) in table.items() if parent in members
             } - members
             members = members | below
             grown = bool(below)
-        alive = [number for number in members if number in found]
-        self._ticks |= {(number, found[number][1]): found[number][2] for number in alive}
+        alive = [number for number in members if number in table]
+        self._ticks |= {(number, table[number][1]): table[number][2] for number in alive}
         self._samples.append((now, sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")))
         return alive
 
@@ -91,11 +101,11 @@ class TreeWatch(threading.Thread):
         return self._until(end) - self._until(begin)
 
     def _until(self, moment: float) -> float:
-        place = bisect_left(self._samples, (moment, 0.0))
-        if place in (0, len(self._samples)):
-            return self._samples[min(place, len(self._samples) - 1)][1]
-        (before, low) = self._samples[place - 1]
-        (after, high) = self._samples[place]
+        index = bisect_left(self._samples, (moment, 0.0))
+        if index in (0, len(self._samples)):
+            return self._samples[min(index, len(self._samples) - 1)][1]
+        (before, low) = self._samples[index - 1]
+        (after, high) = self._samples[index]
         return low + (high - low) * (moment - before) / (after - before)
 
 
@@ -137,12 +147,44 @@ class GpuWatch(threading.Thread):
 
 def processes() -> dict[int, tuple[int, int, int]]:
     """Process id -> parent's id, start time, user + system time, the times in clock ticks."""
-    found = {}
+    table = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
                 fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
             except OSError:  # it ended while we looked
                 continue
-            found[int(entry)] = (int(fields[1]), int(fields[19]), int(fields[11]) + int(fields[12]))
-    return found
+            table[int(entry)] = (int(fields[1]), int(fields[19]), int(fields[11]) + int(fields[12]))
+    return table
+
+
+def pss_mib(process: int) -> float:
+    """Proportional set size of one process; 0 when it has ended."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+def main() -> None:
+    """Run the command of the command line and print what it took, as JSON."""
+    started = time.monotonic()
+    process = subprocess.Popen(sys.argv[1:])
+    tree = TreeWatch(process, memory=True)
+    tree.start()
+    status = process.wait()
+    tree.join()
+    ended = time.monotonic()
+    report = {
+        "command": sys.argv[1:],
+        "exit": status,
+        "seconds": round(ended - started, 1),
+        "processor_seconds": round(tree.cpu_seconds(started, ended), 1),
+        "peak_pss_mib": round(tree.peak_mib),
+    }
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()
