@@ -235,17 +235,24 @@ def input_codes(rows: Mapping[str, Inputs | None]) -> InputCodes:
 
 def budgets(rows: Mapping[str, Inputs | None]) -> list[str]:
     """Client-rounds and numbers of settings tried of a table's rows, where they are known, one line
-    at most."""
-    found = []
-    for what, key in (("client-rounds", "client_rounds"), ("settings tried", "settings_tried")):
-        known = {
+    at most: one number if all rows have the same, each row's number if rows differ, the smallest and
+    the largest if there are many different rows."""
+    texts = []
+    for title, key in (("client-rounds", "client_rounds"), ("settings tried", "settings_tried")):
+        numbers = {
             row: value for row, inputs in rows.items() if (value := getattr(inputs, key, None))
         }
-        if known:
-            found.append(f"{what}: " + ", ".join(f"{row} {n:,}" for row, n in known.items()))
-    return ["; ".join(found)] if found else []
+        distinct = sorted(set(numbers.values()))
+        if len(numbers) > 1 and len(distinct) == 1:
+            texts.append(f"{title}: {distinct[0]:,} each")
+        elif len(numbers) > _LISTED:
+            texts.append(f"{title}: {distinct[0]:,} to {distinct[-1]:,}")
+        elif numbers:
+            texts.append(f"{title}: " + ", ".join(f"{row} {n:,}" for row, n in numbers.items()))
+    return ["; ".join(texts)] if texts else []
 
 
+_LISTED = 6  # rows whose own numbers are listed
 _LOW = "rated items that are not liked"
 _TEST = "known rows of test users in training"
 
