@@ -198,8 +198,8 @@ _ROLES = {
     "time": _Role(
         "timestamp timestampms ts eventtime time datetime unixreviewtime reviewtime ratedat "
         "purchasedate orderdate invoicedate zeitpunkt zeit bestellzeitpunkt bestellzeit "
-        "bestelldatum kaufdatum rechnungsdatum fechahora horodatage tijd when date datum fecha data day "
-        "createdat created",
+        "bestelldatum kaufdatum rechnungsdatum fechahora horodatage tijd when date datum fecha "
+        "data day createdat created",
         _are_times,
         _look_like_times,
         "not every row has a number or a date (2024-12-31 or 31.12.2024) there; if all dates have"
