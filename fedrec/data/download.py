@@ -26,8 +26,7 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from fedrec.components.registry import DATASET, resolve
-from fedrec.data.published import Archive, DatasetSource
-from fedrec.data.reader import Reader
+from fedrec.data.reader import Archive, DatasetSource, Reader
 from fedrec.errors import DataError
 
 # Unpacking archives from elsewhere without letting them write outside the given folder, or fill the

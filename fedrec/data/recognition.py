@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedrec.config import did_you_mean
 from fedrec.data.columns import dates_of, dense_index, ids_of, typed, whole_numbers
 from fedrec.data.tables import (
     Columns,
@@ -23,7 +22,7 @@ from fedrec.data.tables import (
     read_table,
     table_start,
 )
-from fedrec.errors import DataError
+from fedrec.errors import DataError, did_you_mean
 from fedrec.runtime.ragged import distinct
 
 SEPARATORS = (",", "\t", ";", "|", "::", " ")

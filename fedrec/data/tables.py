@@ -17,7 +17,6 @@ from typing import Literal, TypeAlias
 import numpy as np
 import pandas as pd
 
-from fedrec.config import did_you_mean
 from fedrec.data.text_files import (
     DAMAGED,
     encoding_of,
@@ -27,7 +26,7 @@ from fedrec.data.text_files import (
     open_text,
     what_it_is,
 )
-from fedrec.errors import DataError
+from fedrec.errors import DataError, did_you_mean
 
 Types: TypeAlias = Mapping[str, type | None]
 Columns: TypeAlias = "Mapping[str, pd.Series]"

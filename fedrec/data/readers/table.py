@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from fedrec.config import did_you_mean
 from fedrec.data.columns import SECOND, ids_of, index_rows, numbers_of, times_of
 from fedrec.data.feature_labels import labelled
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
@@ -27,7 +26,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.data.recognition import repeated_rows
 from fedrec.data.tables import Columns, TableLayout, column_names, columns_of, read_table
-from fedrec.errors import DataError
+from fedrec.errors import DataError, did_you_mean
 from fedrec.runtime.ragged import distinct
 
 log = logging.getLogger("fedrec.data")

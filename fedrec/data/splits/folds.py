@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.data.published import require_complete_lines
+from fedrec.data.reader import check_complete_lines
 from fedrec.data.splits.published import rows_of_pairs
 from fedrec.data.splits.rules import (
     ROWS,
@@ -186,7 +186,7 @@ def read_test_fold(folder: Path, fold: int, interactions: Interactions) -> np.nd
         raise DataError(
             f"the file of fold {fold} is missing", expected=f"a file {path}", got="nothing", fix=fix
         )
-    require_complete_lines(path)
+    check_complete_lines(path)
     return _rows_of_pairs(interactions, read_table(path, _FOLD), path)
 
 

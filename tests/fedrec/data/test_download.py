@@ -16,8 +16,7 @@ import pytest
 
 from fedrec.data import download
 from fedrec.data.download import fetch, import_data, unpack
-from fedrec.data.published import Archive, DatasetSource
-from fedrec.data.reader import data_directory
+from fedrec.data.reader import Archive, DatasetSource, data_directory
 from fedrec.errors import DataError, ExperimentError
 
 # Downloads from a local server that can close connections, send wrong data, and ignore ranges.
