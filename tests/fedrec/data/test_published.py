@@ -19,8 +19,7 @@ from fedrec.data.readers.amazon import AmazonUpc
 from fedrec.data.readers.gowalla import Gowalla
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.data.readers.table import Table
-from fedrec.data.splits.folds import read_test_fold
-from fedrec.data.splits.published import Published
+from fedrec.data.splits.folds import Published, read_test_fold
 from fedrec.errors import DataError
 
 # The readers on the published data, and on damaged copies, which are refused.
