@@ -140,7 +140,7 @@ class Timeline(LateDevices):
         fixed = self.devices.config.examples
         if fixed is not None:
             return fixed
-        rows = POPULATIONS.population(self.experiment).learned_counts(clients)
+        rows = POPULATIONS.population(self.experiment).counts(clients)
         return rows * float(self.experiment.step.options.get("epochs", 1))
 
     def _present(self, clients: np.ndarray, at: float) -> np.ndarray:

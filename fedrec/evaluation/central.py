@@ -125,7 +125,7 @@ class CentralEvaluation:
             found = self._predicted(baseline)
         else:
             found = self._ranked(baseline, progress)
-        counts = self._population.known_counts(self.clients)
+        counts = self._population.counts(self.clients, "known")
         below = self._settings.inactive_below
         return found.with_groups(
             user_groups(self._population.interactions, self.clients, counts, below)
@@ -147,15 +147,12 @@ class CentralEvaluation:
         return Evaluated.joined(parts)
 
     def _predicted(self, baseline: RatingBaseline) -> Evaluated:
-        users, items, actual = self._population.held_out_rated(
-            self.clients, self._settings.held_out
-        )
+        rows = self._population.rows(self.clients, self._settings.held_out)
         with component_errors(BASELINE.name, baseline, "in predict"):
             known = _ratings(self._population, self.clients)
-            predicted = baseline.predict(known, users, items)
+            predicted = baseline.predict(known, rows.ids, rows.items)
             targets = self._predicted_targets(baseline, known)
-        places = np.searchsorted(self.clients, users)
-        block = RatedBlock(predicted, actual, places, len(self.clients), targets)
+        block = RatedBlock(predicted, rows.labels, rows.owner, len(self.clients), targets)
         return Evaluated(self.clients, self.metrics.of_ratings(block))
 
     def _predicted_targets(self, baseline: RatingBaseline, known: Ratings) -> np.ndarray | None:
@@ -303,14 +300,14 @@ def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:
 
 def _histories(population: Population, clients: np.ndarray) -> Histories:
     data = population.interactions
-    low_rated = Histories(data.num_items, *population.low_rated(clients))
+    low_rated = Histories(data.num_items, *population.rows(clients, positive=False).lists)
     features = data.user_features, data.item_features
-    offsets, items = population.liked(clients)
-    times = population.liked_times(clients)
-    return Histories(data.num_items, offsets, items, clients, *features, low_rated, times)
+    rows = population.rows(clients, positive=True)
+    return Histories(data.num_items, *rows.lists, clients, *features, low_rated, rows.times)
 
 
 def _ratings(population: Population, clients: np.ndarray) -> Ratings:
-    users, items, values = population.rated(clients)
+    rows = population.rows(clients)
     data = population.interactions
-    return Ratings(data.num_users, data.num_items, users, items, values.astype(np.float64))
+    values = rows.labels.astype(np.float64)
+    return Ratings(data.num_users, data.num_items, rows.ids, rows.items, values)

@@ -515,7 +515,7 @@ def test_nothing_of_the_server_and_nothing_unasked_goes_to_a_node(
             items = (
                 population.client(client).items
                 if train
-                else population.held_out_ratings(client, "test")[0]
+                else population.rows(np.array([client]), "test").items
             )
             assert own.tolist() == sorted(set(items.tolist()))
 

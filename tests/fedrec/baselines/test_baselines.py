@@ -112,7 +112,7 @@ def test_liked_items_follow_the_order_of_clients():
     table = dataset([0, 1, 0, 2, 1], [5, 6, 7, 8, 9], np.array([4, 4, 4, 4, 2]))
     partition = Partition(np.array([0, 1]), np.array([0, 1, 2, 4]), np.array([]), np.array([3]))
     population = Population(table, partition, task="ranking", positive_above=3)
-    offsets, items = population.liked(np.array([1, 2, 0]))
+    offsets, items = population.rows(np.array([1, 2, 0]), positive=True).lists
     assert offsets.tolist() == [0, 1, 1, 3] and items.tolist() == [6, 5, 7]
 
 
@@ -121,10 +121,10 @@ def test_low_rated_items_are_those_of_training_rows_that_are_not_positive():
     table = dataset([0, 1, 0, 2, 1], [5, 6, 7, 8, 9], np.array([4, 4, 3, 1, 2]))
     partition = Partition(np.array([0, 1]), np.array([0, 1, 2, 4]), np.array([]), np.array([3]))
     population = Population(table, partition, task="ranking", positive_above=3)
-    offsets, items = population.low_rated(np.array([1, 2, 0]))
+    offsets, items = population.rows(np.array([1, 2, 0]), positive=False).lists
     assert offsets.tolist() == [0, 1, 1, 2] and items.tolist() == [9, 7]
     everything = Population(table, partition, task="ranking", positive_above=None)
-    assert everything.low_rated(np.array([0, 1]))[1].tolist() == []
+    assert everything.rows(np.array([0, 1]), positive=False).lists[1].tolist() == []
 
 
 def test_low_rated_items_stay_with_their_users():
@@ -618,8 +618,8 @@ def test_held_out_rows_that_are_not_positive_change_nothing(name):
         population = Population(table, partition, task="ranking", positive_above=3)
         evaluation = CentralEvaluation(population, EvaluationConfig(ks=(5,)))
         model = fitted_of_low_rated(name, evaluation.training)
-        known = Histories(40, *population.liked(evaluation.clients))
-        others = Histories(40, *population.low_rated(evaluation.clients))
+        known = Histories(40, *population.rows(evaluation.clients, positive=True).lists)
+        others = Histories(40, *population.rows(evaluation.clients, positive=False).lists)
         assert len(others.items) == 2 * 20, "the known ones alone"
         return model.scores(replace(known, low_rated=others))
 
