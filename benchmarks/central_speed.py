@@ -2,12 +2,12 @@
 """How long centralised systems take on MovieLens-1M, and iALS beside `implicit`'s.
 
     OPENBLAS_NUM_THREADS=1 python -m benchmarks.central_speed [evaluation|fit|ials]...
-        [--threads 2] [--systems user-knn ...] [--solvers cg ...] [--pairs 3]
+        [--threads 2] [--systems user-knn ...] [--pairs 3]
 
 evaluation: all 6,040 users (those with a held-out positive) over the whole catalogue, seconds per
 system by wall clock and of CPU, the fastest of three. fit: EASE, iALS (64 factors, 15 sweeps) and
-PureSVD. ials: ours and `implicit`'s in turns, exact and by conjugate gradients, with the ratio of
-each pair of neighbours, which other work on the machine slows down alike.
+PureSVD. ials: ours and `implicit`'s in turns, with the ratio of each pair of runs, which other work
+on the machine slows down alike.
 """
 
 from __future__ import annotations
@@ -70,36 +70,35 @@ def fit(protocol: CentralEvaluation) -> None:
     print(f"together: {total[0]:.2f} s by wall clock, {total[1]:.2f} s of CPU")
 
 
-def ials(protocol: CentralEvaluation, threads: int, solvers: Sequence[str], pairs: int) -> None:
+def ials(protocol: CentralEvaluation, threads: int, pairs: int) -> None:
     """Ours and `implicit`'s in turns."""
     from implicit.als import AlternatingLeastSquares  # pyright: ignore[reportMissingImports]
     from scipy.sparse import csr_matrix
 
     histories: Histories = protocol.training
     liked = csr_matrix(histories.csr())
-    for solver in solvers:
-        config = CentralIals.Config.parse({"factors": FACTORS, "sweeps": SWEEPS, "solver": solver})
-        ratios = []
-        for _ in range(pairs):
-            ours = clocked(lambda config=config: CentralIals(config).fit(histories))
-            peer = AlternatingLeastSquares(
-                factors=FACTORS,
-                iterations=SWEEPS,
-                regularization=10.0,
-                alpha=8.0,
-                use_cg=solver == "cg",
-                use_gpu=False,
-                num_threads=threads,
-            )
-            theirs = clocked(lambda peer=peer: peer.fit(liked, show_progress=False))
-            ratios.append((ours[0] / theirs[0], ours[1] / theirs[1]))
-            print(
-                f"{solver}: ours {ours[0]:.2f} s ({ours[1]:.2f} CPU),"
-                f" implicit {theirs[0]:.2f} s ({theirs[1]:.2f} CPU)",
-                flush=True,
-            )
-        wall, cpu = (statistics.median(column) for column in zip(*ratios, strict=True))
-        print(f"{solver}: ours / implicit, median: {wall:.2f} by wall clock, {cpu:.2f} of CPU")
+    config = CentralIals.Config.parse({"factors": FACTORS, "sweeps": SWEEPS})
+    ratios = []
+    for _ in range(pairs):
+        ours = clocked(lambda: CentralIals(config).fit(histories))
+        peer = AlternatingLeastSquares(
+            factors=FACTORS,
+            iterations=SWEEPS,
+            regularization=10.0,
+            alpha=8.0,
+            use_cg=False,
+            use_gpu=False,
+            num_threads=threads,
+        )
+        theirs = clocked(lambda peer=peer: peer.fit(liked, show_progress=False))
+        ratios.append((ours[0] / theirs[0], ours[1] / theirs[1]))
+        print(
+            f"ours {ours[0]:.2f} s ({ours[1]:.2f} CPU), implicit {theirs[0]:.2f} s"
+            f" ({theirs[1]:.2f} CPU)",
+            flush=True,
+        )
+    wall, cpu = (statistics.median(column) for column in zip(*ratios, strict=True))
+    print(f"ours / implicit, median: {wall:.2f} by wall clock, {cpu:.2f} of CPU")
 
 
 def main() -> None:
@@ -108,7 +107,6 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["evaluation", "fit", "ials"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--systems", nargs="+", default=EVALUATED)
-    parser.add_argument("--solvers", nargs="+", choices=("exact", "cg"), default=("exact", "cg"))
     parser.add_argument("--pairs", type=int, default=3)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -118,7 +116,7 @@ def main() -> None:
     if "fit" in given.parts:
         fit(protocol)
     if "ials" in given.parts:
-        ials(protocol, given.threads, given.solvers, given.pairs)
+        ials(protocol, given.threads, given.pairs)
 
 
 if __name__ == "__main__":
