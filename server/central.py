@@ -16,8 +16,8 @@ from typing import Any
 
 import pandas as pd
 
-from fedrec.baselines.base import Baseline
-from fedrec.baselines.private.system import PrivateBaseline
+from fedrec.baselines.base import Baseline, TooLarge
+from fedrec.baselines.private.base import PrivateBaseline
 from fedrec.data.independence import refuse_dependent_clients
 from fedrec.data.population import POPULATIONS, sample_clients
 from fedrec.device import resolve_device
@@ -25,7 +25,7 @@ from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import (
     CentralEvaluation,
     make_baseline,
-    settings_that_fit,
+    replacement,
     stated_privacy,
 )
 from fedrec.evaluation.tables import Evaluated
@@ -55,18 +55,19 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
     callback_list.on_message("fitting baselines")
     metrics = {}
     evaluation = _evaluation(run.experiment)
-    settings = settings_that_fit(
-        run.experiment.evaluation.baseline_settings(),
-        *evaluation.sizes,
-        log.warning,
-    )
+    settings = run.experiment.evaluation.baseline_settings()
     for label, options in settings.items():
         _refuse_dependent(run.experiment, label, make_baseline(label, options))
-    for number, (label, options) in enumerate(settings.items(), 1):
+    systems = list(settings.items())
+    for number, (label, options) in enumerate(systems, 1):
         kept = run.read_baseline(label)
         if kept is None:
-            callback_list.on_baseline(label, number, len(settings))
-            kept = _measured(run, evaluation, label, options, callback_list)
+            callback_list.on_baseline(label, number, len(systems))
+            try:
+                kept = _measured(run, evaluation, label, options, callback_list)
+            except TooLarge as error:
+                systems += [(name, {}) for name in replacement(label, error, settings, log.warning)]
+                continue
         # a baseline without rating predictions has no metrics in rating experiments
         if kept["metrics"]:
             metrics[label] = kept["metrics"]

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedrec.baselines.base import Histories, native
+from fedrec.baselines.base import Histories
 from fedrec.baselines.pairwise import Bprmf, BprmfConfig
 from fedrec.data.client_data import nth_outside
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed
 from fedrec.errors import DataError
 from fedrec.rng import stream
+from fedrec.runtime.compilation import compiled
 
 # Substitutes for selected rows: distinct items that the user does not have. UPC-SDG does not
 # specify what happens if two rows of a user get the same substitute. Here a profile keeps its size:
@@ -179,7 +181,7 @@ def drawn_by_weight(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     return found
 
 
-@native(boundscheck=False)
+@partial(compiled, flags={})  # sums in the order of the items
 def _draw(weights: np.ndarray, uniform: np.ndarray, found: np.ndarray) -> None:
     """See `drawn_by_weight`. Sums of several rows at once: each addition waits for the one before
     it in its row."""

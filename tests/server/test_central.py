@@ -11,7 +11,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 import fedrec
-from fedrec.baselines.private import chosen_items
+from fedrec.baselines.private import base as private_base
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RefusalError
 from fedrec.evaluation.central import evaluate_baselines
@@ -118,7 +118,7 @@ def test_broken_off_between_two_systems_nothing_is_lost(central, tmp_path, befor
 def test_a_release_that_is_repeated_is_charged_again_only_with_other_noise(
     central, tmp_path, monkeypatch, mode, charges
 ):
-    monkeypatch.setattr(chosen_items, "clipped_gram", killed)
+    monkeypatch.setattr(private_base, "clipped_gram", killed)
     table = central([{**GRAM, "mode": mode}])
     with pytest.raises(KeyboardInterrupt):
         runner.run(table, output=tmp_path / "run")
