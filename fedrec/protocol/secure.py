@@ -56,7 +56,7 @@ class ShareOrder(Words):
         proofs: proofs of their origin, see `listed`; empty without proofs.
         counts: number of clients that each node is asked for, 4 bytes per node.
         bits: binary digits after the point.
-        training: digest of the training order that follows, see `fedrec.secure.fixed_point`.
+        training: digest of the training order that follows, see `fedrec.secure.vector.digest_of`.
     """
 
     session: bytes

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -13,36 +12,28 @@ from fedrec.protocol.messages import ARRAYS, CONFIG, config_of, read_arrays
 from fedrec.protocol.secure import KEY_BYTES, Words
 from fedrec.protocol.serialization import to_record
 
+_MASKED = "masked"
 _MOST_PROOF = 8192  # bytes
-
 
 AnyWords = TypeVar("AnyWords", bound=Words)
 
 
-def pack_masked(parts: Mapping[str, np.ndarray]) -> RecordDict:
-    """The answer to a training message under secure aggregation: only the masked sum, as its parts
-    (`fedrec.secure.vector.sent_parts`)."""
-    return RecordDict({ARRAYS: to_record(parts)})
+def pack_masked(masked: np.ndarray) -> RecordDict:
+    """The answer to a training message under secure aggregation: only the masked sum, `uint64
+    [length]`."""
+    return RecordDict({ARRAYS: to_record({_MASKED: masked})})
 
 
-def unpack_masked(content: RecordDict, like: Mapping[str, np.ndarray]) -> np.ndarray:
+def unpack_masked(content: RecordDict, length: int) -> np.ndarray:
     """A node's masked sum, `uint64 [length]`, which is untrusted input.
 
-    Args:
-        content: the answer.
-        like: parts of the expected types and lengths.
-
     Raises:
-        ValueError: its parts are others.
+        ValueError: it has another type or length.
     """
-    arrays = read_arrays(content)
-    for name, one in like.items():
-        part = arrays[name]
-        if part.dtype != one.dtype or part.shape != one.shape:
-            raise ValueError(
-                f"expected {one.dtype} {list(one.shape)}, got {part.dtype} {list(part.shape)}"
-            )
-    return np.concatenate([arrays[name].astype(np.uint64) for name in like])
+    masked = read_arrays(content)[_MASKED]
+    if masked.dtype != np.uint64 or masked.shape != (length,):
+        raise ValueError(f"expected uint64 [{length}], got {masked.dtype} {list(masked.shape)}")
+    return masked
 
 
 def pack_words(words: Words) -> RecordDict:

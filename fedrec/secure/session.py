@@ -41,7 +41,7 @@ class Session:
         quorum: number of nodes required for a sum, and of shares for a secret.
         bits: binary digits after the point.
         counts: number of clients that each node is asked for.
-        training: digest of the training order, see `fedrec.secure.fixed_point`.
+        training: digest of the training order, see `fedrec.secure.vector.digest_of`.
         proofs: proof of the origin of each channel key; empty without proofs.
 
     Attributes:
