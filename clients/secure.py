@@ -86,7 +86,7 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
     node.session_secrets.begin(
         order.session,
         {
-            "place": _number(order.place),
+            "place": _number(order.position),
             "channels": order.channels,
             "counts": order.counts,
             "bits": _number(order.bits),
@@ -94,16 +94,16 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
             "terms": terms,
             "mask-seed": mask_seed,
             "self-seed": self_seed,
-            "mask-share": dealt[order.place][0],
-            "self-share": dealt[order.place][1],
+            "mask-share": dealt[order.position][0],
+            "self-share": dealt[order.position][1],
         },
     )
     sealed = {
         place: keys.sealed(
-            channel, channels[place], _route(terms, order.place, place), pair, mask_key
+            channel, channels[place], _route(terms, order.position, place), pair, mask_key
         )
         for place, pair in enumerate(dealt)
-        if place != order.place
+        if place != order.position
     }
     return ShareReply(mask_key, keys.commitment_of(self_seed), joined(sealed, nodes, SEALED_BYTES))
 
@@ -254,7 +254,7 @@ def _channels(node: Node, order: ShareOrder) -> list[bytes]:
     """Public channel keys of all nodes, of a session that this node takes part in."""
     sound = len(order.session) == SESSION_BYTES and len(order.channels) % KEY_BYTES == 0
     channels = pieces(order.channels, KEY_BYTES) if sound else []
-    if not 0 <= order.place < len(channels) or channels[order.place] != keys.public_of(
+    if not 0 <= order.position < len(channels) or channels[order.position] != keys.public_of(
         _channel(node)
     ):
         raise _unsound("a list of nodes without this one")

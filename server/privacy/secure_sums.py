@@ -46,11 +46,14 @@ from fedrec.protocol.messages import (
     SECURE_UNMASK,
     pack_sum,
     pack_train,
+    pack_words,
+    unpack_channel,
+    unpack_masked,
     unpack_train_order,
+    unpack_words,
 )
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.secure import KEY_BYTES, SEALED_BYTES, SEED_BYTES, ShareReply, UnmaskReply
-from fedrec.protocol.secure_messages import pack_words, unpack_channel, unpack_masked, unpack_words
 from fedrec.protocol.serialization import zero_copy_arrays
 from fedrec.secure import vector
 from fedrec.secure.session import Session
@@ -165,9 +168,8 @@ class SecureSums:
         channels, proofs = (
             zip(*(self._channels[node] for node in nodes), strict=True) if nodes else ((), ())
         )
-        bits = vector.session_bits(
-            order.protection, sum(counts), len(counts), self.settings.largest
-        )
+        largest = self.settings.largest
+        bits = vector.session_bits(order.protection, sum(counts), len(counts), largest)
         session = Session(
             channels,
             self.settings.quorum(len(nodes)),
@@ -183,10 +185,7 @@ class SecureSums:
         }
         numbers = vector.length(shapes)
         masked, replies = self._ask(
-            nodes,
-            orders,
-            MessageType.TRAIN,
-            lambda found: unpack_masked(found, numbers),
+            nodes, orders, MessageType.TRAIN, lambda reply: unpack_masked(reply, numbers)
         )
         most = self.experiment.engine.max_failures
         answers([*heard, *replies], sent=list(groups), max_failures=most, dropped=self.dropped)

@@ -21,11 +21,16 @@ from fedrec.protocol.messages import (
     INITIAL,
     SECURE_SHARES,
     SECURE_UNMASK,
+    pack_channel,
+    pack_masked,
     pack_sum,
     pack_train,
+    pack_words,
+    unpack_channel,
     unpack_parameters,
     unpack_sum,
     unpack_train,
+    unpack_words,
 )
 from fedrec.protocol.orders import TrainOrder, TrainSum
 from fedrec.protocol.secure import (
@@ -38,13 +43,6 @@ from fedrec.protocol.secure import (
     listed,
     pieces,
     unlisted,
-)
-from fedrec.protocol.secure_messages import (
-    pack_channel,
-    pack_masked,
-    pack_words,
-    unpack_channel,
-    unpack_words,
 )
 from fedrec.protocol.serialization import from_the_network, to_record, zero_copy_arrays
 from fedrec.protocol.updates import dense_change, network_bytes

@@ -23,8 +23,11 @@ from fedrec.report.comparison import bootstrap_intervals
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-_LEFT, _RIGHT = 66, 466  # ends of the axes, in the units of `chart.html.j2`
-_BOTTOM, _TOP = 212, 14
+# ends of the axes, in the units of `chart.html.j2`
+_LEFT = 66
+_RIGHT = 466
+_BOTTOM = 212
+_TOP = 14
 _POINTS = 200  # points of a line; more are not visible
 _TICKS = 5
 
