@@ -47,8 +47,7 @@ from fedrec.protocol.secure import (
     unlisted,
 )
 from fedrec.protocol.updates import Change
-from fedrec.secure import fixed_point, keys, vector
-from fedrec.secure.fixed_point import digest_of
+from fedrec.secure import keys, vector
 
 log = logging.getLogger("fedrec")
 _PLACE_BYTES = 4
@@ -87,7 +86,7 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
     node.session_secrets.begin(
         order.session,
         {
-            "place": _number(order.place),
+            "place": _number(order.position),
             "channels": order.channels,
             "counts": order.counts,
             "bits": _number(order.bits),
@@ -95,26 +94,23 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
             "terms": terms,
             "mask-seed": mask_seed,
             "self-seed": self_seed,
-            "mask-share": dealt[order.place][0],
-            "self-share": dealt[order.place][1],
+            "mask-share": dealt[order.position][0],
+            "self-share": dealt[order.position][1],
         },
     )
     sealed = {
         place: keys.sealed(
-            channel, channels[place], _route(terms, order.place, place), pair, mask_key
+            channel, channels[place], _route(terms, order.position, place), pair, mask_key
         )
         for place, pair in enumerate(dealt)
-        if place != order.place
+        if place != order.position
     }
     return ShareReply(mask_key, keys.commitment_of(self_seed), joined(sealed, nodes, SEALED_BYTES))
 
 
-def masked_sum(
-    node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder
-) -> dict[str, np.ndarray]:
-    """Train the clients of an order; returns their masked sum and counts, as the parts that are
-    sent (`vector.sent_parts`). On a real node, a sum that is too large for the fixed point counts
-    as zero.
+def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> np.ndarray:
+    """Train the clients of an order; returns their masked sum and counts, `uint64 [length]`. On a
+    real node, a sum that is too large for the fixed point counts as zero.
 
     Raises:
         RefusalError: the order is not one of the node's present session or has other terms, a sum
@@ -135,8 +131,8 @@ def masked_sum(
     mask_keys = there(pieces(secure.mask_keys, KEY_BYTES))
     counts = counts_in(secrets["counts"])
     bits = _read(secrets["bits"])
-    form = _form_of_order(node, order, counts, place, bits)
-    if digest_of(order, arrays) != secrets["training"]:
+    _check_order(node, order, counts, place, bits)
+    if vector.digest_of(order, arrays) != secrets["training"]:
         raise _unsound("a training order other than the one that the nodes agreed on")
     kept = _received(node, secure, secrets, mask_keys)
     accepted = node.accept(order)
@@ -155,13 +151,12 @@ def masked_sum(
             f"an order in which {reply.clients} of its clients take part: the sum would have only"
             " other nodes' clients"
         )
-    numbers = _encoded(node, reply, arrays, shapes, form, len(counts))
+    numbers = _encoded(node, reply, arrays, shapes, bits, len(counts))
     numbers += keys.own_mask(secrets["self-seed"], len(numbers))
     others = keys.without(mask_keys, place)
-    numbers += keys.pairwise_mask(
+    return numbers + keys.pairwise_mask(
         keys.key_of(secrets["mask-seed"]), place, others, secure.session, len(numbers)
     )
-    return vector.sent_parts(numbers, form.kind)
 
 
 def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
@@ -209,19 +204,19 @@ def _encoded(
     reply: TrainSum,
     arrays: Mapping[str, np.ndarray],
     shapes: vector.Shapes,
-    form: vector.Form,
+    bits: int,
     nodes: int,
 ) -> np.ndarray:
     """A reply as integers; zero where it is too large and the node must not reveal this."""
     try:
-        return vector.encoded(reply, arrays, shapes, form, nodes)
+        return vector.encoded(reply, arrays, shapes, bits, nodes)
     except ClientError as error:
         if not node.hides_failures:
             raise
         log.error("the node's sum is too large and counts as zero", exc_info=error)
         zeros: dict[str, Change] = {name: np.zeros_like(arrays[name]) for name in shapes}
         nothing = TrainSum(zeros, reply.clients, 0.0, 0, 0.0, 0)
-        return vector.encoded(nothing, arrays, shapes, form, nodes)
+        return vector.encoded(nothing, arrays, shapes, bits, nodes)
 
 
 def _received(
@@ -259,7 +254,7 @@ def _channels(node: Node, order: ShareOrder) -> list[bytes]:
     """Public channel keys of all nodes, of a session that this node takes part in."""
     sound = len(order.session) == SESSION_BYTES and len(order.channels) % KEY_BYTES == 0
     channels = pieces(order.channels, KEY_BYTES) if sound else []
-    if not 0 <= order.place < len(channels) or channels[order.place] != keys.public_of(
+    if not 0 <= order.position < len(channels) or channels[order.position] != keys.public_of(
         _channel(node)
     ):
         raise _unsound("a list of nodes without this one")
@@ -282,23 +277,23 @@ def _refuse_terms(node: Node, order: ShareOrder, nodes: int) -> None:
     counts = counts_in(order.counts) if len(order.counts) == COUNT_BYTES * nodes else []
     if len(counts) < nodes or min(counts) < 1:
         raise _unsound("nodes that contribute no client")
-    if not 0 <= order.bits <= fixed_point.MOST_BITS:
+    if not 0 <= order.bits <= vector.MOST_BITS:
         raise _unsound(f"{order.bits} binary digits")
 
 
-def _form_of_order(
+def _check_order(
     node: Node, order: TrainOrder, counts: Sequence[int], place: int, bits: int
-) -> vector.Form:
-    """The form of the numbers of an order; refuses one whose terms differ from those of the
-    session, or do not follow from the experiment."""
+) -> None:
+    """Refuse an order whose terms differ from those of the session, or do not follow from the
+    experiment."""
     if order.clients is None or len(set(order.clients.tolist())) != counts[place]:
         raise _unsound(
             f"an order for other clients than the {counts[place]} that the other nodes were given"
         )
-    form = vector.Form.of(node.experiment, _settings(node), order, counts)
-    if bits != form.bits:
-        raise _unsound(f"{bits} binary digits, where {form.bits} follow from the experiment")
-    return form
+    largest = _settings(node).largest
+    expected = vector.session_bits(order.protection, sum(counts), len(counts), largest)
+    if bits != expected:
+        raise _unsound(f"{bits} binary digits, where {expected} follow from the experiment")
 
 
 def _terms(order: ShareOrder) -> bytes:

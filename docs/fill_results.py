@@ -39,7 +39,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the results beside these pages, whichever checkout is installed
 
-from fedrec.report.inputs import budgets, input_codes  # noqa: E402
+from fedrec.report.inputs import budgets_line, inputs_line  # noqa: E402
 from simulations.bench.declaration import bench  # noqa: E402
 from simulations.bench.results import NUMBERS, number_text, recorded_cells, state  # noqa: E402
 from simulations.reproduce.recorded import (  # noqa: E402
@@ -137,11 +137,8 @@ def _table(name: str, options: Sequence[str], results: Mapping[str, Recorded]) -
         told.append("† Settings were chosen on rows of the data of which this table tests some.")
     if study.inputs and not given.keys() & {"pivot", "differences"}:
         inputs = {row: study.inputs[row] for row in rows if row in study.inputs}
-        codes = input_codes(inputs)
-        head.append("inputs")
-        for line in lines:
-            line.append(codes.codes.get(line[0], ""))
-        told += [f"{one[:1].upper()}{one[1:]}." for one in (*codes.lines, *budgets(inputs))]
+        below = [line for line in (inputs_line(inputs), budgets_line(inputs)) if line]
+        told += [f"{line[:1].upper()}{line[1:]}." for line in below]
     if "paper" in given:
         theirs = printed(name)
         head.append("paper")
@@ -151,8 +148,8 @@ def _table(name: str, options: Sequence[str], results: Mapping[str, Recorded]) -
     for line in lines:
         line[0] += " †" if line[0] in marked else ""
     text = [f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines]]
-    below = [part for one in (*told, study.source) for part in ("", one)]
-    return "\n".join([*text, *below]).replace("|  |", "| |") + "\n"
+    paragraphs = [part for one in (*told, study.source) for part in ("", one)]
+    return "\n".join([*text, *paragraphs]).replace("|  |", "| |") + "\n"
 
 
 def _cells(study: Recorded, given: Mapping[str, str], digits: int) -> dict[tuple[str, str], Cell]:

@@ -165,7 +165,6 @@ SET_BY_NOBODY = {
     "ReaderConfig": "items_without_vector verify",
     "RecencyConfig": "decay",
     "ReplacementConfig": "users",
-    "RoundingConfig": "largest",
     "SampledListsConfig": "items",
     "SasRecConfig": "blocks heads",
     "ScaleConfig": "scale",

@@ -23,7 +23,6 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.lateness import Lateness
 from fedrec.experiment.sections import (
     Section,
-    component_of,
     component_settings,
     nested_sections,
     resolved_section,
@@ -42,30 +41,6 @@ from fedrec.experiment.tables import (
     SecureAggregationConfig,
 )
 from fedrec.privacy.config import PrivacyConfig
-
-# Compression beside secure aggregation: masks are integers, so what clients send has to be whole
-# multiples of one step.
-
-
-def common_grid(compression: Section) -> tuple[float, int]:
-    """The step of a compression, and the largest multiple of it that a client sends.
-
-    Raises:
-        ExperimentError: its clients do not round to one grid.
-    """
-    grid = component_of(registry.COMPRESSION, compression).grid
-    if grid is None:
-        raise ExperimentError(
-            f"compression {compression.name!r} does not work with secure-aggregation: masks hide"
-            " the sum of integers over whole tables, so rows, scales and coordinates that differ"
-            " between clients cannot be added up behind them",
-            expected="compression.name = 'rounding' with compression.largest, which rounds all"
-            " clients' numbers to the same multiples of one step",
-            got=f"compression {compression.name!r} without a common grid",
-            fix="set compression.name = 'rounding' and compression.largest = 0.1 or another bound"
-            " on a number of an update, or leave out one of the two tables",
-        )
-    return grid
 
 
 class Experiment(DataSettings):
@@ -253,7 +228,13 @@ class Experiment(DataSettings):
                 registry.COMPRESSION, self.compression, seed=self.seed
             )
             if self.secure_aggregation:
-                common_grid(self.compression)  # refuses others
+                raise ExperimentError(
+                    "[compression] and secure-aggregation cannot be combined: masks hide sums over"
+                    " whole tables, not the rows and scales of single clients",
+                    expected="one of the two",
+                    got="both",
+                    fix="leave out one of the two tables",
+                )
         if self.privacy is not None and self.federated:
             sections["privacy"] = self.privacy.resolved()
         resolved = self.model_copy(update=sections)

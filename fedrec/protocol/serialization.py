@@ -131,13 +131,13 @@ def _spelling(kind: np.dtype) -> str:
 class _OpenedArray(ZeroCopyArray):
     """Shared memory of another process; `live` is read-only."""
 
-    def __init__(self, *place: Any) -> None:
-        self.place = place
-        super().__init__(kept_open(*place))
+    def __init__(self, *address: Any) -> None:
+        self.address = address
+        super().__init__(kept_open(*address))
 
     def numpy(self) -> np.ndarray:
         """A writable copy of the values, `[...]`; the owner does not see changes."""
-        return private(*self.place)
+        return private(*self.address)
 
 
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:

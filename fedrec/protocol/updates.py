@@ -68,12 +68,12 @@ class SparseUpdate:
 Change: TypeAlias = "np.ndarray | SparseUpdate"
 
 
-def added(one: Change, other: Change, table: np.ndarray) -> Change:
+def added(first: Change, second: Change, table: np.ndarray) -> Change:
     """Sum of two changes of a table `[items, d]`, float64; it names rows when both do."""
-    if isinstance(one, SparseUpdate) and isinstance(other, SparseUpdate):
-        return one + other
-    whole = (own.dense(table) if isinstance(own, SparseUpdate) else own for own in (one, other))
-    return np.add(*whole, dtype=np.float64)  # without a float64 copy of each
+    if isinstance(first, SparseUpdate) and isinstance(second, SparseUpdate):
+        return first + second
+    dense = (c.dense(table) if isinstance(c, SparseUpdate) else c for c in (first, second))
+    return np.add(*dense, dtype=np.float64)  # without a float64 copy of each
 
 
 def dense_change(change: Change, table: np.ndarray) -> np.ndarray:
@@ -194,31 +194,31 @@ class SparseAccumulator:
         self.values = values
 
 
-# Symmetric matrices by what is on and above their diagonal, row after row.
+# Symmetric matrices by their numbers on and above the diagonal, row after row.
 
 _Rows = TypeVar("_Rows", int, np.ndarray)
 
 
 def numbers_of(rows: _Rows) -> _Rows:
-    """How many numbers the triangle of so many rows has; of many numbers of rows, `int64 [n]`."""
+    """Number of numbers in the triangle of a matrix with `rows` rows, or `int64 [n]` of many."""
     return rows * (rows + 1) // 2
 
 
 def upper(matrix: np.ndarray) -> np.ndarray:
     """The triangle of a matrix `[n, n]`, `[n (n + 1) / 2]`."""
-    return matrix[_places(len(matrix))]
+    return matrix[_upper_mask(len(matrix))]
 
 
 def mirrored(triangle: np.ndarray, rows: int) -> np.ndarray:
     """The symmetric matrix `[rows, rows]` of a triangle `[rows (rows + 1) / 2]`."""
-    found = np.empty((rows, rows), dtype=triangle.dtype)
-    places = _places(rows)
-    found[places] = triangle
-    found.T[places] = triangle
-    return found
+    matrix = np.empty((rows, rows), dtype=triangle.dtype)
+    mask = _upper_mask(rows)
+    matrix[mask] = triangle
+    matrix.T[mask] = triangle
+    return matrix
 
 
-def _places(rows: int) -> np.ndarray:
+def _upper_mask(rows: int) -> np.ndarray:
     return ~np.tri(rows, k=-1, dtype=bool)
 
 
@@ -314,14 +314,14 @@ def expanded(form: str, data: bytes, kind: np.dtype, shape: tuple[int, ...]) -> 
     values = np.frombuffer(data[count * ROW_BYTES :], kind)
     if count and (rows[0] < 0 or rows[-1] >= shape[0] or (np.diff(rows) <= 0).any()):
         raise ValueError(f"rows that are not ascending within {shape[0]}")
-    found = np.zeros(shape, kind)
+    array = np.zeros(shape, kind)
     if form == ROWS:
-        found[rows] = values.reshape(count, *shape[1:])
-        return found
-    if shape != (shape[0], shape[0]):
+        array[rows] = values.reshape(count, *shape[1:])
+    elif shape == (shape[0], shape[0]):
+        array[np.ix_(rows, rows)] = mirrored(values, count)
+    else:
         raise ValueError(f"a triangle of a matrix with shape {shape}")
-    found[np.ix_(rows, rows)] = mirrored(values, count)
-    return found
+    return array
 
 
 def _form(array: np.ndarray) -> tuple[str, np.ndarray]:

@@ -46,14 +46,16 @@ from fedrec.protocol.messages import (
     SECURE_UNMASK,
     pack_sum,
     pack_train,
+    pack_words,
+    unpack_channel,
+    unpack_masked,
     unpack_train_order,
+    unpack_words,
 )
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.secure import KEY_BYTES, SEALED_BYTES, SEED_BYTES, ShareReply, UnmaskReply
-from fedrec.protocol.secure_messages import pack_words, unpack_channel, unpack_masked, unpack_words
 from fedrec.protocol.serialization import zero_copy_arrays
 from fedrec.secure import vector
-from fedrec.secure.fixed_point import digest_of
 from fedrec.secure.session import Session
 from server.cohort import Roster
 from server.exchange import DroppedReplies, answers
@@ -166,13 +168,14 @@ class SecureSums:
         channels, proofs = (
             zip(*(self._channels[node] for node in nodes), strict=True) if nodes else ((), ())
         )
-        form = vector.Form.of(self.experiment, self.settings, order, counts)
+        largest = self.settings.largest
+        bits = vector.session_bits(order.protection, sum(counts), len(counts), largest)
         session = Session(
             channels,
             self.settings.quorum(len(nodes)),
-            form.bits,
+            bits,
             counts,
-            digest_of(order, theta),
+            vector.digest_of(order, theta),
             proofs if any(proofs) else (),
         )
         heard += self._deal(session, nodes)
@@ -180,12 +183,9 @@ class SecureSums:
             place: pack_train(record, replace(order, clients=groups[nodes[place]], secure=masking))
             for place, masking in session.mask_orders().items()
         }
-        like = vector.sent_parts(np.zeros(vector.length(shapes), dtype=np.uint64), form.kind)
+        numbers = vector.length(shapes)
         masked, replies = self._ask(
-            nodes,
-            orders,
-            MessageType.TRAIN,
-            lambda found: unpack_masked(found, like),
+            nodes, orders, MessageType.TRAIN, lambda reply: unpack_masked(reply, numbers)
         )
         most = self.experiment.engine.max_failures
         answers([*heard, *replies], sent=list(groups), max_failures=most, dropped=self.dropped)
@@ -202,7 +202,7 @@ class SecureSums:
                 session.quorum,
             )
             return _nothing(shapes)
-        return vector.decoded(total, shapes, form)
+        return vector.decoded(total, shapes, bits)
 
     def _present(self, nodes: Sequence[int]) -> list[int]:
         """The online ones of some nodes; if they are too few for a sum, this waits for more, up to

@@ -315,19 +315,18 @@ def _print(rows: Mapping[str, Mapping[str, Any]], results: list[Result]) -> None
     from rich.console import Console
     from rich.table import Table
 
-    from fedrec.report.inputs import input_codes
+    from fedrec.report.inputs import inputs_line
     from fedrec.report.privacy_total import shown_together
     from simulations.demo import ROWS
 
-    codes = input_codes({row.system: rows[row.system]["inputs"] for row in ROWS})
-    table = Table("system", *_METRICS, "epsilon", "inputs", "what it is")
+    table = Table("system", *_METRICS, "epsilon", "what it is")
     for row in ROWS:
         values = rows[row.system]
         epsilon = values["epsilon"]
         private = epsilon is not None and math.isfinite(epsilon)
         cells = [f"{values[name]:.3f}" for name in _METRICS]
         spent = f"{epsilon:.2f}" if private else "-"
-        table.add_row(row.system, *cells, spent, codes.codes[row.system], row.what)
+        table.add_row(row.system, *cells, spent, row.what)
     console = Console()
     console.print(table)
     private = next(result for result in results if result.privacy)
@@ -335,7 +334,7 @@ def _print(rows: Mapping[str, Mapping[str, Any]], results: list[Result]) -> None
     seed = results[0].experiment.seed
     console.print(f"The same {count} test users in each row, seed {seed}.", highlight=False)
     for line in [
-        *codes.lines,
+        inputs_line({row.system: rows[row.system]["inputs"] for row in ROWS}),
         *private.privacy[:1],
         *shown_together([one.folder for one in results]),
     ]:

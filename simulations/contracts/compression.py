@@ -47,19 +47,6 @@ class CompressionContract(RunContract):
         sent = network_bytes(self._encoded(change))
         assert_that(0 < sent <= plain, f"{sent} bytes, where the update has {plain}")
 
-    def test_a_common_grid_has_all_numbers(self) -> None:
-        """Whole multiples of its step, and not too large ones; without a grid nothing is tested."""
-        grid = self._made().grid
-        if grid is None:
-            return
-        for name, change in _changes().items():
-            whole = dense_change(self._decoded(self._encoded(change), change.shape), np.zeros(0))
-            multiples = whole / grid.step
-            apart = float(np.abs(multiples - np.rint(multiples)).max(initial=0.0))
-            assert_that(apart < 1e-6, f"a number of {name} is off the grid")
-            most = float(np.abs(multiples).max(initial=0.0))
-            assert_that(most < grid.most + 0.5, f"{most:.0f} steps of {name}, above {grid.most}")
-
     def test_it_is_a_function_of_its_streams(self) -> None:
         """The same streams give the same bits, and the update is not changed in place."""
         for change in _changes().values():
@@ -92,10 +79,10 @@ class CompressionContract(RunContract):
         return self.cls(self.config())
 
     def _encoded(self, change: Change) -> Payload:
-        return self._made().encode(change, stream(0, "own"), stream(0, "common"))
+        return self._made().encode(change, stream(0, "own"))
 
     def _decoded(self, payload: Payload, shape: tuple[int, ...]) -> Change:
-        return self._made().decode(payload, shape, stream(0, "common"))
+        return self._made().decode(payload, shape)
 
 
 def _changes() -> dict[str, Any]:

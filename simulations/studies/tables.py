@@ -16,14 +16,14 @@ from scipy.stats import ttest_rel
 
 from fedrec.report.comparison import wilcoxon
 from fedrec.report.inputs import COLUMNS as INPUT_COLUMNS
-from fedrec.report.inputs import Inputs, budgets, input_codes
+from fedrec.report.inputs import Inputs, budgets_line, inputs_line
 from fedrec.report.privacy_total import shown_together
 from fedrec.runtime.files import write_atomically
 from simulations.studies.declaration import Cell, Found, Study, TaskJob
 
 COLUMNS = (
     *("dataset", "model", "metric", "published", "ours", "low", "high", "draws", "difference"),
-    *("inputs", *INPUT_COLUMNS),
+    *INPUT_COLUMNS,
 )
 Rows = tuple[str, ...]
 
@@ -144,8 +144,7 @@ def comparison(
     Returns:
         Columns `COLUMNS`. `low` and `high` bound a 95 % interval: over draws (Student's t) where
         there are two or more, over the users of the run where there is one; NaN if neither is
-        known, or without a result. `inputs` are codes that `input_notes` explains, empty where a
-        row states none, as that of a difference.
+        known, or without a result.
     """
     found = list(found)
     ours: dict[Cell, list[Found]] = {}
@@ -155,28 +154,25 @@ def comparison(
     if best:
         cells.sort(key=lambda cell: (cell[2], _loss(ours.get(cell, []))))
     stated = inputs_of(found)
-    names = _names(stated)
-    codes = input_codes({name: stated[row] for row, name in names.items()}).codes
     rows = []
     for cell in cells:
         row = _row(cell, known.get(cell, math.nan), ours.get(cell, []))
         inputs = stated.get(cell[:2])
-        code = codes[names[cell[:2]]] if inputs is not None and cell in ours else ""
-        rows.append(row | {"inputs": code} | (inputs.cells() if inputs else {}))
+        rows.append(row | (inputs.cells() if inputs else {}))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def input_notes(found: Iterable[Found]) -> list[str]:
-    """What codes of inputs mean, client-rounds and numbers of settings tried, and for each data set
-    a warning where the inputs of rows differ."""
+    """The inputs of the rows of each data set, client-rounds and numbers of settings tried."""
     stated = inputs_of(found)
-    named = {name: stated[row] for row, name in _names(stated).items()}
-    warnings = [
-        input_codes({row[1]: inputs for row, inputs in stated.items() if row[0] == data}).warning
-        for data in dict.fromkeys(row[0] for row in stated)
-    ]
-    legend = input_codes(named).legend
-    return [line for line in (legend, *dict.fromkeys(warnings), *budgets(named)) if line]
+    data_sets = dict.fromkeys(row[0] for row in stated)
+    lines = {
+        data: inputs_line({row[1]: inputs for row, inputs in stated.items() if row[0] == data})
+        for data in data_sets
+    }
+    named = [f"{data}: {line}" if len(lines) > 1 else line for data, line in lines.items() if line]
+    budgets = budgets_line({name: stated[row] for row, name in _names(stated).items()})
+    return [*named, budgets] if budgets else named
 
 
 def inputs_of(found: Iterable[Found]) -> dict[tuple[str, str], Inputs]:
@@ -296,10 +292,10 @@ def _uncut(found: Sequence[Found]) -> tuple[float, float, float]:
 
 
 def cells_of(row: Mapping[Any, Any]) -> list[str]:
-    """A row as texts: dataset, model, metric, published, ours, interval, inputs."""
+    """A row as texts: dataset, model, metric, published, ours, interval."""
     span = "" if math.isnan(row["low"]) else f"{row['low']:.4f} to {row['high']:.4f}"
     names = [str(row[name]) for name in ("dataset", "model", "metric")]
-    return [*names, number(row["published"]), number(row["ours"]), span, str(row["inputs"])]
+    return [*names, number(row["published"]), number(row["ours"]), span]
 
 
 def number(value: float) -> str:
@@ -311,11 +307,8 @@ def number(value: float) -> str:
 
 def markdown(table: pd.DataFrame, title: str, notes: Iterable[str]) -> str:
     """The table as Markdown."""
-    head = ["dataset", "model", "metric", "published", "ours", "95 % interval", "inputs"]
+    head = ["dataset", "model", "metric", "published", "ours", "95 % interval"]
     rows = [cells_of(row) for row in table.to_dict("records")]
-    if not any(row[-1] for row in rows):
-        head.pop()
-        rows = [row[:-1] for row in rows]
     lines = [f"# {title}", "", _line(head), _line(["---"] * len(head)), *map(_line, rows)]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
 
