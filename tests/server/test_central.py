@@ -49,8 +49,11 @@ class Stop(Callback):
         super().__init__()
         self.before, self.told = before, []
 
-    def on_baseline(self, label, number, total):
-        self.told.append((label, number, total))
+    def on_event(self, event):
+        if not event.system:
+            return
+        number = int(event.text.removeprefix("system ").partition("/")[0])
+        self.told.append(number)
         if number == self.before:
             raise KeyboardInterrupt
 
@@ -107,7 +110,7 @@ def test_broken_off_between_two_systems_nothing_is_lost(central, tmp_path, befor
     assert len(kept) == before - 1
     watcher = Stop(99)
     resumed = runner.resume(tmp_path / "broken", callbacks=[watcher])
-    assert [number for _, number, _ in watcher.told] == list(range(before, 4)), (
+    assert watcher.told == list(range(before, 4)), (
         "what was done is not done again"
     )
     assert resumed.baselines == whole.baselines and resumed.privacy == whole.privacy
@@ -177,7 +180,12 @@ def test_the_number_of_threads_is_that_of_the_engine_and_only_while_it_runs(
     """Of torch, and of the linear algebra of numpy and scipy."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before, seen = _pools(), []
-    watcher = type("Watch", (Callback,), {"on_baseline": lambda *told: seen.append(_pools())})()
+
+    def watched(self, event):
+        if event.system:
+            seen.append(_pools())
+
+    watcher = type("Watch", (Callback,), {"on_event": watched})()
     table = central(["popularity"], engine={"threads": 3})
     runner.run(table, output=tmp_path / "run", callbacks=[watcher])
     assert seen == [[3] * len(before)] and _pools() == before

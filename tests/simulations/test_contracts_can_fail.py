@@ -156,15 +156,21 @@ class PerNode(Reptile):
 class Loose(Reptile):
     """Has clients clip to ten times the clip norm."""
 
-    def protect(self, privacy):
-        privacy.plan = privacy.plan.at_clip_norm(10 * privacy.plan.clip_norm)
-        super().protect(privacy)
+    @property
+    def privacy(self):
+        return self._privacy
+
+    @privacy.setter
+    def privacy(self, privacy):
+        if privacy is not None:
+            privacy.plan = privacy.plan.at_clip_norm(10 * privacy.plan.clip_norm)
+        self._privacy = privacy
 
 
 class Unprotected(Reptile):
     """Accepts the privacy and ignores it."""
 
-    def protect(self, privacy): ...
+    privacy = property(lambda self: None, lambda self, privacy: None)
 
 
 class Still(Reptile):

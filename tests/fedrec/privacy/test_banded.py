@@ -483,7 +483,7 @@ def test_what_is_kept_of_the_noise_is_bounded_and_stated(load_tiny, mode):
     strategy = make_strategy(experiment, cohorts)
     plans = PhasePlans.of(experiment, experiment.privacy, strategy)
     source = source_of(mode, 0)
-    plans.protect(strategy, source, lambda number, event: None)
+    plans.protect(strategy, source, lambda number: None)
     privacy = strategy.privacy
     theta = {"x": np.zeros((50, 3), dtype=np.float32)}
     (plan,) = plans.plans.values()
@@ -497,7 +497,7 @@ def test_what_is_kept_of_the_noise_is_bounded_and_stated(load_tiny, mode):
     assert plan.mechanism.kept == 2
     assert most < sizes[-1] < most + 200
     assert any("at most 2 arrays" in line for line in plans.report(Accountant()).caveats)
-    again = type(privacy)(plan, privacy.phase, source, lambda number, event: None)
+    again = type(privacy)(plan, privacy.phase, source, lambda number: None)
     again.restore(privacy.state())
     assert privacy.keeps_noise == (mode == "secure")
     again.memory = dict(privacy.memory) if privacy.keeps_noise else {}
