@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from simulations.bench.probe import never_drawn
+from simulations.reproduce.bench import never_drawn
 from simulations.studies.declaration import Found, TaskJob
 from simulations.studies.runs import measure
 

@@ -12,7 +12,7 @@ from fedrec.errors import ExperimentError
 from simulations.studies.declaration import Cell, Study, declared
 
 FOLDER = Path(__file__).with_name("papers")
-PAPERS = ("privrec", "dp-vae", "targeted-dp", "pnbm", "upc-sdg", "adversaries")
+PAPERS = ("privrec", "dp-vae", "targeted-dp", "pnbm", "upc-sdg", "adversaries", "bench")
 NOT_HERE = {
     "privrec figure1": "a diagram of the system",
     "privrec table1": "notation",
@@ -31,6 +31,8 @@ NOT_HERE = {
 UNRECORDED = {
     "privrec figure9": "times of a machine, which other work on it changes",
     "privrec frontier-validation": "validation users, on whom settings are chosen",
+    "bench synthetic-leave-one-out": "made-up data, to see it work",
+    "bench synthetic-user-holdout": "made-up data, to see it work",
 }
 """Studies of which no numbers are recorded on purpose, with the reason; they are nowhere quoted."""
 

@@ -84,7 +84,6 @@ class Recorded:
         seeds: number of them.
         part: how many of the tasks were run, such as `3 of 23`; empty: all.
         tasks: the rows of each of those tasks; empty: all were run.
-        package: name and version of a package that brings the system; empty: fedrec.
         rows: by row and metric; a row's name begins with its data set where there are several.
         differences: of two rows paired by draw, by metric: mean, ends of the 95 % interval, p of
             the t-test, number of draws.
@@ -101,7 +100,6 @@ class Recorded:
     differences: Mapping[str, Mapping[str, tuple[float, ...]]]
     part: str = ""
     tasks: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    package: str = ""
     inputs: Mapping[str, Inputs] = field(default_factory=dict)
 
     @property
