@@ -290,7 +290,7 @@ def _joined(study: Study, before: dict[str, Any], found: dict[str, Any]) -> dict
 
 def _finished(jobs: list[TaskJob]) -> list[tuple[TaskJob, list[Found]]]:
     """What tasks found that were run with as many seeds as any."""
-    done = [(job, own[0]) for job in jobs if (own := job.found()) is not None]
+    done = [(job, own[0]) for job in jobs if (own := job.results()) is not None]
     seeds = Counter(job.task.name for job, _ in done)
     most = max(seeds.values(), default=0)
     return [own for own in done if seeds[own[0].task.name] == most or not own[0].task.seeded]

@@ -67,7 +67,7 @@ def write(
         known: what the paper prints.
         quick: whether it is the small version.
     """
-    done = [(job, own) for job in jobs if (own := job.found()) is not None]
+    done = [(job, own) for job in jobs if (own := job.results()) is not None]
     found = [(job.seed, one) for job, (numbers, _) in done for one in numbers]
     independent = draws((job, numbers) for job, (numbers, _) in done)
     table = comparison(known, (one for _, one in independent), best=study.best)

@@ -98,7 +98,9 @@ def test_a_study_has_all_numbers_and_bytes_of_the_arrays(tmp_path):
     jobs = study.jobs(folder.path, 1, quick=False)
     assert not run_study(folder, jobs)
     numbers = {
-        job.task.name: {one.metric: one for one in job.found()[0]} for job in jobs if job.found()
+        job.task.name: {one.metric: one for one in job.results()[0]}
+        for job in jobs
+        if job.results()
     }
     fedmf = numbers["fedmf"]
     assert {*METRICS, PROBE, "gap of discounted-hits@10, activity"} <= fedmf.keys()

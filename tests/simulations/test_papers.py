@@ -55,7 +55,7 @@ def done(name, path, only=""):
     assert not failures
     printed = published(study.paper, study.item, study.published)
     write(study, folder.path, jobs, printed, quick=True)
-    return study, [one for job in jobs for one in job.found()[0]]
+    return study, [one for job in jobs for one in job.results()[0]]
 
 
 def loaded(paper, item, name, seed=0):
