@@ -17,8 +17,18 @@ import pytest
 from fedrec.data.reader import data_directory
 from fedrec.errors import RunError
 from fedrec.runs.result import Result
-from simulations.reproduce.catalogue import NOT_HERE, PAPERS, UNRECORDED, studies
-from simulations.reproduce.recorded import Number, decimal, key, printed, record, recorded
+from simulations.reproduce.recorded import (
+    NOT_HERE,
+    PAPERS,
+    UNRECORDED,
+    Number,
+    decimal,
+    key,
+    printed,
+    record,
+    recorded,
+    studies,
+)
 from simulations.studies.declaration import TaskJob, declared
 from simulations.studies.runs import folder_of, run_study
 

@@ -17,8 +17,7 @@ from simulations.reproduce.bench import (
     never_drawn,
     protocol_table,
 )
-from simulations.reproduce.catalogue import find
-from simulations.reproduce.recorded import recorded
+from simulations.reproduce.recorded import find, recorded
 from simulations.studies.runs import folder_of, run_study
 
 STUDIES = find("bench", None)

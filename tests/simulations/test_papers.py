@@ -21,7 +21,7 @@ from fedrec.experiment.loading import load
 from fedrec.privacy.plan import Plan
 from simulations import runner
 from simulations.reproduce import dp_vae, measures
-from simulations.reproduce.catalogue import NOT_HERE, find, published, studies
+from simulations.reproduce.recorded import NOT_HERE, find, published, studies
 from simulations.studies.declaration import TaskJob
 from simulations.studies.runs import folder_of, gap, run_study, selected
 from simulations.studies.tables import comparison, write
