@@ -31,7 +31,6 @@ docs: $(VENV)/.installed-docs  ## The documentation site, in site/; fails on a w
 	$(BIN)/python -m simulations.settings_page docs/settings.md
 	$(BIN)/python docs/fill_results.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	$(BIN)/fedrec bench page -o site/bench-results.html
 
 deploy-test: $(VENV)/.installed-test  ## Whole deployments on loopback: TLS, keys, attacks, faults (about ten minutes)
 	$(BIN)/pytest -n 2 --dist loadfile -m deployment --timeout=1800 $(ARGS)

@@ -15,7 +15,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.perturb.noisy_cooccurrence import disclosure
 from fedrec.perturb.substitutes import FIGURE, measured_similarity
 from fedrec.rng import stream
-from simulations.bench.probe import never_drawn
+from simulations.reproduce.bench import never_drawn
 from simulations.studies.declaration import Found, TaskJob
 from simulations.studies.runs import finished, measure
 
