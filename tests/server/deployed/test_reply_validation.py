@@ -512,7 +512,7 @@ def device(experiment, folder):
         state=folder / "state",
         data=folder / "data.csv",
         catalogue=folder / "catalogue.json",
-        place=0,
+        partition=0,
         numbers=True,
     )
 
