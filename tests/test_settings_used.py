@@ -137,8 +137,7 @@ SET_BY_NOBODY = {
     "PnbmConfig": "scale",
     "PoissonConfig": "cohort",
     "Policy": (
-        "largest_parameter least_noise most_epochs most_epsilon most_evaluations "
-        "most_negatives most_rounds most_seconds most_threads opted_in plugins report_errors"
+        "least_noise most_epsilon most_evaluations most_rounds opted_in plugins report_errors"
     ),
     "PopularityStartConfig": "floor noise_floor",
     "PosteriorConfig": "most_ratings",

@@ -188,9 +188,11 @@ def inputs_line(rows: Mapping[str, Inputs | None]) -> str:
 
 
 def budgets_line(rows: Mapping[str, Inputs | None]) -> str:
-    """Client-rounds and numbers of settings tried of a table's rows, where they are known: one number
-    if all rows have the same, each row's number if rows differ, the smallest and the largest if many
-    rows differ."""
+    """Client-rounds and numbers of settings tried of a table's rows, where they are known.
+
+    One number if all rows have the same, each row's number if rows differ, the smallest and the
+    largest if many rows differ.
+    """
     texts = []
     for title, field in BUDGETS.items():
         numbers = {

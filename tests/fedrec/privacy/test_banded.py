@@ -24,7 +24,6 @@ from fedrec.privacy.mechanisms.base import mechanism_of
 from fedrec.protocol.orders import Presence, TrainSum
 from fedrec.rng import Reproducible, source_of
 from fedrec.runs.folder import RunFolder
-from fedrec.testing import MechanismContract, SamplerContract
 from server.callbacks.base import Callback
 from server.checkpoint import make_strategy
 from server.cohort import Roster, SampledCohorts
@@ -35,6 +34,7 @@ from server.samplers import MinSeparation, MinSeparationConfig
 from simulations import runner
 from strategies.base import CohortStrategy
 from strategies.phases import STAGE_ONE, TwoStage
+from tests.component_checks import MechanismChecks, SamplerChecks
 from tests.runs import Interrupt, assert_close, assert_same_run, parameters_in
 
 SAMPLER = "sampler={name='min-separation', cohort=3, separation=4}"
@@ -393,7 +393,7 @@ class Hasty(MinSeparation):
 
 
 def test_the_contract_finds_a_schedule_that_is_not_kept():
-    class TestHasty(SamplerContract):
+    class TestHasty(SamplerChecks):
         component = Hasty
         settings: ClassVar = {"cohort": 3, "separation": 4}
 
@@ -594,7 +594,7 @@ class WrongSeparation(Banded):
     ],
 )
 def test_the_contract_finds_broken_mechanisms(broken, check):
-    class TestBroken(MechanismContract):
+    class TestBroken(MechanismChecks):
         component = broken
         settings: ClassVar = {"bands": 4}
         schedule = Scheduled(3, 1)
