@@ -129,9 +129,9 @@ def _nested(annotation: Any) -> type[Config] | None:
     """The configuration class of a table with fixed keys, or that of the component named in the
     table."""
     for kind in (annotation, *get_args(annotation)):
-        if isinstance(kind, type) and issubclass(kind, Config):
-            if kind.model_config.get("extra") == "forbid":
-                return kind
+        config = isinstance(kind, type) and issubclass(kind, Config)
+        if config and kind.model_config.get("extra") == "forbid":
+            return kind
     return None
 
 

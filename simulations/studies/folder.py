@@ -18,7 +18,6 @@ An interrupted sweep continues its started runs from their checkpoints.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -28,9 +27,8 @@ from shlex import quote
 from typing import Any
 
 from fedrec.errors import RunError
-from fedrec.runs.folder import RunFolder
-from fedrec.runs.result import present_names
-from fedrec.runtime.files import MOST_JSON, parse_json, read_json
+from fedrec.runs.folder import FORMAT, RunFolder
+from fedrec.runtime.files import read_json
 from fedrec.runtime.shared_memory import is_number, number
 from server.callbacks.base import Callback
 from simulations.studies.declaration import Job
@@ -104,7 +102,11 @@ class SweepFolder(StudyFolder):
             )
         self._values: dict[str, dict[str, float]] = {}
         try:
-            self.plan = SweepPlan.of_record(_with_present_names(self.read(SWEEP)))
+            record = self.read(SWEEP)
+            if record.get("format") != FORMAT:
+                got = f"format {record.get('format', 1)!r}, of another version of fedrec"
+                raise self.damaged(SWEEP, got)
+            self.plan = SweepPlan.of_record(record)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self.damaged(SWEEP, f"{type(error).__name__}: {error}") from None
 
@@ -250,12 +252,6 @@ def values_of(run: RunFolder) -> dict[str, float]:
             got=f"{type(error).__name__}: {error}",
             fix=f"remove {run.path} and run the same command again: that run is done again",
         ) from None
-
-
-def _with_present_names(record: Mapping[str, Any]) -> Any:
-    """What sweep.json has, which an earlier version may have written."""
-    text = present_names(json.dumps(record), int(record.get("format", 1)))
-    return parse_json(text, MOST_JSON)
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
