@@ -25,7 +25,7 @@ from clients.node import Node
 from clients.one_client import to_device
 from clients.participation import permitted
 from clients.step import Step
-from clients.step_checks import refuse_non_finite, refuse_unmatched, watch_plug_in
+from clients.step_checks import refuse_non_finite, refuse_unmatched
 from clients.steps.updates import Updates
 from clients.sums import CompressedUpdates, UpdateSum
 from fedrec.components.registry import MODEL, STEP, ours, resolve
@@ -243,7 +243,6 @@ class _RoundOfClients:
                 without rows. Clients are then trained alone, so that none is trained again to find
                 which one failed: the duration would reveal that one did.
         """
-        untouched = watch_plug_in(self.step, self.arrays)
         kept: dict[int, dict[str, Change]] = {}
         for worker, part in self.node.workers(self.step, self.clients, self.round):
             blocks = self._alone(worker, part) if hides_failures else self._blocks(worker, part)
@@ -254,7 +253,6 @@ class _RoundOfClients:
         for client, left in total.errors.items():
             kept[client] = {**kept.get(client, {}), **left}
         keep_private(self.node, kept, self.round)
-        untouched.refuse("step", self.step, f"in round {self.round}")
 
     def _blocks(self, step: Step, clients: np.ndarray) -> Iterator[_Block]:
         private = step.private_names(list(self.parameters))

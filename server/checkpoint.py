@@ -35,8 +35,7 @@ from fedrec.components.registry import STRATEGY, resolve
 from fedrec.errors import RunError
 from fedrec.experiment.schema import Experiment
 from fedrec.protocol.serialization import from_record, to_record, zero_copy_arrays
-from fedrec.runs.folder import FORMAT, RunFolder
-from fedrec.runs.result import present_names, written_names
+from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import MOST_JSON, open_atomically, parse_json
 from fedrec.runtime.process import uninterrupted
 from fedrec.runtime.ragged import add_prefix, strip_prefix
@@ -115,7 +114,6 @@ class Checkpoints:
         digest: digest of the experiment; a checkpoint of another one is refused.
         keep: how many remain.
         earlier: digests of the same experiment before it was amended.
-        version: format of the run folder, whose names of metrics the rows have.
     """
 
     def __init__(
@@ -125,12 +123,10 @@ class Checkpoints:
         *,
         keep: int,
         earlier: Iterable[str] = (),
-        version: int = FORMAT,
     ) -> None:
         self.folder = folder
         self.digest = digest
         self.keep = keep
-        self._version = version
         self._known = (digest, *earlier)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
@@ -145,7 +141,6 @@ class Checkpoints:
             experiment.digest(),
             keep=keep,
             earlier=run.digests,
-            version=run.version,
         )
 
     def begin(self, state: State) -> None:
@@ -185,8 +180,7 @@ class Checkpoints:
             "digest": self.digest,
             "arrays": list(arrays),
         }
-        text = written_names(json.dumps(about), self._version)
-        arrays["about"] = np.frombuffer(text.encode(), dtype=np.uint8)
+        arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
         with open_atomically(self._file(state.round)) as file:
             _write(file, arrays)
         for old in self._files()[: -self.keep]:
@@ -225,7 +219,7 @@ class Checkpoints:
             RunError: it belongs to another experiment, or to an earlier version.
         """
         with _damage_told():
-            about, arrays = _content(file, self._version)
+            about, arrays = _content(file)
         if about.get("changes") is not None:
             raise RunError(
                 f"checkpoint {file.name} has only the rows that changed since an earlier one",
@@ -287,12 +281,11 @@ def _damage_told() -> Iterator[None]:
         raise _Damaged(f"{type(error).__name__}: {error}") from None
 
 
-def _content(file: Path, version: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _content(file: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What the file says of the state, and its arrays."""
     with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
-    text = present_names(arrays.pop("about").tobytes().decode(), version)
-    about = parse_json(text, MOST_JSON)
+    about = parse_json(arrays.pop("about").tobytes(), MOST_JSON)
     if not isinstance(about, dict):
         raise ValueError("no description of the state")
     return about, arrays

@@ -97,7 +97,6 @@ SET_BY_NOBODY = {
     "FedrapStepConfig": "decay schedule",
     "FitConfig": "fine_tune signal",
     "FoldInConfig": "factors",
-    "FrappeConfig": "unit",
     "GeneratorConfig": "privacy_weight utility_weight",
     "GfCfConfig": "alpha factors",
     "GlobalTimeConfig": "new_users test test_from tested validation_from",

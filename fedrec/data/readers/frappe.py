@@ -14,14 +14,13 @@ are these rows and two sampled negatives for each.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.interactions import Interactions
-from fedrec.data.reader import DatasetSource, Reader, ReaderConfig
+from fedrec.data.reader import DatasetSource, Reader
 from fedrec.data.tables import TableLayout, read_table
 
 _CONTEXT = ("daytime", "weekday", "isweekend", "homework", "weather", "country", "city")
@@ -38,21 +37,11 @@ _USAGE = TableLayout(
 _APPS = TableLayout({"item": np.int32, "category": str}, names="first line", quoted=True)
 
 
-class FrappeConfig(ReaderConfig):
-    """Settings of the Frappe dataset."""
-
-    unit: Literal["rows", "pairs"] = "rows"
-    """What one interaction is: rows keeps each usage row; pairs merges the rows of a (user, app)
-    pair, summing cnt."""
-
-
 class Frappe(Reader):
     """Reads `frappe.csv`, and app categories from `meta.csv` where it is there. Import only: no
     fixed address."""
 
     name = "frappe"
-    Config: ClassVar[type[ReaderConfig]] = FrappeConfig
-    config: FrappeConfig
     title = "Frappe: 96,203 rows of app usage, 957 users, 4,082 apps"
     paper = (
         "PrivRec; L. Baltrunas et al., Frappe: Understanding the Usage and Perception of Mobile App"
@@ -77,12 +66,11 @@ class Frappe(Reader):
         features = [
             Feature.single(name, _most_frequent(rows.users, usage[name])) for name in _CONTEXT
         ]
-        rows = replace(
+        return replace(
             rows,
             user_features=FeatureTable(rows.num_users, tuple(features)),
             item_features=self._item_features(rows, usage["cost"]),
         )
-        return _merge_pairs(rows) if self.config.unit == "pairs" else rows
 
     def feature_names(self) -> FeatureNames:
         """Contexts of users, costs of apps, and categories where meta.csv is there."""
@@ -108,12 +96,3 @@ def _most_frequent(owner: np.ndarray, labels: pd.Series) -> list[str]:
         ["owner", "rows", "label"], ascending=[True, False, True]
     ).drop_duplicates("owner")
     return best["label"].tolist()
-
-
-def _merge_pairs(rows: Interactions) -> Interactions:
-    """One row per (user, app) pair, where its first row was, with the sum of the counts."""
-    pairs = rows.users * rows.num_items + rows.items
-    _, first, index = np.unique(pairs, return_index=True, return_inverse=True)
-    total = np.bincount(index, weights=rows.ratings)
-    order = np.argsort(first)
-    return replace(rows.with_rows(first[order]), ratings=total[order])

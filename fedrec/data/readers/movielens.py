@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import replace
@@ -64,27 +63,26 @@ class MovieLens(Reader):
         path = self.file(file)
         rows = rows_of(ids, read_table(path, layout), path)
         if layout is self.films:
-            return FeatureTable(
-                len(ids), tuple(self.film_features(rows)), tuple(self.film_texts(rows))
-            )
-        return FeatureTable(len(ids), tuple(self.user_features(rows)))
+            texts = tuple(self.film_texts(rows))
+            return FeatureTable(len(ids), tuple(self.film_features(rows)), texts)
+        users = {
+            "gender": rows["gender"],
+            "age": [age_band(age) for age in rows["age"]],
+            "occupation": self.occupations(rows["occupation"]),
+        }
+        return FeatureTable(len(ids), tuple(Feature.single(*labels) for labels in users.items()))
 
-    @abstractmethod
     def film_features(self, films: Columns) -> list[Feature]:
-        """Features of films from their rows in the file of films."""
+        """Features of films from their rows in the file of films: their genres."""
+        return [Feature.multiple("genres", genre_lists(films["genres"]))]
 
     def film_texts(self, films: Columns) -> list[Feature]:
         """Words of films' texts from the same rows; none by default."""
         return []
 
-    def user_features(self, users: Columns) -> list[Feature]:
-        """Gender, age band and occupation from the columns `gender`, `age` (years) and
-        `occupation`."""
-        return [
-            Feature.single("gender", users["gender"]),
-            Feature.single("age", [age_band(age) for age in users["age"]]),
-            Feature.single("occupation", users["occupation"]),
-        ]
+    def occupations(self, codes: pd.Series) -> pd.Series:
+        """Names of occupations from what the file of users has."""
+        return codes
 
 
 def age_band(age: int) -> str:
@@ -198,18 +196,27 @@ class MovieLens1M(MovieLens):
         return FeatureNames(users, (*items, *eras), ("title",) if self.config.titles else ())
 
     def film_features(self, films: Columns) -> list[Feature]:
-        features = [Feature.multiple("genres", genre_lists(films["genres"]))]
-        if self.config.eras:
-            features.append(Feature.multiple("eras", [_eras(title) for title in films["title"]]))
-        return features
+        eras = (
+            [Feature.multiple("eras", [_eras(title) for title in films["title"]])]
+            if self.config.eras
+            else []
+        )
+        return [*super().film_features(films), *eras]
 
     def film_texts(self, films: Columns) -> list[Feature]:
         if not self.config.titles:
             return []
         return [Feature.words("title", (_YEAR.sub("", title) for title in films["title"]))]
 
-    def user_features(self, users: Columns) -> list[Feature]:
-        return super().user_features({**users, "occupation": _occupations(users["occupation"])})
+    def occupations(self, codes: pd.Series) -> pd.Series:
+        if not codes.between(0, len(_OCCUPATIONS) - 1).all():
+            raise DataError(
+                "users.dat: unknown occupation",
+                expected=f"codes 0 to {len(_OCCUPATIONS) - 1}",
+                got=f"codes {codes.min()} to {codes.max()}",
+                fix="get the file again",
+            )
+        return codes.map(dict(enumerate(_OCCUPATIONS)))
 
 
 def _eras(title: str) -> list[str]:
@@ -225,17 +232,6 @@ def _eras(title: str) -> list[str]:
         )
     last = int(year[1]) // 5 * 5
     return [f"{start}-{start + 9}" for start in (last - 5, last)]
-
-
-def _occupations(codes: pd.Series) -> pd.Series:
-    if not codes.between(0, len(_OCCUPATIONS) - 1).all():
-        raise DataError(
-            "users.dat: unknown occupation",
-            expected=f"codes 0 to {len(_OCCUPATIONS) - 1}",
-            got=f"codes {codes.min()} to {codes.max()}",
-            fix="get the file again",
-        )
-    return codes.map(dict(enumerate(_OCCUPATIONS)))
 
 
 # MovieLens-100K: 100,000 star ratings, 943 users, 1,682 films (Harper and Konstan, 2015).
@@ -338,6 +334,3 @@ class MovieLens20M(MovieLens):
     films = TableLayout(
         {"movieId": np.int32, "genres": str}, separator=",", names="first line", quoted=True
     )
-
-    def film_features(self, films: Columns) -> list[Feature]:
-        return [Feature.multiple("genres", genre_lists(films["genres"]))]

@@ -96,13 +96,6 @@ def test_features_of_ml_100k():
 
 
 @pytest.mark.real_data
-def test_frappe_pairs():
-    rows, pairs = reader("frappe").read(), reader("frappe", unit="pairs").read()
-    assert len(pairs) == 18_842
-    assert pairs.ratings.sum(dtype=np.float64) == rows.ratings.sum(dtype=np.float64)
-
-
-@pytest.mark.real_data
 def test_shipped_folds_cover_ml_100k_once():
     data = reader("ml-100k").read()
     folds = [read_test_fold(data_directory() / "ml-100k", fold, data) for fold in range(1, 6)]

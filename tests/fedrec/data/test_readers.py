@@ -48,12 +48,6 @@ class TestFrappe:
         assert data.ratings.tolist() == [1.0, 4.0, 2.0, 5.0]
         assert data.times is None
 
-    def test_pairs_sum_the_counts_where_the_pair_first_stood(self, folder):
-        data = read(Frappe, folder, unit="pairs")
-        assert data.users.tolist() == [1, 0, 1]
-        assert data.items.tolist() == [1, 1, 0]
-        assert data.ratings.tolist() == [6.0, 4.0, 2.0]
-
     def test_user_features_are_the_most_frequent_values(self, folder):
         features = read(Frappe, folder).user_features
         assert features.names == (
