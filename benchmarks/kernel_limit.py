@@ -27,9 +27,9 @@ import numpy as np
 from numba import njit
 
 from benchmarks.contestants.shipped import initial, node_of, orders, trained
+from fedrec.kernel.compiled import FAST
 from fedrec.kernel.products import WIDE, add_outputs, descend_weights, input_gradients, tile
 from fedrec.kernel.rows import aligned
-from fedrec.runtime.compilation import FAST
 from fedrec.training import kernel
 
 SHAPES = ((8, 32), (10, 32), (12, 32)) if WIDE else ((4, 16), (5, 16), (6, 16))

@@ -304,7 +304,7 @@ def native(**flags: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.cache
         def code() -> Any:
-            from fedrec.runtime.compilation import compiled
+            from fedrec.kernel.compiled import compiled
 
             return compiled(function, flags)
 

@@ -5,7 +5,7 @@ gradients."""
 import numpy as np
 from numba import njit
 
-from fedrec.runtime.compilation import FAST, compiled
+from fedrec.kernel.compiled import FAST, compiled
 
 
 @compiled
