@@ -104,12 +104,12 @@ $(VENV)/.torch: constraints.txt | $(VENV)/bin/pip
 
 $(VENV)/.installed: $(SOURCES) $(VENV)/.torch
 	$(PIP) --editable .
-	$(BIN)/python -m fedrec.training.warm_up
+	$(BIN)/python -m fedrec.training.kernel
 	@touch $@
 
 $(VENV)/.installed-test: $(SOURCES) $(VENV)/.torch
 	$(PIP) --editable '.[test]'
-	$(BIN)/python -m fedrec.training.warm_up
+	$(BIN)/python -m fedrec.training.kernel
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-docs: $(SOURCES) $(VENV)/.torch

@@ -22,7 +22,6 @@ from fedrec.components.errors import file_of, line_of, named
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ClientError, FedrecError
 from fedrec.protocol.client_arrays import ClientArrays
-from fedrec.protocol.orders import COMPILED_LOSS
 from fedrec.rng import stream
 from fedrec.training.block import Batches, Block, OwnData
 from fedrec.training.results import Outcome
@@ -97,7 +96,7 @@ class _NodeTraining:
         sizes, tables = self._sizes()
         if any(isinstance(batch, OwnData) for batch in batches):
             tables = []  # such steps return whole tables
-        one_by_one = self.path == "kernel" or self.step.compiled == COMPILED_LOSS
+        one_by_one = self.path == "kernel"
         made = (
             ([data[p] for p in places], [batches[p] for p in places], [first + p for p in places])
             for places in self.node.blocks(

@@ -37,7 +37,7 @@ from fedrec.experiment.schema import FINE_TUNE, Experiment
 from fedrec.experiment.sections import Section, component_of
 from fedrec.experiment.tables import EngineConfig
 from fedrec.models.base import Model
-from fedrec.protocol.orders import COMPILED, EvaluateOrder, TrainOrder
+from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.rng import NoiseSource, source_of, torch_stream
 from fedrec.training.block import Batches
 
@@ -303,12 +303,7 @@ class Node:
     @property
     def paths(self) -> dict[str, str]:
         """The training path of each of the experiment's steps, by the step's name."""
-        return {section.name: self._path_said(self.step(section)) for section in self.steps}
-
-    def _path_said(self, step: Step) -> str:
-        path = self.path(step)
-        in_blocks = path.name == "blocks" and self.device.type == "cpu"
-        return f"{path}{COMPILED[step.compiled]}" if in_blocks and step.compiled else str(path)
+        return {section.name: str(self.path(self.step(section))) for section in self.steps}
 
     def check_train(self, order: TrainOrder, names: Iterable[str]) -> None:
         """Refuse a training order with parameters of these names; nodes of a simulation accept all.

@@ -79,7 +79,7 @@ class Step(ABC):
             takes one after the other: more do not fit into its cache, from which several gradient
             steps read them again.
         kernels: names of the compiled functions that `train_in_kernel` calls
-            (`fedrec.training.warm_up`).
+            (`fedrec.training.kernel`).
     """
 
     Config: ClassVar[type[StepConfig]] = StepConfig
@@ -189,13 +189,6 @@ class Step(ABC):
         """The step for a training round, from 1; the step itself unless settings change over the
         rounds."""
         return self
-
-    @property
-    def compiled(self) -> str | None:
-        """Name of the compiled function that computes gradients in blocks on a processor, one of
-        `fedrec.protocol.orders.COMPILED`; blocks are larger if it is that of the whole loss. None:
-        none does."""
-        return None
 
     @property
     def uploads(self) -> int | None:

@@ -13,9 +13,9 @@ from numba import njit
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedrec.kernel.compiled import FAST, compiled
 from fedrec.kernel.products import add_outputs, input_gradients, whole
 from fedrec.kernel.rows import copy_row, matrix
-from fedrec.runtime.compilation import FAST, compiled
 
 # The third party that finds users with common items without knowing the items (FedGNN, Wu et al.
 # 2021, section 3.3).

@@ -29,7 +29,6 @@ from fedrec.pretext.contrast import (
     SessionTask,
 )
 from fedrec.pretext.views import PREFIX
-from fedrec.protocol.orders import COMPILED_RECURRENCE
 from fedrec.training.block import Batches, Block, OwnData, UserCodes
 from fedrec.training.descent import Objective, descend
 from fedrec.training.results import Trained
@@ -148,11 +147,6 @@ class SessionStep(DescentStep):
     def __init__(self, config: SessionStepConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
         self.task = SessionTask(config, model)
-
-    @property
-    def compiled(self) -> str | None:
-        """That of the recurrence."""
-        return COMPILED_RECURRENCE if self.config.encoder == "gru" else None
 
     def objective(self) -> SessionObjective:
         """The loss on masked views of the client's sessions."""

@@ -105,11 +105,6 @@ class SequenceStep(DescentStep):
             catalogue=None if drawn else model.schema.num_items,
         )
 
-    @property
-    def compiled(self) -> str | None:
-        """That of the model."""
-        return self.model.compiled
-
     def objective(self) -> SequenceObjective:
         """The mean loss of a client's places."""
         return SequenceObjective(self.model)

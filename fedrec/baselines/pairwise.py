@@ -26,7 +26,7 @@ from fedrec.config import Width
 from fedrec.data.features import FeatureNames, FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.rng import stream, torch_stream
-from fedrec.runtime.compilation import compiled
+from fedrec.kernel.compiled import compiled
 from fedrec.sums.fold_in import memberships
 
 # LightGCN (He et al. 2020): matrix factorization whose factors are averaged over the graph of users

@@ -20,7 +20,7 @@ from fedrec.device import one_thread
 from fedrec.errors import DataError
 from fedrec.nn.layers import Adam
 from fedrec.rng import stream
-from fedrec.runtime.compilation import compiled
+from fedrec.kernel.compiled import compiled
 
 
 class TrainingConfig(Config):

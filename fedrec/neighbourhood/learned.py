@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import AfterValidator
 
 from fedrec.neighbourhood.similarity import Profiles, cosine, pearson
-from fedrec.runtime.compilation import compiled
+from fedrec.kernel.compiled import compiled
 
 # Predictions of a probabilistic neighbourhood model, and gradients of its loss (PNBM, equations 2
 # to 5).

@@ -19,7 +19,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed
 from fedrec.errors import DataError
 from fedrec.rng import stream
-from fedrec.runtime.compilation import compiled
+from fedrec.kernel.compiled import compiled
 
 # Substitutes for selected rows: distinct items that the user does not have. UPC-SDG does not
 # specify what happens if two rows of a user get the same substitute. Here a profile keeps its size:

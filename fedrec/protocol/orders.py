@@ -22,15 +22,6 @@ Reply = Literal["sum", "each"]
 HeldOutPart = Literal["test", "validation"]
 Purpose = Literal["train", "evaluate", "validate"]
 
-COMPILED_LOSS = "losses_with_gradients"
-COMPILED_RECURRENCE = "recurrent_backward"
-COMPILED = {
-    COMPILED_LOSS: ", loss in compiled code",
-    COMPILED_RECURRENCE: ", recurrence in compiled code",
-}
-"""By the name of a compiled function, what a node adds to the path `blocks` of steps that call
-it."""
-
 
 @dataclass(frozen=True, eq=False)
 class TrainOrder:
@@ -195,7 +186,6 @@ class Presence:
             nodes of a simulation that hold all clients' data and may train each other's clients.
             None: only the host can train a client.
         paths: training path for each of the experiment's steps, by the step's name, if reported;
-            it ends with one of `COMPILED` where compiled code computes gradients.
         validated: `int64 [clients]`, clients it hosts that have validation rows; reported only with
             early stopping.
     """

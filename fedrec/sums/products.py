@@ -17,7 +17,7 @@ from torch import Tensor
 from fedrec.config import Config
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import RecencyConfig
-from fedrec.runtime.compilation import compiled
+from fedrec.kernel.compiled import compiled
 from fedrec.sums.fold_in import memberships, unit_rows
 
 # Sums of the transitions of very many sequences (`fedrec.sums.products`) in compiled code.

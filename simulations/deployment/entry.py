@@ -21,7 +21,7 @@ from flwr.clientapp import ClientApp
 from fedrec import __version__
 from fedrec.errors import ClientError, EngineError, FedrecError
 from fedrec.runtime.process import Fork
-from fedrec.training.warm_up import compile_kernel
+from fedrec.training.kernel import compile_kernel
 from simulations import flower_commands
 from simulations.deployment import flower
 from simulations.deployment import flower as flower_supernode

@@ -17,7 +17,7 @@ from fedrec.experiment.tables import ClosingConfig
 from fedrec.privacy.accounting.sampling import Full
 from fedrec.privacy.ledger import Ledger
 from fedrec.protocol.messages import pack_sum, unpack_train
-from fedrec.protocol.orders import COMPILED, COMPILED_LOSS, COMPILED_RECURRENCE, TrainSum
+from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.serialization import from_record, to_record
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.report.page.sections import curves
@@ -420,10 +420,7 @@ def test_one_cohort_of_those_asked_is_enough(more):
     ("paths", "wanted"),
     [
         ({"sgd": "kernel"}, ["train_clients"]),
-        ({"maml": "kernel"}, ["train_clients", "move_by_meta_gradients"]),
-        ({"fedrap": "kernel"}, ["train_additive"]),
-        ({"sequence": f"blocks{COMPILED[COMPILED_LOSS]}", "sgd": "blocks"}, ["losses"]),
-        ({"contrastive": f"blocks{COMPILED[COMPILED_RECURRENCE]}"}, ["recurrence"]),
+        ({"sequence": "blocks", "fedrap": "kernel"}, ["train_additive"]),
         ({"sgd": "blocks (a reason)"}, []),
         ({"os:system": "kernel"}, []),
     ],
@@ -432,14 +429,8 @@ def test_one_cohort_of_those_asked_is_enough(more):
 def test_what_nodes_need_is_compiled_once(monkeypatch, paths, wanted, cached):
     """Of the experiment's own steps: what nodes report names nothing that is imported."""
     called = []
-    monkeypatch.setattr("fedrec.runtime.compiled_code.is_compiled", lambda *_, **__: cached)
-    monkeypatch.setattr("fedrec.training.warm_up.compile_kernel", called.append)
-    monkeypatch.setattr(
-        "fedrec.models.sequential_native.compile_losses", lambda: called.append("losses")
-    )
-    monkeypatch.setattr(
-        "fedrec.kernel.recurrence.compile_recurrence", lambda: called.append("recurrence")
-    )
+    monkeypatch.setattr("server.training_paths.is_compiled", lambda *_, **__: cached)
+    monkeypatch.setattr("fedrec.training.kernel.compile_kernel", called.append)
     lines = []
     roster = SimpleNamespace(presences=[SimpleNamespace(paths=paths)] * 2)
     own = [name for name in paths if ":" not in name]
