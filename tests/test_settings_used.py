@@ -132,7 +132,7 @@ SET_BY_NOBODY = {
     "NeighboursConfig": "neighbours_of",
     "NeumfConfig": "init_std layers tower",
     "NightlyConfig": "hours spread start",
-    "NoisyCooccurrenceConfig": "backend delta",
+    "NoisyCooccurrenceConfig": "delta",
     "NormBoundConfig": "norm",
     "PerClientConfig": "optimiser",
     "PersonalNoise": "budget_seed quantile",
