@@ -98,7 +98,7 @@ def perturbed(
     if population.perturbed is None:
         return
     real = population.interactions.with_rows(population.partition.train_rows)
-    table: dict[str, Any] = disclosure(real, population.perturbed, loaded.seed).table()
+    table = disclosure(real, population.perturbed, loaded.seed)
     figures = population.perturbed.figures
     if FIGURE in figures or similar:
         by_gamma = figures.get(FIGURE) or measured_similarity(

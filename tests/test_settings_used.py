@@ -127,7 +127,7 @@ SET_BY_NOBODY = {
     "MinSeparationConfig": "draw",
     "NeumfConfig": "init_std layers tower",
     "NightlyConfig": "hours spread start",
-    "NoisyCooccurrenceConfig": "backend delta",
+    "NoisyCooccurrenceConfig": "delta",
     "NormBoundConfig": "norm",
     "PerClientConfig": "optimiser",
     "PersonalNoise": "budget_seed quantile",

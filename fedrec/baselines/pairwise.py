@@ -25,8 +25,8 @@ from fedrec.baselines.training import (
 from fedrec.config import Width
 from fedrec.data.features import FeatureNames, FeatureTable
 from fedrec.errors import ExperimentError
-from fedrec.rng import stream, torch_stream
 from fedrec.kernel.compiled import compiled
+from fedrec.rng import stream, torch_stream
 from fedrec.sums.fold_in import memberships
 
 # LightGCN (He et al. 2020): matrix factorization whose factors are averaged over the graph of users

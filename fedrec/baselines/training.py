@@ -18,9 +18,9 @@ from fedrec.baselines.base import Baseline, Histories, Sparse
 from fedrec.config import Config
 from fedrec.device import one_thread
 from fedrec.errors import DataError
+from fedrec.kernel.compiled import compiled
 from fedrec.nn.layers import Adam
 from fedrec.rng import stream
-from fedrec.kernel.compiled import compiled
 
 
 class TrainingConfig(Config):

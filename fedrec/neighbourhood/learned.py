@@ -10,8 +10,8 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 import numpy as np
 from pydantic import AfterValidator
 
-from fedrec.neighbourhood.similarity import Profiles, cosine, pearson
 from fedrec.kernel.compiled import compiled
+from fedrec.neighbourhood.similarity import Profiles, cosine, pearson
 
 # Predictions of a probabilistic neighbourhood model, and gradients of its loss (PNBM, equations 2
 # to 5).

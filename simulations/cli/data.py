@@ -288,7 +288,7 @@ def synthesise(
         "table": str(output),
         "rows": len(perturbed.rows),
         "training rows": len(real),
-        **disclosure(real, perturbed, loaded.seed).table(),
+        **disclosure(real, perturbed, loaded.seed),
         **figures,
         "in words": perturbation_of(loaded).words(),  # type: ignore[union-attr]
     }

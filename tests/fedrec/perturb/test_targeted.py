@@ -19,9 +19,7 @@ from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.perturb import targeted
 from fedrec.perturb.targeted import (
-    Interaction,
     TargetedConfig,
-    at_random,
     coin_flip,
     guarantee,
     inclination,
@@ -54,11 +52,9 @@ def test_keep_probability_is_that_of_the_equation():
 def test_coin_flip_of_one_slot(num_values):
     """The client has items 1 and 4 of 6; the slot holds item 4 with the last value."""
     epsilon = 0.8
-    values = None if num_values == 1 else np.full(DRAWS, num_values - 1)
-    real = Interaction(np.full(DRAWS, 4), values)
+    real = np.full(DRAWS, 4 * num_values + num_values - 1)
     sizes = {"num_items": 6, "num_values": num_values, "epsilon": epsilon}
-    out = coin_flip(real, np.array([1, 4]), random=np.random.default_rng(0), **sizes)
-    code = out.items * num_values + (0 if out.values is None else out.values)
+    code = coin_flip(real, np.array([1, 4]), random=np.random.default_rng(0), **sizes)
     keep = math.exp(epsilon) / (math.exp(epsilon) + 1)
     chance = np.zeros((6, num_values))
     chance[[0, 2, 3, 5]] = (1 - keep) / (4 * num_values)
@@ -72,41 +68,28 @@ def test_coin_flip_of_one_slot(num_values):
 @pytest.mark.parametrize("num_values", [1, 2])
 def test_randomised_response_of_one_slot(num_values):
     epsilon, outcomes = 1.2, 5 * num_values
-    values = None if num_values == 1 else np.zeros(DRAWS, dtype=np.int64)
-    out = randomised_response(
-        Interaction(np.full(DRAWS, 3), values),
+    code = randomised_response(
+        np.full(DRAWS, 3 * num_values),
         num_items=5,
         num_values=num_values,
         epsilon=epsilon,
         random=np.random.default_rng(0),
     )
-    code = out.items * num_values + (0 if out.values is None else out.values)
     chance = np.full(outcomes, 1 / (math.exp(epsilon) + outcomes - 1))
     chance[3 * num_values] *= math.exp(epsilon)
     assert chisquare(np.bincount(code, minlength=outcomes), DRAWS * chance).pvalue > 1e-4
 
 
+SIZES = {"num_values": 1, "epsilon": 1.0, "random": np.random.default_rng(0)}
+
+
 def test_a_client_without_unvisited_items_is_refused():
-    own = np.arange(4)
     with pytest.raises(DataError, match="unvisited"):
-        coin_flip(
-            Interaction(own, None),
-            own,
-            num_items=4,
-            num_values=1,
-            epsilon=1.0,
-            random=np.random.default_rng(0),
-        )
+        coin_flip(np.arange(4), np.arange(4), num_items=4, **SIZES)
 
 
 def test_one_outcome_stays():
-    real = Interaction(np.zeros(3, dtype=np.int64), None)
-    assert (
-        randomised_response(
-            real, num_items=1, num_values=1, epsilon=1.0, random=np.random.default_rng(0)
-        )
-        is real
-    )
+    assert randomised_response(np.zeros(3, np.int64), num_items=1, **SIZES).tolist() == [0, 0, 0]
 
 
 # Whole datasets: the perturbed users, the unchanged rows, and that devices train on the result.
@@ -313,14 +296,6 @@ def test_ties_are_broken_at_random():
     assert taken.min() > 60 and taken.max() < 140  # 100 each; five standard deviations are 45
 
 
-def test_random_places_are_uniform_and_distinct():
-    random = np.random.default_rng(1)
-    drawn = [at_random(6, 3, random) for _ in range(600)]
-    assert all(len(set(places.tolist())) == 3 and (np.diff(places) > 0).all() for places in drawn)
-    counts = np.bincount(np.concatenate(drawn), minlength=6)
-    assert abs(counts - 300).max() < 62  # five standard deviations
-
-
 # Item-group inclination and stereotypicality by hand.
 
 
@@ -345,13 +320,6 @@ def test_three_groups_are_each_compared_with_all_others():
     assert inside == pytest.approx(np.array([[1, 0], [0, 1], [1 / 2, 1 / 2]]))
     assert outside == pytest.approx(np.array([[1 / 3, 2 / 3], [2 / 3, 1 / 3], [1 / 2, 1 / 2]]))
     assert stereotypicality(inside, outside)[0] == pytest.approx([2 / 3, -1])
-
-
-def test_a_group_of_everybody_has_an_empty_complement():
-    inside, outside = inclination(
-        np.array([0]), np.array([0]), np.array([0]), num_groups=1, num_items=1
-    )
-    assert inside.tolist() == [[1.0]] and outside.tolist() == [[0.0]]
 
 
 # True epsilons by enumeration of all outcomes of the equations, against the formulas.
@@ -594,15 +562,14 @@ def drawn(profile, num_items, epsilon, mechanism, values):
     """Frequencies of the published sets, by the product's code."""
     random, found = np.random.default_rng(profile[1][0]), Counter()
     items, rated = (np.array(part) for part in zip(*profile, strict=True))
-    real = Interaction(items, rated if values > 1 else None)
+    real = items * values + rated
     sizes = {"num_items": num_items, "num_values": values, "epsilon": epsilon, "random": random}
     for _ in range(GUARANTEE_DRAWS):
         if mechanism == "randomised-response":
             out = randomised_response(real, **sizes)
         else:
             out = coin_flip(real, np.unique(items), **sizes)
-        told = out.values.tolist() if out.values is not None else [0] * len(items)
-        found[tuple(sorted(zip(out.items.tolist(), told, strict=True)))] += 1
+        found[tuple(sorted(divmod(code, values) for code in out.tolist()))] += 1
     return found
 
 
