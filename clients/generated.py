@@ -68,9 +68,7 @@ def _touched(node: Node, step: Step, data: ClientData, round_: int) -> np.ndarra
     """The items of one client's batches, `int64 [items]`, ascending."""
     drawn = stream(node.experiment.seed, "client", data.client, round_)
     try:
-        batches = step.batches(data, drawn)
+        references, named = step.batches(data, drawn).references()
     except FedrecError as error:
         raise error.about(f"client {data.client}") from error
-    node.drawn.keep(step, round_, data.client, batches)
-    references, named = batches.references()
     return distinct(references[named])

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Malicious clients of a simulation, and batches that a node has drawn ahead of training.
-
-What malicious clients do in a round of a simulation.
+"""Malicious clients of a simulation.
 
 Those of an attack with made-up profiles train on these like any other client. Those of an attack
 with made-up updates send what it computes from the parameters that they receive; the node clips,
@@ -22,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.step import Step, StepConfig
+from clients.step import Step
 from clients.steps.updates import Updates
 from fedrec.components import registry
 from fedrec.components.errors import component_errors
@@ -31,7 +29,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import component_of
 from fedrec.models.base import Model, Parameters
-from fedrec.training.block import Batches, Block, OwnData
+from fedrec.training.block import Block, OwnData
 from fedrec.training.results import Outcome
 
 
@@ -122,10 +120,7 @@ class MaliciousStep(Step):
         self.known = known
         self.together = together
         self.round = round_number
-
-    def private_names(self, names: list[str]) -> list[str]:
-        """The parameters among `names` that honest clients never send."""
-        return self.honest.private_names(names)
+        self.private = honest.private  # type: ignore[misc]
 
     def train_block(
         self, parameters: Parameters, block: Block, own: Parameters | None = None
@@ -203,35 +198,3 @@ def _together(experiment: Experiment, known: Known) -> int:
     everyone = known.honest + len(known.malicious)
     cohort = float(experiment.sampler.options.get("cohort", everyone))
     return max(1, round(min(1.0, cohort / everyone) * len(known.malicious)))
-
-
-# Batches that a node drew to tell the server which items a client needs, kept until it trains that
-# client in the same round, so that they are drawn once.
-
-MOST_CLIENTS = 16_384
-"""Largest number of clients whose batches, some 7 KB each, are in memory together."""
-
-
-class DrawnBatches:
-    """The batches of clients in one round. Those of a client are a function of the experiment, the
-    step and the round: a client whose batches are not here has them drawn again."""
-
-    def __init__(self) -> None:
-        self._round = 0
-        self._of: dict[int, tuple[type[Step], StepConfig, Batches]] = {}
-
-    def keep(self, step: Step, round_: int, client: int, batches: Batches) -> None:
-        """Keep the batches of a client; those of another round are forgotten."""
-        if round_ != self._round:
-            self._of.clear()
-            self._round = round_
-        if len(self._of) < MOST_CLIENTS:
-            self._of[client] = (type(step), step.config, batches)
-
-    def take(self, step: Step, round_: int, client: int) -> Batches | None:
-        """The batches of a client, once: training may use up the random stream in them. None if a
-        step with other settings drew them, or none did."""
-        if round_ != self._round or client not in self._of:
-            return None
-        kind, config, batches = self._of.pop(client)
-        return batches if kind is type(step) and config == step.config else None

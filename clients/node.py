@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.malicious import DrawnBatches, malicious_workers
+from clients.malicious import malicious_workers
 from clients.participation import UploadLedger
 from clients.step import Step
-from clients.step_checks import check_plugin_model, refuse_unmatched, settings_at
+from clients.step_checks import check_plugin_model, check_private_patterns, settings_at
 from clients.steps.sufficient_statistics import SufficientStatistics
 from clients.storage import PrivateState, SessionSecrets
 from fedrec.components import registry
@@ -82,7 +82,8 @@ def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPat
     """
     if engine.path == "reference":
         return TrainingPath("reference")
-    if step.generated and step.declared_refusal() is not None:
+    refusal = _kernel_refusal(step)
+    if step.generated and refusal is not None:
         return TrainingPath("blocks")
     if step.private_names(list(model.item_tables)):
         return TrainingPath("reference", "item tables are private")
@@ -90,7 +91,6 @@ def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPat
         return TrainingPath("blocks")
     if type(step).batches is Step.batches:
         return TrainingPath("blocks", f"step {type(step).__name__} trains one client at a time")
-    refusal = step.declared_refusal()
     if refusal is None and engine.precision != "float32":
         refusal = f"the kernel computes in float32, not in {engine.precision}"
     if refusal is None:
@@ -103,6 +103,20 @@ def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPat
             fix="leave out engine.path",
         )
     return TrainingPath("blocks", refusal)
+
+
+_REPLACED = ("batches", "block", "train_block", "objective", "trained", "settings")
+"""What `train_in_kernel` does, or reads, itself."""
+
+
+def _kernel_refusal(step: Step) -> str | None:
+    """The result of `Step.kernel_refusal`, unless a subclass overrides a method that the kernel
+    replaces."""
+    none = type(step).train_in_kernel is Step.train_in_kernel
+    replaced = [name for name in _REPLACED if hasattr(type(step), name)]
+    if none or registry.covers_overrides(type(step), "train_in_kernel", replaced):
+        return step.kernel_refusal()
+    return f"step {type(step).__name__} overrides what the kernel of its base class replaces"
 
 
 _ONE_BY_ONE = 32  # clients of a block in compiled code, which takes one after the other
@@ -212,7 +226,6 @@ class Node:
         self.partition = partition
         self.nodes = nodes
         self.private = PrivateState(private / f"node-{partition}.sqlite") if private else None
-        self.drawn = DrawnBatches()
         self.uploads = UploadLedger(private / f"uploads-{partition}.sqlite" if private else None)
         self.session_secrets = SessionSecrets(
             private / f"secure-{partition}.sqlite" if private else None
@@ -258,7 +271,7 @@ class Node:
         return cut_blocks(batches, parameters, item_tables, memory_gib=memory, largest=largest)
 
     def products(self) -> AbstractContextManager[object]:
-        """A context in which matrix products have the precision of the experiment."""
+        """Context manager that sets the precision of matrix products to that of the experiment."""
         return products_in(self.experiment.engine.precision, self.device)
 
     @cached_property
@@ -363,19 +376,14 @@ class Node:
                         got=f"{tuple(value.shape)} in step {section.name!r}",
                         fix="give the steps equal settings, such as `hidden`",
                     )
-        self._refuse_misfits(parameters)
-        return parameters
-
-    def _refuse_misfits(self, parameters: dict[str, Tensor]) -> None:
-        """Refuse settings of steps, and of fine-tuning, that do not fit the parameters, under the
-        keys of their tables."""
         tuned = self.experiment.fine_tune_step()
         for key, section in {**self.named_steps, FINE_TUNE: tuned}.items():
             with settings_at(key):
                 step = self.step(section)
-                refuse_unmatched(step, list(parameters))
-                step.refuse_misfits(parameters)
+                check_private_patterns(step, list(parameters))
+                step.check_parameters(parameters)
                 self.path(step)
+        return parameters
 
     @cached_property
     def fresh(self) -> dict[str, Tensor]:

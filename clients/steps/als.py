@@ -27,8 +27,9 @@ no weight; here they have 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ from fedrec.models.base import Parameters
 from fedrec.models.mf import Ials
 from fedrec.protocol.updates import SparseAccumulator
 from fedrec.sums.products import packed
-from fedrec.training.block import Batches, Block
+from fedrec.training.block import Batches, Block, UserCodes
 from fedrec.training.results import Trained
 
 MOMENTS = "item.moments"
@@ -108,6 +109,14 @@ class SolvedUsers(Trained):
         return value
 
 
+class _BlockOfLikes(Block):
+    """A block whose rows are those of the liked items, on all paths."""
+
+    def on_whole_tables(self, items: int) -> Self:
+        """The same block: whole tables would have rows of items that nobody likes."""
+        return self
+
+
 class Als(Step):
     """Solves for the user's factors and sends sums for the items'."""
 
@@ -117,7 +126,6 @@ class Als(Step):
     private = ("user.factors",)
     replaced = ("user.factors",)
     symmetric = ("user.gram",)
-    whole_tables = False
     block_clients = 128  # rows are read once, and moments of many summed by item
     paper = "FCF (Ammad-ud-din et al. 2019), section 4"
     config: AlsConfig
@@ -128,6 +136,10 @@ class Als(Step):
             return Batches.whole([])
         items, weights = data.weighted_items(self.config.low_rated)
         return Batches.whole([(items, weights)] if len(items) else [])
+
+    def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
+        """Build a block from the data of some clients, see `Block.of`."""
+        return _BlockOfLikes.of(users, batches, device)
 
     def train_block(
         self, parameters: Parameters, block: Block, own: Parameters | None = None

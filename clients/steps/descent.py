@@ -79,8 +79,8 @@ class DescentStep(Step):
         """Settings of the gradient steps for the parameters of these names."""
         return self.config.sgd()
 
-    def refuse_misfits(self, parameters: Parameters) -> None:
-        """Refuse settings by parameter names that fit none."""
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Check that each setting by parameter names fits one."""
         self.settings(list(self.trained(parameters)))
 
     def train_block(

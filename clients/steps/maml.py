@@ -147,7 +147,7 @@ class Maml(Step):
             moved[name] = value if second else value.detach().requires_grad_()
         return moved
 
-    def refuse_misfits(self, parameters: Parameters) -> None:
+    def check_parameters(self, parameters: Parameters) -> None:
         """Refuse rates of parameters that do not exist."""
         self._rates(list(parameters))
 

@@ -120,8 +120,8 @@ class RatingSums(Step):
         """The ratings of every client of a block."""
         return one_by_one(parameters, block, own, self._sums)
 
-    def refuse_misfits(self, parameters: Parameters) -> None:
-        """Refuse a model without item means."""
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Check that the model has item means."""
         if "item.mean" not in parameters or "item.count" not in parameters:
             raise ExperimentError(
                 "the model has no item means",
@@ -170,8 +170,8 @@ class Counts(SufficientStatistics):
         """The weight of each item, in the item's own row."""
         return BIAS, items, weights.astype(np.float64)
 
-    def refuse_misfits(self, parameters: Parameters) -> None:
-        """Refuse a model without a table of item biases."""
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Check that the model has a table of item biases."""
         shape: tuple[int, ...] = tuple(parameters[BIAS].shape) if BIAS in parameters else (0,)
         # an audit's model has rows after the items'
         if shape[1:] != (1,) or shape[0] < self.model.schema.num_items:

@@ -182,6 +182,7 @@ class Canary(Step):
         self.base: Step = registry.resolve(registry.STEP, config.base)(
             config.other(), model, device
         )
+        self.private = self.base.private_patterns  # type: ignore[misc]
         self._directions: Directions | None = None
 
     def assign(self, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
@@ -219,27 +220,11 @@ class Canary(Step):
         """Fresh parameters that this step trains with those of the `model`."""
         return self.base.added_parameters(model, generator)
 
-    def private_names(self, names: list[str]) -> list[str]:
-        """The parameters among `names` that stay on the device between rounds and are never
-        sent."""
-        return self.base.private_names(names)
-
-    @property
-    def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of private parameter names, each of which must match a parameter."""
-        return self.base.private_patterns
-
     @property
     def uploads(self) -> int | None:
         """Largest number of rounds that a client may take part in, which its device enforces; None:
         any number."""
         return self.base.uploads
-
-    @property
-    def keeps(self) -> bool:
-        """Whether state stays on the device: private parameters, or the number of rounds that it
-        took part in."""
-        return self.base.keeps
 
 
 # The canary clients of an audit in the data: another dataset with users without rows and features

@@ -31,8 +31,6 @@ from fedrec.training.sgd import SgdSettings
 class OneByOne:
     """A step that trains each client by `alone`."""
 
-    whole_tables = True
-
     def batches(self, data, random):
         return OwnData.of(data, random)
 

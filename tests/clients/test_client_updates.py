@@ -109,8 +109,8 @@ def test_what_is_left_out_is_sent_later(run_tiny, monkeypatch):
 def test_what_is_left_out_is_kept_with_error_feedback_alone(run_tiny, monkeypatch, feedback):
     saved: list = []
     monkeypatch.setattr(
-        "clients.round.keep_private",
-        lambda node, kept, round_: saved.extend(kept.values()),
+        "clients.round._save_private",
+        lambda node, private, round_: saved.extend(private.values()),
     )
     run_tiny(f"compression={{name='top-k', share=0.2, error-feedback={feedback}}}")
     names = {name for arrays in saved for name in arrays}

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from clients.app import node_of
 from clients.generated import requested_items
-from clients.malicious import DrawnBatches
 from clients.node import Node, TrainingPath, training_path
-from clients.round import train_each
 from clients.steps.fedgnn import FedgnnStep
 from clients.steps.gpfedrec import GpfedrecStep
 from clients.steps.sgd import Sgd
@@ -19,8 +17,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
 from fedrec.models.privrec import PrivRec
-from fedrec.protocol.client_arrays import ClientArrays
-from fedrec.protocol.orders import ItemQuery, TrainOrder
+from fedrec.protocol.orders import ItemQuery
 from fedrec.rng import stream
 from fedrec.training.block import Batches
 
@@ -178,7 +175,7 @@ def test_a_phase_that_trains_nothing_is_no_obstacle_to_the_kernel(load_tiny):
     assert training_path(node.step(counts), node.model, node.experiment.engine).name == "blocks"
 
 
-# Batches that were drawn to name a client's items are those that it trains on, and are drawn once.
+# The items that a client needs, named before its parameters are generated.
 
 STEP = {"name": "gpfedrec", "epochs": 2, "batch-size": 8, "negatives": 2, "learning-rate": 0.1}
 
@@ -191,53 +188,6 @@ def node(tiny_experiment, tmp_path_factory):
         return Node(load(tiny_experiment() | {"model": model, "step": step}), 0, 1, folder)
 
     return make
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """Clients whose batches were drawn, in order."""
-    found = []
-    batches = GpfedrecStep.batches
-
-    def counted(step, data, random):
-        found.append(data.client)
-        return batches(step, data, random)
-
-    monkeypatch.setattr(GpfedrecStep, "batches", counted)
-    return found
-
-
-def asked(node, clients, round_=1):
-    return requested_items(node, ItemQuery(round_, clients, "train", STEP))
-
-
-def trained(node, requests, round_=1):
-    rows = node.initial()["item.id"].numpy()[requests.items]
-    given = ClientArrays(requests, {}, {"item.id": rows, "item.guide": rows})
-    order = TrainOrder(round_, requests.clients, step=STEP, each=True)
-    return train_each(node, given.arrays(), order).updates.rows["item.id"]
-
-
-def test_clients_train_on_what_was_drawn_for_the_request(node, drawn):
-    asking = node()
-    clients = asking.training[:4]
-    requests = asked(asking, clients)
-    found = trained(asking, requests)
-    assert drawn == clients.tolist()
-    assert trained(node(), requests).tobytes() == found.tobytes()  # a node that was not asked
-    assert trained(asking, requests).tobytes() == found.tobytes()  # and a second time
-    assert drawn == 3 * clients.tolist() and found.any()
-
-
-@pytest.mark.parametrize("later", [{"round_": 2}, {"settings": {"negatives": 3}}, {"client": 8}])
-def test_other_work_is_drawn_anew(node, later):
-    own = node()
-    step = own.step(own.experiment.step)
-    asked_for = DrawnBatches()
-    asked_for.keep(step, 1, 7, Batches.whole([]))
-    other = node(STEP | later.get("settings", {}))
-    wanted = other.step(other.experiment.step), later.get("round_", 1), later.get("client", 7)
-    assert asked_for.take(*wanted) is None
 
 
 @pytest.mark.parametrize(

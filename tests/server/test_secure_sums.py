@@ -57,7 +57,7 @@ from simulations.deployment.pki import Authority
 from simulations.deployment.shards import cut
 from simulations.engines.grid import FIRST_NODE_ID, contexts_of
 from simulations.engines.serial import SerialGrid
-from strategies.base import refuse_non_additive
+from strategies.base import check_additive
 
 STEPS = {SECURE_SHARES: "shares", "train": "train", SECURE_UNMASK: "unmask"}
 
@@ -837,7 +837,7 @@ def test_strategies_that_are_not_additive_are_refused():
     with pytest.raises(
         ExperimentError, match=r"'FedAvg' needs more than the sum(.*\n)*.*'reptile'"
     ):
-        refuse_non_additive(FedAvg())
+        check_additive(FedAvg())
 
 
 @pytest.fixture
