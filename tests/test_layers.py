@@ -36,7 +36,7 @@ PARSERS = {
     "fedrec/experiment/sections.py",  # a value on the command line
     "simulations/studies/space.py",  # likewise
     "fedrec/privacy/mechanisms/base.py",  # what it has written itself
-    "simulations/contracts/poisoning.py",  # what the attack under test has written
+    "simulations/contracts/data.py",  # what the attack under test has written
     "simulations/export/score.py",  # scores without fedrec
 }
 FEWEST_LINES = 40
@@ -48,8 +48,7 @@ FLWR_PRIVATE = tuple(
         "engines/grid.py",
         "deployment/flower.py",
         "deployment/flower_patches.py",
-        "deployment/flower_polls.py",
-        "deployment/flower_pieces.py",
+        "deployment/flower_calls.py",
     )
 )
 

@@ -67,7 +67,7 @@ class Attribute(Attack):
 
         users, labels, categories = self._labels(attacked.population)
         scaling: Scaling = "columns" if self.config.source == "updates" else "rows"
-        found = infer_attribute(
+        inference = infer_attribute(
             self._described(attacked, users),
             labels,
             attacker=self.config.attacker,
@@ -76,12 +76,12 @@ class Attribute(Attack):
             seed=self.seed,
         )
         sizes = ", ".join(
-            f"{n} {label}" for n, label in zip(found.classes, categories, strict=True)
+            f"{n} {label}" for n, label in zip(inference.classes, categories, strict=True)
         )
-        folds = f"{min(found.folds):.3f} to {max(found.folds):.3f}"
-        said = f"{found.users} users ({sizes}); balanced accuracy in the folds {folds}."
-        table = {"categories": categories, "success": found.table()}
-        return AttackOutcome(found, table, _rows(found), [said])
+        folds = f"{min(inference.folds):.3f} to {max(inference.folds):.3f}"
+        line = f"{inference.users} users ({sizes}); balanced accuracy in the folds {folds}."
+        table = {"categories": categories, "success": inference.table()}
+        return AttackOutcome(inference, table, _rows(inference), [line])
 
     def _described(self, attacked: Attacked, users: np.ndarray) -> np.ndarray:
         """`float32 [users, columns]`: what the attacker sees of each user."""
@@ -126,12 +126,10 @@ class Attribute(Attack):
         return users[codes >= 0], labels.astype(np.int64), categories
 
 
-def _rows(found: Inference) -> list[list[str]]:
-    rows = figure_rows(
-        [
-            ("balanced accuracy", found.balanced_accuracy, found.chance, ""),
-            ("accuracy", found.accuracy, found.majority, ""),
-        ],
-        {},
-    )
-    return rows if found.auc is None else [*rows, ["AUC", f"{found.auc:.3f}", "-", "0.500"]]
+def _rows(inference: Inference) -> list[list[str]]:
+    figures = [
+        ("balanced accuracy", inference.balanced_accuracy, inference.chance, ""),
+        ("accuracy", inference.accuracy, inference.majority, ""),
+    ]
+    auc = [] if inference.auc is None else [["AUC", f"{inference.auc:.3f}", "-", "0.500"]]
+    return [*figure_rows(figures, {}), *auc]

@@ -92,22 +92,22 @@ class CanaryAudit(Attack):
         Raises:
             ExperimentError: the experiment cannot be audited.
         """
-        from simulations.attacks.canary_claims import Watch, noisy_plans, refuse_unauditable
+        from simulations.attacks.canary_claims import Watch, check_auditable, noisy_plans
         from simulations.attacks.canary_users import changes_for
 
         experiment = attacked.experiment
         stated = self.config.clip is not None
-        refuse_unauditable(experiment, stated=stated)
+        check_auditable(experiment, stated=stated)
         self._plans = {} if stated else noisy_plans(experiment, self._clients(attacked))
-        found = {}
+        runs = {}
         for number in range(self.config.seeds):
             plans = self._canaries(attacked, number)
-            found[f"run-{number + 1:02d}"] = AttackRun(
+            runs[f"run-{number + 1:02d}"] = AttackRun(
                 seed=attacked.seed_of("audit-run", number),
                 changes=changes_for(experiment, plans),
                 callbacks=[Watch(plans)],
             )
-        return found
+        return runs
 
     def outcome(self, attacked: Attacked) -> AttackOutcome:
         """Audit the claim of each phase of each run.
@@ -119,14 +119,14 @@ class CanaryAudit(Attack):
         from fedrec.attacks.verdict import audit
 
         audited = [
-            one
+            phase
             for number, system in enumerate(attacked.systems.values())
-            for one in self._audited(attacked, system.run, number)
+            for phase in self._audited(attacked, system.run, number)
         ]
-        found = audit(audited, significance=self.config.significance, seed=self.seed)
-        lines = [check.line(run.label) for run in found.runs for check in run.checks]
+        result = audit(audited, significance=self.config.significance, seed=self.seed)
+        lines = [check.line(run.label) for run in result.runs for check in run.checks]
         return AttackOutcome(
-            found, found.table(), _rows(found), lines, found.verdict, found.reasons()
+            result, result.table(), _rows(result), lines, result.verdict, result.reasons()
         )
 
     def _clients(self, attacked: Attacked) -> int:
@@ -156,7 +156,7 @@ class CanaryAudit(Attack):
             "count": self.config.canaries,
             "seed": attacked.seed_of("audit-run", number),
         }
-        return {name: CanaryPlan(**common, **own) for name, own in settings.items()}
+        return {name: CanaryPlan(**common, **table) for name, table in settings.items()}
 
     def _audited(self, attacked: Attacked, run: RunFolder, number: int) -> Iterator[Audited]:
         """The phases of a run that released anything, each with its claim."""
@@ -202,10 +202,10 @@ class CanaryAudit(Attack):
         return claim
 
 
-def _rows(found: Audit) -> list[list[str]]:
+def _rows(audit: Audit) -> list[list[str]]:
     """A row for each run and observer: bounds, estimate, and the claimed epsilon."""
     rows: list[list[str]] = [list(_COLUMNS)]
-    for run in found.runs:
+    for run in audit.runs:
         for score in run.scores:
             estimate = score.estimate
             bounds = [score.one_run.epsilon, score.gdp, estimate.epsilon]

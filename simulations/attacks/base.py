@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of attacks, and how the runs that they need are trained.
+"""The interface of attacks: the runs that an attack needs, what it sees of them, and its outcome.
 
-The interface of attacks: which runs an attack needs, what it sees of them, and what it found.
-
-`fedrec attack NAME EXPERIMENT` trains these runs, or reuses them, and writes the outcome
-(`simulations.attacks.base`).
+`fedrec attack NAME EXPERIMENT` trains these runs, or reuses them, and writes the outcome.
 """
 
 from __future__ import annotations
@@ -99,7 +96,7 @@ class AttackOutcome:
     """The outcome of an attack.
 
     Attributes:
-        found: the figures, such as a `fedrec.attacks.attribute.Success`.
+        figures: what was measured, such as a `fedrec.attacks.attribute.Success`.
         table: plain values, which are saved as JSON.
         rows: a table to print, the titles of its columns first.
         lines: what is printed below it.
@@ -108,7 +105,7 @@ class AttackOutcome:
         reasons: of the verdict.
     """
 
-    found: Any
+    figures: Any
     table: Mapping[str, Any]
     rows: Sequence[Sequence[str]]
     lines: Sequence[str] = ()
@@ -208,17 +205,17 @@ class MembershipAttack(Attack):
         users = self.victims(attacked)
         suspicion = self._checked(self.suspicion(replace(attacked, users=users)), len(users))
         member = np.isin(users, attacked.target.members)
-        found = measure(suspicion, member, threshold=self.threshold(suspicion))
+        success = measure(suspicion, member, threshold=self.threshold(suspicion))
         claimed = self.config.epsilon
-        ceilings = {} if claimed is None else found.ceilings(claimed, self.config.delta)
-        table = {"success": found.table(), **self.details, "ceilings": ceilings}
-        said = f"{found.members} members, {found.others} others."
-        return AttackOutcome(found, table, figure_rows(_figures(found), ceilings), [said])
+        ceilings = {} if claimed is None else success.ceilings(claimed, self.config.delta)
+        table = {"success": success.table(), **self.details, "ceilings": ceilings}
+        line = f"{success.members} members, {success.others} others."
+        return AttackOutcome(success, table, figure_rows(_figures(success), ceilings), [line])
 
-    def _checked(self, found: Any, users: int) -> np.ndarray:
-        numbers = isinstance(found, np.ndarray) and found.shape == (users,)
-        if not numbers or not np.isfinite(found).all():
-            shape = f"{type(found).__name__} {list(getattr(found, 'shape', ()))}"
+    def _checked(self, suspicion: Any, users: int) -> np.ndarray:
+        numbers = isinstance(suspicion, np.ndarray) and suspicion.shape == (users,)
+        if not numbers or not np.isfinite(suspicion).all():
+            shape = f"{type(suspicion).__name__} {list(getattr(suspicion, 'shape', ()))}"
             refuse_wrong(
                 "attack",
                 self,
@@ -226,16 +223,16 @@ class MembershipAttack(Attack):
                 expected=f"{users} finite numbers",
                 got="NaN or infinity" if numbers else shape,
             )
-        return found
+        return suspicion
 
 
-def _figures(found: Success) -> list[tuple[str, Figure, float, str]]:
-    caught = f"members found at {found.wanted:.0%} false alarms"
+def _figures(success: Success) -> list[tuple[str, Figure, float, str]]:
+    caught = f"members found at {success.wanted:.0%} false alarms"
     return [
-        ("accuracy", found.accuracy, found.majority, ""),
-        ("balanced accuracy", found.balanced_accuracy, 0.5, "balanced_accuracy"),
-        ("AUC", found.auc, 0.5, ""),
-        (caught, found.found, found.false_alarms, "found"),
+        ("accuracy", success.accuracy, success.majority, ""),
+        ("balanced accuracy", success.balanced_accuracy, 0.5, "balanced_accuracy"),
+        ("AUC", success.auc, 0.5, ""),
+        (caught, success.found, success.false_alarms, "found"),
     ]
 
 
@@ -283,8 +280,8 @@ def run_attack(
         RunError: the folder holds a run of another experiment.
         FedrecError: see `simulations.runner.run`.
     """
-    given = Section.model_validate(chosen)
-    attack: Attack = component_of(ATTACK, given, experiment.seed)
+    named = Section.model_validate(chosen)
+    attack: Attack = component_of(ATTACK, named, experiment.seed)
     POPULATIONS.renew(experiment)
     population = POPULATIONS.population(experiment)
     users = population.partition.training_clients
@@ -298,12 +295,12 @@ def run_attack(
         members = users if training.members is None else users[training.members]
         systems[name] = TrainedSystem(experiment, run, members)
     with component_errors(ATTACK.name, attack, "in its outcome"):
-        found = attack.outcome(replace(attacked, systems=systems))
+        outcome = attack.outcome(replace(attacked, systems=systems))
     recommends = {"recommends": systems[TARGET].metrics} if TARGET in systems else {}
     options = attack.config.model_dump(mode="json")
-    table = finite({"attack": given.name, "options": options, **found.table, **recommends})
+    table = finite({"attack": named.name, "options": options, **outcome.table, **recommends})
     write_atomically(output / attack.file, json.dumps(table, indent=2) + "\n")
-    return replace(found, table=table)
+    return replace(outcome, table=table)
 
 
 def _derived(experiment: Experiment, name: str, training: AttackRun) -> Experiment:
@@ -313,9 +310,9 @@ def _derived(experiment: Experiment, name: str, training: AttackRun) -> Experime
     if training.members is not None:
         base = section(experiment, "split")
         split = {"split": Members.section(base, experiment.seed_of_split, training.members)}
-    own = {
+    changed = {
         "name": f"{experiment.name}-{name}",
         "seed": experiment.seed if training.seed is None else training.seed,
         "evaluation": {**table["evaluation"], "baselines": [], **training.evaluation},
     }
-    return load({**table, **own, **split, **training.changes})
+    return load({**table, **changed, **split, **training.changes})

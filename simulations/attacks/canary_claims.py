@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an audited run claims and releases.
-
-What the rounds of an audited run release along the canaries' directions.
+"""The claim of an audited run, and what its rounds release along the canaries' directions.
 
 Of a private run it is the noisy mean update that `DpFedAvg` gives to the strategy, whatever the
 strategy makes of it. Of another run it is computed from the global parameters before and after a
@@ -90,7 +88,7 @@ class Watch(Observer):
 
     def __init__(self, plans: Mapping[str, CanaryPlan]) -> None:
         self._plans = plans
-        self._found: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {n: {} for n in plans}
+        self._recorded: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {n: {} for n in plans}
         self._directions: dict[str, Directions] = {}
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
@@ -156,9 +154,9 @@ class Watch(Observer):
 
     def on_end(self, result: Result) -> None:
         """The run is finished."""
-        found = {f"{phase}/": self._releases(phase).arrays() for phase in self._plans}
+        releases = {f"{phase}/": self._releases(phase).arrays() for phase in self._plans}
         with open_atomically(result.folder / _FILE) as file:
-            np.savez(file, **add_prefix(found))  # type: ignore[arg-type]
+            np.savez(file, **add_prefix(releases))  # type: ignore[arg-type]
 
     def _record(self, round_number: int, mean: Mapping[str, np.ndarray]) -> None:
         phase = phase_at(self._phases, round_number).name
@@ -167,19 +165,22 @@ class Watch(Observer):
         if phase not in self._directions:
             shapes = {name: value.shape for name, value in mean.items()}
             self._directions[phase] = Directions(self._plans[phase], self._room, shapes)
-        own = self._directions[phase]
-        self._found[phase][round_number] = own.project(mean), own.quiet(mean)
+        directions = self._directions[phase]
+        released = directions.project(mean), directions.quiet(mean)
+        self._recorded[phase][round_number] = released
 
     def _releases(self, phase: str) -> CanaryReleases:
-        rounds = sorted(self._found[phase])
-        kept = [self._found[phase][number] for number in rounds]
+        by_round = self._recorded[phase]
+        rounds = sorted(by_round)
         count = self._plans[phase].count
-        own = self._directions.get(phase)
+        released = np.array([by_round[number][0] for number in rounds])
+        quiet = np.array([by_round[number][1] for number in rounds])
+        directions = self._directions.get(phase)
         return CanaryReleases(
             np.array(rounds, dtype=np.int64),
-            np.array([released for released, _ in kept]).reshape(len(kept), count),
-            np.array([quiet for _, quiet in kept]).reshape(len(kept), -1 if kept else 0),
-            np.array(own.groups if own else [""] * count, dtype=np.str_),
+            released.reshape(len(rounds), count),
+            quiet.reshape(len(rounds), -1 if rounds else 0),
+            np.array(directions.groups if directions else [""] * count, dtype=np.str_),
         )
 
 
@@ -200,7 +201,7 @@ def observed(
         ExperimentError: no phase did.
         RunError: the releases were not recorded, or their file is damaged.
     """
-    found = {}
+    observations = {}
     for phase, releases in recorded(run.path, plans).items():
         plan = plans[phase]
         canaries = plan.first + np.arange(plan.count)
@@ -216,15 +217,15 @@ def observed(
             shared=plan.kind == "products",
             groups=releases.groups,
         )
-        found[phase] = rounds, seen
-    if not found:
+        observations[phase] = rounds, seen
+    if not observations:
         raise ExperimentError(
             "the run has no rounds to audit",
             expected="at least one round with noise",
             got="a budget that covers none",
             fix="raise privacy.budget or the noise",
         )
-    return found
+    return observations
 
 
 def _cohorts(experiment: Experiment, phase: str) -> Cohorts:
@@ -246,9 +247,9 @@ def recorded(folder: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, CanaryR
     try:
         with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
             tables = {name: arrays[name] for name in arrays.files}
-        found = {phase: CanaryReleases(**strip_prefix(f"{phase}/", tables)) for phase in plans}
-        if all(own.fits(plans[phase].count) for phase, own in found.items()):
-            return found
+        released = {phase: CanaryReleases(**strip_prefix(f"{phase}/", tables)) for phase in plans}
+        if all(releases.fits(plans[phase].count) for phase, releases in released.items()):
+            return released
         shown = ", ".join(
             f"{name} {value.dtype} {list(value.shape)}" for name, value in tables.items()
         )
@@ -264,7 +265,7 @@ def recorded(folder: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, CanaryR
     )
 
 
-def refuse_unauditable(experiment: Experiment, *, stated: bool) -> None:
+def check_auditable(experiment: Experiment, *, stated: bool) -> None:
     """Refuse experiments that an audit cannot test.
 
     Args:
@@ -283,7 +284,7 @@ def refuse_unauditable(experiment: Experiment, *, stated: bool) -> None:
         )
     if experiment.lateness.known_cohorts:
         raise ExperimentError(
-            "audits do not know which canaries were in time",
+            "audits do not support late or unavailable clients",
             expected="rounds that wait for all clients, which are always available",
             got="[closing], [asynchronous] or devices that are away",
             fix="audit the experiment without them, at the noise that it would have then",
@@ -327,7 +328,7 @@ def noisy_plans(experiment: Experiment, clients: int) -> dict[str, Plan]:
             got="neither",
             fix="--clip S --noise-std SIGMA (and --epsilon E --delta D)",
         )
-    _refuse(experiment.privacy)
+    _check_claim(experiment.privacy)
     plans = PhasePlans.before_a_run(experiment, np.arange(clients)).plans
     return {phase: plan for phase, plan in plans.items() if experiment.privacy.covers(phase)}
 
@@ -363,7 +364,7 @@ def charges_of(run: RunFolder, phase: str) -> list[Charge]:
     """The lines of a run's privacy ledger for the rounds of a phase."""
     phases = phases_of(run.experiment)
     charges = Ledger(run.path / "privacy.jsonl").charges
-    return [one for one in charges if phase_at(phases, one.round_number).name == phase]
+    return [c for c in charges if phase_at(phases, c.round_number).name == phase]
 
 
 def expected_cohort(experiment: Experiment, clients: int) -> float:
@@ -384,7 +385,7 @@ def expected_cohort(experiment: Experiment, clients: int) -> float:
     return drawn.expected_cohort
 
 
-def _refuse(privacy: PrivacyConfig) -> None:
+def _check_claim(privacy: PrivacyConfig) -> None:
     """Refuse claims that the audit's statistics do not cover."""
     mechanism = privacy.noise()
     rules = {

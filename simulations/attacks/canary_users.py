@@ -100,7 +100,7 @@ class Reserved(Model):
         self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`."""
-        return self.base.predict(self._own(parameters), users, items, rows)
+        return self.base.predict(self._of_base(parameters), users, items, rows)
 
     def kernel(self) -> KernelModel | None:
         """The declaration for native code; None if native code does not support the model."""
@@ -114,9 +114,9 @@ class Reserved(Model):
     def scores(self, parameters: Parameters, users: Users) -> Tensor:
         """Scores of the whole catalogue for each slice of the cohort dimension,
         `[C, num_items]`."""
-        return self.base.scores(self._own(parameters), users)
+        return self.base.scores(self._of_base(parameters), users)
 
-    def _own(self, parameters: Parameters) -> Parameters:
+    def _of_base(self, parameters: Parameters) -> Parameters:
         """The parameters `[C, ...]` as the other model has them; item tables may keep their rows,
         or be compact."""
         cut = {name: rows for name, rows in self.room.items() if name not in self.item_tables}
@@ -209,9 +209,9 @@ class Canary(Step):
         if self._directions is None:
             shapes = {name: tuple(value.shape) for name, value in parameters.items()}
             self._directions = Directions(plan, getattr(self.model, "room", {}), shapes)
-        for name, (places, values) in self._directions.upload(data.client).items():
+        for name, (positions, values) in self._directions.upload(data.client).items():
             flat = delta[name].view(-1)
-            flat[torch.from_numpy(places).to(flat.device)] = torch.from_numpy(values).to(flat)
+            flat[torch.from_numpy(positions).to(flat.device)] = torch.from_numpy(values).to(flat)
         return Update(delta, plan.examples)
 
     def added_parameters(
@@ -341,14 +341,14 @@ def changes_for(experiment: Experiment, plans: Mapping[str, CanaryPlan]) -> dict
 
     def planted(step: Section) -> Section:
         """A step with the canaries of its phase; as it is if that is not audited."""
-        own = [
+        chosen = [
             plans[phase.name]
             for phase in phases
             if phase.name in plans and phase.has_step(step_table(step))
         ]
-        if not own:
+        if not chosen:
             return step
-        plan = max(own, key=lambda one: one.magnitude)
+        plan = max(chosen, key=lambda plan: plan.magnitude)
         options = {"name": f"{__name__}:Canary", "base": step.name, "canaries": plan.table()}
         return Section.model_validate({**step.options, **options})
 

@@ -215,8 +215,8 @@ class Lira(Fit):
         arrays = {
             "target": self.signals(attacked, attacked.target),
             "member": np.isin(users, attacked.target.members),
-            "shadows": np.stack([self.signals(attacked, one) for one in shadows]),
-            "masks": np.stack([np.isin(users, one.members) for one in shadows]),
+            "shadows": np.stack([self.signals(attacked, shadow) for shadow in shadows]),
+            "masks": np.stack([np.isin(users, shadow.members) for shadow in shadows]),
         }
         with open_atomically(attacked.folder / "signals.npz") as file:
             np.savez(file, users=users, **arrays)

@@ -219,20 +219,20 @@ def _generated_updates(
             {"item.low": low.numpy()},
         )
         order = TrainOrder(round_, clients, step=step, each=True)
-        found = train_each(node, sent.arrays(), order).updates
+        updates = train_each(node, sent.arrays(), order).updates
         for client in part.tolist():
-            one = found.take(np.searchsorted(clients, [client]))
-            tables = {name: np.zeros(rows, dtype=np.float32) for name in one.rows}
-            for name, gradient in one.rows.items():
-                tables[name][one.requests.items] = np.linalg.norm(gradient, axis=-1)
+            update = updates.take(np.searchsorted(clients, [client]))
+            tables = {name: np.zeros(rows, dtype=np.float32) for name in update.rows}
+            for name, gradient in update.rows.items():
+                tables[name][update.requests.items] = np.linalg.norm(gradient, axis=-1)
             heads = {
                 n: v[0] if v.ndim < 3 else np.linalg.norm(v[0], axis=-1)
-                for n, v in one.values.items()
+                for n, v in update.values.items()
             }
             yield heads | tables
 
 
 def section(experiment: Experiment, kind: str) -> dict[str, Any]:
     """A section as a table: name and settings."""
-    found = getattr(experiment, kind)
-    return {"name": found.name, **found.options}
+    chosen = getattr(experiment, kind)
+    return {"name": chosen.name, **chosen.options}

@@ -27,16 +27,16 @@ from uvicorn import Server
 
 from fedrec.runtime.process import Backoff
 from simulations import flower_commands
-from simulations.deployment import flower_patches, flower_pieces, flower_polls
+from simulations.deployment import flower_calls, flower_patches
+from simulations.deployment.flower_calls import IdleNodes, PackedPieces
 from simulations.deployment.flower_patches import (
+    AnsweringState,
     ForkExecutor,
     LoadApp,
     NodeHeartbeats,
     PacedTime,
     ticking,
 )
-from simulations.deployment.flower_pieces import PackedPieces
-from simulations.deployment.flower_polls import AnsweringState, IdleNodes, OldMessages, RareWrites
 from simulations.deployment.health import WorkSignal
 from simulations.deployment.pki import as_sent
 from simulations.deployment.processes import UNFINISHED, UnfinishedTasks
@@ -95,7 +95,7 @@ def load() -> Any:
     loop = importlib.import_module("flwr.supernode.start_client_internal")
     importlib.import_module("flwr.supernode.main")  # otherwise imported by each SuperNode
     flower_commands.load("flower-supernode")
-    flower_pieces.use(loop)
+    flower_calls.use_packed_pieces(loop)
     return loop
 
 
@@ -109,7 +109,7 @@ def supernode(arguments: list[str], work_signal: WorkSignal) -> None:
     """
     load().time = PacedTime(NodePace())
     keep_connections()
-    flower_patches.use_direct_middleware()
+    flower_calls.use_direct_middleware()
     flower_patches.use_in_supernode()
     Server.main_loop = ticking
     nodestate_factory.InMemoryNodeState = partial(SuperNodeState, work_signal=work_signal)  # type: ignore[misc]
@@ -301,13 +301,13 @@ CLIENT_APP = "flwr-clientapp"
 
 def server_executor(arguments: list[str]) -> None:
     """`flower-superexec` that forks ServerApps, and survives a failed call."""
-    flower_pieces.use(longest_wait=PIECES_WAIT)
+    flower_calls.use_packed_pieces(longest_wait=PIECES_WAIT)
     _execute(SERVER_APP, Backoff(FIRST_POLL, SERVER_POLL), WorkSignal(None), arguments)
 
 
 def client_executor(arguments: list[str], load_app: LoadApp, work_signal: WorkSignal) -> None:
     """`flower-superexec` that forks ClientApps, woken by a work signal."""
-    flower_pieces.use()
+    flower_calls.use_packed_pieces()
     flower_patches.use_own_code(load_app)
     _execute(CLIENT_APP, Backoff(FIRST_POLL, CLIENT_POLL), work_signal, arguments)
 
@@ -333,7 +333,7 @@ DATABASE_WAIT_MS = 60_000
 """Milliseconds that the SuperLink waits for a lock on its database (Flower: 5,000)."""
 
 
-class SuperLinkState(PackedPieces, NodeHeartbeats, IdleNodes, OldMessages, RareWrites):
+class SuperLinkState(PackedPieces, NodeHeartbeats, IdleNodes):
     """Flower's state of a SuperLink with all patches."""
 
 
@@ -351,9 +351,9 @@ def superlink(arguments: list[str]) -> None:
     """`flower-superlink` with all patches, as many open files as it may have, and less garbage
     collection."""
     flower_commands.load("flower-superlink")
-    flower_patches.use_direct_middleware()
+    flower_calls.use_direct_middleware()
     flower_patches.use_in_superlink()
-    flower_polls.answer_idle_nodes()
+    flower_calls.answer_idle_nodes()
     wait_for_database()
     linkstate_factory.SqlLinkState = SuperLinkState  # type: ignore[misc]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

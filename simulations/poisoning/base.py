@@ -23,7 +23,7 @@ from fedrec.rng import torch_stream
 
 
 class Poisoning(ABC):
-    """What malicious clients do. Derive from `ProfilePoisoning` or `UpdatePoisoning`.
+    """The behaviour of malicious clients. Derive from `ProfilePoisoning` or `UpdatePoisoning`.
 
     A built-in has a `name` and lives in `simulations/poisoning/`, its configuration
     class above it. It holds no state between calls: what it returns is a function of its input.
@@ -103,16 +103,16 @@ class UpdatePoisoning(Poisoning):
     def updates(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
         """The crafted updates, scaled to the norm of the settings if there is one, `[C, ...]` by
         parameter."""
-        found = self.crafted(block)
+        crafted = self.crafted(block)
         if self.config.norm is None:
-            return found
-        squares = [value.double().flatten(1).square().sum(1) for value in found.values()]
+            return crafted
+        squares = [value.double().flatten(1).square().sum(1) for value in crafted.values()]
         norms = sum(squares[1:], squares[0]).sqrt()
         wanted = self.config.norm * block.honest_norms.to(norms)
         factors = wanted / norms.clamp(min=1e-300)
         return {
             name: value * factors.view(-1, *[1] * (value.dim() - 1))
-            for name, value in found.items()
+            for name, value in crafted.items()
         }
 
 
@@ -175,11 +175,11 @@ def target_scores(block: MaliciousBlock, parameters: Parameters, users: Users) -
             got=f"model {name}",
             fix="set adversary.attack = 'random', or another attack with made-up profiles",
         )
-    own, features = users
-    count = max([1, *map(len, [*own.values(), *features])])
+    params, features = users
+    count = max([1, *map(len, [*params.values(), *features])])
     tables = {name: value.expand(count, *value.shape) for name, value in parameters.items()}
     targets = torch.from_numpy(block.known.targets).to(next(iter(tables.values())).device)
-    return block.model.predict({**tables, **own}, features, targets.expand(count, -1))
+    return block.model.predict({**tables, **params}, features, targets.expand(count, -1))
 
 
 def made_up_users(
@@ -195,7 +195,7 @@ def made_up_users(
     """
     device = block.step.device
     private = [name for name in block.parameters if name not in block.shared]
-    own = {
+    params = {
         name: (std * torch.randn(count, *block.parameters[name].shape, generator=generator)).to(
             device
         )
@@ -205,7 +205,7 @@ def made_up_users(
         torch.randint(categories, (count, 1), generator=generator).to(device)
         for _, categories in block.model.schema.user_features
     )
-    return own, features
+    return params, features
 
 
 def learning_rates(block: MaliciousBlock) -> dict[str, float]:
@@ -235,10 +235,10 @@ def embedding_tables(block: MaliciousBlock) -> list[str]:
 def gradients_of(value: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Gradients of a number `[]` by some leaves, `[...]` each; zeros by those that it does not
     depend on."""
-    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
     return {
         name: torch.zeros_like(leaf) if gradient is None else gradient
-        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
+        for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True)
     }
 
 
@@ -268,7 +268,7 @@ class MadeUpUsers(UpdatePoisoning):
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
         """The steps of gradient descent, `[C, ...]` by parameter."""
         rates = learning_rates(block)
-        found: dict[str, list[Tensor]] = {name: [] for name in block.shared}
+        steps: dict[str, list[Tensor]] = {name: [] for name in block.shared}
         for member in block.clients:
             users = self.users(block, generator_of(member.random))
             leaves = {
@@ -276,8 +276,8 @@ class MadeUpUsers(UpdatePoisoning):
             }
             loss = promotion_loss(target_scores(block, leaves, users))
             for name, gradient in gradients_of(loss, leaves).items():
-                found[name].append(-rates[name] * gradient)
-        return {name: torch.stack(parts) for name, parts in found.items()}
+                steps[name].append(-rates[name] * gradient)
+        return {name: torch.stack(parts) for name, parts in steps.items()}
 
 
 def promotion_loss(scores: Tensor) -> Tensor:

@@ -99,12 +99,12 @@ class FedRecAttack(UpdatePoisoning):
         rate = learning_rates(block)[ITEMS]
         chosen = [self._rows(block.known, gradient, member.random) for member in block.clients]
         share = self._shares(block, gradient)
-        found = torch.zeros(len(chosen), *table.shape)
-        for place, rows in enumerate(chosen):
-            own = gradient[rows] * share[rows, None]
-            limit = self.config.row_limit / own.norm(dim=1).clamp(min=1e-30)
-            found[place, rows] = -rate * own * limit.clamp(max=1.0)[:, None]
-        return {ITEMS: found}
+        sent = torch.zeros(len(chosen), *table.shape)
+        for client, rows in enumerate(chosen):
+            part = gradient[rows] * share[rows, None]
+            limit = self.config.row_limit / part.norm(dim=1).clamp(min=1e-30)
+            sent[client, rows] = -rate * part * limit.clamp(max=1.0)[:, None]
+        return {ITEMS: sent}
 
     def _fitted(
         self, known: Known, table: Tensor, start: Tensor, generator: torch.Generator
@@ -211,17 +211,17 @@ class ClusterAttack(UpdatePoisoning):
             )
         generator = seed_of_round(block)
         pulls = {name: self._pull(block.parameters[name], generator) for name in tables}
-        changes = [one.changes_of(0) for one in block.honest]
-        found = {name: torch.stack([own[name] for own in changes]) for name in block.shared}
+        changes = [trained.changes_of(0) for trained in block.honest]
+        honest = {name: torch.stack([change[name] for change in changes]) for name in block.shared}
         for name, pull in pulls.items():
-            norms = found[name].norm(dim=2)
+            norms = honest[name].norm(dim=2)
             drawn = [
                 torch.rand(len(pull), generator=generator_of(member.random))
                 for member in block.clients
             ]
             room = self.config.spread * torch.stack(drawn).to(norms) * norms.std(1, keepdim=True)
-            found[name] = pull * (norms.mean(1, keepdim=True) + room)[:, :, None]
-        return found
+            honest[name] = pull * (norms.mean(1, keepdim=True) + room)[:, :, None]
+        return honest
 
     def _pull(self, table: Tensor, generator: torch.Generator) -> Tensor:
         """Unit vectors from each item to the centre of its cluster, `[items, d]`."""
@@ -361,23 +361,23 @@ class HardUserMining(MadeUpUsers):
         config = self.config
         private = len(block.shared) < len(block.parameters)
         count = config.users if private else _CANDIDATES * config.users
-        own, features = made_up_users(block, count, config.user_std, generator)
+        params, features = made_up_users(block, count, config.user_std, generator)
         shared = {name: block.parameters[name] for name in block.shared}
         if not private:
-            scores = target_scores(block, shared, (own, features)).detach().mean(1)
+            scores = target_scores(block, shared, (params, features)).detach().mean(1)
             hardest = scores.argsort(stable=True)[: config.users]
-            return own, tuple(codes[hardest] for codes in features)
+            return params, tuple(codes[hardest] for codes in features)
         for _ in range(config.hard_steps):
-            leaves = {name: value.detach().requires_grad_() for name, value in own.items()}
+            leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
             scores = target_scores(block, shared, (leaves, features))
             # each user is trained alone, so the loss is a sum over users
             loss = F.binary_cross_entropy_with_logits(
                 scores, torch.zeros_like(scores), reduction="none"
             )
             gradients = torch.autograd.grad(loss.mean(1).sum(), list(leaves.values()))
-            moved = zip(own.items(), gradients, strict=True)
-            own = {name: value - config.hard_rate * step for (name, value), step in moved}
-        return own, features
+            moved = zip(params.items(), gradients, strict=True)
+            params = {name: value - config.hard_rate * step for (name, value), step in moved}
+        return params, features
 
 
 # A-ra (Rong, He and Chen 2022, section 4.2): malicious clients approximate honest users by random

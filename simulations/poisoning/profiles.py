@@ -54,16 +54,16 @@ class ExplicitBoosting(UpdatePoisoning):
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
         """Gradients of the targets' mean score in the targets' rows, `[C, ...]` by parameter."""
         tables = [name for name in block.model.item_tables if name in block.shared]
-        found: dict[str, list[Tensor]] = {name: [] for name in tables}
-        for place, trained in enumerate(block.honest):
+        gradients: dict[str, list[Tensor]] = {name: [] for name in tables}
+        for client, trained in enumerate(block.honest):
             after = trained.parameters_of(0)
-            own = {name: value for name, value in after.items() if name not in block.shared}
+            private = {name: value for name, value in after.items() if name not in block.shared}
             leaves = {name: block.parameters[name].clone().requires_grad_() for name in tables}
             shared = {name: block.parameters[name] for name in block.shared} | leaves
-            score = target_scores(block, shared, (own, block.features(place))).mean()
+            score = target_scores(block, shared, (private, block.features(client))).mean()
             for name, gradient in gradients_of(score, leaves).items():
-                found[name].append(gradient)
-        return {name: torch.stack(parts) for name, parts in found.items()}
+                gradients[name].append(gradient)
+        return {name: torch.stack(parts) for name, parts in gradients.items()}
 
 
 # Bandwagon profiles (Kapoor et al. 2017): the targets among some popular and many random items.

@@ -44,7 +44,7 @@ def membership(
     if job.quick:
         chosen |= {"shadow-users": 20, "judged": 4, "trees": 5}
     attacked = job.experiment(experiment, [*set, "evaluation.baselines=[]"])
-    found = run_attack(attacked, chosen, job.folder).found.accuracy
+    found = run_attack(attacked, chosen, job.folder).figures.accuracy
     return [Found(dataset, row, "MIA accuracy", found.value, found.low, found.high)]
 
 
@@ -65,11 +65,11 @@ def attribute(
         chosen = {"name": "attribute", "attribute": name, "source": source}
         outcome = run_attack(attacked, chosen, job.folder)
         words = "" if source == "profiles" else f" from {source}"
-        success = outcome.found.balanced_accuracy
+        success = outcome.figures.balanced_accuracy
         metric = f"balanced accuracy{words}"
         yield Found(dataset, row, metric, success.value, success.low, success.high)
-        if outcome.found.auc is not None:
-            yield Found(dataset, row, f"AUC{words}", outcome.found.auc)
+        if outcome.figures.auc is not None:
+            yield Found(dataset, row, f"AUC{words}", outcome.figures.auc)
         recommends = outcome.table.get("recommends", {})
         for name in ("mae", "rmse") if recommends else ():
             yield Found(dataset, row, name.upper(), recommends[name])

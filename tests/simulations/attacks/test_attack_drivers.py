@@ -99,7 +99,7 @@ MEMORISING = (
 
 @pytest.mark.slow
 def test_lira_finds_members_of_a_system_that_learns_them_by_heart(tmp_path):
-    found = attack(tmp_path, "lira", *MEMORISING, shadows=6).found
+    found = attack(tmp_path, "lira", *MEMORISING, shadows=6).figures
     assert found.auc.value > 0.85 and found.balanced_accuracy.low > 0.7
     with np.load(tmp_path / "signals.npz") as file:
         assert file["shadows"].shape == file["masks"].shape == (6, 96)
@@ -108,7 +108,7 @@ def test_lira_finds_members_of_a_system_that_learns_them_by_heart(tmp_path):
 
 def test_lira_finds_nothing_after_no_training(tmp_path):
     idle = ("rounds=1", "step.learning-rate=1e-9")
-    found = attack(tmp_path, "lira", *idle, shadows=4, mode="offline").found
+    found = attack(tmp_path, "lira", *idle, shadows=4, mode="offline").figures
     assert 0.3 < found.auc.value < 0.7 and found.members == found.others == 48
 
 
@@ -118,7 +118,7 @@ def test_runs_that_are_there_are_taken_and_others_refused(tmp_path):
     again = attack(tmp_path, "lira", "rounds=2", shadows=4)
     assert again.table == first.table and len(stamps) == 10
     other = attack(tmp_path, "lira", "rounds=2", shadows=4, mode="offline")
-    assert other.found != first.found
+    assert other.figures != first.figures
     assert stamps == {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/checkpoints/*")}
     with pytest.raises(RunError, match="holds a run of other settings"):
         attack(tmp_path, "lira", "rounds=3", shadows=4)
@@ -141,7 +141,7 @@ PAPERS = {"shadow-users": 40, "used": 0.8}
 def test_the_papers_attack_end_to_end(tmp_path):
     shares = {"shadow-users": 40, "used": 0.75, "members": 0.25, "length": 5}
     outcome = attack(tmp_path, "membership", "rounds=3", **shares)
-    assert (outcome.found.members, outcome.found.others) == (14, 42)
+    assert (outcome.figures.members, outcome.figures.others) == (14, 42)
     assert 1 <= outcome.table["descriptions"] <= 56 and "hits@5" in outcome.table["recommends"]
     runs = RunFolder(tmp_path / "shadow"), RunFolder(tmp_path / "target")
     clients = Population.of(load(ATTACKED)).partition.training_clients
@@ -155,7 +155,7 @@ def test_the_papers_attack_end_to_end(tmp_path):
 
 
 def test_the_papers_attack_finds_members_of_a_system_that_learns_them_by_heart(tmp_path):
-    found = attack(tmp_path, "membership", *MEMORISING, **PAPERS, balanced=True).found
+    found = attack(tmp_path, "membership", *MEMORISING, **PAPERS, balanced=True).figures
     assert found.balanced_accuracy.low > 0.7 and found.auc.low > 0.75
 
 
@@ -231,17 +231,19 @@ def attack_of_attribute_driver(tmp_path, *overrides, table=ATTRIBUTE_DRIVER_ATTA
 @pytest.mark.slow
 def test_profiles_reveal_gender_and_a_strong_perturbation_hides_it(tmp_path):
     outcome = attack_of_attribute_driver(tmp_path, attacker="logistic")
-    clear = outcome.found
+    clear = outcome.figures
     assert clear.balanced_accuracy.value > 0.8 and outcome.table["categories"] == ["F", "M"]
     assert "recommends" not in outcome.table
     assert [file.name for file in tmp_path.iterdir()] == ["attack.json"]
     targeted = ("perturb.name=targeted", "perturb.attribute=gender")
     responses = ("perturb.epsilon=0.1", "perturb.mechanism=randomised-response")
-    hidden = attack_of_attribute_driver(tmp_path, *targeted, *responses, attacker="logistic").found
+    hidden = attack_of_attribute_driver(
+        tmp_path, *targeted, *responses, attacker="logistic"
+    ).figures
     assert hidden.balanced_accuracy.value < 0.63
     half = attack_of_attribute_driver(
         tmp_path, *targeted, "perturb.epsilon=3", attacker="logistic"
-    ).found
+    ).figures
     assert hidden.auc < half.auc <= clear.auc + 0.05
 
 
@@ -250,7 +252,7 @@ def test_profiles_reveal_gender_and_a_strong_perturbation_hides_it(tmp_path):
 def test_attribute_inference_from_a_trained_system(tmp_path, source):
     """The gender among the model's features must not help the attacker, who sees only items."""
     outcome = attack_of_attribute_driver(tmp_path, source=source, without=["user.*"])
-    found = outcome.found
+    found = outcome.figures
     assert found.users == len(
         Population.of(load(ATTRIBUTE_DRIVER_ATTACKED)).partition.training_clients
     )
@@ -299,19 +301,19 @@ def test_updates_of_a_generating_system_are_attacked(tmp_path):
     outcome = attack_of_attribute_driver(
         tmp_path, table=META, source="updates", attacker="logistic"
     )
-    assert outcome.found.balanced_accuracy.low > 0.55 and "hits@5" in outcome.table["recommends"]
+    assert outcome.figures.balanced_accuracy.low > 0.55 and "hits@5" in outcome.table["recommends"]
 
 
 @pytest.mark.slow
 def test_an_update_reveals_the_features_of_the_user(tmp_path):
-    found = attack_of_attribute_driver(tmp_path, source="updates", attacker="logistic").found
+    found = attack_of_attribute_driver(tmp_path, source="updates", attacker="logistic").figures
     assert found.balanced_accuracy.value > 0.92  # the row of `user.gender` that moves
 
 
 def test_items_independent_of_gender_reveal_nothing(tmp_path):
     found = attack_of_attribute_driver(
         tmp_path, "dataset.users=400", attribute="occupation", attacker="logistic"
-    ).found
+    ).figures
     assert abs(found.balanced_accuracy.value - found.chance) < 0.1
 
 

@@ -90,7 +90,7 @@ def audited(*overrides):
 def run_audit(experiment, output, **settings):
     """Without a claim in the settings, that of the experiment's ledger."""
     chosen = {"name": "audit", "canaries": CANARIES, **settings}
-    return run_attack(experiment, chosen, output).found
+    return run_attack(experiment, chosen, output).figures
 
 
 def audit(output, *overrides, std=STD, **settings):
@@ -366,7 +366,7 @@ def test_a_damaged_file_of_releases_is_named(kept, content):
     ("override", "problem"),
     [
         ("engine.name=flower", "does not support audits"),
-        ("devices={examples=9, nightly={}}", "do not know which canaries were in time"),
+        ("devices={examples=9, nightly={}}", "do not support late or unavailable clients"),
         ("sampler.name=test_audit:Odd", "no known sampling rate"),
         (
             (

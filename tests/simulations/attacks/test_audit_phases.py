@@ -73,7 +73,7 @@ ALL = {"gram": GRAM, "fold-in": FOLD_IN, "reptile": COUNTED, "two stages": STAGE
 
 
 def audit(table, folder):
-    return run_attack(load(table), {"name": "audit", "canaries": CANARIES}, folder).found
+    return run_attack(load(table), {"name": "audit", "canaries": CANARIES}, folder).figures
 
 
 def failed(found):

@@ -18,8 +18,6 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.inflatable.inflatable_object import get_object_id
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.superexec.executor.types import ExecutionSpec
@@ -34,7 +32,7 @@ from fedrec.errors import ClientError
 from fedrec.runtime.process import Backoff
 from server.deployed import grid
 from simulations import flower_commands
-from simulations.deployment import flower, flower_patches, flower_polls
+from simulations.deployment import flower, flower_calls, flower_patches
 from simulations.deployment.entry import own_app
 from simulations.deployment.flower_patches import PacedTime
 from simulations.deployment.health import WorkSignal
@@ -65,7 +63,7 @@ def test_the_heartbeats_interval_cannot_be_set_and_is_read_where_we_set_it():
 
 
 def test_a_node_is_lost_after_two_of_our_heartbeats(linked):
-    state = linked[0]
+    state = linked
     node = state.create_node("", "", b"key", 30.0)
     for beat in (state.activate_node, state.acknowledge_node_heartbeat):
         assert beat(node, 30.0)
@@ -282,7 +280,7 @@ def memory(identity, monkeypatch):
 
 
 def test_flower_does_not_answer_for_a_process_that_failed(identity):
-    """If this fails, a new version of Flower may no longer need `patches/node_state.py`."""
+    """If this fails, a new version of Flower may no longer need `AnsweringState`."""
     memory = flower.nodestate_factory.InMemoryNodeState(ObjectStoreFactory().store())
     _, task = received(memory, 1)
     memory.get_messages_legacy(is_reply=False)
@@ -397,112 +395,13 @@ def test_the_superlink_makes_its_memory_by_a_name_that_can_be_exchanged():
     )
 
 
-def test_flower_writes_bytes_and_lost_tasks_with_every_piece():
-    """If this fails, a new version of Flower may no longer need `patches/rare_writes.py`."""
-    assert "update(" in inspect.getsource(FlowersState.store_traffic)
-    assert "_cleanup_expired_task_tokens()" in inspect.getsource(FlowersState.get_tasks)
-
-
-def test_flower_keeps_the_pieces_of_deleted_messages(linked):
-    """If this fails, a new version of Flower may no longer need `patches/old_messages.py`."""
-    state, store, names = linked
-    FlowersState.delete_messages(state, {names["overdue"]})
-    assert state.num_message_ins() == 1 and len(store) == 4
-
-
 @pytest.fixture
 def linked(tmp_path):
-    """A SuperLink's state and its pieces: `shared` belongs to both messages, `late` is the reply to
-    the overdue one."""
+    """A SuperLink's state with the patches."""
     store = ObjectStoreFactory().store()
-    names = {
-        name: get_object_id(name.encode()) for name in ("shared", "overdue", "answerable", "late")
-    }
-    for name in ("overdue", "answerable"):
-        store.preregister(
-            1, ObjectTree(object_id=names[name], children=[ObjectTree(object_id=names["shared"])])
-        )
-    store.preregister(1, ObjectTree(object_id=names["late"]))
     state = flower.SuperLinkState(str(tmp_path / "superlink.db"), SimpleNamespace(), store)
     state.initialize()
-    with state.session() as session:
-        for name, ttl in (("overdue", 99.0), ("answerable", 101.0)):
-            session.execute(
-                text(
-                    "INSERT INTO message_ins (message_id, created_at, ttl) VALUES (:id, 1000, :ttl)"
-                ),
-                {"id": names[name], "at": 1000.0, "ttl": ttl},
-            )
-        session.execute(
-            text("INSERT INTO message_res (message_id, reply_to_message_id) VALUES (:id, :to)"),
-            {"id": names["late"], "to": names["overdue"]},
-        )
-    return state, store, names
-
-
-def test_expired_messages_are_deleted_and_later_their_pieces(linked):
-    state, store, names = linked
-    state.forget_overdue(1100.0)
-    assert state.num_message_ins() == 1 and state.num_message_res() == 0
-    state.drop_pieces(time.monotonic() + 1)
-    assert {name for name in names if names[name] in store} == {"answerable", "shared"}
-    state.forget_overdue(1102.0)
-    state.drop_pieces(time.monotonic() + 1)
-    assert state.num_message_ins() == 0 and len(store) == 0
-
-
-def test_pieces_of_a_message_that_flower_just_forgot_can_still_be_read(linked):
-    state, store, names = linked
-    before = time.monotonic()
-    # as by Flower when it returns the reply, before it is read
-    state.delete_messages({names["overdue"]})
-    state.drop_pieces(before)
-    assert state.num_message_res() == 0 and len(store) == 4
-    store.delete(names["late"])  # as finally by the reader
-    state.drop_pieces(time.monotonic() + 1)
-    assert {name for name in names if names[name] in store} == {"answerable", "shared"}
-
-
-def test_what_is_done_seldom_is_done_once_in_a_while_and_never_twice_at_a_time():
-    now, done = [0.0], []
-    seldom = flower_polls.Throttle(1.0, clock=lambda: now[0])
-    for now[0] in (0.0, 0.5, 0.99, 1.0, 1.5):
-        seldom.run(lambda: (done.append(now[0]), seldom.run(lambda: done.append("inside")))[0])
-    assert done == [0.0, 1.0]
-    later = flower_polls.Throttle(1.0, at_once=False, clock=lambda: now[0])
-    later.run(lambda: done.append("too soon"))
-    assert done == [0.0, 1.0]
-    with pytest.raises(ZeroDivisionError):
-        flower_polls.Throttle(0.0).run(lambda: 1 / 0)
-
-
-def test_bytes_that_travelled_are_written_together_and_none_is_lost(linked, monkeypatch):
-    state, written = linked[0], []
-    monkeypatch.setattr(FlowersState, "store_traffic", lambda _, run, **b: written.append((run, b)))
-    for run in (7, 7, 8):
-        state.store_traffic(run, bytes_sent=3, bytes_recv=5)
-    assert written == [(7, {"bytes_sent": 3, "bytes_recv": 5})]
-    state._enter_bytes()
-    assert written[1:] == [
-        (7, {"bytes_sent": 3, "bytes_recv": 5}),
-        (8, {"bytes_sent": 3, "bytes_recv": 5}),
-    ]
-    state._enter_bytes()
-    assert len(written) == 3
-
-
-def test_bytes_of_a_deleted_run_are_dropped(linked):
-    state = linked[0]
-    state.store_traffic(7, bytes_sent=3, bytes_recv=5)  # Flower's own raises
-
-
-def test_silent_tasks_are_looked_for_once_a_second(linked, monkeypatch):
-    state, looks = linked[0], []
-    monkeypatch.setattr(FlowersState, "_cleanup_expired_task_tokens", lambda _: looks.append(1))
-    state._expiring = flower_polls.Throttle(flower_polls.SETTLING)
-    for _ in range(5):
-        state.get_tasks()
-    assert looks == [1]
+    return state
 
 
 def task_of(kind, authority):
@@ -642,7 +541,7 @@ def answers(path):
 def test_the_same_answers(path, monkeypatch):
     usual = answers(path)
     assert [status for status, *_ in usual] == [201, 201, 201, 418, 403, 200, 401, 405, 404]
-    monkeypatch.setattr(BaseHTTPMiddleware, "__call__", flower_patches.directly)
+    monkeypatch.setattr(BaseHTTPMiddleware, "__call__", flower_calls.directly)
     assert answers(path) == usual
 
 

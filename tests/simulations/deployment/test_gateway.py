@@ -46,8 +46,8 @@ from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 
 from simulations import flower_commands
-from simulations.deployment import flower, flower_polls, pki
-from simulations.deployment.flower_polls import BELIEVED, HELD, PULL, AnswerIdleNodes, EmptyQueues
+from simulations.deployment import flower, flower_calls, pki
+from simulations.deployment.flower_calls import BELIEVED, HELD, PULL, AnswerIdleNodes, EmptyQueues
 from simulations.deployment.pki import Authority, NodeKey, write_private
 from tests.simulations.deployment.federation import free_ports
 
@@ -472,7 +472,7 @@ def test_a_superlink_that_ends_answers_held_calls_and_holds_no_more():
         ended = SimpleNamespace(
             config=SimpleNamespace(app=app), on_tick=AsyncMock(return_value=True)
         )
-        await flower_polls.until_it_ends(ended)
+        await flower_calls.until_it_ends(ended)
         await asyncio.wait_for(call, 10)
         await asyncio.wait_for(queues.wait(NODE, 30.0), 10)
 
@@ -590,14 +590,14 @@ def test_a_key_is_looked_up_once_until_a_node_is_removed(monkeypatch):
 def test_a_web_server_of_a_superlink_asks_it_first(monkeypatch, calls):
     monkeypatch.setattr(uvicorn.Config, "load", uvicorn.Config.load)
     monkeypatch.setattr(uvicorn.Server, "main_loop", uvicorn.Server.main_loop)
-    flower_polls.answer_idle_nodes()
+    flower_calls.answer_idle_nodes()
     state = SimpleNamespace(empty_queues=EmptyQueues())
     app = FastAPI()
     app.state.linkstate_factory = SimpleNamespace(state=lambda: state)
     config = uvicorn.Config(app)
     config.load()
     assert isinstance(config.loaded_app, AnswerIdleNodes)
-    assert uvicorn.Server.main_loop is flower_polls.until_it_ends
+    assert uvicorn.Server.main_loop is flower_calls.until_it_ends
     source = inspect.getsource(inspect.getmodule(flower_commands.load("flower-superlink")))
     assert "uvicorn.run(" in source and "main_loop" in vars(uvicorn.Server)
 

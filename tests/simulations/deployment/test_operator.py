@@ -57,7 +57,7 @@ from server.callbacks.base import Callback
 from server.exchange import DroppedReplies
 from simulations import runner
 from simulations.deployment import entry as process_entry
-from simulations.deployment import flower, flower_pieces, launch, operator
+from simulations.deployment import flower, flower_calls, launch, operator
 from simulations.deployment import processes as supervisor
 from simulations.deployment.health import are_alive
 from simulations.deployment.initialise import initialise
@@ -405,7 +405,7 @@ class Single:
         return genuine
 
 
-class Store(flower_pieces.PackedPieces, Single):
+class Store(flower_calls.PackedPieces, Single):
     """The same for several pieces, behind Flower's functions that make and read calls."""
 
     def _pull(self, request: PullObjectRequest):
@@ -429,20 +429,20 @@ class Store(flower_pieces.PackedPieces, Single):
 
 def test_all_pieces_take_one_call_and_each_passes_flowers_handler():
     store = Store(ALL)
-    assert flower_pieces.pull(ALL, store.pulling()) == ALL
+    assert flower_calls.pull(ALL, store.pulling()) == ALL
     assert (store.calls, store.handled) == (1, 4)
     other = Store({})
-    flower_pieces.push(ALL.items(), other.pushing())
+    flower_calls.push(ALL.items(), other.pushing())
     assert other.held == ALL and (other.calls, other.handled) == (1, 4)
 
 
 def test_one_piece_is_sent_as_flower_sends_it():
     one = named(b"one")
     store = Store(one)
-    assert flower_pieces.pull(one, store.pulling()) == inflatable_utils.pull_objects(
+    assert flower_calls.pull(one, store.pulling()) == inflatable_utils.pull_objects(
         list(one), store.pulling()
     )
-    flower_pieces.push(one.items(), store.pushing())
+    flower_calls.push(one.items(), store.pushing())
     assert store.held == one
 
 
@@ -456,7 +456,7 @@ def test_pieces_that_are_not_there_yet_are_asked_for_again_and_no_others():
         if len(waits) == 2:
             store.held.update(ALL)
 
-    assert flower_pieces.pull(late, store.pulling(), sleep=sleep) == ALL
+    assert flower_calls.pull(late, store.pulling(), sleep=sleep) == ALL
     assert waits == [0.05, 0.1] and store.calls == 4
     assert store.handled == 4 + 3  # three calls for the missing one only
 
@@ -466,24 +466,24 @@ def test_a_piece_that_never_comes_is_given_up():
         raise ObjectUnavailableError(object_id)
 
     with pytest.raises(ObjectPullError, match="not there in time"):
-        flower_pieces.pull(["a", "b"], missing, max_time=0.1)
+        flower_calls.pull(["a", "b"], missing, max_time=0.1)
 
 
 def test_an_unknown_piece_is_an_error_at_once():
     store = Store(ALL)
     with pytest.raises(ObjectPullError, match="could not be found"):
-        flower_pieces.pull([*ALL, "unknown"], store.pulling())
+        flower_calls.pull([*ALL, "unknown"], store.pulling())
 
 
 def test_a_forged_piece_is_an_error():
     store = Store({})
     with pytest.raises(ObjectPushError):
-        flower_pieces.push({**ALL, "0" * 64: b"forged"}.items(), store.pushing())
+        flower_calls.push({**ALL, "0" * 64: b"forged"}.items(), store.pushing())
     assert "0" * 64 not in store.held
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\0" * 7, flower_pieces.packed({0: b"a", 2: b"b"}), b"\xff" * 9]
+    "content", [b"", b"\0" * 7, flower_calls.packed({0: b"a", 2: b"b"}), b"\xff" * 9]
 )
 def test_pushes_that_cannot_be_read_are_refused_before_any_piece(content):
     store = Store({})
@@ -492,36 +492,36 @@ def test_pushes_that_cannot_be_read_are_refused_before_any_piece(content):
     assert store.handled == 0
 
 
-@pytest.mark.parametrize("content", [b"\0" * 7, flower_pieces.packed({9: b"a"}), b"\xff" * 9])
+@pytest.mark.parametrize("content", [b"\0" * 7, flower_calls.packed({9: b"a"}), b"\xff" * 9])
 def test_answers_that_cannot_be_read_are_errors(content):
     with pytest.raises(ObjectPullError, match="cannot be read"):
-        flower_pieces.pull(["a", "b"], lambda _: content)
+        flower_calls.pull(["a", "b"], lambda _: content)
 
 
 def test_a_call_has_bounds(monkeypatch):
-    monkeypatch.setattr(flower_pieces, "MOST_BYTES", 300)
-    monkeypatch.setattr(flower_pieces, "MOST_PIECES", 3)
+    monkeypatch.setattr(flower_calls, "MOST_BYTES", 300)
+    monkeypatch.setattr(flower_calls, "MOST_PIECES", 3)
     many = named(*(bytes([number]) * 100 for number in range(10)))
     store = Store(many)
-    assert flower_pieces.pull(many, store.pulling()) == many and store.calls == 4
+    assert flower_calls.pull(many, store.pulling()) == many and store.calls == 4
     other = Store({})
-    flower_pieces.push(many.items(), other.pushing())
+    flower_calls.push(many.items(), other.pushing())
     assert other.held == many and other.calls == 4
 
 
 @given(st.dictionaries(st.integers(0, 2**32 - 1), st.binary(max_size=50)))
 def test_packed_pieces_are_unpacked(found):
-    assert flower_pieces.unpacked(flower_pieces.packed(found)) == found
+    assert flower_calls.unpacked(flower_calls.packed(found)) == found
 
 
 @given(st.binary(max_size=60))
 def test_unpacking_any_bytes_gives_pieces_or_a_value_error(content):
     with suppress(ValueError):
-        assert isinstance(flower_pieces.unpacked(content), dict)
+        assert isinstance(flower_calls.unpacked(content), dict)
 
 
 def test_flower_sends_and_fetches_each_piece_in_a_call_of_its_own():
-    """If this fails, a new version of Flower may no longer need `patches/pieces.py`."""
+    """If this fails, a new version of Flower may no longer need `PackedPieces`."""
     store = Store({})
     usual = runpy.run_path(inflatable_utils.__file__, run_name=inflatable_utils.__name__)
     usual["push_object_contents_from_iterable"](ALL.items(), store.pushing())
@@ -558,7 +558,7 @@ def test_a_serverapp_waits_for_pieces_as_long_as_it_is_told():
         "['push_object_contents_from_iterable'].__module__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.split() == ["60.0", flower_pieces.__name__], done.stderr
+    assert done.stdout.split() == ["60.0", flower_calls.__name__], done.stderr
 
 
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
@@ -625,7 +625,7 @@ def test_the_docs_name_all_private_modules_and_their_number():
 
 
 def test_each_patch_names_what_flower_lacks():
-    for name in ("flower_patches", "flower_polls", "flower_pieces"):
+    for name in ("flower_patches", "flower_calls"):
         source = (ROOT / "simulations" / "deployment" / f"{name}.py").read_text("utf-8")
         assert "Missing in Flower: " in source, name
 
