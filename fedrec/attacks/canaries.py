@@ -73,8 +73,8 @@ class Observations:
     @property
     def parameters(self) -> list[str]:
         """The parameters in which canaries are, if there are several."""
-        found = [] if self.groups is None else np.unique(self.groups).tolist()
-        return found if len(found) > 1 else []
+        names = [] if self.groups is None else np.unique(self.groups).tolist()
+        return names if len(names) > 1 else []
 
     @property
     def canaries(self) -> int:
@@ -125,10 +125,9 @@ def all_scores(seen: Observations, claim: PrivacyClaim) -> list[Scores]:
     """The scores of every observer that the claim allows; without claimed noise only the first."""
     if claim.mixing is not None:
         return [known_scores(seen, claim)]
-    found = [final_scores(seen, claim)]
-    if claim.noise_std:
-        found += [trace_scores(seen, claim), known_scores(seen, claim)]
-    return found
+    if not claim.noise_std:
+        return [final_scores(seen, claim)]
+    return [final_scores(seen, claim), trace_scores(seen, claim), known_scores(seen, claim)]
 
 
 def final_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
@@ -229,7 +228,7 @@ class CanaryPlan(Config):
 # antisymmetric part of the sum is noise alone.
 
 Upload = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""For each parameter that it changes, places in the flat array, `int64 [n]`, and values there,
+"""For each parameter that it changes, indices in the flat array, `int64 [n]`, and values there,
 `float64 [n]`."""
 
 
@@ -286,11 +285,12 @@ class Directions:
 
     def upload(self, client: int) -> Upload:
         """What a canary uploads, before it is clipped."""
-        place = client - self.plan.first
-        pair = self.pairs[place]
+        number = client - self.plan.first
+        pair = self.pairs[number]
+        upload = pair.up if self.signs[number] > 0 else pair.down
         return {
-            name: (places, self.plan.magnitude * values)
-            for name, (places, values) in (pair.up if self.signs[place] > 0 else pair.down).items()
+            name: (indices, self.plan.magnitude * values)
+            for name, (indices, values) in upload.items()
         }
 
     def project(self, mean: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -323,19 +323,19 @@ class Directions:
         names = [name for name in room if name in trained]
         if not names:
             return []
-        own = {name: min(count // len(names), room[name]) for name in names}
-        own[names[0]] += count - sum(own.values())
-        if own[names[0]] > room[names[0]]:
+        rows_of = {name: min(count // len(names), room[name]) for name in names}
+        rows_of[names[0]] += count - sum(rows_of.values())
+        if rows_of[names[0]] > room[names[0]]:
             return []
-        self.groups = [name for name in names for _ in range(own[name])]
+        self.groups = [name for name in names for _ in range(rows_of[name])]
         pairs = []
         for name in names:
             rows, *rest = trained[name]
             width = math.prod(rest)
-            for row in range(rows - room[name], rows - room[name] + own[name]):
-                places = row * width + np.arange(width)
+            for row in range(rows - room[name], rows - room[name] + rows_of[name]):
+                indices = row * width + np.arange(width)
                 values = np.full(width, width**-0.5)
-                pairs.append(UploadPair({name: (places, values)}, {name: (places, -values)}))
+                pairs.append(UploadPair({name: (indices, values)}, {name: (indices, -values)}))
         return pairs
 
 
@@ -362,12 +362,11 @@ def _products(
         return []
     drawn = stream(plan.seed, "canary-pairs").permutation(len(firsts))[: plan.count]
     pairs = []
-    for one, other in zip(firsts[drawn].tolist(), seconds[drawn].tolist(), strict=True):
-        places = np.array([(size + 1) * one, (size + 1) * other])
-        places = np.append(places, [size * one + other, size * other + one])
+    for i, j in zip(firsts[drawn].tolist(), seconds[drawn].tolist(), strict=True):
+        indices = np.array([(size + 1) * i, (size + 1) * j, size * i + j, size * j + i])
         same = np.full(4, 0.5)
         opposite = np.array([0.5, 0.5, -0.5, -0.5])
-        pairs.append(UploadPair({table: (places, same)}, {table: (places, opposite)}))
+        pairs.append(UploadPair({table: (indices, same)}, {table: (indices, opposite)}))
     return pairs
 
 
@@ -378,8 +377,8 @@ def _square(shape: tuple[int, ...]) -> bool:
 def _along(flat: Mapping[str, np.ndarray], upload: Upload) -> float:
     return float(
         sum(
-            flat[name][places].astype(np.float64) @ values
-            for name, (places, values) in upload.items()
+            flat[name][indices].astype(np.float64) @ values
+            for name, (indices, values) in upload.items()
         )
     )
 

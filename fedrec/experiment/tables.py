@@ -169,7 +169,7 @@ class EvaluationConfig(Config):
     def settings_tried(self) -> dict[str, int | None]:
         """By the label of each baseline, how many settings were tried to choose its own; None where
         it is not stated."""
-        return {label: one.options.get(TRIED) for label, one in self._labelled().items()}
+        return {label: entry.options.get(TRIED) for label, entry in self._labelled().items()}
 
     def _labelled(self) -> dict[str, Section]:
         """The baselines by their labels."""

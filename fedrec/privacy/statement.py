@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from fedrec.config import Config
 from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.events import DEFAULT_BACKEND, BackendName
+from fedrec.privacy.accounting.rdp import amplified
 from fedrec.privacy.accounting.sampling import Adjacency, Full, Poisson, Scheduled
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan, default_delta
@@ -167,7 +167,7 @@ def _scheduled(sampling: Scheduled) -> str:
 
 def _remembered(plan: Plan) -> Iterator[str]:
     """The memory of correlated noise."""
-    kept = plan.mechanism.kept
+    kept = plan.mechanism.memory_arrays
     if kept:
         how = (
             "in private/ of the run folder until the run is finished"
@@ -439,18 +439,6 @@ class Stated:
             ),
             *self.caveats,
         ]
-
-
-def amplified(epsilon: float, rate: float) -> float:
-    """Epsilon on the whole of an epsilon-DP release of a sample.
-
-    Args:
-        epsilon: on the sample, >= 0.
-        rate: share of the rows that are sampled, in (0, 1].
-    """
-    if rate == 1:
-        return epsilon
-    return float(np.logaddexp(math.log1p(-rate), math.log(rate) + epsilon))
 
 
 def schedule_total(nominal: float, steps: int, rate: float) -> float:

@@ -82,7 +82,6 @@ class PhasePlans:
         order = tuple(map(strategy.phase, range(1, experiment.rounds + 1)))
         _refuse_interrupted_phases(config, order)
         mix = config.noise_mix(order)
-        _refuse_secure_sums(experiment, config)
         malicious = _malicious(experiment)
         plans = {
             phase: Plan.of(
@@ -352,25 +351,18 @@ def _noise_and_signal(phase: str, plan: Plan, theta: Mapping[str, np.ndarray]) -
     if not noise:
         return []
     mechanism = plan.mechanism
-    kept = mechanism.kept * numbers * 8 / 2**20
-    memory = f" The server keeps up to {kept:.3g} MiB of noise of earlier rounds." if kept else ""
+    mebibytes = mechanism.memory_arrays * numbers * 8 / 2**20
+    memory = (
+        f" The server keeps up to {mebibytes:.3g} MiB of noise of earlier rounds."
+        if mebibytes
+        else ""
+    )
     return [
         f"Noise of phase {phase} in a round: norm {noise:.4g} over {numbers:,} numbers; the largest"
         f" signal, all {plan.denominator:g} clients alike, has norm {signal:.4g}"
         f" ({signal / noise:.2g} times the noise; on one number at most"
         f" {signal / per_number:.3g} times).{memory}"
     ]
-
-
-def _refuse_secure_sums(experiment: Experiment, config: PrivacyConfig) -> None:
-    mechanism = config.noise()
-    if experiment.secure_aggregation and not mechanism.secure_sums:
-        raise ExperimentError(
-            f"the mechanism {mechanism.name!r} does not work with secure aggregation",
-            expected="a mechanism that needs nothing but the sum of all nodes",
-            got="secure-aggregation",
-            fix="set secure-aggregation = false, or choose another privacy.mechanism",
-        )
 
 
 def _refuse_interrupted_phases(config: PrivacyConfig, order: tuple[str, ...]) -> None:

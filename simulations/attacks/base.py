@@ -235,7 +235,7 @@ def _figures(found: Success) -> list[tuple[str, Figure, float, str]]:
         ("accuracy", found.accuracy, found.majority, ""),
         ("balanced accuracy", found.balanced_accuracy, 0.5, "balanced_accuracy"),
         ("AUC", found.auc, 0.5, ""),
-        (caught, found.found, found.false_alarms, "found"),
+        (caught, found.members_found, found.false_alarms, "found"),
     ]
 
 

@@ -27,6 +27,8 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import phase_at, phases_of
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.events import GAUSSIAN
+from fedrec.privacy.accounting.sampling import Full
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Charge, Ledger
 from fedrec.privacy.plan import Plan
@@ -333,7 +335,7 @@ def charges_of(run: RunFolder, phase: str) -> list[Charge]:
     """The lines of a run's privacy ledger for the rounds of a phase."""
     phases = phases_of(run.experiment)
     charges = Ledger(run.path / "privacy.jsonl").charges
-    return [one for one in charges if phase_at(phases, one.round_number).name == phase]
+    return [charge for charge in charges if phase_at(phases, charge.round_number).name == phase]
 
 
 def expected_cohort(experiment: Experiment, clients: int) -> float:
@@ -363,7 +365,10 @@ def _refuse(privacy: PrivacyConfig) -> None:
             "replace-one: a canary's other sign is another client",
         ),
         "mechanism": (
-            mechanism.pair(1.0).mu is not None,
+            all(
+                release.mechanism == GAUSSIAN
+                for release in mechanism.releases(1.0, 1, Full(), "replace-one")
+            ),
             "Gaussian noise",
         ),
         "placement": (
