@@ -59,9 +59,9 @@ class Success:
         balanced_accuracy: mean of the shares of right answers among members and among others; 1/2
             is chance.
         auc: area under the ROC curve (interval of DeLong et al. 1988); 1/2 is chance.
-        members_found: share of members whose score lies above the threshold that `alarms` of the others
-            pass; Clopper-Pearson at that threshold, whose own uncertainty is not in it. Chance is
-            `false_alarms`.
+        members_found: share of members whose score lies above the threshold that `alarms` of the
+            others pass; Clopper-Pearson at that threshold, whose own uncertainty is not in it.
+            Chance is `false_alarms`.
         false_alarms: share of the others that pass it, at most the requested one.
         wanted: the requested largest share of false alarms, such as .01.
     """
@@ -471,5 +471,7 @@ def _mean_area(scores: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> floa
         positive = labels[fold == number] == 1
         first = int(positive.sum())
         second = int((~positive).sum())
-        areas.append((rankdata(fold_scores)[positive].sum() - first * (first + 1) / 2) / (first * second))
+        areas.append(
+            (rankdata(fold_scores)[positive].sum() - first * (first + 1) / 2) / (first * second)
+        )
     return float(np.mean(areas))

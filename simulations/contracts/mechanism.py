@@ -49,7 +49,9 @@ class MechanismContract(RunContract):
         second = self._drawn(Reproducible(0), range(4, ROUNDS + 1), saved)
         resumed = {str(index): row for index, row in enumerate([*first, *second])}
         expected = {str(index): row for index, row in enumerate(whole)}
-        assert_that(same_bits(resumed, expected), "a resumed run has other noise: what is not saved?")
+        assert_that(
+            same_bits(resumed, expected), "a resumed run has other noise: what is not saved?"
+        )
         assert_that(
             not np.array_equal(self._drawn(Secure()), self._drawn(Secure())),
             "noise from the operating system repeats",

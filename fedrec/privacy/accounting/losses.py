@@ -62,7 +62,7 @@ from fedrec.privacy.accounting.events import (
     MOST_MULTIPLIER,
     Release,
 )
-from fedrec.privacy.accounting.rdp import gdp_epsilon, pure_epsilon
+from fedrec.privacy.accounting.rdp import amplified, gdp_epsilon, pure_epsilon
 from fedrec.privacy.accounting.sampling import Adjacency, FixedSize, Full, Poisson, Sampling
 
 _FEW = 100  # releases, whose losses no convolution has smoothed
@@ -149,7 +149,9 @@ def composed_epsilon(counted: Counted, delta: float, *, attack: bool = False) ->
     sampled = any(release.sampling != Full() for release, _ in merged)
     if attack and sampled and step > _USELESS_STEP:
         return None
-    if step > _USELESS_STEP or (len(merged) == 1 and not sampled and merged[0][0].mechanism == GAUSSIAN):
+    if step > _USELESS_STEP or (
+        len(merged) == 1 and not sampled and merged[0][0].mechanism == GAUSSIAN
+    ):
         return min(_without_sampling(merged, delta), pure)
     upper = fine or not attack
     composed = identity(step, pessimistic_estimate=upper)
@@ -161,9 +163,7 @@ def composed_epsilon(counted: Counted, delta: float, *, attack: bool = False) ->
     return min(composed.get_epsilon_for_delta(left), pure) if left > 0 else pure
 
 
-def _repeated(
-    losses: PrivacyLossDistribution, count: int, tail: float
-) -> PrivacyLossDistribution:
+def _repeated(losses: PrivacyLossDistribution, count: int, tail: float) -> PrivacyLossDistribution:
     """The sum of so many losses, of which tails of a mass may be cut off; very many in blocks, as
     dp-accounting takes its number of points to the power of their number."""
     blocks, rest = divmod(count, _BLOCK)
@@ -197,9 +197,16 @@ def _merged(counted: Counted, attack: bool) -> Counted:
 def _without_sampling(counted: Counted, delta: float) -> float:
     """Epsilon as if every client took part in every release: exact for Gaussian noise, to which the
     pure epsilon of Laplace releases is added."""
-    gaussian = sum(n / release.noise_multiplier**2 for release, n in counted if release.mechanism == GAUSSIAN)
-    laplace = sum(n / release.noise_multiplier for release, n in counted if release.mechanism == LAPLACE)
-    return gdp_epsilon(math.sqrt(gaussian), delta) + laplace
+    gaussian = sum(
+        n / release.noise_multiplier**2 for release, n in counted if release.mechanism == GAUSSIAN
+    )
+    laplace = sum(
+        n / release.noise_multiplier for release, n in counted if release.mechanism == LAPLACE
+    )
+    mu = math.sqrt(gaussian)
+    if mu > 1e3:  # rounding hides delta; the loss is above this with a smaller probability
+        return mu * mu / 2 + mu * math.sqrt(-2 * math.log(delta)) + laplace
+    return gdp_epsilon(mu, delta) + laplace
 
 
 def _step(counted: Counted) -> tuple[float, bool]:
@@ -242,8 +249,10 @@ def _pair(release: Release) -> AdditiveNoisePrivacyLoss:
 
 
 def _largest_loss(release: Release) -> float:
-    """The largest loss of (mix, Q), except for a probability of e^-50."""
-    return float(_pair(release).connect_dots_bounds().epsilon_upper or 0.0)
+    """The largest loss of (mix, Q), except for a probability of 1e-23."""
+    z = release.noise_multiplier
+    largest = 0.5 / z**2 + 10 / z if release.mechanism == GAUSSIAN else 1 / z
+    return amplified(largest, release.sampling.rate)
 
 
 @lru_cache(maxsize=8)  # the releases of a run are of few kinds
