@@ -163,12 +163,12 @@ class Experiment(DataSettings):
     @model_validator(mode="after")
     def _requires_rounds_or_baselines(self) -> Self:
         given = [key for key in FEDERATED if key.replace("-", "_") in self.model_fields_set]
-        if not self.federated and given:
+        if given and not self.federated:
             raise ValueError(
-                f"rounds = 1 or more with [{given[0]}]; without rounds there is no federated system"
+                f"[{given[0]}] needs rounds >= 1: without rounds there is no federated system"
             )
         if not self.federated and not self.evaluation.baselines:
-            raise ValueError("rounds = 1 or more, or centralised systems in evaluation.baselines")
+            raise ValueError("set rounds >= 1, or name centralised systems in evaluation.baselines")
         return self
 
     @model_validator(mode="after")
@@ -193,12 +193,12 @@ class Experiment(DataSettings):
 
     @property
     def lateness(self) -> Lateness:
-        """What it says of late devices."""
+        """Its tables about late devices."""
         return Lateness(self.devices, self.closing, self.asynchronous)
 
     @model_validator(mode="after")
     def _late_answers_fit(self) -> Self:
-        self.lateness.refuse_others(
+        self.lateness.check(
             self.sampler.name, secure=bool(self.secure_aggregation), privacy=self.privacy
         )
         return self

@@ -153,7 +153,7 @@ class EvaluationConfig(Config):
     @classmethod
     def _distinct(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         if len(set(value)) < len(value):
-            raise ValueError("cut-offs that differ from each other")
+            raise ValueError("duplicate cut-offs")
         return value
 
     def baseline_settings(self) -> dict[str, dict[str, Any]]:

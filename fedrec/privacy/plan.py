@@ -152,7 +152,7 @@ def least_client_noise(
     return factor * math.sqrt(releases) * unit
 
 
-def refuse_unshareable(config: PrivacyConfig, sampler: str, denominator: float) -> None:
+def check_shares(config: PrivacyConfig, sampler: str, denominator: float) -> None:
     """Refuse distributed noise where the clients' shares may not add up to enough.
 
     Raises:
@@ -331,9 +331,9 @@ class Plan:
         )
         if config.placement == "local":
             sampling = Full()  # the server sees who takes part and each single upload
-        samplings.refuse_unproven(sampling, config.adjacency)
+        samplings.check_proven(sampling, config.adjacency)
         mechanism.check_sampling(sampling, sampler)
-        refuse_unshareable(config, sampler, denominator)
+        check_shares(config, sampler, denominator)
         honest = max(1, clients - malicious)
         delta = default_delta(honest) if config.delta is None else config.delta
         clip = config.clip(contributions)

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrec.attacks.canaries import CanaryPlan, Directions, Observations
-from fedrec.attacks.claim import PrivacyClaim
+from fedrec.attacks.canaries import CanaryPlan, Directions, Observations, PrivacyClaim
 from fedrec.components.registry import MODEL, SAMPLER, STRATEGY, resolve
 from fedrec.data.population import POPULATIONS
 from fedrec.errors import ExperimentError, RunError

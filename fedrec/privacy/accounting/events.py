@@ -69,7 +69,7 @@ class Release:
                 got=f"{self.noise_multiplier:g}",
                 fix="0 is for no noise at all",
             )
-        samplings.refuse_unproven(self.sampling, self.adjacency)
+        samplings.check_proven(self.sampling, self.adjacency)
         object.__setattr__(self, "sampling", samplings.simplest(self.sampling))
 
 
@@ -224,7 +224,7 @@ def from_record(record: dict[str, Any]) -> Event:
         if not needed <= set(values) <= known:
             raise KeyError(f"keys {sorted(values)} instead of {sorted(known)}")
         event = cls(**values)
-        samplings.refuse_wrong_values(event)
+        samplings.check_values(event)
         releases_in(event)  # refuses multipliers and samplings for which there is no bound
         return event
     except (
