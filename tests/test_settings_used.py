@@ -60,7 +60,6 @@ SET_BY_NOBODY = {
     "AttentionConfig": "batch_rows",
     "AttributeConfig": "attacker folds length lists without",
     "AuditConfig": "denominator overshoot significance",
-    "BandedConfig": "momentum optimised_for",
     "BandwagonConfig": "popular_share",
     "BiasedMfConfig": "factors sweeps",
     "BoundedConfig": "dimension inner omega",

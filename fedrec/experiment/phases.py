@@ -52,10 +52,10 @@ def contributions_of(step: Mapping[str, Any]) -> Contributions:
     """The kind of contributions of a step, by its name and settings; `signed` unless the step
     declares otherwise. Settings of a step around another one declare that of the other."""
     section = Section.model_validate(step)
-    own: Contributions = getattr(
+    declared: Contributions = getattr(
         registry.resolve(registry.STEP, section.name), "contributions", "signed"
     )
-    return getattr(component_settings(registry.STEP, section), "contributions", own)
+    return getattr(component_settings(registry.STEP, section), "contributions", declared)
 
 
 def symmetric_of(experiment: Experiment, step: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -322,8 +322,12 @@ def _noise_and_signal(phase: str, plan: Plan, theta: Mapping[str, np.ndarray]) -
     if not noise:
         return []
     mechanism = plan.mechanism
-    kept = mechanism.kept * numbers * 8 / 2**20
-    memory = f" The server keeps up to {kept:.3g} MiB of noise of earlier rounds." if kept else ""
+    mebibytes = mechanism.memory_arrays * numbers * 8 / 2**20
+    memory = (
+        f" The server keeps up to {mebibytes:.3g} MiB of noise of earlier rounds."
+        if mebibytes
+        else ""
+    )
     return [
         f"Noise of phase {phase} in a round: norm {noise:.4g} over {numbers:,} numbers; the largest"
         f" signal, all {plan.denominator:g} clients alike, has norm {signal:.4g}"

@@ -20,14 +20,15 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedrec.attacks.canaries import CanaryPlan, Directions, Observations
-from fedrec.attacks.claim import PrivacyClaim
+from fedrec.attacks.canaries import CanaryPlan, Directions, Observations, PrivacyClaim
 from fedrec.components.registry import MODEL, SAMPLER, STRATEGY, resolve
 from fedrec.data.population import POPULATIONS
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import phase_at, phases_of
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.events import GAUSSIAN
+from fedrec.privacy.accounting.sampling import Full
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Charge, Ledger
 from fedrec.privacy.plan import Plan
@@ -364,7 +365,7 @@ def charges_of(run: RunFolder, phase: str) -> list[Charge]:
     """The lines of a run's privacy ledger for the rounds of a phase."""
     phases = phases_of(run.experiment)
     charges = Ledger(run.path / "privacy.jsonl").charges
-    return [c for c in charges if phase_at(phases, c.round_number).name == phase]
+    return [charge for charge in charges if phase_at(phases, charge.round_number).name == phase]
 
 
 def expected_cohort(experiment: Experiment, clients: int) -> float:
@@ -394,7 +395,10 @@ def _check_claim(privacy: PrivacyConfig) -> None:
             "replace-one: a canary's other sign is another client",
         ),
         "mechanism": (
-            mechanism.pair(1.0).mu is not None,
+            all(
+                release.mechanism == GAUSSIAN
+                for release in mechanism.releases(1.0, 1, Full(), "replace-one")
+            ),
             "Gaussian noise",
         ),
         "placement": (

@@ -139,18 +139,6 @@ def _explain_experiment(source: str, overrides: list[str], options: dict[str, An
 
 def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
     """The printed values, by their names in the JSON object."""
-    from fedrec.privacy.plan import running_sums
-
-    sums = running_sums(plan)
-    beside = (
-        {}
-        if sums is None
-        else {
-            "noise_of_running_sums": sums.noise,
-            "of_independent_noise": sums.independent,
-            "of_independent_noise_secret_cohorts": sums.secret,
-        }
-    )
     return {
         "epsilon": report.epsilon,
         "delta": report.delta,
@@ -166,7 +154,6 @@ def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
         "method": report.method,
         "order": report.order,
         "attack_epsilon": report.attack,
-        **beside,
     }
 
 

@@ -210,8 +210,8 @@ def test_the_file_in_the_run_folder_has_nothing_federated_and_is_read_again(cent
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ({"model": {"name": "privrec"}}, "rounds = 1 or more with [model]"),
-        ({"privacy": {"clip-norm": 1.0, "epsilon": 1.0}}, "rounds = 1 or more with [privacy]"),
+        ({"model": {"name": "privrec"}}, "[model] needs rounds >= 1"),
+        ({"privacy": {"clip-norm": 1.0, "epsilon": 1.0}}, "[privacy] needs rounds >= 1"),
         ({"evaluation": {"baselines": []}}, "or centralised systems in evaluation.baselines"),
     ],
 )

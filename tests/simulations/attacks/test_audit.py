@@ -16,7 +16,7 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
 from fedrec.privacy.ledger import Charge
 from fedrec.privacy.mechanisms.banded import Banded
-from fedrec.privacy.mechanisms.independent import Gaussian
+from fedrec.privacy.mechanisms.base import Gaussian
 from fedrec.privacy.plan import Plan
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
