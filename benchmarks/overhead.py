@@ -73,12 +73,12 @@ class TimedSgd(Sgd):
         self,
         parameters: Mapping[str, Tensor],
         block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        client_params: Mapping[str, Tensor] | None = None,
     ) -> Trained:
         """The same as `train_block` in native code; asked for where `kernel_refusal` gives None."""
         begun = time.monotonic()
         with self._noted():
-            trained = super().train_in_kernel(parameters, block, own)
+            trained = super().train_in_kernel(parameters, block, client_params)
         with open(os.environ[NOTES], "a") as file:
             file.write(f"{os.getpid()} {begun} {self._spent}\n")
         self._spent = 0.0

@@ -40,7 +40,7 @@ def requested_items(node: Node, order: ItemQuery) -> ItemRequests:
             fix="set step.name to strategy.name, or choose another strategy",
         )
     data = node.population.clients(clients)
-    return ItemRequests.of(clients, [_touched(node, step, own, order.round) for own in data])
+    return ItemRequests.of(clients, [_touched(node, step, client, order.round) for client in data])
 
 
 def generated_ratings(node: Node, given: ClientArrays, part: HeldOutPart) -> RatedBlock:
@@ -50,15 +50,15 @@ def generated_ratings(node: Node, given: ClientArrays, part: HeldOutPart) -> Rat
     counts = np.array([len(items) for items, _ in held_out], dtype=np.int64)
     real = np.arange(counts.max(initial=1)) < counts[:, None]
     rows = np.zeros(real.shape, dtype=np.int64)
-    own = np.split(given.requests.items, given.requests.offsets[1:-1])
+    items_of = np.split(given.requests.items, given.requests.offsets[1:-1])
     rows[real] = np.concatenate(
-        [np.searchsorted(own[place], items) for place, (items, _) in enumerate(held_out)]
+        [np.searchsorted(items_of[index], items) for index, (items, _) in enumerate(held_out)]
     )
     width = int(np.diff(given.requests.offsets).max(initial=1))
-    places = torch.from_numpy(rows).to(node.device)
+    table_rows = torch.from_numpy(rows).to(node.device)
     with torch.no_grad():
         predicted = node.model.predict(
-            to_device(given.padded(width), node.device), (), places, rows=places
+            to_device(given.padded(width), node.device), (), table_rows, rows=table_rows
         )
     users = np.repeat(np.arange(len(clients)), counts)
     actual = np.concatenate([ratings for _, ratings in held_out])

@@ -100,11 +100,9 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
         },
     )
     sealed = {
-        place: keys.sealed(
-            channel, channels[place], _route(terms, order.place, place), pair, mask_key
-        )
-        for place, pair in enumerate(dealt)
-        if place != order.place
+        rank: keys.sealed(channel, channels[rank], _route(terms, order.place, rank), pair, mask_key)
+        for rank, pair in enumerate(dealt)
+        if rank != order.place
     }
     return ShareReply(mask_key, keys.commitment_of(self_seed), joined(sealed, nodes, SEALED_BYTES))
 
@@ -131,23 +129,23 @@ def masked_sum(
             fix="none; the server must follow the experiment",
         )
     secrets = node.session_secrets.look(secure.session)
-    place = _read(secrets["place"])
+    rank = _read(secrets["place"])
     mask_keys = there(pieces(secure.mask_keys, KEY_BYTES))
     counts = counts_in(secrets["counts"])
     bits = _read(secrets["bits"])
-    form = _form_of_order(node, order, counts, place, bits)
+    form = _form_of_order(node, order, counts, rank, bits)
     if digest_of(order, arrays) != secrets["training"]:
         raise _unsound("a training order other than the one that the nodes agreed on")
-    kept = _received(node, secure, secrets, mask_keys)
+    state = _received(node, secure, secrets, mask_keys)
     accepted = node.accept(order)
     if node.sums_once and not (order.protection and order.protection.noise_scale):
         group = keys.digest(b"group", *pieces(secrets["channels"], KEY_BYTES))
-        own = keys.digest(b"clients", np.unique(np.asarray(accepted.clients)).tobytes())
-        if not node.session_secrets.first_sum(order.round, own, group):
+        clients = keys.digest(b"clients", np.unique(np.asarray(accepted.clients)).tobytes())
+        if not node.session_secrets.first_sum(order.round, clients, group):
             raise _second_sum(order.round)
-        kept |= {"round": _number(order.round), "group": group}
+        state |= {"round": _number(order.round), "group": group}
     # before anything is masked: a node killed after this has dropped out
-    node.session_secrets.masked(secure.session, kept)
+    node.session_secrets.masked(secure.session, state)
     shapes = vector.shapes_of(arrays, order.protection, symmetric_of(node.experiment, order.step))
     reply = train_clients(node, arrays, accepted)
     if reply.clients < node.least_clients:
@@ -157,9 +155,9 @@ def masked_sum(
         )
     numbers = _encoded(node, reply, arrays, shapes, form, len(counts))
     numbers += keys.own_mask(secrets["self-seed"], len(numbers))
-    others = keys.without(mask_keys, place)
+    others = keys.without(mask_keys, rank)
     numbers += keys.pairwise_mask(
-        keys.key_of(secrets["mask-seed"]), place, others, secure.session, len(numbers)
+        keys.key_of(secrets["mask-seed"]), rank, others, secure.session, len(numbers)
     )
     return vector.sent_parts(numbers, form.kind)
 
@@ -173,7 +171,7 @@ def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
             or another sum of the round was unmasked before.
     """
     secrets = node.session_secrets.waiting(order.session)
-    place = _read(secrets["place"])
+    rank = _read(secrets["place"])
     nodes = len(order.survivors)
     of_masks = there(pieces(secrets["mask-shares"], SEED_BYTES))
     of_selves = there(pieces(secrets["self-shares"], SEED_BYTES))
@@ -182,7 +180,7 @@ def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
     if (
         not known
         or not survivors <= set(of_masks)
-        or place not in survivors
+        or rank not in survivors
         or len(survivors) < _quorum(node, nodes)
     ):
         raise _unsound(f"{len(survivors)} survivors of {nodes} nodes")
@@ -231,23 +229,21 @@ def _received(
     secrets."""
     channels = pieces(secrets["channels"], KEY_BYTES)
     sealed = pieces(order.sealed, SEALED_BYTES)
-    place = _read(secrets["place"])
+    rank = _read(secrets["place"])
     nodes = len(channels)
-    sound = (
-        len(sealed) == nodes and len(order.mask_keys) == nodes * KEY_BYTES and place in mask_keys
-    )
+    sound = len(sealed) == nodes and len(order.mask_keys) == nodes * KEY_BYTES and rank in mask_keys
     if not sound or len(mask_keys) < _quorum(node, nodes):
         raise _unsound(f"{len(mask_keys)} of {nodes} nodes")
-    found = {place: (secrets["mask-share"], secrets["self-share"])}
+    opened = {rank: (secrets["mask-share"], secrets["self-share"])}
     try:
-        for other, mask_key in keys.without(mask_keys, place).items():
-            route = _route(secrets["terms"], other, place)
-            found[other] = keys.opened(
+        for other, mask_key in keys.without(mask_keys, rank).items():
+            route = _route(secrets["terms"], other, rank)
+            opened[other] = keys.opened(
                 _channel(node), channels[other], route, sealed[other], mask_key
             )
     except ValueError as error:
         raise _unsound(str(error)) from None
-    of_masks, of_selves = ({other: pair[kind] for other, pair in found.items()} for kind in (0, 1))
+    of_masks, of_selves = ({other: pair[kind] for other, pair in opened.items()} for kind in (0, 1))
     return {
         "place": secrets["place"],
         "mask-shares": joined(of_masks, nodes, SEED_BYTES),
@@ -287,13 +283,13 @@ def _refuse_terms(node: Node, order: ShareOrder, nodes: int) -> None:
 
 
 def _form_of_order(
-    node: Node, order: TrainOrder, counts: Sequence[int], place: int, bits: int
+    node: Node, order: TrainOrder, counts: Sequence[int], rank: int, bits: int
 ) -> vector.Form:
     """The form of the numbers of an order; refuses one whose terms differ from those of the
     session, or do not follow from the experiment."""
-    if order.clients is None or len(set(order.clients.tolist())) != counts[place]:
+    if order.clients is None or len(set(order.clients.tolist())) != counts[rank]:
         raise _unsound(
-            f"an order for other clients than the {counts[place]} that the other nodes were given"
+            f"an order for other clients than the {counts[rank]} that the other nodes were given"
         )
     form = vector.Form.of(node.experiment, _settings(node), order, counts)
     if bits != form.bits:

@@ -191,7 +191,7 @@ class BufferedTimeline(Timeline):
         self.clock = self._ended
         stale = [round_number - 1 - answer.version for answer in self._answers]
         needed = {client.version for client in self._queue}
-        self.versions = {v: kept for v, kept in self.versions.items() if v in needed}
+        self.versions = {v: theta for v, theta in self.versions.items() if v in needed}
         self.versions[round_number] = _copies(zero_copy_arrays(arrays))
         late = sum(rounds > 0 for rounds in stale)
         self._counts.update({"answers": len(stale), "late": late, "lost": self._lost})

@@ -19,7 +19,7 @@ from server.cohort import Roster
 
 
 class _Compilation(NamedTuple):
-    """How a function is compiled, and what is said of it.
+    """How a function is compiled, and what is reported of it.
 
     Attributes:
         sources: the package that it is in.
@@ -64,31 +64,33 @@ def announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], N
         steps: names of the experiment's steps; what nodes report of others compiles nothing.
         tell: prints a line for the user.
     """
-    said = dict.fromkeys(pair for presence in roster.presences for pair in presence.paths.items())
-    if not said:
+    reported = dict.fromkeys(
+        pair for presence in roster.presences for pair in presence.paths.items()
+    )
+    if not reported:
         return
-    tell("training paths: " + ", ".join(f"step {step}: {path}" for step, path in said))
+    tell("training paths: " + ", ".join(f"step {step}: {path}" for step, path in reported))
     # in this process, before several nodes of this machine do it at once
-    compile_ahead(said, steps, tell)
+    compile_ahead(reported, steps, tell)
 
 
 def compile_ahead(
-    said: Collection[tuple[str, str]], steps: Iterable[str], tell: Callable[[str], None]
+    reported: Collection[tuple[str, str]], steps: Iterable[str], tell: Callable[[str], None]
 ) -> None:
     """Compile what the steps train with. Other paths need not wait for the import of Numba.
 
     Args:
-        said: steps and paths, as nodes report them.
+        reported: steps and paths, as nodes report them.
         steps: names of the experiment's steps.
         tell: prints a line for the user before something is compiled.
     """
-    in_kernel = [step for step in steps if (step, "kernel") in said]
+    in_kernel = [step for step in steps if (step, "kernel") in reported]
     needed = {name for step in in_kernel for name in resolve(STEP, step).kernels}
     for name, text in _IN_KERNEL.items():
         if name in needed:
             _compile(name, _Compilation(*_KERNEL, text), tell, name)
     for name, how in _IN_BLOCKS.items():
-        if any(path.endswith(COMPILED[name]) for _, path in said):
+        if any(path.endswith(COMPILED[name]) for _, path in reported):
             _compile(name, how, tell)
 
 

@@ -383,7 +383,9 @@ class CohortStrategy(Strategy):
         """The nodes' sums of one parameter, in node order."""
         if len(changes) == 1 and not isinstance(changes[0], SparseUpdate):
             return changes[0].astype(np.float64)
-        return functools.reduce(lambda one, other: added(one, other, self._theta[name]), changes)
+        return functools.reduce(
+            lambda total, other: added(total, other, self._theta[name]), changes
+        )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -37,8 +37,8 @@ class OneByOne:
     def block(self, users, batches, device):
         return Block.of(users, batches, device)
 
-    def train_block(self, parameters, block, own=None):
-        return one_by_one(parameters, block, own, self.alone)
+    def train_block(self, parameters, block, client_params=None):
+        return one_by_one(parameters, block, client_params, self.alone)
 
     def kernel_refusal(self):
         return "an oracle"

@@ -244,7 +244,7 @@ def test_the_epsilon_is_reported_with_the_results(run_tiny):
     ],
 )
 def test_it_works_with_its_own_parts_alone(run_tiny, wrong):
-    with pytest.raises(ExperimentError, match="(?i)fedgnn"):
+    with pytest.raises(ExperimentError, match=r"(?i)fedgnn"):
         run_tiny(*SYSTEM, *wrong)
 
 

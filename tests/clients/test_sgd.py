@@ -491,7 +491,7 @@ def test_a_round_gives_the_reference_sum_with_and_without_clipping(
 
 def test_a_subclass_with_another_update_is_asked_client_by_client(node_of_sufficient_statistics):
     class Doubled(GramStep):
-        def train_block(self, parameters, block, own=None):
+        def train_block(self, parameters, block, client_params=None):
             raise NotImplementedError
 
     class Scaled(GramStep):

@@ -110,9 +110,7 @@ def test_broken_off_between_two_systems_nothing_is_lost(central, tmp_path, befor
     assert len(kept) == before - 1
     watcher = Stop(99)
     resumed = runner.resume(tmp_path / "broken", callbacks=[watcher])
-    assert watcher.told == list(range(before, 4)), (
-        "what was done is not done again"
-    )
+    assert watcher.told == list(range(before, 4)), "what was done is not done again"
     assert resumed.baselines == whole.baselines and resumed.privacy == whole.privacy
     assert files(tmp_path / "broken") == files(tmp_path / "whole")
 
