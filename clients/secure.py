@@ -73,7 +73,7 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
         ClientError: the order is not one of a sound session, or of one that was begun before.
     """
     channels = _channels(node, order)
-    _refuse_terms(node, order, len(channels))
+    _check_terms(node, order, len(channels))
     nodes = len(channels)
     quorum = _quorum(node, len(channels))
     terms = _terms(order)
@@ -198,7 +198,7 @@ def _second_sum(round_number: int) -> RefusalError:
         f"this node refuses another sum of round {round_number}",
         expected="the nodes, clients and survivors of the first one, or noise that clients add",
         got="others: the difference of the sums would be what some of them contribute",
-        fix="none; the round has no sum, and the run continues",
+        fix="Nothing to do: this round is skipped and the run continues.",
     )
 
 
@@ -272,9 +272,9 @@ def _channels(node: Node, order: ShareOrder) -> list[bytes]:
     return channels
 
 
-def _refuse_terms(node: Node, order: ShareOrder, nodes: int) -> None:
-    """Refuse a session in which other nodes contribute nothing, or the precision would round their
-    sums away."""
+def _check_terms(node: Node, order: ShareOrder, nodes: int) -> None:
+    """Check that the other nodes of a session contribute clients, and that the precision does not
+    round their sums away."""
     counts = counts_in(order.counts) if len(order.counts) == COUNT_BYTES * nodes else []
     if len(counts) < nodes or min(counts) < 1:
         raise _unsound("nodes that contribute no client")
@@ -336,7 +336,7 @@ def _quorum(node: Node, nodes: int) -> int:
 
 def _unsound(got: str) -> RefusalError:
     return RefusalError(
-        "this node refuses a message of secure aggregation",
+        "invalid message of secure aggregation",
         expected=(
             "distinct nodes including this one, as many as the experiment requires, each with"
             " its own keys"

@@ -326,7 +326,7 @@ class Fcf(CohortStrategy):
         Raises:
             ExperimentError: the model has no such parameters, or its clients send moments.
         """
-        refuse_other_models(theta, moments=False)
+        check_model(theta, moments=False)
         factors = theta[FACTORS].astype(np.float64)
         gradient = self.gradient(factors, summed(aggregate, theta, len(self.cohorts.clients)))
         if self._first is None or self._second is None:
@@ -376,8 +376,8 @@ def with_factors(theta: dict[str, np.ndarray], factors: np.ndarray) -> dict[str,
     return {**theta, FACTORS: factors, "item.gram": factors.T @ factors}
 
 
-def refuse_other_models(theta: dict[str, np.ndarray], *, moments: bool) -> None:
-    """Refuse parameters that are not those of implicit matrix factorization.
+def check_model(theta: dict[str, np.ndarray], *, moments: bool) -> None:
+    """Check that parameters are those of implicit matrix factorization.
 
     Raises:
         ExperimentError: they are not, or clients send other sums than those that are needed.
@@ -437,7 +437,7 @@ class FedAls(CohortStrategy):
         Raises:
             ExperimentError: the model has no such parameters, or its clients send no moments.
         """
-        refuse_other_models(theta, moments=True)
+        check_model(theta, moments=True)
         sums = {
             name: torch.from_numpy(value)
             for name, value in summed(aggregate, theta, len(self.cohorts.clients)).items()

@@ -214,11 +214,11 @@ def fits(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
-def refuse_idle(names: Iterable[str], patterns: Iterable[str], key: str) -> None:
-    """Refuse a pattern that no name matches.
+def check_patterns(names: Iterable[str], patterns: Iterable[str], key: str) -> None:
+    """Check that each pattern matches a name.
 
     Raises:
-        ExperimentError: there is one; names the setting, `step.KEY`.
+        ExperimentError: one does not; names the setting, `step.KEY`.
     """
     names = list(names)
     for pattern in patterns:
@@ -243,13 +243,13 @@ def rates_by_name(names: Iterable[str], rates: Mapping[str, float]) -> dict[str,
             order.
     """
     names = list(names)
-    refuse_idle(names, rates, "rates")
+    check_patterns(names, rates, "rates")
     factors = {}
     for name in names:
         fitting = [pattern for pattern in rates if fits(name, [pattern])]
         if len(fitting) > 1:
             raise ExperimentError(
-                f"parameter {name!r} fits several patterns of step.rates",
+                f"parameter {name!r} matches more than one pattern in step.rates",
                 expected="one of them",
                 got=" and ".join(map(repr, fitting)),
                 fix="narrow one, for example `layer[1-4].*`",

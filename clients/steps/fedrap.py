@@ -198,11 +198,11 @@ def _start(parameters: Parameters, block: Block, client_params: Parameters) -> d
 def _trained(
     parameters: Parameters, block: Block, values: dict[str, Tensor], losses: Tensor | np.ndarray
 ) -> Trained:
-    _refuse_divergence(values, None)
+    _check_finite(values, None)
     return Trained(parameters, block, values, (SHARED,), torch.ones(len(block)), losses)
 
 
-def _refuse_divergence(values: Mapping[str, Tensor], client: int | None) -> None:
+def _check_finite(values: Mapping[str, Tensor], client: int | None) -> None:
     # sums are infinite or NaN if a number is, and faster than looking at each
     if all(math.isfinite(float(value.sum())) for value in values.values()):
         return

@@ -31,10 +31,10 @@ from clients.step import PrivateParameters
 from clients.steps.descent import (
     DescentConfig,
     DescentStep,
+    check_patterns,
     fits,
     labelled,
     rates_by_name,
-    refuse_idle,
 )
 from fedrec.data.client_data import ClientData
 from fedrec.models.base import Parameters
@@ -105,7 +105,7 @@ class Sgd(DescentStep):
 
     def _late(self, names: list[str]) -> frozenset[str]:
         """The late parameters."""
-        refuse_idle(names, self.config.late_parameters, "late-parameters")
+        check_patterns(names, self.config.late_parameters, "late-parameters")
         return frozenset(name for name in names if fits(name, self.config.late_parameters))
 
     def _epochs(
