@@ -256,7 +256,9 @@ def evaluate(message: Message, context: Context) -> Message:
     node.check_parameters(arrays)
     if order.each:
         node.refuse_generated()
-    found = evaluate_clients(node, arrays, order)
+    evaluated = evaluate_clients(node, arrays, order)
     if order.clients is not None:
-        return Message(pack_table(found.clients, found.columns, found.sums), reply_to=message)
-    return Message(pack_standard(None, mean_metrics(found)), reply_to=message)
+        return Message(
+            pack_table(evaluated.clients, evaluated.columns, evaluated.sums), reply_to=message
+        )
+    return Message(pack_standard(None, mean_metrics(evaluated)), reply_to=message)

@@ -16,7 +16,7 @@ from clients.node import Node, PathName, TrainingPath
 from clients.one_client import private_parameters, to_device
 from clients.step import Step
 from clients.step_checks import check_block
-from clients.steps.sufficient_statistics import SufficientStatistics
+from clients.steps.statistics import SufficientStatistics
 from fedrec.components.errors import file_of, line_of, named
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ClientError, FedrecError

@@ -40,7 +40,7 @@ def requested_items(node: Node, order: ItemQuery) -> ItemRequests:
             fix="set step.name to strategy.name, or choose another strategy",
         )
     data = node.population.clients(clients)
-    return ItemRequests.of(clients, [_touched(node, step, own, order.round) for own in data])
+    return ItemRequests.of(clients, [_touched(node, step, client, order.round) for client in data])
 
 
 def generated_ratings(node: Node, given: ClientArrays, part: HeldOutPart) -> RatedBlock:
@@ -55,10 +55,10 @@ def generated_ratings(node: Node, given: ClientArrays, part: HeldOutPart) -> Rat
     )
     rows[real] = np.concatenate(list(map(np.searchsorted, requested, tested)))
     width = int(np.diff(given.requests.offsets).max(initial=1))
-    places = torch.from_numpy(rows).to(node.device)
+    table_rows = torch.from_numpy(rows).to(node.device)
     with torch.no_grad():
         predicted = node.model.predict(
-            to_device(given.padded(width), node.device), (), places, rows=places
+            to_device(given.padded(width), node.device), (), table_rows, rows=table_rows
         )
     predicted = predicted.cpu().numpy()[real]
     return RatedBlock(predicted, held_out.labels, held_out.owner, len(clients))

@@ -45,7 +45,7 @@ class MaliciousBlock:
         step: the step of honest clients.
         known: what the adversary knows beforehand.
         clients: `[C]`, the data and the random stream of each of these clients.
-        own: their private parameters, `[C, ...]` each.
+        client_params: their private parameters, `[C, ...]` each.
         together: expected number of malicious clients in a round, at least 1.
         round: the round, from 1.
     """
@@ -57,31 +57,35 @@ class MaliciousBlock:
     step: Step
     known: Known
     clients: tuple[OwnData, ...]
-    own: Parameters
+    client_params: Parameters
     together: int
     round: int
 
     @cached_property
     def honest(self) -> tuple[Outcome, ...]:
         """`[C]`: each client after honest training on its profile, as a block of one."""
-        found = []
-        for place, member in enumerate(self.clients):
+        blocks = []
+        for index, member in enumerate(self.clients):
             batches = self.step.batches(member.data, member.random)
             block = self.step.block([member.data.features], [batches], self.step.device)
-            own = {name: value[place : place + 1] for name, value in self.own.items()}
+            client_params = {
+                name: value[index : index + 1] for name, value in self.client_params.items()
+            }
             train = self.step.train_block
-            found.append(train(self.parameters, block, own or None))
-        return tuple(found)
+            blocks.append(train(self.parameters, block, client_params or None))
+        return tuple(blocks)
 
     @property
     def honest_norms(self) -> Tensor:
         """`float64 [C]`: L2 norm of the update that each would send if it trained honestly."""
-        return torch.cat([one.norms(self.shared) for one in self.honest])
+        return torch.cat([block.norms(self.shared) for block in self.honest])
 
-    def features(self, place: int) -> tuple[Tensor, ...]:
+    def features(self, index: int) -> tuple[Tensor, ...]:
         """Per user feature the category codes of a client, `int64 [1, width]`."""
-        codes = self.clients[place].data.features
-        return tuple(torch.from_numpy(one.copy())[None].to(self.step.device) for one in codes)
+        codes = self.clients[index].data.features
+        return tuple(
+            torch.from_numpy(feature.copy())[None].to(self.step.device) for feature in codes
+        )
 
 
 class UpdateMaker(Protocol):
@@ -123,7 +127,7 @@ class MaliciousStep(Step):
         self.private = honest.private  # type: ignore[misc]
 
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Updates:
         """The updates of a block of malicious clients; zero where the attack gives none. Each
         claims the usual number of examples."""
@@ -138,20 +142,20 @@ class MaliciousStep(Step):
             self.honest,
             self.known,
             members,
-            own or {},
+            client_params or {},
             self.together,
             self.round,
         )
         with component_errors(registry.POISONING.name, self.attack, "in updates"):
-            found = self.attack.updates(view)
+            updates = self.attack.updates(view)
         changes = {
-            name: found[name].detach().to(value)
-            if name in found and name in shared
+            name: updates[name].detach().to(value)
+            if name in updates and name in shared
             else value.new_zeros(len(block), *value.shape)
             for name, value in parameters.items()
         }
         claimed = replace(block, examples=(self.known.usual,) * len(block))
-        return Updates(parameters, claimed, changes, [math.nan] * len(block), own or {})
+        return Updates(parameters, claimed, changes, [math.nan] * len(block), client_params or {})
 
 
 def malicious_workers(

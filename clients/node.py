@@ -25,7 +25,7 @@ from clients.malicious import malicious_workers
 from clients.participation import UploadLedger
 from clients.step import Step
 from clients.step_checks import check_plugin_model, check_private_patterns, settings_at
-from clients.steps.sufficient_statistics import SufficientStatistics
+from clients.steps.statistics import SufficientStatistics
 from clients.storage import PrivateState, SessionSecrets
 from fedrec.components import registry
 from fedrec.components.errors import named
@@ -168,23 +168,23 @@ def cut_blocks(
     """
     width = [batch.items.shape[1] for batch in batches]
     order = sorted(
-        range(len(batches)), key=lambda place: (-width[place], -len(batches[place].sizes), place)
+        range(len(batches)), key=lambda index: (-width[index], -len(batches[index].sizes), index)
     )
     budget = memory_gib * 2**30
     dense = sum(value.numel() for name, value in parameters.items() if name not in item_tables)
     widths = sum(parameters[name].shape[1] for name in item_tables)
     block: list[int] = []
     taken = 0.0
-    for place in order:
-        rows = batches[place].references()[0].size
+    for index in order:
+        rows = batches[index].references()[0].size
         need = 4 * _COPIES * (dense + rows * widths) + 40 * rows
         if block and (
-            len(block) == largest or taken + need > budget or width[place] != width[block[0]]
+            len(block) == largest or taken + need > budget or width[index] != width[block[0]]
         ):
             yield block
             block = []
             taken = 0.0
-        block.append(place)
+        block.append(index)
         taken += need
     if block:
         yield block
@@ -195,7 +195,7 @@ class Node:
 
     Args:
         experiment: the resolved experiment.
-        partition: this node's place, in `[0, nodes)`.
+        partition: this node's index, in `[0, nodes)`.
         nodes: number of nodes.
         private: folder of the private state; None: no private state (parameters then cannot be
             private).
@@ -307,8 +307,10 @@ class Node:
     def work(self) -> np.ndarray | None:
         """`int64 [clients]`, number of training rows of each hosted training client; None if other
         nodes must not train it, because private state of a client stays on its node."""
-        kept = self.experiment.compression
-        left_out = kept is not None and component_of(registry.COMPRESSION, kept).keeps_error
+        compression = self.experiment.compression
+        left_out = (
+            compression is not None and component_of(registry.COMPRESSION, compression).keeps_error
+        )
         if left_out or any(self.step(section).keeps for section in self.steps):
             return None
         return self.population.counts(self.training)

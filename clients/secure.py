@@ -72,7 +72,7 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
         ClientError: the order is not one of a sound session, or of one that was begun before.
     """
     channels = _channels(node, order)
-    _refuse_terms(node, order, len(channels))
+    _check_terms(node, order, len(channels))
     nodes = len(channels)
     quorum = _quorum(node, len(channels))
     terms = _terms(order)
@@ -99,11 +99,11 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
         },
     )
     sealed = {
-        place: keys.sealed(
-            channel, channels[place], _route(terms, order.position, place), pair, mask_key
+        rank: keys.sealed(
+            channel, channels[rank], _route(terms, order.position, rank), pair, mask_key
         )
-        for place, pair in enumerate(dealt)
-        if place != order.position
+        for rank, pair in enumerate(dealt)
+        if rank != order.position
     }
     return ShareReply(mask_key, keys.commitment_of(self_seed), joined(sealed, nodes, SEALED_BYTES))
 
@@ -127,23 +127,23 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
             fix="none; the server must follow the experiment",
         )
     secrets = node.session_secrets.look(secure.session)
-    place = _read(secrets["place"])
+    rank = _read(secrets["place"])
     mask_keys = there(pieces(secure.mask_keys, KEY_BYTES))
     counts = counts_in(secrets["counts"])
     bits = _read(secrets["bits"])
-    _check_order(node, order, counts, place, bits)
+    _check_order(node, order, counts, rank, bits)
     if vector.digest_of(order, arrays) != secrets["training"]:
         raise _unsound("a training order other than the one that the nodes agreed on")
-    kept = _received(node, secure, secrets, mask_keys)
+    state = _received(node, secure, secrets, mask_keys)
     accepted = node.accept(order)
     if node.sums_once and not (order.protection and order.protection.noise_scale):
         group = keys.digest(b"group", *pieces(secrets["channels"], KEY_BYTES))
-        own = keys.digest(b"clients", np.unique(np.asarray(accepted.clients)).tobytes())
-        if not node.session_secrets.first_sum(order.round, own, group):
+        clients = keys.digest(b"clients", np.unique(np.asarray(accepted.clients)).tobytes())
+        if not node.session_secrets.first_sum(order.round, clients, group):
             raise _second_sum(order.round)
-        kept |= {"round": _number(order.round), "group": group}
+        state |= {"round": _number(order.round), "group": group}
     # before anything is masked: a node killed after this has dropped out
-    node.session_secrets.masked(secure.session, kept)
+    node.session_secrets.masked(secure.session, state)
     shapes = vector.shapes_of(arrays, order.protection, symmetric_of(node.experiment, order.step))
     reply = train_clients(node, arrays, accepted)
     if reply.clients < node.least_clients:
@@ -153,9 +153,9 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
         )
     numbers = _encoded(node, reply, arrays, shapes, bits, len(counts))
     numbers += keys.own_mask(secrets["self-seed"], len(numbers))
-    others = keys.without(mask_keys, place)
+    others = keys.without(mask_keys, rank)
     return numbers + keys.pairwise_mask(
-        keys.key_of(secrets["mask-seed"]), place, others, secure.session, len(numbers)
+        keys.key_of(secrets["mask-seed"]), rank, others, secure.session, len(numbers)
     )
 
 
@@ -168,7 +168,7 @@ def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
             or another sum of the round was unmasked before.
     """
     secrets = node.session_secrets.waiting(order.session)
-    place = _read(secrets["place"])
+    rank = _read(secrets["place"])
     nodes = len(order.survivors)
     of_masks = there(pieces(secrets["mask-shares"], SEED_BYTES))
     of_selves = there(pieces(secrets["self-shares"], SEED_BYTES))
@@ -177,7 +177,7 @@ def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
     if (
         not known
         or not survivors <= set(of_masks)
-        or place not in survivors
+        or rank not in survivors
         or len(survivors) < _quorum(node, nodes)
     ):
         raise _unsound(f"{len(survivors)} survivors of {nodes} nodes")
@@ -195,7 +195,7 @@ def _second_sum(round_number: int) -> RefusalError:
         f"this node refuses another sum of round {round_number}",
         expected="the nodes, clients and survivors of the first one, or noise that clients add",
         got="others: the difference of the sums would be what some of them contribute",
-        fix="none; the round has no sum, and the run continues",
+        fix="Nothing to do: this round is skipped and the run continues.",
     )
 
 
@@ -226,23 +226,21 @@ def _received(
     secrets."""
     channels = pieces(secrets["channels"], KEY_BYTES)
     sealed = pieces(order.sealed, SEALED_BYTES)
-    place = _read(secrets["place"])
+    rank = _read(secrets["place"])
     nodes = len(channels)
-    sound = (
-        len(sealed) == nodes and len(order.mask_keys) == nodes * KEY_BYTES and place in mask_keys
-    )
+    sound = len(sealed) == nodes and len(order.mask_keys) == nodes * KEY_BYTES and rank in mask_keys
     if not sound or len(mask_keys) < _quorum(node, nodes):
         raise _unsound(f"{len(mask_keys)} of {nodes} nodes")
-    found = {place: (secrets["mask-share"], secrets["self-share"])}
+    opened = {rank: (secrets["mask-share"], secrets["self-share"])}
     try:
-        for other, mask_key in keys.without(mask_keys, place).items():
-            route = _route(secrets["terms"], other, place)
-            found[other] = keys.opened(
+        for other, mask_key in keys.without(mask_keys, rank).items():
+            route = _route(secrets["terms"], other, rank)
+            opened[other] = keys.opened(
                 _channel(node), channels[other], route, sealed[other], mask_key
             )
     except ValueError as error:
         raise _unsound(str(error)) from None
-    of_masks, of_selves = ({other: pair[kind] for other, pair in found.items()} for kind in (0, 1))
+    of_masks, of_selves = ({other: pair[kind] for other, pair in opened.items()} for kind in (0, 1))
     return {
         "place": secrets["place"],
         "mask-shares": joined(of_masks, nodes, SEED_BYTES),
@@ -271,9 +269,9 @@ def _channels(node: Node, order: ShareOrder) -> list[bytes]:
     return channels
 
 
-def _refuse_terms(node: Node, order: ShareOrder, nodes: int) -> None:
-    """Refuse a session in which other nodes contribute nothing, or the precision would round their
-    sums away."""
+def _check_terms(node: Node, order: ShareOrder, nodes: int) -> None:
+    """Check that the other nodes of a session contribute clients, and that the precision does not
+    round their sums away."""
     counts = counts_in(order.counts) if len(order.counts) == COUNT_BYTES * nodes else []
     if len(counts) < nodes or min(counts) < 1:
         raise _unsound("nodes that contribute no client")
@@ -282,13 +280,13 @@ def _refuse_terms(node: Node, order: ShareOrder, nodes: int) -> None:
 
 
 def _check_order(
-    node: Node, order: TrainOrder, counts: Sequence[int], place: int, bits: int
+    node: Node, order: TrainOrder, counts: Sequence[int], rank: int, bits: int
 ) -> None:
     """Refuse an order whose terms differ from those of the session, or do not follow from the
     experiment."""
-    if order.clients is None or len(set(order.clients.tolist())) != counts[place]:
+    if order.clients is None or len(set(order.clients.tolist())) != counts[rank]:
         raise _unsound(
-            f"an order for other clients than the {counts[place]} that the other nodes were given"
+            f"an order for other clients than the {counts[rank]} that the other nodes were given"
         )
     largest = _settings(node).largest
     expected = vector.session_bits(order.protection, sum(counts), len(counts), largest)
@@ -335,7 +333,7 @@ def _quorum(node: Node, nodes: int) -> int:
 
 def _unsound(got: str) -> RefusalError:
     return RefusalError(
-        "this node refuses a message of secure aggregation",
+        "invalid message of secure aggregation",
         expected=(
             "distinct nodes including this one, as many as the experiment requires, each with"
             " its own keys"

@@ -126,18 +126,17 @@ class Step(ABC):
 
     @abstractmethod
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Outcome:
         """Train every client of a block.
 
         Args:
             parameters: the global ones, without cohort dimension, unchanged.
             block: the clients.
-            own: what the clients start from instead of the global parameters, `[C, ...]` each,
-                unchanged: their saved private parameters, passed if `private_names` is not empty,
-                in a round without those that are `replaced`, and what the server sent to each
-                (`generated`). Of an item table the block's touched
-                rows, `[C, R, ...]`.
+            client_params: what the clients start from instead of the global parameters, `[C, ...]`
+                each, unchanged: their saved private parameters, passed if `private_names` is not
+                empty, in a round without those that are `replaced`, and what the server sent to
+                each (`generated`). Of an item table the block's touched rows, `[C, R, ...]`.
         """
 
     def check_parameters(self, parameters: Parameters) -> None:  # noqa: B027
@@ -156,7 +155,7 @@ class Step(ABC):
         return f"step {type(self).__name__} has no kernel"
 
     def train_in_kernel(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Outcome:
         """The same as `train_block` in native code; called if `kernel_refusal` is None."""
         raise NotImplementedError

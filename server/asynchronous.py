@@ -38,7 +38,13 @@ from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.protocol.updates import Change, SparseUpdate, dense_change, scaled
 from fedrec.runtime.ragged import strip_prefix
 from server.cohort import SampledCohorts
-from server.devices import SECONDS, Timeline, check_named_clients, check_personal_noise
+from server.devices import (
+    SECONDS,
+    Timeline,
+    check_named_clients,
+    check_personal_noise,
+    time_needed,
+)
 from server.federation import Federation
 from strategies.base import more_than_sums
 
@@ -55,6 +61,10 @@ class InFlight(NamedTuple):
     """Number of rounds that made the parameters that it was sent."""
     lost: bool
     """Whether it does not answer."""
+
+
+_QUEUE = {"end": np.float64, "client": np.int64, "version": np.int64, "lost": np.bool_}
+"""Fields of the queue in a checkpoint, and their types."""
 
 
 class BufferedTimeline(Timeline):
@@ -108,11 +118,9 @@ class BufferedTimeline(Timeline):
             **super().memory(),
             "draws": np.asarray(self._draws),
             "next": np.array(self._next, dtype=np.int64),
-            "queue/end": np.array([client.end for client in queue], dtype=np.float64),
-            "queue/client": np.array([client.client for client in queue], dtype=np.int64),
-            "queue/version": np.array([client.version for client in queue], dtype=np.int64),
-            "queue/lost": np.array([client.lost for client in queue], dtype=np.bool_),
         }
+        for rank, (name, kind) in enumerate(_QUEUE.items()):
+            memory[f"queue/{name}"] = np.array([client[rank] for client in queue], dtype=kind)
         for version, arrays in self.versions.items():
             memory |= {f"version/{version}/{name}": value for name, value in arrays.items()}
         return memory
@@ -122,7 +130,7 @@ class BufferedTimeline(Timeline):
         super().restore(memory)
         self._draws = int(memory["draws"])
         self._next = memory["next"].tolist()
-        columns = (memory[f"queue/{name}"].tolist() for name in InFlight._fields)
+        columns = (memory[f"queue/{name}"].tolist() for name in _QUEUE)
         self._queue = [InFlight(*row) for row in zip(*columns, strict=True)]
         self.versions.clear()
         for key, value in strip_prefix("version/", memory).items():
@@ -131,7 +139,15 @@ class BufferedTimeline(Timeline):
 
     def _plan(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
         buffer = int(cohorts.section.options["cohort"])
-        _check_concurrency(self.config.concurrency, len(cohorts.clients), buffer)
+        most = max(buffer, len(cohorts.clients) - buffer + 1)
+        if self.config.concurrency > most:
+            raise ExperimentError(
+                "wrong value for 'asynchronous.concurrency'",
+                expected=f"at most {most}: the {len(cohorts.clients)} clients without those whose"
+                " answers are in the buffer",
+                got=str(self.config.concurrency),
+                fix="set a smaller number, or a smaller sampler.cohort",
+            )
         self._answers = []
         self._lost = 0
         now = self.clock
@@ -191,7 +207,7 @@ class BufferedTimeline(Timeline):
         self.clock = self._ended
         stale = [round_number - 1 - answer.version for answer in self._answers]
         needed = {client.version for client in self._queue}
-        self.versions = {v: kept for v, kept in self.versions.items() if v in needed}
+        self.versions = {v: theta for v, theta in self.versions.items() if v in needed}
         self.versions[round_number] = _copies(zero_copy_arrays(arrays))
         late = sum(rounds > 0 for rounds in stale)
         self._counts.update({"answers": len(stale), "late": late, "lost": self._lost})
@@ -225,12 +241,7 @@ class AsynchronousFederation(Federation):
         """
         experiment = self.experiment
         if experiment.devices is None or experiment.asynchronous is None:
-            raise ExperimentError(
-                "[asynchronous] needs the time at which devices answer",
-                expected="[devices] in a simulation",
-                got="a simulation without simulated time",
-                fix="add [devices], such as --set 'devices={}'",
-            )
+            raise time_needed("asynchronous")
         check_personal_noise(experiment)
         parts = check_named_clients(strategy, "asynchronous")
         reason = f"{len(parts)} phases" if len(parts) > 1 else more_than_sums(type(parts[0]))
@@ -287,20 +298,3 @@ def _without_drift(change: Change, table: np.ndarray) -> Change:
 def _copies(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Copies of parameters, which the next round may change in place."""
     return {name: np.array(value) for name, value in arrays.items()}
-
-
-def _check_concurrency(concurrency: int, clients: int, buffer: int) -> None:
-    """Check that there are as many clients, beside those in the buffer.
-
-    Raises:
-        ExperimentError: there are fewer.
-    """
-    most = clients - buffer + 1
-    if concurrency > max(most, buffer):
-        raise ExperimentError(
-            "wrong value for 'asynchronous.concurrency'",
-            expected=f"at most {most}: the {clients} clients without those whose answers are in"
-            " the buffer",
-            got=str(concurrency),
-            fix="set a smaller number, or a smaller sampler.cohort",
-        )

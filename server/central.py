@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -153,7 +153,7 @@ def _measured(
     ledger = None
     if isinstance(baseline, PrivateBaseline):
         ledger = Ledger(run.baseline_folder(label) / LEDGER, baseline.config.backend)
-        baseline.charge = _Charges(ledger, again=baseline.config.mode == "secure")
+        baseline.charge = _charging(ledger, again=baseline.config.mode == "secure")
     seconds: dict[str, float] = {}
     evaluated = Evaluated.joined([])
     if evaluation.takes(baseline):
@@ -174,28 +174,20 @@ def _measured(
 def _evaluation(experiment: Experiment) -> CentralEvaluation:
     population = POPULATIONS.population(experiment)
     settings = experiment.evaluation
-    known = population.evaluated_clients(settings.held_out)
-    clients = sample_clients(known, settings.final_users, experiment.seed)
+    evaluated = population.evaluated_clients(settings.held_out)
+    clients = sample_clients(evaluated, settings.final_users, experiment.seed)
     return CentralEvaluation(population, settings, clients=clients)
 
 
-class _Charges:
-    """Writes charges to a ledger.
+def _charging(ledger: Ledger, *, again: bool) -> Callable[[int, Event], None]:
+    """A function that charges releases; `again`: also one that was charged before."""
+    charged = set() if again else {(line.round_number, line.event) for line in ledger.charges}
 
-    Args:
-        ledger: of one baseline.
-        again: whether a release that was charged before is charged again.
-    """
+    def charge(number: int, event: Event) -> None:
+        if (number, event) not in charged:
+            ledger.charge(number, event)
 
-    def __init__(self, ledger: Ledger, *, again: bool) -> None:
-        self._ledger = ledger
-        self._known = (
-            set() if again else {(charge.round_number, charge.event) for charge in ledger.charges}
-        )
-
-    def __call__(self, number: int, event: Event) -> None:
-        if (number, event) not in self._known:
-            self._ledger.charge(number, event)
+    return charge
 
 
 def _account(label: str, ledger: Ledger, baseline: PrivateBaseline) -> dict[str, Any]:

@@ -235,6 +235,16 @@ class SynchronousTimeline(Timeline):
 # Which experiments and strategies simulated time fits.
 
 
+def time_needed(table: str) -> ExperimentError:
+    """The error for a table that needs simulated time, which there is none."""
+    return ExperimentError(
+        f"[{table}] needs the time at which devices answer",
+        expected="[devices] in a simulation" + (", or real nodes" if table == "closing" else ""),
+        got="a simulation without simulated time",
+        fix="add [devices], such as --set 'devices={}'",
+    )
+
+
 def check_named_clients(strategy: Strategy, table: str) -> list[Strategy]:
     """Check that a strategy sends the global parameters to clients by name.
 

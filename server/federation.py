@@ -11,7 +11,6 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.protocol.messages import INITIAL, unpack_parameters
 from server.cohort import Roster, call_roster
@@ -20,6 +19,7 @@ from server.devices import (
     Timeline,
     check_named_clients,
     check_personal_noise,
+    time_needed,
 )
 from server.exchange import DroppedReplies, answers
 from server.privacy.secure_sums import secure_sums
@@ -95,12 +95,7 @@ class Federation:
             check_named_clients(strategy, "devices")
             return SynchronousTimeline(experiment, experiment.devices)
         if experiment.closing is not None:
-            raise ExperimentError(
-                "[closing] needs the time at which devices answer",
-                expected="[devices] in a simulation, or real nodes",
-                got="a simulation without simulated time",
-                fix="add [devices], such as --set 'devices={}'",
-            )
+            raise time_needed("closing")
         return None
 
     def initial_parameters(self) -> dict[str, np.ndarray]:

@@ -155,18 +155,10 @@ def _reports(run: RunFolder, state: State, extensions: Sequence[RunExtension]) -
     """The privacy reports of a run by name: in words, and as JSON values."""
     experiment = run.experiment
     perturbation = perturbation_of(experiment)
-    adversary = None
-    if experiment.adversary is not None:
-        population = POPULATIONS.population(experiment)
-        adversary = population.adversary
     statements = {
         "leak": leak_words(experiment),
         "perturb": [] if perturbation is None else perturbation.words(),
-        "adversary": []
-        if adversary is None or experiment.adversary is None
-        else [
-            adversary_words(experiment.adversary.attack.name, adversary, population.interactions)
-        ],
+        "adversary": _adversary(experiment),
         "strategy": _remarks(experiment, state),
     }
     return {
@@ -174,6 +166,16 @@ def _reports(run: RunFolder, state: State, extensions: Sequence[RunExtension]) -
         **{extension.name: extension.report(state.round) for extension in reversed(extensions)},
         "baselines-privacy": _in_words(list(baseline_privacy(run))),
     }
+
+
+def _adversary(experiment: Experiment) -> list[str]:
+    """The malicious clients of a simulation, in words."""
+    if experiment.adversary is None:
+        return []
+    population = POPULATIONS.population(experiment)
+    known = population.adversary
+    attack = experiment.adversary.attack.name
+    return [] if known is None else [adversary_words(attack, known, population.interactions)]
 
 
 def _in_words(lines: list[str]) -> Report:

@@ -30,26 +30,28 @@ def announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], N
         steps: names of the experiment's steps; what nodes report of others compiles nothing.
         tell: prints a line for the user.
     """
-    paths = dict.fromkeys(pair for presence in roster.presences for pair in presence.paths.items())
-    if not paths:
+    reported = dict.fromkeys(
+        pair for presence in roster.presences for pair in presence.paths.items()
+    )
+    if not reported:
         return
-    tell("training paths: " + ", ".join(f"step {step}: {path}" for step, path in paths))
+    tell("training paths: " + ", ".join(f"step {step}: {path}" for step, path in reported))
     # in this process, before several nodes of this machine do it at once
-    compile_ahead(paths, steps, tell)
+    compile_ahead(reported, steps, tell)
 
 
 def compile_ahead(
-    paths: Collection[tuple[str, str]], steps: Iterable[str], tell: Callable[[str], None]
+    reported: Collection[tuple[str, str]], steps: Iterable[str], tell: Callable[[str], None]
 ) -> None:
     """Compile the kernels of the steps that train in them. Other paths need not wait for the import
     of Numba.
 
     Args:
-        paths: steps and paths, as nodes report them.
+        reported: steps and paths, as nodes report them.
         steps: names of the experiment's steps.
         tell: prints a line for the user before something is compiled.
     """
-    in_kernel = [step for step in steps if (step, "kernel") in paths]
+    in_kernel = [step for step in steps if (step, "kernel") in reported]
     needed = {name for step in in_kernel for name in resolve(STEP, step).kernels}
     for name, text in _COMPILED.items():
         if name in needed and not is_compiled(name):

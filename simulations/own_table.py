@@ -49,7 +49,7 @@ from fedrec.runs.ids import runs_directory, stamp
 from fedrec.runs.result import Result
 from fedrec.runtime.files import require_new_folder, write_atomically
 from server.callbacks.base import Callback
-from server.privacy.personal_budgets import refuse_phases
+from server.privacy.personal_budgets import check_no_phases
 from simulations.runner import run
 from simulations.table_facts import (
     Signal,
@@ -695,7 +695,7 @@ def personal_epsilons(experiment: Experiment, rounds: int | None = None) -> pd.D
         ExperimentError: the experiment has another step, or phases with other steps.
     """
     settings = personal_noise(experiment)
-    refuse_phases(experiment)
+    check_no_phases(experiment)
     clients = Population.of(experiment).partition.training_clients
     sampler_class = registry.resolve(registry.SAMPLER, experiment.sampler.name)
     sampler = sampler_class(experiment.settings(registry.SAMPLER), clients, experiment.seed)

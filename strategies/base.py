@@ -339,21 +339,15 @@ class CohortStrategy(Strategy):
                 )
             self._open -= set(clients)
         answers = [reply for reply in answers if len(reply.clients)]
+        metrics = MetricRecord({"num-clients": 0, "num-examples": 0, "bytes-up": 0})
+        metrics["bytes-down"] = self._down
         if not answers:
-            return None, MetricRecord(
-                {"num-clients": 0, "num-examples": 0, "bytes-up": 0, "bytes-down": self._down}
-            )
+            return None, metrics
         each = TrainEach.joined(answers)
         count = len(each.clients)
-        up = self._requested + network_bytes(each.updates.arrays())
-        metrics = MetricRecord(
-            {
-                "num-clients": count,
-                "num-examples": int(each.examples.sum()),
-                "bytes-up": up,
-                "bytes-down": self._down,
-            }
-        )
+        metrics["num-clients"] = count
+        metrics["num-examples"] = int(each.examples.sum())
+        metrics["bytes-up"] = self._requested + network_bytes(each.updates.arrays())
         losses = each.losses[np.isfinite(each.losses)]
         if len(losses):
             metrics["loss"] = float(losses.mean())
@@ -383,7 +377,9 @@ class CohortStrategy(Strategy):
         """The nodes' sums of one parameter, in node order."""
         if len(changes) == 1 and not isinstance(changes[0], SparseUpdate):
             return changes[0].astype(np.float64)
-        return functools.reduce(lambda one, other: added(one, other, self._theta[name]), changes)
+        return functools.reduce(
+            lambda total, other: added(total, other, self._theta[name]), changes
+        )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -422,7 +418,7 @@ class GeneratingStrategy(CohortStrategy):
 def server_rate(config: Any, round_number: int) -> float:
     """Factor that multiplies the mean update in a round, from 1: the `rate` of a strategy's
     settings, else their constant `server_lr`, else 1. Accounting and audits use it."""
-    rate = getattr(config, "rate", None)
+    rate: Any = getattr(config, "rate", None)
     return float(rate(round_number) if callable(rate) else getattr(config, "server_lr", 1.0))
 
 

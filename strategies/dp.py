@@ -193,9 +193,9 @@ class DpFedAvg:
                 "a sum that was not asked for, has wrong shapes or is not finite counts as zero"
             )
             return {name: _nothing(theta[name]) for name in names}
-        own = {name: total[name] for name in names}
+        protected = {name: total[name] for name in names}
         numbers = sum(theta[name].size for name in names)
-        return _scaled(own, theta, self.plan.clip_of_sum(asked, numbers))
+        return _scaled(protected, theta, self.plan.clip_of_sum(asked, numbers))
 
     def _follow_quantile(self, round_number: int, sums: Sequence[tuple[TrainSum, int]]) -> None:
         adaptive = self.plan.config.adaptive_clip
@@ -212,9 +212,9 @@ class DpFedAvg:
         )
 
 
-def _within(said: int, most: int) -> int:
+def _within(reported: int, most: int) -> int:
     """The number of clients that a node reports, bounded to [0, `most`]."""
-    return min(max(said, 0), most)
+    return min(max(reported, 0), most)
 
 
 def is_change(change: Change, table: np.ndarray) -> bool:
@@ -267,8 +267,8 @@ def _total(
 ) -> Change:
     """The nodes' sums of a parameter, float64."""
     total: Change = _nothing(theta[name])
-    for own in sums:
-        total = added(total, own[name], theta[name])
+    for node_sum in sums:
+        total = added(total, node_sum[name], theta[name])
     return total
 
 

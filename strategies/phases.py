@@ -479,10 +479,10 @@ class _Starting(ProductsStrategy):
         """The items' factors, leading ones last, and their Gram matrix."""
         values, vectors = torch.linalg.eigh(products.gram)
         factors = np.array(theta[FACTORS], dtype=np.float64)
-        kept = min(int((values > products.edge).sum()), factors.shape[1])
-        if kept:
-            start = vectors[:, -kept:] * values[-kept:] ** 0.25 / products.scale[:, None]
-            factors[:, -kept:] = start.numpy()
+        count = min(int((values > products.edge).sum()), factors.shape[1])
+        if count:
+            start = vectors[:, -count:] * values[-count:] ** 0.25 / products.scale[:, None]
+            factors[:, -count:] = start.numpy()
         return with_factors(dict(theta), factors)
 
 

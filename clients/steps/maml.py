@@ -78,7 +78,7 @@ class Maml(Step):
         return Batches.whole([support] * self.config.epochs + queries)
 
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Trained:
         """Train every client of a block. Clients without examples, which come last in a block, stay
         as they are."""
@@ -134,7 +134,7 @@ class Maml(Step):
         """One step of the adaptation."""
         second = self.config.order == 2 and self.config.query_share > 0
         names = list(values)
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             loss,
             [values[n] for n in names],
             create_graph=second,
@@ -142,7 +142,7 @@ class Maml(Step):
             materialize_grads=True,
         )
         moved = {}
-        for name, gradient in zip(names, found, strict=True):
+        for name, gradient in zip(names, gradients, strict=True):
             value = values[name] - self.config.learning_rate * rates[name] * gradient
             moved[name] = value if second else value.detach().requires_grad_()
         return moved
@@ -192,9 +192,9 @@ def _gathered(
 ) -> dict[str, Tensor]:
     """Parameters as an objective takes them: of item tables the rows of a step's items,
     `[active, N, d]`."""
-    places = block.places[step, :active].flatten()
+    rows = block.places[step, :active].flatten()
     return {
-        name: value.flatten(0, 1).index_select(0, places).view(active, -1, value.shape[-1])
+        name: value.flatten(0, 1).index_select(0, rows).view(active, -1, value.shape[-1])
         if name in tables
         else value
         for name, value in values.items()
@@ -202,7 +202,7 @@ def _gathered(
 
 
 def _minus_gradients(loss: Tensor, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         loss, list(values.values()), allow_unused=True, materialize_grads=True
     )
-    return {name: -gradient for name, gradient in zip(values, found, strict=True)}
+    return {name: -gradient for name, gradient in zip(values, gradients, strict=True)}

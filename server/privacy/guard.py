@@ -98,13 +98,13 @@ class Guard(RunExtension):
         return self.phases.delta
 
     def begin(self, rounds: int) -> None:
-        """Refuse a ledger without a charge where rounds were done before.
+        """Check that the ledger has a charge where rounds were done before.
 
         Raises:
             RunError: it holds none.
         """
         if rounds:
-            self.refuse_lost_charges(1)
+            self.check_charges(1)
 
     def why_stop(self, round_number: int) -> str:
         """The reason to stop if the budget does not cover a round; else empty."""
@@ -167,10 +167,10 @@ class Guard(RunExtension):
         phase = self._phase(round_number)
         if not self.config.covers(phase) or self.plans[phase].client_noise_scale:
             self._charge(round_number)
-        self._refuse_joined(phase)
+        self._check_joined(phase)
 
-    def _refuse_joined(self, phase: str) -> None:
-        """Refuse clients that joined where the cost rests on a schedule that is only that of the
+    def _check_joined(self, phase: str) -> None:
+        """Check that no clients joined where the cost rests on a schedule that is only that of the
         clients with which the run began.
 
         Raises:
@@ -199,7 +199,7 @@ class Guard(RunExtension):
             return event
         lines = [line for line in self.ledger.charges if line.event.phase == phase]
         charged = [line.event for line in lines if isinstance(line.event, CorrelatedRounds)]
-        if all(one.rounds < event.rounds for one in charged):
+        if all(earlier.rounds < event.rounds for earlier in charged):
             return event
         anew = lines[-1].round_number >= round_number or phase in self._lost
         return event if anew and self.config.mode == "secure" else CoveredRound(phase)
@@ -254,12 +254,12 @@ class Guard(RunExtension):
         """Epsilon by RDP beside the tightest valid one, where both are finite and differ."""
         if not self._charges:
             return []
-        found = self.phases.by_accountant(self.ledger.accountant)
-        if len(found) < 2 or not all(map(math.isfinite, found.values())):
+        epsilon = self.phases.by_accountant(self.ledger.accountant)
+        if len(epsilon) < 2 or not all(map(math.isfinite, epsilon.values())):
             return []
         return [
-            f"RDP (autodp) gives epsilon {found['autodp']:.4g}, the tightest valid accountant (pld)"
-            f" {found['pld']:.4g}; the run's budget is accounted by {self.config.backend}."
+            f"RDP (autodp) gives epsilon {epsilon['autodp']:.4g}, the tightest valid accountant"
+            f" (pld) {epsilon['pld']:.4g}; the run's budget is accounted by {self.config.backend}."
         ]
 
     def _populations(self) -> dict[str, int]:
@@ -284,18 +284,18 @@ class Guard(RunExtension):
     def memory(self) -> dict[str, np.ndarray]:
         """State for a resumed run beside the ledger, with the number of charges in it. The noise
         that later rounds take back goes into a file of its own."""
-        own = add_prefix({f"{phase}/": part.state() for phase, part in self._guarded()})
-        kept = {f"{phase}/": part.memory for phase, part in self._guarded() if part.keeps_noise}
-        if kept:
-            self._noise.save(self._charges, add_prefix(kept))
-        return {**own, _CHARGES: np.asarray(self._charges), _SPENT: np.asarray(self.epsilon())}
+        state = add_prefix({f"{phase}/": part.state() for phase, part in self._guarded()})
+        noise = {f"{phase}/": part.memory for phase, part in self._guarded() if part.keeps_noise}
+        if noise:
+            self._noise.save(self._charges, add_prefix(noise))
+        return {**state, _CHARGES: np.asarray(self._charges), _SPENT: np.asarray(self.epsilon())}
 
     @property
     def _charges(self) -> int:
         return sum(charge.count for charge in self.ledger.charges)
 
-    def refuse_lost_charges(self, charges: int, spent: float = 0.0) -> None:
-        """Refuse a ledger with fewer charges than the run is known to have made.
+    def check_charges(self, charges: int, spent: float = 0.0) -> None:
+        """Check that the ledger has as many charges as the run is known to have made.
 
         Args:
             charges: number of charges that it had.
@@ -324,18 +324,18 @@ class Guard(RunExtension):
                 later rounds take back is damaged.
         """
         if _CHARGES in memory:
-            self.refuse_lost_charges(int(memory[_CHARGES]), float(memory[_SPENT]))
-        noise = self._kept_noise(int(memory.get(_CHARGES, 0)))
+            self.check_charges(int(memory[_CHARGES]), float(memory[_SPENT]))
+        noise = self._saved_noise(int(memory.get(_CHARGES, 0)))
         for phase, part in self._guarded():
             part.restore(strip_prefix(f"{phase}/", memory))
             part.memory = strip_prefix(f"{phase}/", noise)
 
-    def _kept_noise(self, charges: int) -> dict[str, np.ndarray]:
+    def _saved_noise(self, charges: int) -> dict[str, np.ndarray]:
         """The noise that later rounds take back, at the checkpoint with so many charges. If its
         file is gone, as that of a finished run, noise begins anew and is charged once more."""
         keeping = [phase for phase, part in self._guarded() if part.keeps_noise]
-        found = self._noise.read(charges) if keeping else {}
-        if found is None:
+        noise = self._noise.read(charges) if keeping else {}
+        if noise is None:
             self._lost.update(keeping)
             log.warning(
                 "%s is missing, as after a finished run: noise of further rounds is drawn anew, and"
@@ -343,7 +343,7 @@ class Guard(RunExtension):
                 self._noise.file(charges),
                 ", ".join(keeping),
             )
-        return found or {}
+        return noise or {}
 
     def _guarded(self) -> list[tuple[str, DpFedAvg]]:
         return [

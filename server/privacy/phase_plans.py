@@ -188,29 +188,26 @@ class PhasePlans:
     def report(self, accountant: Accountant) -> Report:
         """The report of an accountant, with the best known attack and the caveats of all plans."""
         others = [plan for phase, plan in self.plans.items() if phase not in self.volunteers]
-        said = dict.fromkeys(line for plan in others for line in caveats(plan))
-        return accountant.epsilon(self.delta, attack=self._attackable, caveats=said)
+        lines = dict.fromkeys(line for plan in others for line in caveats(plan))
+        attackable = self.config.noise_multiplier != 0
+        return accountant.epsilon(self.delta, attack=attackable, caveats=lines)
 
     def lines(self, report: Report) -> list[str]:
         """A report as sentences."""
-        said = statement.lines(report, self.config.adjacency)
+        first, *rest = statement.lines(report, self.config.adjacency)
         if self.config.mode == "reproducible":
-            said[0] = f"{said[0]} {SIMULATION}"
-        for phase, who in self.volunteers.items():
-            said.insert(
-                1,
-                f"Phase {phase} has no noise and trains on {who}, who have no guarantee.",
-            )
-        uncovered = self._uncovered
-        for phase, value in report.phases.items():
-            if uncovered and self.config.covers(phase):
-                without = ", ".join(uncovered)
-                said.insert(
-                    1,
-                    f"Total epsilon is infinite; epsilon of {phase} given {without} is"
-                    f" {value:.4g}.",
-                )
-        return said
+            first = f"{first} {SIMULATION}"
+        without = ", ".join(self._uncovered)
+        given = [
+            f"Total epsilon is infinite; epsilon of {phase} given {without} is {value:.4g}."
+            for phase, value in report.phases.items()
+            if without and self.config.covers(phase)
+        ]
+        trained = [
+            f"Phase {phase} has no noise and trains on {who}, who have no guarantee."
+            for phase, who in self.volunteers.items()
+        ]
+        return [first, *reversed(given), *reversed(trained), *rest]
 
     def phase_lines(self) -> Iterator[str]:
         """A line for each phase, and one for the rounds that the budget does not cover."""
@@ -240,11 +237,11 @@ class PhasePlans:
 
     def by_accountant(self, accountant: Accountant) -> dict[str, float]:
         """Epsilon of an accountant's events, by RDP (`autodp`) and by the tightest valid bound."""
-        found = {}
+        epsilons = {}
         for name in ("autodp", "pld"):
             with suppress(ExperimentError):  # a backend without a bound for these releases
-                found[name] = accountant.by(name).epsilon(self.delta).epsilon
-        return found
+                epsilons[name] = accountant.by(name).epsilon(self.delta).epsilon
+        return epsilons
 
     @property
     def _uncovered(self) -> list[str]:
@@ -261,17 +258,12 @@ class PhasePlans:
             accountant.step_rounds(self.events[phase], count)
         return accountant
 
-    @property
-    def _attackable(self) -> bool:
-        return self.config.noise_multiplier != 0
-
 
 def _malicious(experiment: Experiment) -> np.ndarray:
     """`int64 [malicious]`: the clients of an adversary, in a simulation with one."""
-    if experiment.adversary is None:
-        return np.empty(0, dtype=np.int64)
-    known = POPULATIONS.population(experiment).adversary
-    return np.empty(0, dtype=np.int64) if known is None else known.malicious
+    attacked = experiment.adversary is not None
+    adversary = POPULATIONS.population(experiment).adversary if attacked else None
+    return np.empty(0, dtype=np.int64) if adversary is None else adversary.malicious
 
 
 def _contributions(experiment: Experiment, step: Mapping[str, Any]) -> Contributions:
@@ -322,12 +314,8 @@ def _noise_and_signal(phase: str, plan: Plan, theta: Mapping[str, np.ndarray]) -
     if not noise:
         return []
     mechanism = plan.mechanism
-    mebibytes = mechanism.memory_arrays * numbers * 8 / 2**20
-    memory = (
-        f" The server keeps up to {mebibytes:.3g} MiB of noise of earlier rounds."
-        if mebibytes
-        else ""
-    )
+    mib = mechanism.memory_arrays * numbers * 8 / 2**20
+    memory = f" The server keeps up to {mib:.3g} MiB of noise of earlier rounds." if mib else ""
     return [
         f"Noise of phase {phase} in a round: norm {noise:.4g} over {numbers:,} numbers; the largest"
         f" signal, all {plan.denominator:g} clients alike, has norm {signal:.4g}"

@@ -91,6 +91,7 @@ class Watch(Observer):
         self._plans = plans
         self._recorded: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {n: {} for n in plans}
         self._directions: dict[str, Directions] = {}
+        self._before: dict[str, np.ndarray] = {}
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`.

@@ -196,10 +196,10 @@ class Canary(Step):
         self,
         parameters: Mapping[str, Tensor],
         block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        client_params: Mapping[str, Tensor] | None = None,
     ) -> Updates:
         """The fixed updates of a block of canaries."""
-        return one_by_one(parameters, block, own, self._fixed)
+        return one_by_one(parameters, block, client_params, self._fixed)
 
     def _fixed(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator

@@ -247,7 +247,7 @@ def _can_learn_more(experiment: Experiment) -> bool:
     """Whether another round may follow and change the parameters; not if the noise was calibrated
     to all rounds, or if clients send statistics of their histories, which are the same in each
     round."""
-    from clients.steps.sufficient_statistics import SufficientStatistics
+    from clients.steps.statistics import SufficientStatistics
     from fedrec.components.registry import STEP, resolve
 
     if experiment.privacy is not None and experiment.privacy.epsilon is not None:

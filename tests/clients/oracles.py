@@ -16,7 +16,7 @@ from clients.steps import sgd as sgd_profile
 from clients.steps.als import MOMENTS
 from clients.steps.descent import Update, labelled, one_by_one
 from clients.steps.dpvae import _network as _without_bound
-from clients.steps.fedrap import PERSONAL, SHARED, _refuse_divergence
+from clients.steps.fedrap import PERSONAL, SHARED, _check_finite
 from clients.steps.gpfedrec import BIAS, ITEMS, WEIGHT
 from clients.steps.maml import _minus_gradients
 from clients.steps.own_noise import clipped_mean
@@ -37,8 +37,8 @@ class OneByOne:
     def block(self, users, batches, device):
         return Block.of(users, batches, device)
 
-    def train_block(self, parameters, block, own=None):
-        return one_by_one(parameters, block, own, self.alone)
+    def train_block(self, parameters, block, client_params=None):
+        return one_by_one(parameters, block, client_params, self.alone)
 
     def kernel_refusal(self):
         return "an oracle"
@@ -315,7 +315,7 @@ class Fedrap(OneByOne, fedrap.FedrapStep):
             self.device,
             functools.partial(self._descend, values),
         )
-        _refuse_divergence(values, data.client)
+        _check_finite(values, data.client)
         return Update(
             {name: values[name] - value for name, value in parameters.items()}, examples, loss
         )

@@ -60,7 +60,7 @@ def test_a_subclass_with_another_update_is_signed_unless_it_declares_otherwise()
         pass
 
     class Negated(Counts):
-        def train_block(self, parameters, block, own=None):
+        def train_block(self, parameters, block, client_params=None):
             raise NotImplementedError
 
     class Shifted(Counts):
@@ -337,10 +337,10 @@ def test_an_error_in_a_block_is_that_of_the_client_at_fault(nodes, monkeypatch):
         found = batches(self, data, random)
         return replace(found, examples=-1) if data.client == 1 else found
 
-    def failing(self, parameters, block, own=None):
+    def failing(self, parameters, block, client_params=None):
         if len(block) > 1 or block.examples == (-1,):
             raise RuntimeError("no such row" if len(block) == 1 else "something in this block")
-        return train_block(self, parameters, block, own)
+        return train_block(self, parameters, block, client_params)
 
     monkeypatch.setattr(MetaMfStep, "batches", marked)
     monkeypatch.setattr(MetaMfStep, "train_block", failing)

@@ -86,16 +86,16 @@ class Fragile(oracles.Sgd):
 
 
 class OtherwiseInBlocks(Sgd):
-    def train_block(self, parameters, block, own=None):
-        trained = super().train_block(parameters, block, own)
+    def train_block(self, parameters, block, client_params=None):
+        trained = super().train_block(parameters, block, client_params)
         compact = block.touched.shape[1] < self.model.schema.num_items
         trained.values["layer0.bias"][:] += 0.01 * compact
         return trained
 
 
 class Crowded(Sgd):
-    def train_block(self, parameters, block, own=None):
-        trained = super().train_block(parameters, block, own)
+    def train_block(self, parameters, block, client_params=None):
+        trained = super().train_block(parameters, block, client_params)
         trained.values["layer0.bias"][:] += 0.01 * len(block)
         return trained
 
@@ -103,10 +103,10 @@ class Crowded(Sgd):
 class Unbounded(Sgd):
     """The upload after the clip is not accessible here, so its norm is misreported."""
 
-    def train_block(self, parameters, block, own=None):
+    def train_block(self, parameters, block, client_params=None):
         import dataclasses
 
-        trained = super().train_block(parameters, block, own)
+        trained = super().train_block(parameters, block, client_params)
 
         class Short(type(trained)):
             def norms(self, names=None, order=2):

@@ -256,8 +256,8 @@ from server.samplers import Sampler
 from strategies.optimisers import Reptile
 
 class Alone(Step):
-    def train_block(self, parameters, block, own=None):
-        return one_by_one(parameters, block, own, self.alone)
+    def train_block(self, parameters, block, client_params=None):
+        return one_by_one(parameters, block, client_params, self.alone)
 """
 
 
@@ -268,8 +268,10 @@ def bad(base, method, body="..."):
 
 def in_blocks(fault):
     """A step that does something wrong after a block was trained."""
-    body = f"trained = super().train_block(parameters, block, own)\n{fault}\nreturn trained"
-    return bad("Sgd", "train_block(self, parameters, block, own=None)", body)
+    body = (
+        f"trained = super().train_block(parameters, block, client_params)\n{fault}\nreturn trained"
+    )
+    return bad("Sgd", "train_block(self, parameters, block, client_params=None)", body)
 
 
 def predicting(body):
