@@ -71,7 +71,6 @@ bench-costs: $(VENV)/.installed-test  ## What is not training, what privacy cost
 	$(BIN)/python benchmarks/raylets.py
 	$(BIN)/python benchmarks/privacy_cost.py --cohort 100 --rounds 25 --repeats 8
 	$(BIN)/python -m benchmarks.kernel_limit privrec-ml1m sgd
-	$(BIN)/python -m benchmarks.sparse_products
 	$(BIN)/python -m benchmarks.kernel_versions .
 	$(BIN)/python benchmarks/ranking.py
 	$(BIN)/python benchmarks/start.py 10000000

@@ -159,12 +159,13 @@ def own_parameters(
 
 def history_of(node: Node, model: HistoryModel, clients: np.ndarray) -> Tensor:
     """What a model represents clients by, `[clients, items]` or `[clients, longest]`."""
-    if model.longest is not None:
-        known = last_items(*node.population.sequences(clients), model.longest)
-    elif model.recency is not None:
-        known = node.population.recent(clients, model.recency)
+    form = model.form
+    if form.longest is not None:
+        known = last_items(*node.population.sequences(clients), form.longest)
+    elif form.recency is not None:
+        known = node.population.recent(clients, form.recency)
     else:
-        known = node.population.histories(clients, model.rated, model.low_rated)
+        known = node.population.histories(clients, form.rated, form.low_rated)
     return torch.from_numpy(known).to(node.device)
 
 

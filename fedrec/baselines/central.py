@@ -291,7 +291,7 @@ def train_histories(
         fused=fused,
         patience=config.patience,
         held_out=measured if len(held_out) else None,
-        long_steps=numbers * config.batch_size * (model.longest or 1) >= _MANY,
+        long_steps=numbers * config.batch_size * (model.form.longest or 1) >= _MANY,
     )
     return dict(zip(drawn, last, strict=True))
 
@@ -311,10 +311,10 @@ def history_scores(
 def _given(model: HistoryModel, histories: Histories, more: int = 0) -> Tensor:
     """What the model takes of users: weights of the catalogue, or their last items, so many
     `more`."""
-    if model.longest is None:
+    if model.form.longest is None:
         return histories.matrix()
     own = histories.in_order()
-    return torch.from_numpy(last_items(own.offsets, own.items, model.longest + more))
+    return torch.from_numpy(last_items(own.offsets, own.items, model.form.longest + more))
 
 
 class HistoryBaseline(Baseline):

@@ -144,13 +144,11 @@ def _without_products(result: Result) -> list[str]:
         settings = result.experiment.settings(MODEL)
     except ExperimentError:  # as above
         return []
-    if not isinstance(settings, ProductsConfig) or settings.most_items >= items:
+    if not isinstance(settings, ProductsConfig) or settings.items >= items:
         return []
-    limit = f"model.traffic-limit = {settings.traffic_limit:g} MB"
     return [
-        f"{settings.most_items:,} of {items:,} items are recommended by products (limit:"
-        f" {limit if settings.items is None else 'model.items'}); the rest follows behind these, by"
-        " popularity"
+        f"{settings.items:,} of {items:,} items are recommended by products (limit: model.items);"
+        " the rest follows behind these, by popularity"
     ]
 
 

@@ -434,10 +434,6 @@ def test_how_much_of_a_catalogue_has_products_and_why_is_told(result):
     result.parameters = {"item.bias": np.zeros((250, 1))}
     (said,) = [line for line in summary_notes(result) if "100 of 250 items" in line]
     assert "limit: model.items" in said
-    model = Section(name="item-weights", **{"traffic-limit": 0.04})  # 100 x 100 numbers
-    result.experiment = result.experiment.model_copy(update={"model": model})
-    (said,) = [line for line in summary_notes(result) if "100 of 250 items" in line]
-    assert "limit: model.traffic-limit = 0.04 MB" in said
     result.parameters = {"item.bias": np.zeros((100, 1))}
     assert not [line for line in summary_notes(result) if "of 100 items" in line]
 
