@@ -159,14 +159,15 @@ def own_parameters(
 
 def history_of(node: Node, model: HistoryModel, clients: np.ndarray) -> Tensor:
     """What a model represents clients by, `[clients, items]` or `[clients, longest]`."""
+    form = model.form
     liked = node.population.rows(clients, positive=True)
-    if model.longest is not None:
-        known = last_items(*liked.sequences(), model.longest)
-    elif model.recency is not None:
+    if form.longest is not None:
+        known = last_items(*liked.sequences(), form.longest)
+    elif form.recency is not None:
         num_items = node.population.interactions.num_items
-        known = recent_weights(*liked.sequences(), num_items, model.recency)
+        known = recent_weights(*liked.sequences(), num_items, form.recency)
     else:
-        known = node.population.histories(clients, model.rated, model.low_rated)
+        known = node.population.histories(clients, form.rated, form.low_rated)
     return torch.from_numpy(known).to(node.device)
 
 

@@ -150,7 +150,6 @@ SET_BY_NOBODY = {
     "PrivateParameters": "private_std",
     "PrivrecConfig": "item_rate",
     "ProductBoostingConfig": "popular",
-    "ProductsConfig": "traffic_limit",
     "PublicPriorConfig": (
         "feature_variance interaction_variance ordered_variance vector_variance word_items "
         "word_variance"

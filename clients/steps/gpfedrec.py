@@ -35,7 +35,7 @@ from fedrec.models.base import Parameters
 from fedrec.models.personal import Gpfedrec, Pfedrec
 from fedrec.nn.layers import all_rows, single_output, weighted_cross_entropy
 from fedrec.training.block import Block
-from fedrec.training.kernel import kernel_refusal, required
+from fedrec.training.kernel import Guidance, kernel_refusal, train_block
 from fedrec.training.recorded_steps import run_steps
 from fedrec.training.results import Trained, add_to_rows, rows_at
 from fedrec.training.sgd import SgdSettings
@@ -180,7 +180,7 @@ class GpfedrecStep(ShuffledStep):
 
     def kernel_refusal(self) -> str | None:
         """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
-        return kernel_refusal(self.model, self.model.network(), self._settings(), self.device)
+        return kernel_refusal(self.model.network(), self._settings(), self.device)
 
     def train_in_kernel(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
@@ -221,15 +221,11 @@ class GpfedrecStep(ShuffledStep):
         self, start: Parameters, guide: Tensor, block: Block
     ) -> tuple[dict[str, Tensor], Tensor]:
         """All steps in native code, as `_descend`."""
-        from fedrec.training.kernel import (  # imports Numba, which the other paths do not need
-            Guidance,
-            train_block,
-        )
-
-        declared = required(self.model.network(), self.model)
         shared = {name: value[0] for name, value in start.items()}
         guidance = Guidance(self.config.pull, guide)
-        trained = train_block(declared, shared, block, self._settings(), start, guidance)
+        trained = train_block(
+            self.model.network(), shared, block, self._settings(), start, guidance
+        )
         return trained.values, torch.as_tensor(trained.last_losses).float()
 
     def _descend(
@@ -239,7 +235,7 @@ class GpfedrecStep(ShuffledStep):
         the last epoch, `[C]`."""
         values = {name: value.clone() for name, value in start.items()}
         work = partial(self._descend_together, values, guide)
-        losses = run_steps(block, work, capturable=self.model.declared_capturable)
+        losses = run_steps(block, work)
         return values, block.last_epoch_means(losses).float()
 
     def _descend_together(

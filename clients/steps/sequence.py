@@ -83,11 +83,12 @@ class SequenceStep(DescentStep):
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """All batches of one client's local work; none without an item and a next one."""
         model = self.model
-        sequence = data.sequence()[-model.longest - 1 :]
+        longest = model.config.longest
+        sequence = data.sequence()[-longest - 1 :]
         if len(sequence) < 2 or not self.config.epochs:
             return Batches.none()
         steps = self.config.epochs
-        width = int(padded_width(np.array(len(sequence) - 1), model.longest))
+        width = int(padded_width(np.array(len(sequence) - 1), longest))
         drawn = model.drawn(width)
         items = np.zeros((steps, drawn + width + 1), dtype=np.int64)
         if drawn:

@@ -41,7 +41,7 @@ from fedrec.models.base import Parameters
 from fedrec.models.privrec import ITEMS, PROFILE, PrivRecProfile
 from fedrec.pretext.views import mean_directions, recommender_part
 from fedrec.training.block import Batches, Block
-from fedrec.training.kernel import kernel_refusal, required
+from fedrec.training.kernel import kernel_refusal, train_block
 from fedrec.training.results import Trained
 from fedrec.training.sgd import SgdSettings
 
@@ -82,20 +82,15 @@ class Sgd(DescentStep):
 
     def kernel_refusal(self) -> str | None:
         """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
-        declared = self.model.declared_kernel()
-        return kernel_refusal(self.model, declared, self.config.sgd(), self.device)
+        return kernel_refusal(self.model.kernel(), self.config.sgd(), self.device)
 
     def train_in_kernel(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Trained:
         """The same as `train_block` in native code; called if `kernel_refusal` is None."""
-        from fedrec.training.kernel import (
-            train_block,  # imports Numba, which the other paths do not need
-        )
-
-        declared = required(self.model.declared_kernel(), self.model)
         trained = self.trained(parameters)
-        moved = train_block(declared, trained, block, self.settings(list(trained)), client_params)
+        settings = self.settings(list(trained))
+        moved = train_block(self.model.kernel(), trained, block, settings, client_params)
         return replace(moved, start=parameters)
 
     def settings(self, names: list[str]) -> SgdSettings:

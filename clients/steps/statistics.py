@@ -329,7 +329,7 @@ class TransitionsStep(SufficientStatistics):
 
     def __init__(self, config: TransitionsStepConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
-        recency = model.recency if isinstance(model, HistoryModel) else None
+        recency = model.form.recency if isinstance(model, HistoryModel) else None
         if recency is None:
             raise ExperimentError(
                 f"model {type(model).__name__!r} has no transitions of items",

@@ -256,7 +256,7 @@ class HistoryStep(Step):
         draws = [self.model.draw((1, 1), generator_of(random)) for _ in range(steps)]
         return HistoryBatches.of(
             data.positives,
-            data.amounts(self.model.rated),
+            data.amounts(self.model.form.rated),
             draws,
             random,
             client=data.client,

@@ -216,7 +216,7 @@ def train_histories(
         rows = _inputs(model, histories.take(some.numpy()), more=1).unsqueeze(0).to(device)
         model.training_loss(parameters, rows, generator, beta).mean().backward()
 
-    long_steps = coordinates * config.batch_size * (model.longest or 1) >= _MANY
+    long_steps = coordinates * config.batch_size * (model.form.longest or 1) >= _MANY
     last = train(values, config, epoch, backward, steps=steps, fused=fused, long_steps=long_steps)
     return dict(zip(drawn, last, strict=True))
 
@@ -236,10 +236,10 @@ def history_scores(
 def _inputs(model: HistoryModel, histories: Histories, more: int = 0) -> Tensor:
     """Inputs of the model: each user's weights of the catalogue, or its last items, `more` of
     them than the model's length."""
-    if model.longest is None:
+    if model.form.longest is None:
         return histories.matrix()
     ordered = histories.in_order()
-    return torch.from_numpy(last_items(ordered.offsets, ordered.items, model.longest + more))
+    return torch.from_numpy(last_items(ordered.offsets, ordered.items, model.form.longest + more))
 
 
 # Any model trained in one place, with the data of all training users.

@@ -18,7 +18,7 @@ from fedrec.config import Config, Width
 from fedrec.data.client_data import draw_negatives
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Schema
-from fedrec.models.base import HistoryModel, Parameters
+from fedrec.models.base import HistoryForm, HistoryModel, Parameters
 from fedrec.nn.layers import ItemVectors, affine, attended, gather_rows, normalised
 from fedrec.nn.recurrence import recurrent_states
 from fedrec.nn.softmax import catalogue_cross_entropy, sampled_cross_entropy
@@ -71,18 +71,15 @@ class SequenceModel(HistoryModel):
 
     Attributes:
         dropped: number of times that dropout is applied to numbers `[places, d]`.
-
-    Raises:
-        ExperimentError: the task is to predict ratings.
     """
 
     Config = SequenceConfig
+    tasks = ("ranking",)
     item_tables = (ITEMS,)
     config: SequenceConfig
 
     def __init__(self, config: SequenceConfig, schema: Schema) -> None:
         super().__init__(config, schema)
-        self.refuse_ratings()
         self._vectors = [ItemVectors(one) for one in schema.item_features.vectors]
 
     @classmethod
@@ -112,9 +109,8 @@ class SequenceModel(HistoryModel):
         """
 
     @property
-    def longest(self) -> int:
-        """Histories are sequences of so many items."""
-        return self.config.longest
+    def form(self) -> HistoryForm:
+        return HistoryForm(longest=self.config.longest)
 
     @property
     def draws(self) -> int:

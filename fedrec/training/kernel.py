@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fedrec.kernel.compiled import cache_folder
-from fedrec.models.base import Model
 from fedrec.nn.layers import ItemFeature, KernelModel, Layer
 from fedrec.protocol.updates import SparseAccumulator
 from fedrec.training.arrays import BlockArrays
@@ -35,7 +34,7 @@ class Guidance:
 
 
 def train_block(
-    model: KernelModel,
+    model: KernelModel | None,
     start: Mapping[str, Tensor],
     block: Block,
     sgd: SgdSettings,
@@ -54,8 +53,11 @@ def train_block(
         guidance: what the rows of the item table are moved towards in each step.
 
     Raises:
+        TypeError: the model declares no kernel.
         ValueError: parameters, codes and items do not match.
     """
+    if model is None:
+        raise TypeError("Expected a model that declares a kernel.")
     arrays = BlockArrays.of(model, start, block, own)
     layout = arrays.layout
     losses = np.full(len(block), np.nan)
@@ -80,8 +82,6 @@ def _numbers(guidance: Guidance | None, rows: np.ndarray) -> tuple[np.float32, n
     """The guidance for compiled code, of rows `[C, R, d]`."""
     if guidance is None:
         return np.float32(0), rows[:, :0]
-    if guidance.rows.shape != rows.shape:
-        raise ValueError(f"Expected guidance {rows.shape}, got {tuple(guidance.rows.shape)}.")
     return np.float32(guidance.share), guidance.rows.contiguous().numpy()
 
 
@@ -98,13 +98,12 @@ def device_refusal(device: torch.device) -> str | None:
 
 
 def kernel_refusal(
-    model: Model, declared: KernelModel | None, sgd: SgdSettings, device: torch.device
+    declared: KernelModel | None, sgd: SgdSettings, device: torch.device
 ) -> str | None:
     """Why native code cannot train a model, in a few words; None: it can.
 
     Args:
-        model: the model.
-        declared: its declaration for native code, if there is one.
+        declared: the model's declaration for native code, if there is one.
         sgd: settings of the gradient steps.
         device: where clients are trained.
     """
@@ -114,22 +113,11 @@ def kernel_refusal(
     if not sgd.plain:
         return "the kernel takes plain SGD, without momentum, weight decay and proximal term"
     if declared is None:
-        return f"model {type(model).__name__} declares no kernel"
+        return "the model declares no kernel"
     most = max((feature.categories for feature in declared.item_features), default=0)
     if most > _MOST_CATEGORIES:
         return f"an item feature has {most:,} categories, of {_MOST_CATEGORIES:,} at most"
     return None
-
-
-def required(declared: KernelModel | None, model: Model) -> KernelModel:
-    """The declaration of a model.
-
-    Raises:
-        TypeError: there is none.
-    """
-    if declared is None:
-        raise TypeError(f"Expected a model that declares a kernel, got {type(model).__name__}.")
-    return declared
 
 
 # Compiles the kernels ahead of their first use: `python -m fedrec.training.kernel` compiles that of

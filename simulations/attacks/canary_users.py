@@ -104,7 +104,7 @@ class Reserved(Model):
 
     def kernel(self) -> KernelModel | None:
         """The declaration for native code; None if native code does not support the model."""
-        return self.base.declared_kernel() if set(self.room) <= set(self.item_tables) else None
+        return self.base.kernel() if set(self.room) <= set(self.item_tables) else None
 
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Mean loss over the last dimension, `[C, B] -> [C]`: cross-entropy (PrivRec eq. 2) or

@@ -156,12 +156,12 @@ def _history_form(node: Node) -> dict[str, Any] | None:
     model = node.model
     if not isinstance(model, HistoryModel):
         return None
-    if model.longest is not None:
-        return {"kind": "sequence", "longest": model.longest}
-    if model.recency is not None:
-        recency = model.recency
-        return {"kind": "recent", "window": recency.window, "decay": recency.decay}
-    return {"kind": "weights", "rated": model.rated, "low-rated": model.low_rated}
+    form = model.form
+    if form.longest is not None:
+        return {"kind": "sequence", "longest": form.longest}
+    if form.recency is not None:
+        return {"kind": "recent", "window": form.recency.window, "decay": form.recency.decay}
+    return {"kind": "weights", "rated": form.rated, "low-rated": form.low_rated}
 
 
 def _rows(node: Node, client: int) -> str:

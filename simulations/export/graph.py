@@ -42,7 +42,7 @@ class Scoring(nn.Module):
         self._names = names
         self._prepared = None
         if isinstance(model, HistoryModel) and names == (HISTORY,):
-            self._prepared = model.scorer(self._shared, traced=True)
+            self._prepared = model.scorer(self._shared)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """`[items]`."""

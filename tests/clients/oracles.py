@@ -208,7 +208,9 @@ class Vae(OneByOne, vae.VaeStep):
                 {name: torch.zeros_like(value) for name, value in parameters.items()}, 0, math.nan
             )
         descent = LocalDescent(parameters, SgdSettings(self.config.learning_rate))
-        history = self.model.history(data.positives, data.amounts(self.model.rated)).to(self.device)
+        history = self.model.history(data.positives, data.amounts(self.model.form.rated)).to(
+            self.device
+        )
         loss = math.nan
         beta = self.config.beta
         prior = None if self.priors is None else self.priors.prior(data, self.device)
@@ -246,7 +248,9 @@ class DpVae(OneByOne, dpvae.DpVae):
                 0, sum(v.numel() for v in network.values()), device=self.device
             ), math.nan
         items = random.choice(data.positives, size=min(self.config.examples, number), replace=False)
-        history = self.model.history(data.positives, data.amounts(self.model.rated)).to(self.device)
+        history = self.model.history(data.positives, data.amounts(self.model.form.rated)).to(
+            self.device
+        )
         draw = self.model.draw((1, 1), generator_of(random)).to(self.device)
         leaves = {
             name: value.detach().unsqueeze(0).requires_grad_() for name, value in network.items()

@@ -19,7 +19,6 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.graphs import tokens
 from fedrec.models.base import Model
-from fedrec.models.personal import Gpfedrec
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import ItemQuery, TrainOrder
 from fedrec.protocol.updates import dense_change
@@ -421,17 +420,6 @@ def test_the_kernel_trains_as_blocks_do(tiny_experiment, tmp_path):
         assert set(own) == set(other) > {"item.own", "user.id"}
         for name, value in own.items():
             np.testing.assert_allclose(value, other[name], rtol=1e-4, atol=1e-6, err_msg=name)
-
-
-def test_a_model_that_predicts_otherwise_is_trained_in_blocks(tiny_experiment):
-    class Other(Gpfedrec):
-        def predict(self, parameters, users, items, rows=None):
-            return 2 * super().predict(parameters, users, items, rows)
-
-    node = Node(load(tiny_experiment() | {"model": MODEL}), 0, 1, None)
-    other = Other(Other.Config(**MODEL_SETTINGS), node.model.schema)
-    step = GpfedrecStep(GpfedrecStep.Config(), other, node.device)
-    assert step.kernel_refusal() == "model Other declares no kernel"
 
 
 def test_training_without_guidance_is_refused(guided):

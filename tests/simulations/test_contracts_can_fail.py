@@ -310,6 +310,7 @@ FAULTS = [
     ("Model", Whole, {}, "test_compact_tables_give_the_same_predictions"),
     ("Model", Unseeded, {}, "test_initial_parameters_are_a_function_of_the_generator"),
     ("Model", Reversed, {}, "test_scores_are_those_of_the_catalogue"),
+    ("Model", Mixing, {}, "test_its_kernel_declaration_is_correct"),
     ("Model", Summed, {}, "test_the_loss_is_one_number_per_client_with_finite_gradients"),
     ("Strategy", Forgetting, {}, "test_a_run_is_a_function_of_its_seed"),
     ("Strategy", PerNode, {}, "test_the_distribution_over_nodes_makes_no_difference"),

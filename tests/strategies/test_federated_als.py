@@ -555,7 +555,7 @@ def test_other_models_are_refused(run_tiny):
 
 def test_ratings_are_not_predicted():
     schema = Schema(3, FeatureTable(3), (), "rating")
-    with pytest.raises(ExperimentError, match="ranks items and predicts no ratings"):
+    with pytest.raises(ExperimentError, match="task = 'ranking'"):
         FoldIn(FoldInConfig(), schema)
 
 

@@ -230,15 +230,3 @@ def test_clients_who_have_ended_stay_as_they_are(recorder):
         wanted = start["user.factors"] * (1 - 2 * 0.1) ** count
         torch.testing.assert_close(found.values["user.factors"][client], wanted)
     assert "recorded" in recorder.noted
-
-
-def test_a_subclass_with_a_loss_of_its_own_declares_whether_it_is_capturable():
-    class Other(Mf):
-        def loss(self, predictions, labels, weights=None):
-            return super().loss(predictions, labels, weights) * float(weights.sum())
-
-    class Declared(Other):
-        capturable = True
-
-    found = [object.__new__(model).declared_capturable for model in (Mf, Other, Declared)]
-    assert found == [True, False, True]

@@ -408,9 +408,6 @@ def test_rows_that_are_not_those_of_the_block_are_refused():
     given = own | {"items": torch.zeros(4, 3, WIDTH)}
     with pytest.raises(ValueError, match=r"Expected rows of 'items' of shape \(4, "):
         train_block(model, start, block, SgdSettings(0.1), given)
-    more = Guidance(0.1, torch.zeros(4, block.touched.shape[1] + 1, WIDTH))
-    with pytest.raises(ValueError, match=r"Expected guidance \(4, "):
-        train_block(model, start, block, SgdSettings(0.1), own, more)
 
 
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
