@@ -74,21 +74,21 @@ class LogLinear:
         Returns:
             `float [users, width]`; zero for a user without items.
         """
-        found = liked.new_zeros(len(liked), self.embeddings.shape[1])
-        left = torch.arange(len(liked), device=liked.device)
+        tastes = liked.new_zeros(len(liked), self.embeddings.shape[1])
+        unfinished = torch.arange(len(liked), device=liked.device)
         given = self._given(liked)
         state = self._start(given)
         for _ in range(self._iterations):
             open_ = self._open(given, state)
-            found[left[~open_]] = state.taste[~open_]
-            left = left[open_]
+            tastes[unfinished[~open_]] = state.taste[~open_]
+            unfinished = unfinished[open_]
             given = _Given(*(part[open_] for part in given))
             state = _State(*(part[open_] for part in state))
-            if not len(left):
+            if not len(unfinished):
                 break
             state = self._moved(given, state)
-        found[left] = state.taste
-        return found
+        tastes[unfinished] = state.taste
+        return tastes
 
     def scores(self, liked: Tensor) -> Tensor:
         """Logarithms of the personalised popularities, up to a constant per user, `float [users,
@@ -105,8 +105,8 @@ class LogLinear:
         def moved(count: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
             return (count + 1, *self._moved(given, _State(*state)))
 
-        found = torch.while_loop(unfinished, moved, (torch.tensor(0), *self._start(given)))
-        return self._utilities(found[1])
+        _, taste, *_ = torch.while_loop(unfinished, moved, (torch.tensor(0), *self._start(given)))
+        return self._utilities(taste)
 
     def _given(self, liked: Tensor) -> _Given:
         weights = liked.sum(1, keepdim=True)
@@ -179,18 +179,18 @@ class _State(NamedTuple):
 #
 # * *categories*, such as genres: each has an effect of its own, independent of the others;
 # * *ordered categories*, such as decades of release: effects of neighbouring categories are alike,
-#   with covariance exp(-(a - b)^2 / 2 l^2) for the categories at places a and b; an item with
-# several   of them has their mean; * *interactions*: each pair of a category and an ordered one,
-# the latter at half the length scale; * *words* of a text, such as a title, that few items have in
-# common: they tell series and sequels; * *vectors*, such as embeddings of texts or images: a linear
-# kernel of the vectors less their mean,   of mean squared length 1; an item without one has the
-# mean.
+#   with covariance exp(-(a - b)^2 / 2 l^2) for the a-th and the b-th category; an item with several
+#   of them has their mean;
+# * *interactions*: each pair of a category and an ordered one, the latter at half the length scale;
+# * *words* of a text, such as a title, that few items have in common: they tell series and sequels;
+# * *vectors*, such as embeddings of texts or images: a linear kernel of the vectors less their
+#   mean, of mean squared length 1; an item without one has the mean.
 
-_KEPT = 1e-6  # of the largest eigenvalue; below it a direction of a kernel is left out
+_NEGLIGIBLE = 1e-6  # of the largest eigenvalue; below it a direction of a kernel is left out
 
 
 class PublicPriorConfig(Config):
-    """Settings of the prior over what users like, given the items' public features."""
+    """Settings of the prior of users' preferences, given the items' public features."""
 
     ordered: dict[str, float] = Field(default_factory=dict)
     """Features of the items whose categories have an order, that of their labels, with length
@@ -206,8 +206,8 @@ class PublicPriorConfig(Config):
     vector_variance: float = Field(default=0.5, ge=0)
     """The same along dense vectors, whose mean squared length is scaled to 1; 0 leaves them out."""
     word_items: tuple[PositiveInt, PositiveInt] = (2, 12)
-    """Smallest and largest number of items that have a word; other words are left out: rare ones
-    tell nothing of other items, and frequent ones little."""
+    """Smallest and largest number of items that have a word; other words are left out: rare
+    words carry no information about other items, very frequent words carry little."""
 
 
 def prior_features(config: PublicPriorConfig, known: FeatureNames) -> FeatureNames:
@@ -245,16 +245,16 @@ def feature_embeddings(
             got=", ".join(unknown),
             fix="correct the names, or set dataset.eras = true for eras of MovieLens",
         )
-    plain = [memberships(one) for one in features.features if one.name not in ordered]
-    by_place = [one for one in features.features if one.name in ordered]
-    smooth = [_smooth(one, ordered[one.name]) for one in by_place]
+    plain = [memberships(feature) for feature in features.features if feature.name not in ordered]
+    in_order = [feature for feature in features.features if feature.name in ordered]
+    smooth = [_smooth(feature, ordered[feature.name]) for feature in in_order]
     columns = [np.zeros((features.rows, 0))]
     columns += [config.feature_variance**0.5 * table for table in plain]
     columns += [config.ordered_variance**0.5 * table for table in smooth]
     words = [_common_words(text, config.word_items) for text in features.texts]
     columns += [config.word_variance**0.5 * table for table in words]
-    columns += [config.vector_variance**0.5 * one.standardised() for one in features.vectors]
-    finer = [_smooth(one, ordered[one.name] / 2) for one in by_place]
+    columns += [config.vector_variance**0.5 * table.standardised() for table in features.vectors]
+    finer = [_smooth(feature, ordered[feature.name] / 2) for feature in in_order]
     for table in plain:
         unit = unit_rows(table)
         for other in finer:
@@ -289,11 +289,11 @@ def _common_words(text: Feature, items: tuple[int, int]) -> np.ndarray:
 def _smooth(feature: Feature, length_scale: float) -> np.ndarray:
     """`float64 [items, width]`: mean over an item's categories of a factor of their covariance."""
     table = memberships(feature)
-    places = np.arange(table.shape[1], dtype=np.float64)
-    covariance = np.exp(-((places[:, None] - places) ** 2) / (2 * length_scale**2))
+    rank = np.arange(table.shape[1], dtype=np.float64)
+    covariance = np.exp(-((rank[:, None] - rank) ** 2) / (2 * length_scale**2))
     values, vectors = np.linalg.eigh(covariance)
-    kept = values > _KEPT * values.max(initial=0.0)
-    factor = vectors[:, kept] * np.sqrt(values[kept])
+    large = values > _NEGLIGIBLE * values.max(initial=0.0)
+    factor = vectors[:, large] * np.sqrt(values[large])
     return (table / np.maximum(table.sum(1, keepdims=True), 1.0)) @ factor
 
 

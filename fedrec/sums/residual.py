@@ -118,8 +118,7 @@ def learned_embeddings(
     rest = gram - torch.outer(profile, profile) - explained @ explained.T
     rest.fill_diagonal_(0)
     values, vectors = torch.linalg.eigh((rest + rest.T) / 2)
-    kept = min(int((values > max(edge, 0.0)).sum()), factors)
-    first = len(values) - kept
+    first = len(values) - min(int((values > max(edge, 0.0)).sum()), factors)
     values = values[first:]
     vectors = vectors[:, first:]
     damped = profile / (profile.square() + (damping * profile.mean()) ** 2)
