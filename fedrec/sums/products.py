@@ -15,10 +15,8 @@ from scipy import sparse
 from torch import Tensor
 
 from fedrec.config import Config
-from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import RecencyConfig
 from fedrec.runtime.compilation import compiled
-from fedrec.sums.fold_in import memberships, unit_rows
 
 # Sums of the transitions of very many sequences (`fedrec.sums.products`) in compiled code.
 #
@@ -483,17 +481,11 @@ def item_scale(bias: Tensor, exponent: float) -> Tensor:
 _NEGLIGIBLE = 1e-6  # of the largest singular value; below it a direction is a combination of others
 
 
-def public_directions(features: FeatureTable) -> np.ndarray:
-    """`float64 [items, 1 + categories]`: 1, and each feature's categories as a unit vector."""
-    units = [unit_rows(memberships(feature)) for feature in features.features]
-    return np.concatenate([np.ones((features.rows, 1)), *units], axis=1)
-
-
 def basis_of(directions: np.ndarray, popularity: np.ndarray) -> Tensor:
     """Orthonormal basis of the directions, each item's times its popularity.
 
     Args:
-        directions: `float64 [m, f]`, see `public_directions`.
+        directions: `float64 [m, f]`, see `fedrec.sums.fold_in.public_directions`.
         popularity: `float64 [m]`, >= 0: about the root of each item's diagonal entry in the Gram
             matrix, up to a factor, in the scale of the matrix.
 
