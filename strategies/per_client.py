@@ -432,7 +432,7 @@ class FedgnnStrategy(PerClientStrategy):
         clients = requests.clients.tolist()
         slots = self.config.history
         table = np.asarray(self._theta[ITEMS])
-        given, counts = self._third.found(clients, slots, table.shape[1])
+        given, counts = self._third.matched(clients, slots, table.shape[1])
         layers = {
             name: np.repeat(np.asarray(value)[None], len(clients), axis=0)
             for name, value in self._theta.items()

@@ -20,8 +20,8 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import MAIN, Phase, phase_at, step_table
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.neighbourhood.learned import Scale, means_of
+from fedrec.sums.fold_in import expected_counts
 from fedrec.sums.products import BIAS
-from fedrec.sums.residual import expected_counts
 from strategies.base import Aggregate, Cohorts, CohortStrategy, server_rate
 from strategies.sums import FACTORS, Products, ProductsStrategy, with_factors
 

@@ -21,6 +21,7 @@ from fedrec.config import Config, Width
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.models.linear import LEARNED, PRODUCTS, PUBLIC, WEIGHTS
+from fedrec.sums.fold_in import LearnedConfig, placed_embeddings
 from fedrec.sums.products import (
     BIAS,
     SmoothingConfig,
@@ -34,7 +35,6 @@ from fedrec.sums.products import (
     transition_weights,
     unpacked,
 )
-from fedrec.sums.residual import LearnedConfig, placed_embeddings
 from strategies.base import Aggregate, Cohorts, CohortStrategy, ServerRate
 
 # Strategies that compute a model from the sum of the clients' products of items (steps `gram` and
@@ -474,7 +474,7 @@ class FedAls(CohortStrategy):
 # second round and tell how popular all are, and its products of those items (step `gram`). The
 # server needs the sums alone. It takes what popularity and public features explain from the sum of
 # the products; the leading eigenvectors of the rest are further coordinates of the items
-# (`fedrec.sums.residual`). Under noise those below the noise edge are left out. That is
+# (`fedrec.sums.fold_in`). Under noise those below the noise edge are left out. That is
 # post-processing and costs no privacy, and neither do tastes, which never leave the devices.
 #
 # With every client in both rounds this is the centralised baseline `dp-fold-in`.

@@ -26,8 +26,6 @@ _LOG = logging.getLogger("fedrec")
 Names = Sequence[str] | Mapping[str, Mapping[str, Any]]
 Progress = Callable[[int, int], None]
 _STAND_IN = "ials"  # for a baseline for which the data are too large
-_MASK_BYTES = 2**29  # of all clients' masks, up to which they are made once for all baselines
-_MASKS = 4  # of a client, one byte per item each
 
 
 class CentralEvaluation:
@@ -74,8 +72,7 @@ class CentralEvaluation:
         self._population = population
         self._settings = settings
         self._block = block
-        size = _MASKS * len(self.clients) * population.interactions.num_items
-        self._lists = HeldOutLists(population, self.metrics, settings, keep=size <= _MASK_BYTES)
+        self._lists = HeldOutLists(population, self.metrics, settings)
 
     @cached_property
     def training(self) -> Histories:

@@ -168,7 +168,7 @@ def noisy_popularity(
 def _lists(settings: EvaluationConfig, population: Population) -> HeldOutLists:
     """Lists of test rows, for scores that no baseline computes."""
     settings = settings.model_copy(update={"held_out": "test"})
-    return HeldOutLists(population, Metrics("ranking", settings), settings, keep=True)
+    return HeldOutLists(population, Metrics("ranking", settings), settings)
 
 
 def predicted_ratings(

@@ -31,16 +31,23 @@ from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 from fedrec.rng import torch_stream
-from fedrec.sums.fold_in import LogLinear, PublicPriorConfig, feature_embeddings, prior_features
+from fedrec.sums.fold_in import (
+    LearnedConfig,
+    LogLinear,
+    PublicPriorConfig,
+    expected_counts,
+    feature_embeddings,
+    placed_embeddings,
+    prior_features,
+    public_directions,
+)
 from fedrec.sums.products import (
     basis_of,
     denoised_within,
     noise_edge,
-    public_directions,
     semi_definite,
     solved_weights,
 )
-from fedrec.sums.residual import LearnedConfig, expected_counts, placed_embeddings
 
 # Implicit matrix factorization by alternating least squares under user-level differential privacy
 # (DP-ALS).
@@ -489,7 +496,7 @@ class DpGram(CountsAndGramBaseline):
 #
 # Item embeddings are public in part, factors of a kernel over genres and years
 # (`fedrec.sums.fold_in`), and learned in part, the leading eigenvectors of the part of the noisy
-# Gram matrix that popularity and public embeddings do not explain (`fedrec.sums.residual`). That is
+# Gram matrix that popularity and public embeddings do not explain (`fedrec.sums.fold_in`). That is
 # post-processing and costs no privacy.
 #
 # A device receives popularity and embeddings, and computes the most probable vector of its user
