@@ -239,7 +239,7 @@ def values_of(run: RunFolder) -> dict[str, float]:
         RunError: its result cannot be read.
     """
     try:
-        found = read_json(run.path / "result.json", run.present)
+        found = read_json(run.path / "result.json")
         if run.experiment.federated:
             epsilon = float(found.get("privacy", {}).get("epsilon", math.inf))
             return {**_numbers(found["metrics"]), "epsilon": epsilon}
