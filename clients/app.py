@@ -49,6 +49,9 @@ from fedrec.protocol.secure import ShareOrder, UnmaskOrder
 from fedrec.protocol.serialization import for_the_network, from_the_network
 from fedrec.protocol.updates import apply_changes
 
+MOST_SECONDS = 3600.0
+"""Processor seconds after which a real node's process that works on a message is ended."""
+
 
 def is_real(context: Context) -> bool:
     """Whether a context is that of a real node; determined by the node's own configuration, not by
@@ -134,7 +137,7 @@ def _at_the_border(message: Message, context: Context, call_next: ClientAppCalla
             if message.has_content():
                 check_settings(message.metadata.message_type, message.content)
                 from_the_network(message.content)
-            with ended_after(*(_limits(message, policy) if real else (0.0, 0.0))):
+            with ended_after(*(_limits(message) if real else (0.0, 0.0))):
                 answer = call_next(message, context)
     except RefusalError:
         raise
@@ -152,10 +155,10 @@ def _at_the_border(message: Message, context: Context, call_next: ClientAppCalla
     return answer
 
 
-def _limits(message: Message, policy: Policy) -> tuple[float, float]:
+def _limits(message: Message) -> tuple[float, float]:
     """Seconds of processor time, and of elapsed time, for the work on a message."""
     sent = message.metadata.created_at
-    return policy.most_seconds, seconds_left(sent, message.metadata.ttl, time.time())
+    return MOST_SECONDS, seconds_left(sent, message.metadata.ttl, time.time())
 
 
 app = ClientApp(mods=[_at_the_border])

@@ -22,7 +22,7 @@ from clients.generated import generated_ratings
 from clients.node import Node
 from clients.one_client import private_parameters, to_device
 from clients.step import Step
-from fedrec.data.interactions import last_items
+from fedrec.data.interactions import last_items, recent_weights
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.lists import HeldOutLists
 from fedrec.evaluation.tables import Evaluated, known_means
@@ -159,10 +159,12 @@ def own_parameters(
 
 def history_of(node: Node, model: HistoryModel, clients: np.ndarray) -> Tensor:
     """What a model represents clients by, `[clients, items]` or `[clients, longest]`."""
+    liked = node.population.rows(clients, positive=True)
     if model.longest is not None:
-        known = last_items(*node.population.sequences(clients), model.longest)
+        known = last_items(*liked.sequences(), model.longest)
     elif model.recency is not None:
-        known = node.population.recent(clients, model.recency)
+        num_items = node.population.interactions.num_items
+        known = recent_weights(*liked.sequences(), num_items, model.recency)
     else:
         known = node.population.histories(clients, model.rated, model.low_rated)
     return torch.from_numpy(known).to(node.device)
@@ -289,13 +291,13 @@ def _rated(
     def measure(place: int, predict: Callable[[np.ndarray], np.ndarray]) -> None:
         """Errors of one client's held-out ratings, from a function of their items, and what is
         predicted of an adversary's targets."""
-        items, ratings = node.population.held_out_ratings(int(clients[place]), part)
+        held_out = node.population.rows(clients[[place]], part)
         targets = None
         unrated = node.population.unrated_targets(clients[place : place + 1])
         if unrated is not None and node.population.adversary is not None:
             predicted = predict(node.population.adversary.targets)
             targets = np.where(unrated, predicted, np.nan)
-        block = RatedBlock(predict(items), ratings, targets=targets)
+        block = RatedBlock(predict(held_out.items), held_out.labels, targets=targets)
         found = node.metrics.of_ratings(block)
         rows[place] = {name: values[0] for name, values in found.items()}
 

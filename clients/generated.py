@@ -27,7 +27,7 @@ def requested_items(node: Node, order: ItemQuery) -> ItemRequests:
         validates = order.purpose == "validate"
         part = "validation" if validates else node.experiment.evaluation.held_out
         lists = [
-            np.unique(node.population.held_out_ratings(client, part)[0])
+            np.unique(node.population.rows(np.array([client]), part).items)
             for client in clients.tolist()
         ]
         return ItemRequests.of(clients, lists)
@@ -46,23 +46,22 @@ def requested_items(node: Node, order: ItemQuery) -> ItemRequests:
 def generated_ratings(node: Node, given: ClientArrays, part: HeldOutPart) -> RatedBlock:
     """Each client's predictions for its held-out rows."""
     clients = given.requests.clients
-    held_out = [node.population.held_out_ratings(client, part) for client in clients.tolist()]
-    counts = np.array([len(items) for items, _ in held_out], dtype=np.int64)
+    held_out = node.population.rows(clients, part)
+    counts = np.diff(held_out.offsets)
     real = np.arange(counts.max(initial=1)) < counts[:, None]
     rows = np.zeros(real.shape, dtype=np.int64)
-    own = np.split(given.requests.items, given.requests.offsets[1:-1])
-    rows[real] = np.concatenate(
-        [np.searchsorted(own[place], items) for place, (items, _) in enumerate(held_out)]
+    requested, tested = (
+        np.split(lists.items, lists.offsets[1:-1]) for lists in (given.requests, held_out)
     )
+    rows[real] = np.concatenate(list(map(np.searchsorted, requested, tested)))
     width = int(np.diff(given.requests.offsets).max(initial=1))
     places = torch.from_numpy(rows).to(node.device)
     with torch.no_grad():
         predicted = node.model.predict(
             to_device(given.padded(width), node.device), (), places, rows=places
         )
-    users = np.repeat(np.arange(len(clients)), counts)
-    actual = np.concatenate([ratings for _, ratings in held_out])
-    return RatedBlock(predicted.cpu().numpy()[real], actual, users, len(clients))
+    predicted = predicted.cpu().numpy()[real]
+    return RatedBlock(predicted, held_out.labels, held_out.owner, len(clients))
 
 
 def _touched(node: Node, step: Step, data: ClientData, round_: int) -> np.ndarray:

@@ -298,7 +298,7 @@ class Node:
         left_out = kept is not None and component_of(registry.COMPRESSION, kept).keeps_error
         if left_out or any(self.step(section).keeps for section in self.steps):
             return None
-        return self.population.learned_counts(self.training)
+        return self.population.counts(self.training)
 
     @property
     def paths(self) -> dict[str, str]:
@@ -337,7 +337,7 @@ class Node:
 
     def groups(self, clients: np.ndarray) -> dict[str, np.ndarray]:
         """`bool [clients]` per group of users, for means over groups."""
-        counts = self.population.known_counts(clients)
+        counts = self.population.counts(clients, "known")
         return user_groups(
             self.population.interactions, clients, counts, self.experiment.evaluation.inactive_below
         )

@@ -51,16 +51,6 @@ class RunExtension:
 
     name = ""
     """Name of its table in the result and of its arrays in a checkpoint."""
-    costly = False
-    """Whether a lost round costs more than time; then each round is written to disk before the next
-    one starts."""
-
-    def begin(self, rounds: int) -> None:
-        """A run starts at round 1.
-
-        Args:
-            rounds: number of rounds that were done before, by the run folder; 0 for a new one.
-        """
 
     def restore(self, memory: dict[str, np.ndarray]) -> None:
         """A run is resumed from a checkpoint; `memory` is what `memory()` returned then."""
@@ -72,9 +62,6 @@ class RunExtension:
     def why_stop(self, round_number: int) -> str:
         """The reason why a round may not start; empty if it may."""
         return ""
-
-    def before_upload(self, round_number: int) -> None:
-        """Called after the strategy has made its messages and before they are sent."""
 
     def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
         """Called with the parameters after a round, which the next round may change in place."""

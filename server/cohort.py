@@ -219,6 +219,10 @@ class WhoAnswers(Protocol):
         round is complete."""
         ...
 
+    def groups(self, clients: np.ndarray) -> Iterable[np.ndarray]:
+        """The clients of a round, `int64 [clients]`, in groups that get a message each."""
+        ...
+
 
 class SampledCohorts:
     """The cohort of a round and its nodes: a sampler over the training clients of a roster.
@@ -308,8 +312,11 @@ class SampledCohorts:
         return replace(own, rate=1.0, joining=True)
 
     def by_node(self, clients: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
-        """A cohort `int64 [n]` grouped by the node that trains it, in node order."""
-        return self.roster.for_training(clients)
+        """A cohort `int64 [n]` grouped by the node that trains it, in node order; a node has
+        several groups if its clients start from several parameters."""
+        groups = [clients] if self._who_answers is None else self._who_answers.groups(clients)
+        for group in groups:
+            yield from self.roster.for_training(group)
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> SampledCohorts:
         """Cohorts of some clients `int64 [n]` only, drawn by the same sampler or by another."""

@@ -62,8 +62,8 @@ class Evaluator:
         self.untrusted = untrusted
         self.dropped = dropped or DroppedReplies()
 
-    def refuse_misfits(self) -> None:
-        """Refuse settings with which the final evaluation would fail.
+    def check_settings(self) -> None:
+        """Check that the final evaluation can succeed.
 
         Raises:
             ExperimentError: nobody has held-out rows, or the server generates parameters, which

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flower's commands in this process or as processes of their own, without telemetry."""
+"""Flower's commands in this process or as processes of their own, without telemetry; groups of
+processes."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import NamedTuple
 
 from fedrec.errors import EngineError
 
@@ -48,13 +52,13 @@ def script(name: str) -> str:
     Raises:
         EngineError: it is not installed.
     """
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
+    installed = Path(sys.executable).parent / name
+    path = str(installed) if installed.exists() else shutil.which(name)
+    if path is None:
         raise EngineError(
             f"missing command {name!r}", expected="Flower's commands", fix="pip install flwr"
         )
-    return found
+    return path
 
 
 def environment_with(values: Mapping[str, str]) -> dict[str, str]:
@@ -81,3 +85,51 @@ def last_lines(file: Path, lines: int = 12) -> str:
     """The end of a log."""
     text = file.read_text(errors="replace") if file.exists() else ""
     return "\n".join(text.splitlines()[-lines:]) or "no log"
+
+
+# Process groups of a process and its descendants, by Linux's `/proc`.
+
+_PAUSE = 0.05  # seconds between two checks
+
+
+class _Process(NamedTuple):
+    pid: int
+    state: str
+    parent: int
+    group: int
+
+
+def groups_below(pid: int) -> set[int]:
+    """Groups of a process and of all that it has started, directly or not."""
+    processes = list(_processes())
+    family: set[int] = set()
+    more = {pid}
+    while more:
+        family |= more
+        more = {process.pid for process in processes if process.parent in more} - family
+    return {process.group for process in processes if process.pid in family} - {os.getpgrp()}
+
+
+def signal_groups(groups: Iterable[int], sign: int) -> None:
+    """Send a signal to groups; those that have ended are left out."""
+    for group in groups:
+        with suppress(ProcessLookupError):
+            os.killpg(group, sign)
+
+
+def groups_end(groups: set[int], seconds: float) -> bool:
+    """Whether all processes of some groups end within a time; those that nobody has waited for
+    count as ended."""
+    until = time.monotonic() + seconds
+    while any(process.group in groups and process.state not in "ZX" for process in _processes()):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_PAUSE)
+    return True
+
+
+def _processes() -> Iterator[_Process]:
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):  # it has ended
+            state, parent, group, *_ = file.read_text().rsplit(")", 1)[1].split()
+            yield _Process(int(file.parent.name), state, int(parent), int(group))

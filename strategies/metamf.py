@@ -38,7 +38,7 @@ from fedrec.errors import ClientError
 from fedrec.models.metamf import generate
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.orders import TrainEach
-from strategies.base import Aggregate, Cohorts, GeneratingStrategy, Memory
+from strategies.base import Aggregate, Cohorts, GeneratingStrategy
 from strategies.per_client import PerClientConfig, PerClientStrategy
 
 LOW = "item.low"
@@ -68,10 +68,6 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
     Config = MetaMfStrategyConfig
     paper = "MetaMF (Lin et al. 2020)"
     config: MetaMfStrategyConfig
-    sees = (
-        "strategy 'metamf': its server needs each client's gradient separately, under the client's"
-        " user id"
-    )
 
     def __init__(
         self, config: MetaMfStrategyConfig, cohorts: Cohorts, step: dict[str, Any]
@@ -80,11 +76,6 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
         self.weighting = config.weighting
         self._leaves: dict[str, Tensor] = {}
         self._made: tuple[ItemRequests, dict[str, Tensor], Tensor] | None = None
-
-    @property
-    def memories(self) -> Mapping[str, Memory]:
-        """The optimiser."""
-        return {"": self._optimiser}
 
     def generate(
         self, theta: Mapping[str, np.ndarray], clients: np.ndarray, requests: ItemRequests | None

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from fedrec.errors import ExperimentError
 from fedrec.graphs import ThirdParty, add_products, merge_rows, weighted_sums
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.serialization import to_record
-from strategies.base import Aggregate, Cohorts, CohortStrategy, Memory, ServerRate
+from strategies.base import Aggregate, Cohorts, CohortStrategy, ServerRate, server_rate
 from strategies.optimisers import Kind, Optimiser
 
 # Shared code of strategies that send each client parameters of its own and need its reply
@@ -38,7 +38,7 @@ class PerClientConfig(ServerRate):
 
 class PerClientStrategy(CohortStrategy):
     """Base of strategies whose server sends each client parameters of its own. A subclass makes
-    these parameters in `sent`, and says in `sees` why there is no sum to protect.
+    these parameters in `sent`.
 
     Args:
         config: its settings.
@@ -51,43 +51,24 @@ class PerClientStrategy(CohortStrategy):
     """
 
     reply = "each"
-    instead = "perturb the data on the device with a [perturb] table, or choose another system"
     own_step: ClassVar[str] = ""
 
     def __init__(self, config: PerClientConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
         self._optimiser = Optimiser(config.optimiser)
+        self.memories = {"optimiser/": self._optimiser}
 
     @abstractmethod
     def sent(self, requests: ItemRequests) -> ClientArrays:
         """The parameters of a round's clients, with the rows of the items that they need."""
 
-    @property
-    def memories(self) -> Mapping[str, Memory]:
-        """The optimiser."""
-        return {"optimiser/": self._optimiser}
-
     def _sent(
-        self, server_round: int, groups: Mapping[int, np.ndarray], arrays: ArrayRecord
+        self, server_round: int, groups: Sequence[tuple[int, np.ndarray]], arrays: ArrayRecord
     ) -> Iterable[tuple[int, np.ndarray, ArrayRecord]]:
         """Nodes whose request for items failed get none.
 
         Raises:
             ExperimentError: the step is another one.
-        """
-        self._refuse_other_step()
-        asked = self.cohorts.item_requests(groups, server_round)
-        requests = ItemRequests.joined(list(asked.values()))
-        whole = self.sent(requests)
-        for node, part in asked.items():
-            own = whole.arranged(np.searchsorted(requests.clients, part.clients))
-            yield node, part.clients, to_record(own.arrays())
-
-    def _refuse_other_step(self) -> None:
-        """Refuse models and steps that do not belong to a strategy.
-
-        Raises:
-            ExperimentError: they are others.
         """
         if self.own_step and self.step.get("name") != self.own_step:
             raise ExperimentError(
@@ -96,6 +77,12 @@ class PerClientStrategy(CohortStrategy):
                 got=f"step {self.step.get('name')!r}",
                 fix=f"set model.name and step.name to {self.own_step!r}",
             )
+        asked = self.cohorts.item_requests(dict(groups), server_round)
+        requests = ItemRequests.joined(list(asked.values()))
+        client_arrays = self.sent(requests)
+        for node, request in asked.items():
+            rows = np.searchsorted(requests.clients, request.clients)
+            yield node, request.clients, to_record(client_arrays.arranged(rows).arrays())
 
     def _moved(
         self, gradients: Mapping[str, np.ndarray], server_round: int
@@ -104,7 +91,7 @@ class PerClientStrategy(CohortStrategy):
         round's rate."""
         values = {name: torch.from_numpy(np.array(self._theta[name])) for name in gradients}
         along = {n: torch.from_numpy(g.astype(np.float32)) for n, g in gradients.items()}
-        rates = dict.fromkeys(gradients, self.server_rate(self.config, server_round))
+        rates = dict.fromkeys(gradients, server_rate(self.config, server_round))
         self._optimiser.step(values, along, rates, dict.fromkeys(gradients, 0.0))
         return {**self._theta, **{n: v.detach().numpy() for n, v in values.items()}}
 
@@ -383,8 +370,6 @@ class FedgnnStrategy(PerClientStrategy):
     Config = FedgnnStrategyConfig
     paper = "FedGNN (Wu et al. 2021), algorithm 1"
     config: FedgnnStrategyConfig
-    sees = "strategy 'fedgnn': its server needs each client's message separately"
-    instead = "set step.noise and step.clip, or choose another system"
     own_step = "fedgnn"
 
     def __init__(
@@ -392,11 +377,7 @@ class FedgnnStrategy(PerClientStrategy):
     ) -> None:
         super().__init__(config, cohorts, step)
         self._third = ThirdParty(config.neighbours)
-
-    @property
-    def memories(self) -> Mapping[str, Memory]:
-        """The messages to the third party, and the optimiser."""
-        return {"third/": self._third, **super().memories}
+        self.memories |= {"third/": self._third}
 
     @classmethod
     def remarks(
@@ -517,9 +498,6 @@ class GpfedrecStrategy(PerClientStrategy):
     Config = GpfedrecStrategyConfig
     paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
     config: GpfedrecStrategyConfig
-    sees = (
-        "strategy 'gpfedrec': its server keeps each client's item embeddings, under the client's id"
-    )
     own_step = "gpfedrec"
 
     def __init__(
@@ -527,11 +505,7 @@ class GpfedrecStrategy(PerClientStrategy):
     ) -> None:
         super().__init__(config, cohorts, step)
         self._uploads = Uploads(config.remembered)
-
-    @property
-    def memories(self) -> Mapping[str, Memory]:
-        """Each client's last upload, and the optimiser."""
-        return {"uploads/": self._uploads, **super().memories}
+        self.memories |= {"uploads/": self._uploads}
 
     @classmethod
     def remarks(

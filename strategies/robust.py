@@ -76,10 +76,6 @@ class RobustRule(CohortStrategy):
 
     Config = ServerRate
     reply = "each"
-    sees = "a robust rule, which needs the update of each client"
-    instead = (
-        "leave out [privacy], or set strategy.name = 'reptile': a clip bounds each client, too"
-    )
     config: ServerRate
 
     @abstractmethod
@@ -312,7 +308,7 @@ class Union(RobustRule):
         expected = self.config.expected(len(uniformities))
         return mean_of(changes, np.flatnonzero(~outlying(uniformities, expected)))
 
-    def refuse_misfits(self, theta: Mapping[str, np.ndarray]) -> None:
+    def check_parameters(self, theta: Mapping[str, np.ndarray]) -> None:
         """Refuse a model without the table of item embeddings."""
         self._table(theta)
 

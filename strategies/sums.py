@@ -103,7 +103,7 @@ class ProductsStrategy(CohortStrategy):
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """The next global parameters from the present ones and a round's aggregate with at least
         one client."""
-        self.refuse_misfits(theta)  # for loops that do not call it before the first round
+        self.check_parameters(theta)  # for loops that do not call it before the first round
         own = aggregate.total(theta)[self.products]
         self._total = own + self._total if self._total.size else own
         self._clients += aggregate.clients
@@ -111,7 +111,7 @@ class ProductsStrategy(CohortStrategy):
             self._variance += (self.privacy.plan.mean_noise_std * aggregate.clients) ** 2
         return {**theta, **self.solved(theta, self._scaled(theta.get(BIAS)))}
 
-    def refuse_misfits(self, theta: Mapping[str, np.ndarray]) -> None:
+    def check_parameters(self, theta: Mapping[str, np.ndarray]) -> None:
         """Refuse a model that is not computed from products of items."""
         if self.products not in theta:
             raise ExperimentError(

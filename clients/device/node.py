@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real node: its own users' data, the parameters it accepts, and when its replies leave.
-
-A node of a deployment: its own users' data, and its protection against the server.
+"""A node of a deployment: its own users' data, and its protection against the server.
 
 The server chooses the experiment, and the node decides which orders it executes. Its data are the
 file that its owner named, never the experiment's `[dataset]`. It trains its own users only, each no
@@ -24,7 +22,7 @@ import numpy as np
 from flwr.app import Context
 
 from clients.device.own_data import own_population
-from clients.device.policy import Policy, experiment_of, own_noise, rho_of, run_key
+from clients.device.policy import Policy, client_noise, experiment_of, rho_of, run_key
 from clients.node import Node
 from clients.participation import Limits, Participation, UploadLedger
 from clients.storage import PrivateState, SessionSecrets
@@ -44,15 +42,18 @@ from fedrec.secure.identity import CERTIFICATE, KEY, Identity
 # has. A node therefore checks all parameters before it reads a client's data.
 
 
-def refuse_unsound(
-    arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], largest: float
+LARGEST_PARAMETER = 1e9
+"""Largest absolute value of a number in parameters."""
+
+
+def check_parameters(
+    arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
     """Refuse received parameters that are not those of the experiment, or not finite and bounded.
 
     Args:
         arrays: the received parameters.
         shapes: shape of each parameter of the experiment.
-        largest: largest absolute value of a number.
 
     Raises:
         RefusalError: a parameter is missing or unknown, or has another shape, other numbers than
@@ -67,10 +68,8 @@ def refuse_unsound(
                 f"float32 {list(shapes[name])} for {name!r}", f"{value.dtype} {list(value.shape)}"
             )
         # not `> largest`, which is false for NaN
-        if value.size and not max(-float(value.min()), float(value.max())) <= largest:
-            raise _other(
-                f"finite numbers of at most {largest:g} (largest-parameter)", f"others in {name!r}"
-            )
+        if value.size and not max(-float(value.min()), float(value.max())) <= LARGEST_PARAMETER:
+            raise _other(f"finite numbers of at most {LARGEST_PARAMETER:g}", f"others in {name!r}")
 
 
 def _other(expected: str, got: str) -> RefusalError:
@@ -94,7 +93,7 @@ class DeviceNode(Node):
         state: folder of the private state; readable by its owner only.
         data: CSV file of the users.
         catalogue: the operator's catalogue.
-        place: the node's place among the nodes; None for a random one of its own.
+        partition: the node's index among the nodes; None for a random one of its own.
         numbers: whether the names in the file are the users' numbers; then they are not secret.
         policy: what its owner allows; default: the default settings.
         join: folder that it joined with, for its identity; None: it takes part in no secure
@@ -116,7 +115,7 @@ class DeviceNode(Node):
         state: Path,
         data: Path,
         catalogue: Path,
-        place: int | None = None,
+        partition: int | None = None,
         numbers: bool = False,
         policy: Policy | None = None,
         join: Path | None = None,
@@ -131,7 +130,9 @@ class DeviceNode(Node):
                 got=f"run {run} with another",
                 fix="start a new run",
             )
-        super().__init__(experiment, self.memory.place() if place is None else place, 1, None)
+        super().__init__(
+            experiment, self.memory.place() if partition is None else partition, 1, None
+        )
         self.run = run
         self._join = join
         self.data = data
@@ -153,11 +154,11 @@ class DeviceNode(Node):
     @property
     def named_steps(self) -> dict[str, Section]:
         """The experiment's own, and those of phases: a strategy of the server's is not imported."""
-        own = step_table(self.experiment.step)
+        step = step_table(self.experiment.step)
         others = {
             f"phase {phase.name}": Section.model_validate(phase.step)
             for phase in self.phases
-            if not phase.has_step(own)
+            if not phase.has_step(step)
         }
         return {"step": self.experiment.step, **others}
 
@@ -197,7 +198,7 @@ class DeviceNode(Node):
 
     def check_parameters(self, arrays: Mapping[str, np.ndarray]) -> None:
         shapes = {name: tuple(value.shape) for name, value in self.fresh.items()}
-        refuse_unsound(arrays, shapes, self.policy.largest_parameter)
+        check_parameters(arrays, shapes)
 
     def accept(self, order: TrainOrder) -> TrainOrder:
         """The order with the clients that this node hosts and that may still take part; their
@@ -213,8 +214,8 @@ class DeviceNode(Node):
             self.training if order.clients is None else np.intersect1d(order.clients, self.training)
         )
         protection = order.protection
-        own = own_noise(phase_at(self.phases, order.round))
-        noisy = own is not None or (protection is not None and protection.noise_scale > 0)
+        noise = client_noise(phase_at(self.phases, order.round))
+        noisy = noise is not None or (protection is not None and protection.noise_scale > 0)
         rounds = self.experiment.rounds if noisy else None
         limits = Limits(
             self.policy.most_rounds,
@@ -222,7 +223,7 @@ class DeviceNode(Node):
             noisy=rounds if self.policy.most_rounds is None else None,
             rho=self.policy.largest_rho if noisy else None,
         )
-        cost = rho_of(protection, own) if noisy else 0.0
+        cost = rho_of(protection, noise) if noisy else 0.0
         if protection is not None and noisy:
             protection = replace(protection, silent=True)
         clients = self.memory.spend(self.run, order.round, asked, cost, limits)
@@ -247,8 +248,8 @@ class DeviceNode(Node):
         )
 
     def hosted(self, clients: np.ndarray | None) -> np.ndarray:
-        own = self.evaluated if clients is None else np.intersect1d(clients, self.evaluated)
-        return self.memory.evaluate(own, self.policy.most_evaluations)
+        asked = self.evaluated if clients is None else np.intersect1d(clients, self.evaluated)
+        return self.memory.evaluate(asked, self.policy.most_evaluations)
 
     def groups(self, clients: np.ndarray) -> dict[str, np.ndarray]:
         return {}
@@ -266,8 +267,8 @@ class DeviceNode(Node):
 
 
 def _identity(join: Path | None) -> Identity:
-    found = None if join is None else Identity.read(join)
-    if found is None:
+    identity = None if join is None else Identity.read(join)
+    if identity is None:
         raise RefusalError(
             "this node has no certificate for other nodes",
             expected=(
@@ -278,21 +279,21 @@ def _identity(join: Path | None) -> Identity:
                 " transfers both"
             ),
         )
-    return found
+    return identity
 
 
 @lru_cache(maxsize=8)
 def own_node(experiment: str, run: str, settings: tuple[tuple[str, object], ...]) -> DeviceNode:
     """The node that a node configuration describes; made once per process."""
     table = dict(settings)
-    place = table.get("partition-id")
+    partition = table.get("partition-id")
     return DeviceNode(
         Experiment.model_validate_json(experiment),
         run,
         state=Path(str(table["private-dir"])),
         data=Path(str(table["data"])),
         catalogue=Path(str(table["catalogue"])),
-        place=None if place is None else int(str(place)),
+        partition=None if partition is None else int(str(partition)),
         numbers=bool(table.get("numbers", False)),
         policy=Policy.of(table),
         join=None if "join" not in table else Path(str(table["join"])),

@@ -82,10 +82,10 @@ def read_own(data: Path, catalogue: Path) -> tuple[Interactions, list[str], np.n
 
 def _version(path: Path) -> tuple[int, int, int] | None:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None  # reading it raises the error
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 @lru_cache(maxsize=2)
@@ -102,24 +102,24 @@ def _read_own(
     optional = dict.fromkeys([*(name for name, _ in known.user_features), "part"], str)
     frame = read_table(data, TableLayout.own(needed, optional, dict.fromkeys(needed, "--data")))
     items = pd.Index(known.item_ids).get_indexer(pd.Index(ids_of(frame["item"], data).astype(str)))
-    kept = items >= 0
-    if not kept.all():
+    listed = items >= 0
+    if not listed.all():
         log.warning(
-            "%d interactions with items outside the catalogue are left out", int((~kept).sum())
+            "%d interactions with items outside the catalogue are left out", int((~listed).sum())
         )
-    if not kept.any():
+    if not listed.any():
         raise DataError(
             f"{data} has no item of the catalogue",
             expected="items of the catalogue",
             got="none of them",
             fix="give this deployment's catalogue, and name items as it does",
         )
-    column = {name: values.loc[kept].reset_index(drop=True) for name, values in frame.items()}
+    column = {name: values.loc[listed].reset_index(drop=True) for name, values in frame.items()}
     codes, names = pd.factorize(column["user"].astype(str), sort=True)
     interactions = Interactions(
         name="own data",
         users=codes,
-        items=items[kept],
+        items=items[listed],
         user_ids=np.arange(len(names)),
         item_ids=known.item_ids.copy(),
         user_features=_user_features(known, column, codes, len(names)),
@@ -167,9 +167,9 @@ def _user_features(
             if name in column
             else np.full(users, "")
         )
-        place = {category: code for code, category in enumerate(categories)}
-        found = [known_labels(text, place) for text in labels]
-        unknown = [label for _, others in found for label in others]
+        code_of = {category: code for code, category in enumerate(categories)}
+        parsed = [known_labels(text, code_of) for text in labels]
+        unknown = [label for _, others in parsed for label in others]
         if unknown:
             log.warning(
                 "%d values of feature %r are no categories of the catalogue and are left out, such"
@@ -178,16 +178,16 @@ def _user_features(
                 name,
                 unknown[0],
             )
-        own = [[place[label] for label in labels_] for labels_, _ in found]
-        offsets = np.concatenate([[0], np.cumsum([len(codes_) for codes_ in own])]).astype(np.int64)
-        flat = np.array([code for codes_ in own for code in codes_], dtype=np.int64)
+        coded = [[code_of[label] for label in labels_] for labels_, _ in parsed]
+        offsets = np.concatenate([[0], np.cumsum([len(row) for row in coded])]).astype(np.int64)
+        flat = np.array([code for row in coded for code in row], dtype=np.int64)
         features.append(Feature(name, categories, offsets, flat))
     return FeatureTable(users, tuple(features))
 
 
 def _reordered(interactions: Interactions, order: np.ndarray) -> Interactions:
     """The same interactions with the users in another order."""
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
     features = interactions.user_features.renumbered(order, len(order))
-    return replace(interactions, users=place[interactions.users], user_features=features)
+    return replace(interactions, users=rank[interactions.users], user_features=features)

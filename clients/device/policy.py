@@ -1,37 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which experiments and orders a node accepts, and the privacy cost that its owner's limit counts.
+"""The owner's policy of a node: the experiments and orders that it accepts, and the privacy cost
+that its limit counts.
 
-Which experiments and orders a node accepts, decided before anything of them is imported, opened
-or trained.
-
-The server writes the experiment. The node's owner decides by a few settings which experiments the
-node takes part in. Every order must then agree with the experiment: an existing round, the step of
-its phase, and at least its protection. No setting may name a file of the node. The text of a
-refusal contains only what the server sent.
+Everything is decided before anything of an experiment is imported, opened or trained. The server
+writes the experiment. The node's owner decides by a few settings which experiments the node takes
+part in. Every order must then agree with the experiment: an existing round, the step of its phase,
+and at least its protection. No setting may name a file of the node. The text of a refusal contains
+only what the server sent.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, Self
 
 from pydantic import Field
 
-from clients.device.agreed_protection import refuse_less_protection
 from fedrec.components import registry
 from fedrec.config import Config
 from fedrec.errors import ExperimentError, RefusalError
 from fedrec.experiment.loading import from_run_config
-from fedrec.experiment.phases import Phase, phase_at, phases_of, step_table
+from fedrec.experiment.phases import (
+    Phase,
+    contributions_of,
+    phase_at,
+    phases_of,
+    step_table,
+)
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings, sections_within
 from fedrec.privacy.clipping import Clip
+from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.mechanisms.base import mechanism_of
 from fedrec.privacy.personal import PersonalNoise
+from fedrec.privacy.plan import least_client_noise
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 
@@ -45,22 +53,22 @@ from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 _DELTA = 1e-5
 
 
-def own_noise(phase: Phase) -> PersonalNoise | None:
+def client_noise(phase: Phase) -> PersonalNoise | None:
     """The settings of noise of each client's own in the step of a phase; None: it has none."""
     settings = component_settings(registry.STEP, Section.model_validate(phase.step))
     return settings if isinstance(settings, PersonalNoise) else None
 
 
-def rho_of(protection: Protection | None, own: PersonalNoise | None) -> float | None:
+def rho_of(protection: Protection | None, noise: PersonalNoise | None) -> float | None:
     """mu^2 / 2 of one upload, which is zero-concentrated DP (Bun and Steinke 2016) for Gaussian
     noise; of the user with the largest budget; None: the noise has no known cost.
 
     Args:
         protection: of the order, with a noise scale above 0 where clients add noise.
-        own: noise of the step, which counts instead.
+        noise: that of the step, which counts instead.
     """
-    if own is not None:
-        cost = own.of_largest_budget().cost(0, "replace-one", 1)
+    if noise is not None:
+        cost = noise.of_largest_budget().cost(0, "replace-one", 1)
         return cost / 2 if math.isfinite(cost) else None
     if protection is None or protection.noise_scale <= 0:
         return None
@@ -85,6 +93,8 @@ RUN_KEY = re.compile("[0-9a-f]{16}")
 """Key of a run on a node; it is part of file names."""
 _OURS = ("fedrec", "clients")
 _EPSILON_WITH_LEAST_NOISE = 20.0
+MOST = {"epochs": 1000, "negatives": 1000}
+"""Largest number of epochs of a client in a round, and of negatives per positive."""
 _FLOWERS = "flwr.serverapp.strategy:"
 
 
@@ -108,16 +118,6 @@ class Policy(Config):
     """Largest epsilon, at delta 1e-5, of the noise that a user's device adds itself, over all runs
     and for all of the user's rows; noise whose cost is unknown is above any limit. Default: with
     `least-noise` 20, without it any, since updates without noise have no epsilon."""
-    largest_parameter: float = Field(default=1e9, gt=0, le=1e30)
-    """Largest absolute value of a number in the parameters that the server sends."""
-    most_epochs: int = Field(default=1000, ge=0)
-    """Largest number of epochs of a client in a round."""
-    most_negatives: int = Field(default=1000, ge=0)
-    """Largest number of negatives per positive."""
-    most_threads: int | None = Field(default=None, ge=1)
-    """Largest `engine.threads`; default: the number of processors."""
-    most_seconds: float = Field(default=3600.0, gt=0)
-    """Processor seconds after which the process that works on a message is ended."""
     reply_interval: float | None = Field(default=None, ge=0, le=3600)
     """Seconds: a reply leaves only at a multiple of this after its message arrived, so that its
     time does not tell how many rows the users have; 0: at once. Default: 1 with `least-noise` or
@@ -176,8 +176,7 @@ class Policy(Config):
         self._examine("evaluation.fine-tune", registry.STEP, experiment.fine_tune_step())
         for metric in experiment.evaluation.metrics or ():
             self._examine("evaluation.metrics", registry.METRIC, metric)
-        threads = self.most_threads or os.cpu_count() or 1
-        self._refuse_more("engine.threads", experiment.engine.threads or 1, threads, "most-threads")
+        _check_work("engine.threads", experiment.engine.threads or 1, os.cpu_count() or 1)
         # otherwise it runs only on the server
         asked = self._runs(registry.STRATEGY, experiment.strategy.name)
         if asked:
@@ -208,7 +207,7 @@ class Policy(Config):
                 fix="to take part, start the client with --set opted-in=true",
             )
         for phase in phases:
-            self._refuse_little_noise(experiment, phase)
+            self._check_noise(experiment, phase)
         return phases
 
     def check_train(
@@ -229,12 +228,12 @@ class Policy(Config):
         Raises:
             RefusalError: its round, step or protection is another.
         """
-        _refuse_round(order.round, 1, experiment.rounds)
+        _check_round(order.round, 1, experiment.rounds)
         phase = phase_at(phases, order.round)
         if order.step is not None and not phase.has_step(order.step):
             raise _no_step(order.step, f"that of phase {phase.name!r}")
-        _refuse_overrides(experiment, order.overrides or {})
-        refuse_less_protection(experiment, phases, phase, order, names)
+        _check_overrides(experiment, order.overrides or {})
+        check_protection(experiment, phases, phase, order, names)
         ordered = order.protection
         if (
             self.least_noise
@@ -249,7 +248,7 @@ class Policy(Config):
         Raises:
             RefusalError: its round or its step is another.
         """
-        _refuse_round(order.round, 0, experiment.rounds)
+        _check_round(order.round, 0, experiment.rounds)
         if order.held_out is not None:
             raise RefusalError(
                 "the order evaluates other rows than the experiment does",
@@ -265,8 +264,8 @@ class Policy(Config):
                 " its items a user likes",
                 fix="measure coverage, concentration and popularity of lists in a simulation",
             )
-        own = step_table(experiment.fine_tune_step())
-        allowed = (Phase("evaluation", own), Phase("evaluation", {**own, "epochs": 0}))
+        step = step_table(experiment.fine_tune_step())
+        allowed = (Phase("evaluation", step), Phase("evaluation", {**step, "epochs": 0}))
         if order.step is not None and not any(phase.has_step(order.step) for phase in allowed):
             raise _no_step(order.step, "that of fine-tuning, or none")
 
@@ -296,24 +295,10 @@ class Policy(Config):
                 got=repr(file),
                 fix="run it as a simulation, or choose another source",
             )
-        limits = {
-            "epochs": (self.most_epochs, "most-epochs"),
-            "negatives": (self.most_negatives, "most-negatives"),
-        }
-        for field, limit in limits.items():
-            self._refuse_more(f"{at}.{field}", getattr(settings, field, 0) or 0, *limit)
-        for _, inner, within in sections_within(settings):
-            self._examine(f"{at}: {inner.name}", inner, within)
-
-    def _refuse_more(self, setting: str, got: object, most: int, owner: str) -> None:
-        """Refuse work beyond a limit of the owner."""
-        if isinstance(got, int) and got > most:
-            raise RefusalError(
-                f"{setting} is more than this node does",
-                expected=f"at most {most} ({owner})",
-                got=str(got),
-                fix=f"ask for less, or the owner of the node sets {owner}",
-            )
+        for field, most in MOST.items():
+            _check_work(f"{at}.{field}", getattr(settings, field, 0) or 0, most)
+        for _, inner, section_within in sections_within(settings):
+            self._examine(f"{at}: {inner.name}", inner, section_within)
 
     def _runs(self, kind: registry.Kind, name: str) -> bool:
         """Whether a component may be imported."""
@@ -321,20 +306,20 @@ class Policy(Config):
             return _package(name) in (*self._packages, *_OURS) or name.startswith(_FLOWERS)
         if name in registry.builtin_names(kind):
             return True
-        place = registry.place_of(kind, name)
-        return place is not None and _package(place) in self._packages
+        path = registry.place_of(kind, name)
+        return path is not None and _package(path) in self._packages
 
     @property
     def _packages(self) -> list[str]:
         return [part.strip() for part in self.plugins.split(",") if part.strip()]
 
-    def _refuse_little_noise(self, experiment: Experiment, phase: Phase) -> None:
-        own = own_noise(phase)
-        if own is not None and own.noise != "secure":
+    def _check_noise(self, experiment: Experiment, phase: Phase) -> None:
+        noise = client_noise(phase)
+        if noise is not None and noise.noise != "secure":
             raise RefusalError(
                 "noise from the experiment's seed gives no protection from the server",
                 expected="step.noise = 'secure'",
-                got=f"step.noise = {own.noise!r}",
+                got=f"step.noise = {noise.noise!r}",
                 fix="--set step.noise=secure",
             )
         if not self.least_noise:
@@ -343,8 +328,8 @@ class Policy(Config):
         if privacy is not None and privacy.covers(phase.name) and privacy.placement != "central":
             return  # the noise scale is checked in each order
         added = 0.0
-        if own is not None and own.mode == "sound":
-            added = own.of_largest_budget().gradient_multiplier(0)
+        if noise is not None and noise.mode == "sound":
+            added = noise.of_largest_budget().gradient_multiplier(0)
         if added < self.least_noise:
             raise self._too_little("less, or noise added by the server")
 
@@ -398,11 +383,22 @@ def run_key(run_config: Mapping[str, Any]) -> str:
     return key
 
 
+def _check_work(setting: str, value: object, most: int) -> None:
+    """Refuse more work than a node does."""
+    if isinstance(value, int) and value > most:
+        raise RefusalError(
+            f"{setting} is more than this node does",
+            expected=f"at most {most}",
+            got=str(value),
+            fix="ask for less",
+        )
+
+
 def _package(path: str) -> str:
     return path.partition(":")[0].partition(".")[0]
 
 
-def _refuse_round(number: int, first: int, last: int) -> None:
+def _check_round(number: int, first: int, last: int) -> None:
     if not first <= number <= last:
         raise RefusalError(
             "the order is for a round that the experiment does not have",
@@ -412,7 +408,7 @@ def _refuse_round(number: int, first: int, last: int) -> None:
         )
 
 
-def _refuse_overrides(experiment: Experiment, overrides: Mapping[str, float]) -> None:
+def _check_overrides(experiment: Experiment, overrides: Mapping[str, float]) -> None:
     """Refuse settings in an order, except those that Flower's strategies send."""
     for key, value in overrides.items():
         if not experiment.strategy.name.startswith(_FLOWERS) or not 0 <= value < math.inf:
@@ -440,4 +436,97 @@ def _simulated(problem: str, section: str, got: str) -> RefusalError:
         expected=f"an experiment without [{section}]",
         got=got,
         fix="run it as a simulation: fedrec run",
+    )
+
+
+# An order protects clients as its experiment specifies; less is refused.
+
+_ROUNDING = 1e-9
+
+
+def check_protection(
+    experiment: Experiment,
+    phases: Sequence[Phase],
+    phase: Phase,
+    order: TrainOrder,
+    names: Iterable[str],
+) -> None:
+    """Refuse an order whose protection is not that of its phase.
+
+    Args:
+        experiment: the experiment.
+        phases: its phases.
+        phase: that of the order.
+        order: the order.
+        names: of the parameters that came with it.
+
+    Raises:
+        RefusalError: it has less noise, another clip, more parameters, or no protection where the
+            experiment has some.
+    """
+    ordered = order.protection
+    privacy = experiment.privacy
+    if privacy is None or not privacy.covers(phase.name):
+        if ordered is not None:
+            raise _other_protection("a protection that the experiment does not have")
+        return
+    # the reply to an order for all clients is a plain mean
+    if ordered is None or order.clients is None:
+        raise _other_protection("none")
+    in_phase = privacy.in_phase(phase.name)
+    clip = in_phase.clip(contributions_of(phase.step))
+    _check_kind_of_protection(ordered, in_phase, clip)
+    least = _least_noise(experiment, phases, phase, in_phase, clip)
+    if not least * (1 - _ROUNDING) <= ordered.noise_scale < math.inf:
+        raise _other_protection(f"noise scale {ordered.noise_scale}")
+    more = sorted(
+        name
+        for name in ordered.names
+        if not any(fnmatchcase(name, pattern) for pattern in in_phase.parameters)
+    )
+    if more or not set(ordered.names) <= set(names):
+        raise _other_protection(f"parameters {more[:3]}")
+
+
+def _check_kind_of_protection(ordered: Protection, privacy: PrivacyConfig, clip: Clip) -> None:
+    """Refuse a protection that differs in more than the noise scale, the parameters and an adaptive
+    clip norm, which depends on a count that only the server knows."""
+    adaptive = privacy.adaptive_clip is not None
+    if not 0 < ordered.clip_norm < math.inf or (ordered.clip_norm != clip.norm and not adaptive):
+        raise _other_protection(f"clip norm {ordered.clip_norm}")
+    agreed = Protection.of(
+        privacy, clip.at(ordered.clip_norm), ordered.names, noise_scale=ordered.noise_scale
+    )
+    for field in dataclasses.fields(Protection):
+        value = getattr(ordered, field.name)
+        # not a plain comparison of the two: a noise scale of NaN is not equal to itself
+        if field.name != "noise_scale" and value != getattr(agreed, field.name):
+            raise _other_protection(f"{field.name} = {value!r}")
+
+
+def _least_noise(
+    experiment: Experiment,
+    phases: Sequence[Phase],
+    phase: Phase,
+    privacy: PrivacyConfig,
+    clip: Clip,
+) -> float:
+    """The smallest scale of a client's own noise that the experiment allows in a phase."""
+    rounds = [phase_at(phases, number).name for number in range(1, experiment.rounds + 1)]
+    sampler = experiment.sampler if phase.sampler is None else phase.sampler
+    return least_client_noise(
+        privacy,
+        clip,
+        privacy.noise_mix(rounds),
+        factor=privacy.noise_factor(phase.name),
+        cohort=sampler.options.get("cohort"),
+    )
+
+
+def _other_protection(got: str) -> RefusalError:
+    return RefusalError(
+        "the order's protection is not that of the experiment",
+        expected="clip norm, noise and parameters as in [privacy]",
+        got=got,
+        fix="start a separate run for another [privacy]",
     )

@@ -247,7 +247,7 @@ class TransitionsStep(SufficientStatistics):
     def _histories(
         self, population: Population, clients: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self._pairs(*population.sequences(clients))
+        return self._pairs(*population.rows(clients, positive=True).sequences())
 
     def _pairs(
         self, offsets: np.ndarray, items: np.ndarray

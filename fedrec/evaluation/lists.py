@@ -93,7 +93,7 @@ class HeldOutLists:
         if self._kept is not None and key in self._kept:
             return self._kept[key]
         if self._settings.protocol == "reconstruction":
-            history = torch.from_numpy(self._population.whole_history(clients))
+            history = torch.from_numpy(self._population.rows(clients, "all", positive=True).mask())
             found = {"seen": history, "known": torch.zeros_like(history), "relevant": history}
         else:
             lists = self._population.held_out(clients, self._settings.held_out)
@@ -108,11 +108,7 @@ class HeldOutLists:
 
     def _liked(self, clients: np.ndarray) -> Tensor:
         """`bool [clients, items]`: the known items that some clients like."""
-        offsets, items = self._population.liked(clients)
-        liked = torch.zeros(len(clients), self._population.interactions.num_items, dtype=torch.bool)
-        users = np.repeat(np.arange(len(clients)), np.diff(offsets))
-        liked[torch.from_numpy(users), torch.from_numpy(items.astype(np.int64))] = True
-        return liked
+        return torch.from_numpy(self._population.rows(clients, positive=True).mask())
 
 
 def ranking_metrics(

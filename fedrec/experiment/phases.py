@@ -27,14 +27,15 @@ class Phase:
         name: its name, as in `privacy.phases`, in the ledger and in the report.
         step: name and settings of the local step.
         last: number of its last round; None: it lasts to the end.
-        volunteers: whether only clients who agreed to it take part.
+        volunteers: its participants, in words, if they are clients who agreed to it; empty: none
+            are.
         sampler: how its cohorts are drawn; None: by the experiment's sampler.
     """
 
     name: str
     step: Mapping[str, Any]
     last: int | None = None
-    volunteers: bool = False
+    volunteers: str = ""
     sampler: Section | None = None
 
     def has_step(self, step: Mapping[str, Any]) -> bool:

@@ -33,6 +33,7 @@ DIFFERENT = "rows differ in their inputs"
 """Start of the line of a table whose rows have different inputs."""
 _LIKES = "likes alone"
 _UNKNOWN = "not stated"
+_LISTED = 6  # rows whose own numbers are listed
 _TRAINED = (registry.MODEL, registry.STEP, registry.STRATEGY)
 
 
@@ -187,13 +188,22 @@ def inputs_line(rows: Mapping[str, Inputs | None]) -> str:
 
 
 def budgets_line(rows: Mapping[str, Inputs | None]) -> str:
-    """Client-rounds and numbers of settings tried of a table's rows, where they are known."""
+    """Client-rounds and numbers of settings tried of a table's rows, where they are known.
+
+    One number if all rows have the same, each row's number if rows differ, the smallest and the
+    largest if many rows differ.
+    """
     texts = []
     for title, field in BUDGETS.items():
         numbers = {
             row: number for row, inputs in rows.items() if (number := getattr(inputs, field, 0))
         }
-        if numbers:
+        distinct = sorted(set(numbers.values()))
+        if len(numbers) > 1 and len(distinct) == 1:
+            texts.append(f"{title}: {distinct[0]:,} each")
+        elif len(numbers) > _LISTED:
+            texts.append(f"{title}: {distinct[0]:,} to {distinct[-1]:,}")
+        elif numbers:
             listed = ", ".join(f"{row} {number:,}" for row, number in numbers.items())
             texts.append(f"{title}: {listed}")
     return "; ".join(texts)

@@ -9,33 +9,88 @@ not depend on who is online.
 
 A client id belongs to the node that announced it first. An id that two nodes announce at the same
 time is given to neither.
+
+Initial parameters are asked of a few nodes: a function of the experiment, so that honest nodes
+return the same bits, up to differences in rounding between machines.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedrec.errors import EngineError
-from fedrec.protocol.messages import HELLO, unpack_presence
+from fedrec.errors import ClientError, EngineError, RunError
+from fedrec.protocol.messages import HELLO, INITIAL, unpack_parameters, unpack_presence
 from fedrec.protocol.orders import Presence
+from fedrec.runtime.files import DatabaseFile
 from server.cohort import Roster
-from server.deployed.roster_file import RosterFile
 from server.exchange import is_refusal, reason_of
 
 log = logging.getLogger("fedrec")
 MOST_CLIENTS = 1_000_000
 """Largest number of clients per node, unless the deployment sets a smaller one."""
 _ASK_AGAIN = 3  # polls before a node that gave no valid answer is asked again
-
-_TOLD = 500  # characters of an error text about a node
+_LONGEST = 500  # characters of an error text about a node
 _NAMED = 5  # nodes in an error
+ASKED = 5
+"""Number of nodes that are asked for initial parameters."""
+
+
+class RosterFile(DatabaseFile):
+    """The nodes that a run has seen and the clients that each announced, by Flower's node ids; the
+    file grows by those that join."""
+
+    opening = (
+        "CREATE TABLE IF NOT EXISTS nodes (node TEXT PRIMARY KEY, place TEXT NOT NULL,"
+        " training BLOB NOT NULL, evaluated BLOB NOT NULL)",
+    )
+    fix = "restore it from a backup, or delete it: the nodes are asked again"
+
+    def read(self) -> dict[int, Presence]:
+        """All nodes that were added, in the order in which they joined.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        if self.file is None or not self.file.exists():
+            return {}
+        with self._connect() as connection:
+            rows = connection.execute("SELECT * FROM nodes ORDER BY rowid").fetchall()
+        try:
+            return {
+                int(node): Presence(int(partition), *(np.frombuffer(ids, "<i8") for ids in clients))
+                for node, partition, *clients in rows
+            }
+        except (ValueError, TypeError, OverflowError) as error:
+            raise RunError(
+                f"{self.file} is not a roster",
+                expected="nodes and their clients, as written by fedrec",
+                got=str(error),
+                fix=self.fix,
+            ) from None
+
+    def add(self, joined: Mapping[int, Presence]) -> None:
+        """Write nodes that were not there before."""
+        rows = [
+            (
+                str(node),
+                str(p.partition),
+                *(i.astype("<i8").tobytes() for i in (p.training, p.evaluated)),
+            )
+            for node, p in joined.items()
+        ]
+        with self._connect() as connection:
+            connection.executemany("INSERT INTO nodes VALUES (?, ?, ?, ?)", rows)
+
+
+def _bytes_of(ids: np.ndarray) -> bytes:
+    return ids.astype("<i8").tobytes()
 
 
 class Discovery:
@@ -121,9 +176,9 @@ class Discovery:
 
     def _joined_and_not(self) -> str:
         """How many nodes have joined, and why others have not."""
-        told = [f"node {node}: {why}" for node, why in self._trouble.items()]
-        more = [f"{len(told) - _NAMED} others"] if len(told) > _NAMED else []
-        return "; ".join([f"{len(self._known)} joined", *told[:_NAMED], *more])
+        texts = [f"node {node}: {why}" for node, why in self._trouble.items()]
+        more = [f"{len(texts) - _NAMED} others"] if len(texts) > _NAMED else []
+        return "; ".join([f"{len(self._known)} joined", *texts[:_NAMED], *more])
 
     def refresh_roster(self) -> bool:
         """Ask the new nodes that are online; whether any joined."""
@@ -135,26 +190,26 @@ class Discovery:
         if not strangers:
             return False
         messages = [Message(RecordDict(), node, HELLO) for node in strangers]
-        said: dict[int, Presence] = {}
+        announced: dict[int, Presence] = {}
         self._trouble |= dict.fromkeys(strangers, "did not announce its clients")
         for node, answer in _answers(
             self.grid.send_and_receive(messages, timeout=self.timeout), self.most
         ):
             if isinstance(answer, Error):
-                self._trouble[node] = " ".join(f"failed: {reason_of(answer)}".split())[:_TOLD]
+                self._trouble[node] = " ".join(f"failed: {reason_of(answer)}".split())[:_LONGEST]
                 (self._refused.add if is_refusal(answer) else self._refused.discard)(node)
             elif isinstance(answer, str):
-                self._trouble[node] = " ".join(answer.split())[:_TOLD]
+                self._trouble[node] = " ".join(answer.split())[:_LONGEST]
             else:
-                said[node] = answer
+                announced[node] = answer
         for node in strangers:
-            if node in said:
+            if node in announced:
                 del self._trouble[node]
                 self._refused.discard(node)
             else:
                 log.warning("node %d: %s", node, self._trouble[node])
                 self._silent[node] = _ASK_AGAIN
-        joined = self._owned({node: said[node] for node in sorted(said) if node in strangers})
+        joined = self._owned({n: announced[n] for n in sorted(announced) if n in strangers})
         for node, presence in joined.items():
             log.info("node %d joined with %d clients", node, len(presence.training))
         self._known |= joined
@@ -167,25 +222,22 @@ class Discovery:
         self._silent[node] = max(0, left - 1)
         return left > 0
 
-    def _owned(self, said: dict[int, Presence]) -> dict[int, Presence]:
+    def _owned(self, announced: dict[int, Presence]) -> dict[int, Presence]:
         """The replies of new nodes, without ids that also belong to others."""
         before = _ids(self._known.values())
-        named, times = np.unique(
-            np.concatenate([_ids([p]) for p in said.values()] or [before[:0]]), return_counts=True
-        )
+        ids = [_ids([presence]) for presence in announced.values()]
+        named, times = np.unique(np.concatenate(ids or [before[:0]]), return_counts=True)
         taken = np.union1d(before, named[times > 1])
-        found = {}
-        for node, presence in said.items():
+        owned = {}
+        for node, presence in announced.items():
             foreign = np.isin(_ids([presence]), taken)
             if foreign.any():
                 log.warning(
                     "node %d names %d clients that it does not own alone", node, int(foreign.sum())
                 )
-            training, evaluated = (
-                ids[~np.isin(ids, taken)] for ids in (presence.training, presence.evaluated)
-            )
-            found[node] = Presence(presence.partition, training, evaluated)
-        return found
+            clients = (ids[~np.isin(ids, taken)] for ids in (presence.training, presence.evaluated))
+            owned[node] = Presence(presence.partition, *clients)
+        return owned
 
 
 def _answers(replies: Iterable[Message], most: int) -> Iterable[tuple[int, Presence | Error | str]]:
@@ -196,17 +248,12 @@ def _answers(replies: Iterable[Message], most: int) -> Iterable[tuple[int, Prese
             yield node, reply.error
             continue
         try:
-            presence = unpack_presence(reply.content)
-            found = Presence(
-                presence.partition, _clean(presence.training), _clean(presence.evaluated)
-            )
-            claimed = len(_ids([found]))
-            yield (
-                node,
-                found
-                if claimed <= most
-                else f"claims {claimed} clients, of the {most} that it may host",
-            )
+            unpacked = unpack_presence(reply.content)
+            clients = _clean(unpacked.training), _clean(unpacked.evaluated)
+            presence = Presence(unpacked.partition, *clients)
+            claimed = len(_ids([presence]))
+            too_many = f"claims {claimed} clients, of the {most} that it may host"
+            yield node, presence if claimed <= most else too_many
         except Exception as error:  # untrusted input may be anything
             yield node, f"sent no list of clients: {error}"
 
@@ -219,12 +266,65 @@ def _clean(ids: np.ndarray) -> np.ndarray:
         or (len(ids) and ids.min() < 0)
     ):
         raise ValueError(f"expected at most {MOST_CLIENTS} whole numbers >= 0")
-    found = np.unique(ids)
-    if len(found) != len(ids):
+    distinct = np.unique(ids)
+    if len(distinct) != len(ids):
         raise ValueError("a client is named twice")
-    return found
+    return distinct
 
 
 def _ids(presences: Iterable[Presence]) -> np.ndarray:
     parts = [np.union1d(presence.training, presence.evaluated) for presence in presences]
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+
+def most_common_parameters(grid: Grid, roster: Roster, *, timeout: float) -> dict[str, np.ndarray]:
+    """The initial parameters that most of up to five nodes return; in a tie, those of the first
+    node.
+
+    Raises:
+        ClientError: no node returns finite parameters.
+    """
+    asked = roster.nodes[:ASKED]
+    messages = [Message(RecordDict(), node, INITIAL) for node in asked]
+    arrays: dict[int, dict[str, np.ndarray]] = {}
+    for reply in grid.send_and_receive(messages, timeout=timeout):
+        node = reply.metadata.src_node_id
+        try:
+            if node in asked and not reply.has_error():
+                arrays[node] = _finite(unpack_parameters(reply.content))
+        except Exception as error:  # untrusted input may be anything
+            log.warning("node %d gave no initial parameters: %s", node, error)
+    if not arrays:
+        raise ClientError(
+            "no node returned initial parameters",
+            expected="finite arrays",
+            got="none",
+            fix="see the log",
+        )
+    votes = {
+        node: sum(_alike(arrays[node], other) for other in arrays.values())
+        for node in asked
+        if node in arrays
+    }
+    best = max(votes, key=votes.__getitem__)
+    for node, count in votes.items():
+        if count < votes[best]:
+            log.warning("node %d gave other initial parameters than most", node)
+    return arrays[best]
+
+
+def _finite(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    for name, array in arrays.items():
+        if array.dtype.kind != "f" or not np.isfinite(array).all():
+            raise ValueError(f"{name!r} is not finite")
+    if not arrays:
+        raise ValueError("no arrays")
+    return arrays
+
+
+def _alike(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+    return list(first) == list(second) and all(
+        first[name].shape == second[name].shape
+        and np.allclose(first[name], second[name], rtol=1e-4, atol=1e-6)
+        for name in first
+    )

@@ -15,13 +15,12 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.protocol.messages import unpack_train_order
 from fedrec.runs.folder import RunFolder
-from server.buffer import refuse_personal
+from server.asynchronous import AsynchronousFederation
 from server.cohort import Roster
-from server.deployed.discovery import MOST_CLIENTS, Discovery
+from server.deployed.discovery import MOST_CLIENTS, Discovery, most_common_parameters
 from server.deployed.grid import DeployedGrid
-from server.deployed.initial import most_common_parameters
 from server.deployed.validation import ReplyValidator
-from server.devices import LateDevices
+from server.devices import check_personal_noise
 from server.federation import Federation
 
 
@@ -34,7 +33,8 @@ def federation_of(run: RunFolder, grid: Grid) -> Federation:
     """
     if isinstance(grid, DeployedGrid):
         return DeployedFederation(run, grid)
-    return Federation(run.experiment, grid)
+    asynchronous = run.experiment.asynchronous is not None
+    return (AsynchronousFederation if asynchronous else Federation)(run.experiment, grid)
 
 
 class DeployedFederation(Federation):
@@ -49,9 +49,9 @@ class DeployedFederation(Federation):
 
     def __init__(self, run: RunFolder, grid: DeployedGrid) -> None:
         experiment = run.experiment
-        _refuse_simulated(experiment)
-        refuse_personal(experiment)
-        _refuse_unregistered(experiment, grid)
+        _check_simulated(experiment)
+        check_personal_noise(experiment)
+        _check_registered(experiment, grid)
         self.discovery = Discovery(
             grid,
             run.path / "roster.sqlite",
@@ -71,9 +71,8 @@ class DeployedFederation(Federation):
             self.secure.roster = self.roster
         return True
 
-    def late_devices(self, strategy: Strategy) -> LateDevices | None:
+    def timeline(self, strategy: Strategy) -> None:
         """As in `Federation`: nothing, as real nodes answer when they do."""
-        return None
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
         """The parameters that the majority of a few nodes return.
@@ -90,7 +89,7 @@ class DeployedFederation(Federation):
             ExperimentError: a node would get several messages in one round.
             ClientError: more nodes failed than `engine.max-failures` allows.
         """
-        _refuse_several_messages(messages)
+        _check_single_messages(messages)
         return super().train(messages, theta)
 
     def _exchange(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Iterable[Message]]:
@@ -98,12 +97,12 @@ class DeployedFederation(Federation):
         closing = self.experiment.closing
         if closing is None or not messages:
             return super()._exchange(messages)
-        asked = {one.metadata.dst_node_id: _clients_in(one) for one in messages}
+        asked = {message.metadata.dst_node_id: _clients_in(message) for message in messages}
         needed = closing.needed(sum(asked.values()))
         replies = self._deployed.send_and_receive(
             messages,
             timeout=self.timeout if closing.deadline is None else closing.deadline,
-            enough=lambda good: sum(asked[one.metadata.src_node_id] for one in good) >= needed,
+            enough=lambda good: sum(asked[reply.metadata.src_node_id] for reply in good) >= needed,
         )
         return messages, replies
 
@@ -119,7 +118,7 @@ class DeployedFederation(Federation):
         return self.validator.trained(messages, replies, theta)
 
 
-def _refuse_simulated(experiment: Experiment) -> None:
+def _check_simulated(experiment: Experiment) -> None:
     """Refuse tables of simulated devices."""
     tables = [name for name in ("devices", "asynchronous") if getattr(experiment, name) is not None]
     if tables:
@@ -132,7 +131,7 @@ def _refuse_simulated(experiment: Experiment) -> None:
         )
 
 
-def _refuse_unregistered(experiment: Experiment, grid: DeployedGrid) -> None:
+def _check_registered(experiment: Experiment, grid: DeployedGrid) -> None:
     """Refuse noise that a node could reduce by false claims: with more clients, each is assumed to
     be sampled less often."""
     privacy = experiment.privacy
@@ -155,11 +154,11 @@ def _clients_in(message: Message) -> int:
     return 1 if clients is None else len(clients)
 
 
-def _refuse_several_messages(messages: Sequence[Message]) -> None:
+def _check_single_messages(messages: Sequence[Message]) -> None:
     """Refuse a strategy that sends a node several messages: of its replies, only one would be
     accepted."""
     counts = Counter(message.metadata.dst_node_id for message in messages)
-    node, most = max(counts.items(), key=lambda one: one[1], default=(0, 0))
+    node, most = max(counts.items(), key=lambda pair: pair[1], default=(0, 0))
     if most > 1:
         raise ExperimentError(
             "the strategy sends a node several messages in one round",

@@ -112,11 +112,11 @@ class DeployedGrid(WrappedGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         wanted = list(message_ids)
-        found = self._patiently(lambda: list(self._grid.pull_messages(wanted)))
-        for message in found:
-            if message.has_content():
-                from_the_network(message.content)
-        return found
+        replies = self._patiently(lambda: list(self._grid.pull_messages(wanted)))
+        for reply in replies:
+            if reply.has_content():
+                from_the_network(reply.content)
+        return replies
 
     def send_and_receive(
         self,
@@ -187,7 +187,7 @@ class DeployedGrid(WrappedGrid):
         while waiting:
             # Poll once more after a deadline: pulling one reply in pieces may have delayed others.
             now = self._clock()
-            late = [name for name, one in waiting.items() if one.deadline <= now]
+            late = [name for name, asked in waiting.items() if asked.deadline <= now]
             arrived = []
             for reply in self.pull_messages(list(waiting)):
                 asked = waiting.pop(reply.metadata.reply_to_message_id, None)
@@ -208,7 +208,7 @@ class DeployedGrid(WrappedGrid):
                     self._missed_by(waiting.pop(name))
             yield arrived
             if waiting:
-                nearest = min(one.deadline for one in waiting.values())
+                nearest = min(asked.deadline for asked in waiting.values())
                 self._sleep(max(0.0, min(pauses.next(), nearest - self._clock())))
 
     def _missed_by(self, asked: Waiting) -> None:

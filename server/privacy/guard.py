@@ -15,7 +15,8 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.errors import RunError
-from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound, Event, to_record
+from fedrec.experiment.phases import phase_at
+from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound, Event
 from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
@@ -61,7 +62,6 @@ class Guard(RunExtension):
     """
 
     name = "privacy"
-    costly = True
 
     def __init__(self, run: RunFolder, config: PrivacyConfig, strategy: CohortStrategy) -> None:
         self.run = run
@@ -70,8 +70,10 @@ class Guard(RunExtension):
         experiment = run.experiment
         phases = PhasePlans.of(experiment, config, strategy, self._populations())
         source = source_of(config.mode, experiment.seed)
-        self.phases = phases.protect(strategy, source, self._charge)
-        self.plans = self.phases.plans
+        phases.protect(strategy, source, self._charge)
+        self.phases = phases
+        self.plans = phases.plans
+        self._schedule = strategy.schedule(strategy.config, strategy.step)
         self.ledger = Ledger(
             run.path / "privacy.jsonl",
             config.backend,
@@ -162,9 +164,9 @@ class Guard(RunExtension):
         without noise, and if clients add the noise. Central noise is charged by `DpFedAvg`.
         """
         self._lines_before = len(self.ledger.charges)
-        phase = self.strategy.phase(round_number)
+        phase = self._phase(round_number)
         if not self.config.covers(phase) or self.plans[phase].client_noise_scale:
-            self._charge(round_number, self.phases.events[phase])
+            self._charge(round_number)
         self._refuse_joined(phase)
 
     def _refuse_joined(self, phase: str) -> None:
@@ -175,7 +177,7 @@ class Guard(RunExtension):
             RunError: there are others.
         """
         plan = self.plans[phase]
-        present = len(self.strategy.by_phase[phase].cohorts.clients)
+        present = len(self.strategy.phases()[phase].cohorts.clients)
         fixed = isinstance(plan.sampling, Scheduled) and not plan.sampling.joining
         if fixed and present != plan.clients:
             raise RunError(
@@ -191,7 +193,7 @@ class Guard(RunExtension):
         round is repeated, or the noise of earlier ones is lost, its noise and that of all later
         ones is drawn anew (unless it is a function of the seed), which costs no more than all of
         them once more."""
-        phase = self.strategy.phase(round_number)
+        phase = self._phase(round_number)
         event = self.phases.events[phase]
         if not isinstance(event, CorrelatedRounds):
             return event
@@ -202,23 +204,17 @@ class Guard(RunExtension):
         anew = lines[-1].round_number >= round_number or phase in self._lost
         return event if anew and self.config.mode == "secure" else CoveredRound(phase)
 
-    def _charge(self, round_number: int, event: Event) -> None:
-        """Charge a round.
+    def _charge(self, round_number: int) -> None:
+        """Charge a round as planned.
 
         Raises:
-            RunError: the event is not the one that was planned and explained, the budget does not
-                cover it, or the charge could not be written.
+            RunError: the budget does not cover it, or the charge could not be written.
         """
-        planned = self.phases.events[self.strategy.phase(round_number)]
-        if event != planned:
-            raise RunError(
-                f"the charge of round {round_number} is not the planned one",
-                expected=f"{to_record(planned)}",
-                got=f"{to_record(event)}",
-                fix="state what a round costs in `event` of the strategy's DpFedAvg",
-            )
         self.ledger.charge(round_number, self._due(round_number))
-        self._lost.discard(self.strategy.phase(round_number))
+        self._lost.discard(self._phase(round_number))
+
+    def _phase(self, round_number: int) -> str:
+        return phase_at(self._schedule, round_number).name
 
     def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
         """Refuse the result of a round that was not charged as planned.
@@ -228,7 +224,7 @@ class Guard(RunExtension):
                 its planned event.
         """
         lines = self.ledger.charges[self._lines_before :]
-        phase = self.strategy.phase(round_number)
+        phase = self._phase(round_number)
         planned = self.phases.events[phase], CoveredRound(phase)
         if not any(line.round_number == round_number and line.event in planned for line in lines):
             raise RunError(
@@ -272,7 +268,7 @@ class Guard(RunExtension):
         file = self.run.path / "populations.json"
         if not file.exists():
             counts = {
-                phase: len(part.cohorts.clients) for phase, part in self.strategy.by_phase.items()
+                phase: len(part.cohorts.clients) for phase, part in self.strategy.phases().items()
             }
             write_atomically(file, json.dumps(counts))
         try:
@@ -352,7 +348,7 @@ class Guard(RunExtension):
     def _guarded(self) -> list[tuple[str, DpFedAvg]]:
         return [
             (phase, part.privacy)
-            for phase, part in self.strategy.by_phase.items()
+            for phase, part in self.strategy.phases().items()
             if part.privacy is not None
         ]
 

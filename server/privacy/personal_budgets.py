@@ -96,7 +96,6 @@ class PersonalAccounts(RunExtension):
     """
 
     name = "personal"
-    costly = True
 
     def __init__(
         self, run: RunFolder, settings: PersonalNoise, cohorts: Cohorts | None, clients: np.ndarray

@@ -17,7 +17,6 @@ import typer
 from fedrec.errors import DataError, FedrecError, RunError
 from simulations.cli import (
     attacks,
-    bench,
     data,
     deploy,
     doctor,
@@ -71,12 +70,6 @@ app.command(
 )(results.compare)
 app.command("report", rich_help_panel=COMPARE, short_help="Write an HTML report of runs.")(
     results.report
-)
-app.add_typer(
-    bench.app,
-    name="bench",
-    rich_help_panel=COMPARE,
-    help="FedRec-Bench: systems under one protocol, a cell at a time.",
 )
 app.command(
     "recommend",

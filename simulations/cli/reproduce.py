@@ -66,7 +66,7 @@ def reproduce(
     study. Studies of your own are declared in a TOML file in the same way.
     """
     from fedrec.errors import ExperimentError
-    from simulations.reproduce.catalogue import find, studies
+    from simulations.reproduce.recorded import find, studies
 
     if listed or paper is None:
         found = find(paper, item) if paper else list(studies())
@@ -92,7 +92,7 @@ def _reproduce(
 ) -> dict[str, str]:
     """Run and print a study; returns the errors of tasks that failed."""
     from fedrec.runs.ids import runs_directory
-    from simulations.reproduce.catalogue import published
+    from simulations.reproduce.recorded import published
     from simulations.studies import tables
 
     default = (
@@ -130,8 +130,7 @@ def _print(study: Study, found: Tables) -> None:
 def _print_list(studies: list[Study], file: str | None) -> None:
     """Print what each table and figure shows, one of our numbers, and how to make it; of a file of
     other studies no numbers are known."""
-    from simulations.reproduce.catalogue import NOT_HERE, UNRECORDED
-    from simulations.reproduce.recorded import command, key, recorded
+    from simulations.reproduce.recorded import NOT_HERE, UNRECORDED, command, key, recorded
     from simulations.studies.tables import duration
 
     numbers = recorded() if file is None else {}

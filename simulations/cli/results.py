@@ -70,7 +70,7 @@ def report(
     from fedrec.report.page.page import report as rendered
     from fedrec.runs.folder import RunFolder
     from fedrec.runtime.files import write_atomically
-    from simulations.studies.folder import with_sweeps
+    from simulations.studies.sweep import with_sweeps
 
     refuse_other_page(output)
     results = [RunFolder(run).read_result() for run in with_sweeps(runs)]
@@ -108,7 +108,7 @@ def compare(
     from fedrec.report.formats import comparison_notes, comparison_terminal, comparison_text
     from fedrec.report.privacy_total import shown_together
     from fedrec.runs.folder import RunFolder
-    from simulations.studies.folder import with_sweeps
+    from simulations.studies.sweep import with_sweeps
 
     wanted = form or (_FORMATS.get(output.suffix) if output is not None else None)
     if wanted not in (None, *_FORMATS.values()) or (output is not None and wanted is None):

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-    from simulations.studies.execution import SweepResult
     from simulations.studies.private import ChoiceCost
     from simulations.studies.search import SweepPlan
+    from simulations.studies.sweep import SweepResult
 
 
 _SHOWN = 20  # settings in the table on the terminal
@@ -102,8 +102,8 @@ def sweep(
     continues an interrupted sweep. Settings are selected on validation rows, never on test
     rows of the same seed.
     """
-    from simulations.studies.execution import sweep as run_sweep
     from simulations.studies.search import plan_of
+    from simulations.studies.sweep import sweep as run_sweep
 
     plan = plan_of(
         experiment,
@@ -129,8 +129,8 @@ def sweep(
 
 def resume(folder: Path, quiet: bool) -> None:
     """Continue an interrupted sweep, one run at a time."""
-    from simulations.studies.execution import sweep as run_sweep
-    from simulations.studies.folder import SweepFolder
+    from simulations.studies.sweep import SweepFolder
+    from simulations.studies.sweep import sweep as run_sweep
 
     plan = SweepFolder(folder).plan
     _finish(folder, quiet, _private_lines(plan), lambda: run_sweep(plan, folder, quiet=quiet))
@@ -201,7 +201,7 @@ def _print_result(result: SweepResult, private: Sequence[str]) -> None:
 
 def _choice(result: SweepResult) -> list[str]:
     """Print the selected setting, and the command that evaluates it."""
-    from simulations.studies.execution import chosen_file
+    from simulations.studies.sweep import chosen_file
 
     aims = " and ".join(result.plan.aims)
     if not result.plan.aims:

@@ -100,8 +100,8 @@ class Contract:
     def test_it_is_found_by_its_name(self) -> None:
         """Its module can be imported, and it is a class of this kind with all methods of its
         contract."""
-        found = resolve(self.kind, self.section()["name"])
-        assert_that(found is self.cls, "the name leads to another class")
+        resolved = resolve(self.kind, self.section()["name"])
+        assert_that(resolved is self.cls, "the name leads to another class")
 
     def test_every_setting_has_a_description(self) -> None:
         """Each field of the configuration has a docstring."""
@@ -179,21 +179,15 @@ def assert_that(true: bool, otherwise: str) -> None:
         fail(otherwise)
 
 
-def assert_equal(found: Any, wanted: Any, what: str) -> None:
+def assert_equal(value: Any, wanted: Any, what: str) -> None:
     """Fail unless something is as it must be."""
-    assert_that(found == wanted, f"{what}: {found}, not {wanted}")
+    assert_that(value == wanted, f"{what}: {value}, not {wanted}")
 
 
-def assert_numbers(found: torch.Tensor, shape: tuple[int, ...], what: str) -> None:
-    """Fail unless a tensor `[*shape]` has no NaN.
-
-    Args:
-        found: the tensor.
-        shape: which it must have.
-        what: it is, for the explanation.
-    """
-    assert_equal(tuple(found.shape), shape, f"shape of {what}")
-    assert_that(not bool(found.isnan().any()), f"a value of {what} is NaN")
+def assert_numbers(values: torch.Tensor, shape: tuple[int, ...], what: str) -> None:
+    """Fail unless a tensor `[*shape]` has no NaN; `what` names it in the explanation."""
+    assert_equal(tuple(values.shape), shape, f"shape of {what}")
+    assert_that(not bool(values.isnan().any()), f"a value of {what} is NaN")
 
 
 def assert_seeded(
@@ -214,8 +208,8 @@ def assert_seeded(
 @contextmanager
 def unchanged(arrays: Mapping[str, Any]) -> Iterator[None]:
     """The body must not change arrays, or tensors, in place; those that are None do not count."""
-    own = {name: np.asarray(value) for name, value in arrays.items() if value is not None}
-    untouched = Unchanged(own, np.copy)
+    present = {name: np.asarray(value) for name, value in arrays.items() if value is not None}
+    untouched = Unchanged(present, np.copy)
     yield
     assert_that(not untouched.changed(), f"changed in place: {untouched.changed()}")
 
@@ -241,23 +235,23 @@ def columns_of(rows: Interactions) -> dict[str, np.ndarray]:
     return {name: values for name, values in columns.items() if values is not None}
 
 
-def same_bits(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def same_bits(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether named arrays are equal, NaN equal to NaN."""
-    return set(one) == set(other) and all(
-        np.array_equal(np.asarray(one[name]), np.asarray(other[name]), equal_nan=True)
-        for name in one
+    return set(first) == set(second) and all(
+        np.array_equal(np.asarray(first[name]), np.asarray(second[name]), equal_nan=True)
+        for name in first
     )
 
 
 def assert_close(
-    one: Mapping[str, Any], other: Mapping[str, Any], what: str, rtol: float = 1e-4
+    arrays: Mapping[str, Any], wanted: Mapping[str, Any], what: str, rtol: float = 1e-4
 ) -> None:
     """Fail unless named arrays are equal up to rounding, which is relative to the largest number of
     an array."""
-    for name in other:
-        found = np.asarray(one[name], dtype=np.float64)
-        wanted = np.asarray(other[name], dtype=np.float64)
-        scale = max(1.0, float(np.nanmax(np.abs(wanted), initial=0.0)))
-        if not np.allclose(found, wanted, rtol=rtol, atol=2e-6 * scale, equal_nan=True):
-            apart = float(np.nanmax(np.abs(found - wanted)))
+    for name, other in wanted.items():
+        expected = np.asarray(other, dtype=np.float64)
+        value = np.asarray(arrays[name], dtype=np.float64)
+        scale = max(1.0, float(np.nanmax(np.abs(expected), initial=0.0)))
+        if not np.allclose(value, expected, rtol=rtol, atol=2e-6 * scale, equal_nan=True):
+            apart = float(np.nanmax(np.abs(value - expected)))
             fail(f"{what}: {name!r} differs by up to {apart:.3g} (rtol {rtol:g})")

@@ -84,8 +84,8 @@ class StepContract(RunContract):
         node, start = self._node_and_start()
         for client in node.training.tolist()[:FEW]:
             data = node.population.client(client)
-            own = {"items": data.items, "labels": data.labels, "positives": data.positives}
-            with unchanged({**start, **own}):
+            rows = {"items": data.items, "labels": data.labels, "positives": data.positives}
+            with unchanged({**start, **rows}):
                 self._update(node, start, client, data)
 
     def test_no_epochs_change_nothing(self) -> None:
@@ -103,10 +103,10 @@ class StepContract(RunContract):
         """A new user without any interaction."""
         node, start = self._node_and_start()
         none = np.empty(0, np.int64)
-        real = node.population.client(int(node.training[0]))
-        times = None if real.times is None else none
-        data = ClientData(real.client, real.features, none, np.empty(0, np.float32), none, times)
-        update = self._update(node, start, real.client, data)
+        known = node.population.client(int(node.training[0]))
+        times = None if known.times is None else none
+        data = ClientData(known.client, known.features, none, np.empty(0, np.float32), none, times)
+        update = self._update(node, start, known.client, data)
         assert_that(_finite(update), "the update is not finite")
 
     def test_many_clients_at_once_equal_one_by_one(self, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ class StepContract(RunContract):
         node = self.node(private=tmp_path)
         clients = node.training[:FEW]
         alone = [self._sums(node, np.array([client])) for client in clients.tolist()]
-        wanted = {name: sum(one[name] for one in alone) for name in alone[0]}
+        wanted = {name: sum(update[name] for update in alone) for name in alone[0]}
         assert_close(self._sums(node, clients), wanted, "the sum against the clients' own updates")
 
     def test_a_client_moves_the_private_sum_by_the_clip_norm_at_most(self, tmp_path: Path) -> None:
@@ -134,21 +134,23 @@ class StepContract(RunContract):
         clients = node.training[:FEW]
         norm = Clip(CLIP_NORM, 2).measure
         everyone = self._sums(node, clients, CLIP_NORM)
-        lacking = [self._sums(node, np.delete(clients, place), CLIP_NORM) for place in range(3)]
+        lacking = [
+            self._sums(node, np.delete(clients, left_out), CLIP_NORM) for left_out in range(3)
+        ]
         bound = Clip(CLIP_NORM, 2, self.cls.contributions).sensitivity("replace-one")
-        changes = [("leaving a client out", CLIP_NORM, everyone, one) for one in lacking]
-        changes += [("replacing one", bound, lacking[0], one) for one in lacking[1:]]
+        changes = [("leaving a client out", CLIP_NORM, everyone, sums) for sums in lacking]
+        changes += [("replacing a client", bound, lacking[0], sums) for sums in lacking[1:]]
         for what, most, before, after in changes:
             moved = norm({name: after[name] - before[name] for name in after})
-            within = moved <= most * (1 + 1e-4)
-            assert_that(within, f"{what} moves the sum by {moved / CLIP_NORM} S")
+            words = f"{what} moves the sum by {moved / CLIP_NORM} S"
+            assert_that(moved <= most * (1 + 1e-4), words)
 
     def test_symmetric_parameters_change_by_symmetric_matrices(self, tmp_path: Path) -> None:
         """Of what the step declares `symmetric`, only one half is sent."""
         node = self.node(private=tmp_path)
         sums = self._sums(node, node.training[:FEW])
-        halves = {name: one for name, one in sums.items() if name in self.cls.symmetric}
-        assert_close({name: one.T for name, one in halves.items()}, halves, "the two halves")
+        halves = {name: sums[name] for name in self.cls.symmetric if name in sums}
+        assert_close({name: half.T for name, half in halves.items()}, halves, "the two halves")
 
     def test_private_parameters_are_kept_and_never_sent(self, tmp_path: Path) -> None:
         """They are zero in the update, and stored in a file that only its owner can read."""
@@ -187,8 +189,8 @@ class StepContract(RunContract):
     ) -> Update:
         step = node.step(node.experiment.step).in_round(1) if step is None else step
         worker = next(worker for worker, part in step.assign(np.array([client])) if len(part))
-        own = node.population.client(client) if data is None else data
-        return update_of(worker, start, own, stream(seed, "client", client, 1))
+        rows = node.population.client(client) if data is None else data
+        return update_of(worker, start, rows, stream(seed, "client", client, 1))
 
     def _sums(
         self, node: Node, clients: np.ndarray, clip_norm: float | None = None

@@ -24,10 +24,9 @@ from fedrec.protocol.messages import pack_sum, unpack_train
 from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import Reproducible
-from server.privacy.phase_plans import refuse_own_rounds
 from simulations.contracts.base import RunContract, assert_close, assert_equal, assert_that
 from simulations.engines.grid import identify_server
-from strategies.base import Aggregate, CohortStrategy
+from strategies.base import Aggregate, CohortStrategy, protect
 from strategies.dp import DpFedAvg
 
 CLIENTS = 6
@@ -65,12 +64,6 @@ class StrategyContract(RunContract):
         moved = any(not np.array_equal(start[name], result.parameters[name]) for name in start)
         assert_that(moved, "two rounds move nothing")
 
-    def test_training_many_clients_equals_one_by_one(self, tmp_path: Path) -> None:
-        """Training in blocks ends with the parameters of the per-client reference."""
-        fast = self.plain(tmp_path).parameters
-        slow = self.run(tmp_path / "slow", "engine.path=reference").parameters
-        assert_close(fast, slow, "blocks against one by one", rtol=1e-3)
-
     def test_the_distribution_over_nodes_makes_no_difference(self, tmp_path: Path) -> None:
         """Two and three nodes give the same parameters; Flower's own strategies see nodes, not
         clients."""
@@ -95,9 +88,9 @@ class StrategyContract(RunContract):
             assert_that(bool(error.expected and error.got), f"refused without the reason: {error}")
             return
         released["gone"] = self._released(None)
-        for name, (one, clients) in released.items():
+        for name, (sums, clients) in released.items():
             for other_name, (other, other_clients) in released.items():
-                squares = [float(np.square(one[n] - other[n]).sum()) for n in SHAPES]
+                squares = [float(np.square(sums[n] - other[n]).sum()) for n in SHAPES]
                 moved = float(np.sqrt(sum(squares))) / CLIP_NORM
                 words = f"{name!r} against {other_name!r} moves the sum by {moved:.3f} S"
                 assert_that(moved <= 2 * (1 + 1e-4), words)
@@ -135,7 +128,7 @@ class StrategyContract(RunContract):
             ExperimentError: the strategy cannot be made private.
         """
         identify_server()
-        strategy, given = self._private(nodes)
+        strategy, aggregates = self._private(nodes)
         theta = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
         grid: Any = None
         sent = list(strategy.configure_train(1, to_record(theta), ConfigRecord(), grid))
@@ -144,11 +137,11 @@ class StrategyContract(RunContract):
             reply for message in sent if (reply := _answer(message, theta, updates)) is not None
         ]
         strategy.aggregate_train(1, replies)
-        words = "the rule was not given the private sum: `protect` has to refuse such a strategy"
-        assert_that(len(given) == 1, words)
-        changes = given[0].changes
-        whole = {name: dense_change(changes[name], theta[name]) for name in SHAPES}
-        return whole, given[0].clients
+        words = "the rule was not aggregates the private sum"
+        assert_that(len(aggregates) == 1, words)
+        changes = aggregates[0].changes
+        sums = {name: dense_change(changes[name], theta[name]) for name in SHAPES}
+        return sums, aggregates[0].clients
 
     def _skip_flowers(self) -> None:
         if not issubclass(self.cls, CohortStrategy):
@@ -157,7 +150,7 @@ class StrategyContract(RunContract):
     def _private(self, nodes: int) -> tuple[CohortStrategy, list[Aggregate]]:
         """The strategy under a clip norm without noise, and a list to which the aggregates of its
         rule are appended."""
-        given: list[Aggregate] = []
+        aggregates: list[Aggregate] = []
         strategy: CohortStrategy = self.cls(self.config(), Everyone(nodes), {"name": "sgd"})
         plan = Plan.of(
             PrivacyConfig(clip_norm=CLIP_NORM, noise_multiplier=0.0),
@@ -166,11 +159,10 @@ class StrategyContract(RunContract):
             CLIENTS,
             10,
         )
-        for phase, part in strategy.by_phase.items():
-            part.protect(DpFedAvg(plan, phase, Reproducible(5), lambda number, event: None))
-            refuse_own_rounds(part)
-            part.apply = _recording(part.apply, given)  # type: ignore[method-assign]
-        return strategy, given
+        for phase, part in strategy.phases().items():
+            protect(part, DpFedAvg(plan, phase, Reproducible(5), lambda number: None))
+            part.apply = _recording(part.apply, aggregates)  # type: ignore[method-assign]
+        return strategy, aggregates
 
 
 class Everyone:
@@ -231,9 +223,9 @@ def _answer(
     return Message(pack_sum(total.sum()), reply_to=message) if present else None
 
 
-def _recording(apply: Any, given: list[Aggregate]) -> Any:
+def _recording(apply: Any, aggregates: list[Aggregate]) -> Any:
     def wrapped(theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        given.append(aggregate)
+        aggregates.append(aggregate)
         return apply(theta, aggregate)
 
     return wrapped

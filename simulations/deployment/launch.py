@@ -29,7 +29,7 @@ from fedrec.experiment.sections import Section
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.files import parse_json
-from server.callbacks.base import Callback
+from server.callbacks.base import Callback, RunEvent
 from server.exchange import with_names
 from simulations.deployment.flower import Control, RunState
 from simulations.deployment.layout import Deployment
@@ -217,7 +217,7 @@ class _Watch:
                 self._told += 1
                 self._callback.after_round({str(key): row[key] for key in row}, 0.0)
                 if self._told == rounds:
-                    self._callback.on_message("evaluating on the nodes")
+                    self._callback.on_event(RunEvent("evaluating on the nodes"))
 
 
 def _end_of(deployment: Deployment, run: int, poll: float, watch: _Watch) -> RunState:

@@ -21,8 +21,7 @@ from fedrec.errors import EngineError
 from fedrec.runtime.files import read_json
 from simulations.deployment.layout import Deployment
 from simulations.deployment.pki import private_folder, write_private
-from simulations.engines import process_groups
-from simulations.flower_commands import environment_with
+from simulations.flower_commands import environment_with, groups_end, signal_groups
 
 # Tasks that an executor has started and that have not ended, kept in files.
 #
@@ -286,7 +285,7 @@ class Supervisor:
 
     def _ended(self, name: str, now: float) -> None:
         # Its children must not outlive it.
-        process_groups.signal_all([self._running.pop(name).pid], signal.SIGTERM)
+        signal_groups([self._running.pop(name).pid], signal.SIGTERM)
         self._restarts[name] += 1
         if now - self._started[name] > _WELL_AFTER:
             self._waits[name] = _FIRST_WAIT
@@ -340,8 +339,8 @@ class Supervisor:
     def _end_of(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
         groups = {process.pid for process in running}
         for sign, seconds in ((signal.SIGTERM, self._patience), (signal.SIGKILL, 2.0)):
-            process_groups.signal_all(groups, sign)
-            ended = process_groups.ended(groups, seconds)
+            signal_groups(groups, sign)
+            ended = groups_end(groups, seconds)
             for process in running:
                 process.poll()
             if ended:

@@ -32,9 +32,16 @@ from fedrec.errors import EngineError
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from server.callbacks.base import Callback
-from simulations.engines import process_groups
 from simulations.engines.ray import settings_of_a_local_ray
-from simulations.flower_commands import connection, environment_with, last_lines, script
+from simulations.flower_commands import (
+    connection,
+    environment_with,
+    groups_below,
+    groups_end,
+    last_lines,
+    script,
+    signal_groups,
+)
 
 _SUPERLINK_START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
@@ -141,14 +148,14 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, run: RunFol
 def _stop_group(process: subprocess.Popen[bytes]) -> None:
     """End a SuperLink and what it has started (its executor, the ServerApp, Flower's Ray), which
     are in a session of their own and would go on with the run."""
-    groups = process_groups.below(process.pid)
+    groups = groups_below(process.pid)
     for sign in (signal.SIGTERM, signal.SIGKILL):
-        process_groups.signal_all(groups, sign)
+        signal_groups(groups, sign)
         try:
             process.wait(timeout=_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             continue
-        if process_groups.ended(groups, _STOP_SECONDS):
+        if groups_end(groups, _STOP_SECONDS):
             break
     process.wait()
 
@@ -218,5 +225,5 @@ def _last_error(run: RunFolder) -> str:
     """The error that ended the run, from its log; empty if there was none."""
     file = run.log_file
     lines = file.read_text(errors="replace").splitlines() if file.exists() else []
-    starts = [place for place, line in enumerate(lines) if line[24:30] == "ERROR "]
+    starts = [number for number, line in enumerate(lines) if line[24:30] == "ERROR "]
     return "\n".join([lines[starts[-1]][30:], *lines[starts[-1] + 1 :]]) if starts else ""

@@ -1,19 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of fedrec's grids, and the private modules of Flower that they import."""
+"""Base of fedrec's grids, a node in a process of Ray, and the private modules of Flower that both
+import."""
 
 from __future__ import annotations
 
+import gc
+import pickle
 import time
+import traceback
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import Message, Metadata, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedrec.components.errors import line_of
+from fedrec.errors import FedrecError
 from fedrec.runtime.shared_memory import share
+
+if TYPE_CHECKING:
+    from fedrec.data.population import Population
 
 # The only imports of Flower's private modules, for grids of our own.
 #
@@ -113,14 +122,14 @@ class LocalGrid(Grid):
         `Grid.send_and_receive`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         ids = self.push_messages(messages)
-        place = {identifier: place for place, identifier in enumerate(ids)}
+        rank = {identifier: rank for rank, identifier in enumerate(ids)}
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         replies = self._collect(set(ids), left)
-        return sorted(replies, key=lambda reply: place[reply.metadata.reply_to_message_id])
+        return sorted(replies, key=lambda reply: rank[reply.metadata.reply_to_message_id])
 
 
-def place_of(message: Message) -> int:
-    """The place of the node that a message is for."""
+def index_of(message: Message) -> int:
+    """The index of the node that a message is for."""
     return message.metadata.dst_node_id - FIRST_NODE_ID
 
 
@@ -130,5 +139,56 @@ def contexts_of(
     """Node configuration and run configuration of each node, as Flower would give them."""
     run_config = {"resolved": resolved, "output": output}
     return [
-        ({"partition-id": place, "num-partitions": nodes}, run_config) for place in range(nodes)
+        ({"partition-id": index, "num-partitions": nodes}, run_config) for index in range(nodes)
     ]
+
+
+class NodeActor:
+    """One node in its own process, see `simulations.engines.ray`.
+
+    Args:
+        node_id: the node's id.
+        node_config: as Flower gives it.
+        run_config: as Flower gives it.
+        population: all clients' data, which Ray reads from its object store without a copy.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        node_config: dict[str, Any],
+        run_config: dict[str, Any],
+        population: Population,
+    ) -> None:
+        from fedrec.data.population import POPULATIONS
+        from fedrec.experiment.loading import from_run_config
+
+        self.context = Context(1, node_id, node_config, RecordDict(), run_config)
+        POPULATIONS.hold(from_run_config(run_config), population)
+
+    def handle(self, packed: bytes, names: list[str], *records: ArrayRecord) -> Message:
+        """Answer a message. Its metadata and content are pickled; its large records of arrays,
+        with their names, come from the object store."""
+        gc.collect(1)  # messages before, which contain themselves and hold arrays of the store
+        metadata, content = pickle.loads(packed)
+        large = dict(zip(names, records, strict=True))
+        return self._answer(rebuilt(metadata, RecordDict({**content, **large})))
+
+    def _answer(self, message: Message) -> Message:
+        def work(message: Message) -> Message:
+            from clients.app import app
+
+            return app(message, self.context)
+
+        return answer_or_error(message, work)
+
+
+def answer_or_error(message: Message, work: Callable[[Message], Message]) -> Message:
+    """The answer to a message, or the error of the work on it as an answer."""
+    try:
+        return work(message)
+    except KeyboardInterrupt as error:  # of a plug-in; Ray would take it for a cancelled task
+        reason = f"KeyboardInterrupt ({line_of(error)})"
+    except Exception as error:
+        reason = error.text() if isinstance(error, FedrecError) else traceback.format_exc()
+    return Message(Error(CLIENT_RAISED, reason), reply_to=message)

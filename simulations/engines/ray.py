@@ -5,11 +5,11 @@ On one machine without GPUs the first node is in this process, which would other
 nodes train: a third process for two nodes takes 250 MiB, and a second to start. On a cluster or
 with GPUs every node is an actor, on the machine or GPU that Ray gives it.
 
-A local Ray is restricted to its user, see `simulations.engines.ray`; access to a cluster is
-decided by its owner. The data are read once, before Ray is started, and put into Ray's object
-store, where all actors of a machine share one copy. Parameters that several messages share are in
-shared memory on one machine and in the object store on a cluster. Flower's own simulation is not
-used, because its dispatch time grows with the number of registered nodes and of messages in flight.
+A local Ray is restricted to its user; access to a cluster is decided by its owner. The data are
+read once, before Ray is started, and put into Ray's object store, where all actors of a machine
+share one copy. Parameters that several messages share are in shared memory on one machine and in
+the object store on a cluster. Flower's own simulation is not used, because its dispatch time grows
+with the number of registered nodes and of messages in flight.
 """
 
 from __future__ import annotations
@@ -23,24 +23,29 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import closing, contextmanager, nullcontext
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Error, Message
 
-from fedrec.data.population import POPULATIONS
+from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import EngineError
 from fedrec.protocol.messages import INITIAL
 from fedrec.protocol.serialization import sent_bytes
 from fedrec.runs.folder import RunFolder
-from simulations.engines import reply_buffers, serial
-from simulations.engines.grid import CLIENT_RAISED, FIRST_NODE_ID, LocalGrid, contexts_of, place_of
-from simulations.engines.process_groups import few_processes
-from simulations.engines.ray_node import Answer, NodeActor
-from simulations.engines.serial import NodeThread, SerialGrid
-from simulations.engines.shared_population import ObjectStore, share, shared_bytes
+from simulations.engines import serial
+from simulations.engines.grid import (
+    CLIENT_RAISED,
+    FIRST_NODE_ID,
+    LocalGrid,
+    NodeActor,
+    answer_or_error,
+    contexts_of,
+    index_of,
+)
+from simulations.engines.serial import SerialGrid
 from simulations.flower_commands import disable_telemetry
 
 # Restricts a local Ray to its user: it listens on loopback, and its processes authenticate by a
@@ -84,10 +89,10 @@ def alone() -> Iterator[None]:
     """The environment in which a local Ray is started, used and stopped; the user's own settings
     are kept."""
     before = dict(os.environ)
-    given = _MODE in before or _TOKEN in before
+    configured = _MODE in before or _TOKEN in before
     settings = settings_of_a_local_ray()
     for name, value in settings.items():
-        if not given or name not in (_MODE, _TOKEN):
+        if not configured or name not in (_MODE, _TOKEN):
             os.environ.setdefault(name, value)
     _authentication_is_read_again()
     try:
@@ -135,93 +140,57 @@ def has_token() -> bool:
     return raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN
 
 
-# Starts the actors of a Ray grid, and restarts those that died before they ran.
-#
-# A cluster detects the loss of a machine by checks that fail for some seconds. Until then it still
-# places actors there; these never run, and die when the machine is declared dead.
-
 _TRIES = 3  # per actor: one for a lost machine, one for another that is lost meanwhile
 _PATIENCE = 120.0  # seconds per try; Ray declares a machine dead after some 20
 
+log = logging.getLogger("fedrec")
+_INLINE = 2**16  # bytes; smaller records are sent with the call
+# for parameters and replies in flight; by default Ray takes 30 % of the memory
+_OBJECT_STORE_BYTES = 256 * 2**20
 
-class Placement:
-    """The actors of a run.
+
+def started(
+    actors: Mapping[int, Any], start: Callable[[int], Any], patience: float = _PATIENCE
+) -> dict[int, Any]:
+    """The actors of a run by the index of their node, once all have started.
+
+    A cluster detects the loss of a machine by checks that fail for some seconds. Until then it
+    still assigns actors to it; these never run, die when the machine is declared dead, and are
+    started again here. An actor that died before it ran in the last try too, that failed while it
+    started, or that has no core after `patience`, is returned as it is: a message to it is answered
+    with Ray's error, or waits for the core.
 
     Args:
-        start: starts the actor of the node at a place, without waiting for it.
-        places: of the nodes that have an actor.
-        tries: largest number of starts per actor.
+        actors: by the index of their node.
+        start: starts the actor of the node with an index, without waiting for it.
         patience: seconds to wait for the actors in each try.
     """
-
-    def __init__(
-        self,
-        start: Callable[[int], Any],
-        places: Iterable[int],
-        tries: int = _TRIES,
-        patience: float = _PATIENCE,
-    ) -> None:
-        self._start = start
-        self.actors = {place: start(place) for place in places}
-        self._starting = list(self.actors)
-        self._tries = tries
-        self._patience = patience
-
-    def started(self) -> dict[int, Any]:
-        """The actors by the place of their node, once all have started.
-
-        The first call waits, later ones do not. An actor that died before it ran in the last try
-        too, that failed while it started, or that has no core after `patience`, stays here:
-        a message to it is answered with Ray's error, or waits for the core.
-        """
-        for _ in range(self._tries - 1):
-            self._starting = self._died_before_they_ran()
-            if not self._starting:
-                break
-            log.warning("Ray nodes %s died before they ran; restarting them", self._starting)
-            for place in self._starting:
-                self.actors[place] = self._start(place)
-        self._starting = []
-        return self.actors
-
-    def stop(self) -> None:
-        """End all actors, so that a Ray that stays has their cores for the next run."""
-        import ray
-
-        for actor in self.actors.values():
-            ray.kill(actor)
-
-    def _died_before_they_ran(self) -> list[int]:
-        """Places of the starting actors that died before they ran."""
-        import ray
-
-        ready = {self.actors[place].__ray_ready__.remote(): place for place in self._starting}
-        if not ready:
-            return []
-        known, _ = ray.wait(list(ready), num_returns=len(ready), timeout=self._patience)
-        return sorted(ready[ref] for ref in known if _never_ran(ref))
+    actors = dict(actors)
+    starting = list(actors)
+    for _ in range(_TRIES - 1):
+        starting = _never_ran({index: actors[index] for index in starting}, patience)
+        if not starting:
+            break
+        log.warning("Ray nodes %s died before they ran; restarting them", starting)
+        actors |= {index: start(index) for index in starting}
+    return actors
 
 
-def _never_ran(ready: Any) -> bool:
-    """Whether the actor whose first task this is died before it ran."""
+def _never_ran(actors: Mapping[int, Any], patience: float) -> list[int]:
+    """Indices of the starting actors that died before they ran."""
     import ray
     from ray.exceptions import ActorDiedError, RayError
 
-    try:
-        ray.get(ready)
-    except ActorDiedError as error:
-        return not error.actor_init_failed
-    except RayError:
-        return False
-    return False
-
-
-log = logging.getLogger("fedrec")
-_INLINE = 2**16  # bytes; smaller arrays are sent with the call
-# of a local Ray, whose processes may start slowly on a busy machine: with few of them, then all
-_STARTS = (True, False)
-# GiB for parameters in flight; by default Ray takes 30 % of the memory
-_OBJECT_STORE_BYTES = 256 * 2**20
+    ready = {actor.__ray_ready__.remote(): index for index, actor in actors.items()}
+    lost = []
+    for reference in ray.wait(list(ready), num_returns=len(ready), timeout=patience)[0]:
+        try:
+            ray.get(reference)
+        except ActorDiedError as error:
+            lost += [] if error.actor_init_failed else [ready[reference]]
+        except RayError:
+            continue
+    return sorted(lost)
 
 
 class RayGrid(LocalGrid):
@@ -229,31 +198,45 @@ class RayGrid(LocalGrid):
 
     Args:
         nodes: number of nodes.
-        placement: the actors, which may still be starting.
+        start: starts the actor of the node with an index, without waiting for it.
+        indices: of the nodes that have an actor.
         here: a grid of the same nodes in this process.
-        thread: answers for nodes without an actor.
-        store: where large arrays are put.
+        thread: where nodes without an actor work, one message after the other.
         local: whether all actors run on this machine.
     """
 
     def __init__(
         self,
         nodes: int,
-        placement: Placement,
+        start: Callable[[int], Any],
+        indices: Iterable[int],
         here: SerialGrid,
-        thread: NodeThread,
-        store: ObjectStore,
+        thread: ThreadPoolExecutor,
         *,
         local: bool,
     ) -> None:
         super().__init__(nodes)
-        self._placement = placement
-        self._store = store
+        self._start = start
+        self._actors = {index: start(index) for index in indices}
+        self._started = False
         self._here = here
         self._local = local
         self._thread = thread
-        self._pending: dict[Future[Answer], tuple[Message, reply_buffers.ReplyBuffer | None]] = {}
-        self._pool = reply_buffers.BufferPool()
+        self._pending: dict[Future[Message], Message] = {}
+
+    def actors(self) -> dict[int, Any]:
+        """The actors by the index of their node; the first call waits until they have started."""
+        if not self._started:
+            self._actors = started(self._actors, self._start)
+            self._started = True
+        return self._actors
+
+    def close(self) -> None:
+        """End all actors, so that a Ray that stays has their cores for the next run."""
+        import ray
+
+        for actor in self._actors.values():
+            ray.kill(actor)
 
     def share(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The same parameters where the nodes can read them without a copy; here, shared memory of
@@ -268,40 +251,25 @@ class RayGrid(LocalGrid):
         messages = list(messages)
         if [message.metadata.message_type for message in messages] == [INITIAL]:
             return self._here.send_and_receive(messages, timeout=timeout)
-        self._placement.started()  # not part of the time that nodes have to reply
+        self.actors()  # not part of the time that nodes have to reply
         return super().send_and_receive(messages, timeout=timeout)
 
     def _submit(self, batch: list[Message]) -> None:
-        actors = self._placement.started()
+        actors = self.actors()
         stored: dict[int, Any] = {}
         # those to this process at last, because it then works
-        for message in sorted(batch, key=lambda one: place_of(one) not in actors):
-            actor = actors.get(place_of(message))
+        for message in sorted(batch, key=lambda message: index_of(message) not in actors):
+            actor = actors.get(index_of(message))
             if actor is None:
-                self._pending[self._thread.send(message)] = message, None
+                answer = self._thread.submit(answer_or_error, message, self._here.answer)
             else:
-                self._submit_to(actor, message, stored)
-
-    def _submit_to(self, actor: Any, message: Message, stored: dict[int, Any]) -> None:
-        """Send a message to an actor; `stored` has what is in the object store, by record."""
-        records = message.content.array_records
-        arrays = {
-            name: own
-            for name, own in records.items()
-            if not self._local or sent_bytes(own) > _INLINE
-        }
-        for record in arrays.values():
-            if id(record) not in stored:
-                stored[id(record)] = self._store.put(record, sent_bytes(record))
-        shared = [stored[id(record)] for record in arrays.values()]
-        buffer = self._pool.buffer(message.content) if self._local else None
-        packed = _packed(message, list(arrays), None if buffer is None else buffer.assign())
-        self._pending[actor.handle.remote(packed, *shared).future()] = message, buffer
+                answer = _sent(actor, message, stored)
+            self._pending[answer] = message
 
     def _collect(self, message_ids: set[str], timeout: float | None) -> list[Message]:
         left = {
             answer
-            for answer, (message, _) in self._pending.items()
+            for answer, message in self._pending.items()
             if message.metadata.message_id in message_ids
         }
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -314,20 +282,38 @@ class RayGrid(LocalGrid):
             replies += [self._reply(answer) for answer in done]
         return replies
 
-    def _reply(self, sent: Future[Answer]) -> Message:
+    def _reply(self, answer: Future[Message]) -> Message:
         from ray.exceptions import RayError
 
-        message, buffer = self._pending.pop(sent)
+        message = self._pending.pop(answer)
         try:
-            answer = sent.result()
+            return answer.result()
         except RayError as error:
-            if buffer is not None:
-                buffer.take_back({})  # its node has failed, or is done
             return Message(Error(CLIENT_RAISED, _reason_of(error)), reply_to=message)
-        if buffer is not None:
-            for name, record in buffer.take_back(answer.spots).items():
-                answer.message.content[name] = record
-        return answer.message
+
+
+def _sent(actor: Any, message: Message, stored: dict[int, Any]) -> Future[Message]:
+    """Send a message to an actor. Large records of arrays go through Ray's object store, once for
+    all messages that share them; `stored` has their references by the record's `id`.
+
+    The rest is pickled here, because Ray's own serialisation, which also handles objects that other
+    processes cannot import, takes twice as long.
+    """
+    import ray
+
+    content = dict(message.content)
+    large = {
+        name: record
+        for name, record in message.content.array_records.items()
+        if sent_bytes(record) > _INLINE
+    }
+    for name, record in large.items():
+        del content[name]
+        if id(record) not in stored:
+            stored[id(record)] = ray.put(record)
+    references = [stored[id(record)] for record in large.values()]
+    packed = pickle.dumps((message.metadata, content), protocol=pickle.HIGHEST_PROTOCOL)
+    return actor.handle.remote(packed, list(large), *references).future()
 
 
 def _reason_of(error: Any) -> str:
@@ -344,19 +330,6 @@ def _reason_of(error: Any) -> str:
         fix="if memory or /dev/shm is full, free some, or take fewer nodes (engine.nodes) or less"
         " engine.memory-gib; then fedrec resume",
     ).text()
-
-
-def _packed(message: Message, without: list[str], memory: reply_buffers.Place | None) -> bytes:
-    """Metadata and content of a message, the names of the records that were taken out, and memory
-    for its reply.
-
-    Ray's own serialisation takes twice as long, because it also handles objects that other
-    processes cannot import.
-    """
-    rest = RecordDict(
-        {name: record for name, record in message.content.items() if name not in without}
-    )
-    return pickle.dumps((message.metadata, rest, without, memory), protocol=pickle.HIGHEST_PROTOCOL)
 
 
 @contextmanager
@@ -377,38 +350,79 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
     import ray
 
     engine = run.experiment.engine
-    nodes = engine.nodes or 1
     ours = not ray.is_initialized()
     local = engine.ray_address is None
-    started = ours and local
-    data_bytes = shared_bytes(POPULATIONS.population(run.experiment))
-    store = ObjectStore(_OBJECT_STORE_BYTES + data_bytes if started else None)
-    connect(engine.ray_address, engine.actors, data_bytes)
-    if started and not has_token():
+    population = POPULATIONS.population(run.experiment)
+    connect(engine.ray_address, engine.actors, _bytes_of(population))
+    if ours and local and not has_token():
         log.warning(
             "Ray's token authentication is off: other users of this machine may be able to connect"
             " to the Ray that is started now"
         )
     try:
-        gpus = ray.cluster_resources().get("GPU", 0.0) if engine.device.startswith("cuda") else 0.0
-        remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / nodes), max_restarts=0)(NodeActor)
-        configs = contexts_of(run.experiment.model_dump_json(), str(run.path), nodes)
-        population = share(run.experiment, store)
-        placement = Placement(
-            lambda place: remote.remote(FIRST_NODE_ID + place, *configs[place], tuple(population)),
-            range(nodes - engine.actors, nodes),
-        )
-        try:
-            with serial.open_grid(run) as here, closing(NodeThread(here.answer)) as thread:
-                yield RayGrid(nodes, placement, here, thread, store, local=local)
-        finally:
-            placement.stop()
+        reference = _stored(population)
+        del population
+        POPULATIONS.hold(run.experiment, ray.get(reference))  # this process shares that copy
+        yield from _grid(run, reference)
     finally:
         if not ours or not local:
             # An object store that outlives this process reuses the memory for other objects.
             POPULATIONS.drop(run.experiment)
         if ours:
             ray.shutdown()
+
+
+def _grid(run: RunFolder, population: Any) -> Iterator[RayGrid]:
+    """The grid of a run whose data are in Ray's object store."""
+    import ray
+
+    engine = run.experiment.engine
+    nodes = engine.nodes or 1
+    gpus = ray.cluster_resources().get("GPU", 0.0) if engine.device.startswith("cuda") else 0.0
+    remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / nodes), max_restarts=0)(NodeActor)
+    configs = contexts_of(run.experiment.model_dump_json(), str(run.path), nodes)
+    thread = ThreadPoolExecutor(1, "fedrec-node")
+    with serial.open_grid(run) as here:
+        grid = RayGrid(
+            nodes,
+            lambda index: remote.remote(FIRST_NODE_ID + index, *configs[index], population),
+            range(nodes - engine.actors, nodes),
+            here,
+            thread,
+            local=engine.ray_address is None,
+        )
+        try:
+            yield grid
+        finally:
+            thread.shutdown(wait=False, cancel_futures=True)
+            grid.close()
+
+
+def _bytes_of(population: Population) -> int:
+    """Size of a population in the object store."""
+    arrays: list[pickle.PickleBuffer] = []
+    rest = pickle.dumps(population, protocol=5, buffer_callback=arrays.append)
+    return len(rest) + sum(array.raw().nbytes for array in arrays)
+
+
+def _stored(population: Population) -> Any:
+    """Ray's reference of a population.
+
+    Raises:
+        EngineError: there is no room for it.
+    """
+    import ray
+    from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+
+    try:
+        return ray.put(population)
+    except (ObjectStoreFullError, OutOfDiskError) as error:
+        raise EngineError(
+            "Ray's object store has no room for the data of this run",
+            got=f"{type(error).__name__}: {error}",
+            fix="remove files from /dev/shm, or give it more (docker run --shm-size), then fedrec"
+            " resume; --engine serial needs none",
+        ) from None
 
 
 def connect(address: str | None, actors: int, data_bytes: int) -> None:
@@ -430,25 +444,21 @@ def connect(address: str | None, actors: int, data_bytes: int) -> None:
         "include_dashboard": False,
         "object_store_memory": _OBJECT_STORE_BYTES + data_bytes,
     }
-    trouble = ""
     ours = not ray.is_initialized()
-    for few in (False,) if address else _STARTS:
-        try:
-            with few_processes() if few else nullcontext():
-                ray.init(**({"address": address} if address else local), **quiet)
-        except Exception as error:
-            trouble = f"{type(error).__name__}: {error}"
-            if ours:
-                ray.shutdown()  # of what was started
-        else:
-            return
-    raise EngineError(
-        (
-            "Ray cannot be started"
+    try:
+        ray.init(**({"address": address} if address else local), **quiet)
+    except Exception as error:
+        if ours:
+            ray.shutdown()  # of what was started
+        raise EngineError(
+            (
+                "Ray cannot be started"
+                if address is None
+                else f"the Ray cluster at {address!r} cannot be reached"
+            ),
+            expected="a local Ray"
             if address is None
-            else f"the Ray cluster at {address!r} cannot be reached"
-        ),
-        expected="a local Ray" if address is None else "a running Ray cluster of the same version",
-        got=trouble,
-        fix="--engine serial runs without Ray",
-    )
+            else "a running Ray cluster of the same version",
+            got=f"{type(error).__name__}: {error}",
+            fix="--engine serial runs without Ray",
+        ) from None

@@ -76,7 +76,7 @@ def whole_histories(node: Node, parameters: Mapping[str, np.ndarray]) -> dict[st
     """How well parameters reconstruct whole histories, most of which are their input: not a measure
     of recommendation."""
     found = evaluate_clients(node, parameters, EvaluateOrder(node.experiment.rounds, None))
-    lengths = node.population.whole_history(found.clients).sum(1)
+    lengths = node.population.rows(found.clients, "all", positive=True).mask().sum(1)
     own = found.columns[f"{PREFIX}ndcg@100"] * _ideal(lengths) / _ideal(np.array([100]))
     means = mean_metrics(Evaluated(found.clients, {**found.columns, OF_ALL: own}))
     return {name: value for name, value in means.items() if name.startswith(PREFIX)}

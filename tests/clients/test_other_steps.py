@@ -484,7 +484,8 @@ def summed_of_pnbm_step(node, arrays, protection=None):
 
 
 def profiles(node):
-    users, items, ratings = node.population.rated(node.training)
+    rows = node.population.rows(node.training)
+    users, items, ratings = rows.ids, rows.items, rows.labels
     data = node.population.interactions
     return Profiles.of(data.num_users, data.num_items, users, items, ratings.astype(np.float64))
 

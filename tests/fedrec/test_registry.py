@@ -36,6 +36,7 @@ from fedrec.experiment.sections import Section, component_settings
 from fedrec.privacy.accounting.sampling import Scheduled
 from simulations.contracts.base import SMALL, RunContract
 from strategies.optimisers import FedAvg
+from tests.component_checks import CHECKS
 
 
 @pytest.fixture
@@ -435,7 +436,7 @@ WRITTEN = {("dataset", "table"): Written, ("split", "published"): TwoFiles}
 
 def built_ins():
     for kind in KINDS:
-        contract = getattr(testing, f"{kind.name.capitalize()}Contract")
+        contract = CHECKS.get(kind.name) or getattr(testing, f"{kind.name.capitalize()}Contract")
         for name in builtin_names(kind):
             yield kind, name, contract
 

@@ -23,7 +23,7 @@ from fedrec.protocol.updates import SparseUpdate
 from fedrec.report.page.sections import curves
 from fedrec.report.rows import named
 from fedrec.rng import stream
-from server.buffer import BufferedTimeline
+from server.asynchronous import AsynchronousFederation, BufferedTimeline
 from server.cohort import Roster
 from server.devices import closed
 from server.training_paths import announce_paths
@@ -192,7 +192,7 @@ def test_who_takes_part_does_not_depend_on_data_under_a_guarantee(run_tiny, monk
         ((UNEVEN, "closing={over-selection=1.3}", "sampler={name='full'}"), "has no cohort"),
         ((UNEVEN, "closing={enough=0.0}"), "closing.enough"),
         ((UNEVEN, "closing={enuf=0.5}"), "enough"),
-        (("devices={nightly={hours=0.001}}",), "never available at one time"),
+        (("devices={nightly={hours=0.001}}",), "is impossible"),
     ],
 )
 def test_what_does_not_fit_is_refused(run_tiny, settings, said):
@@ -312,15 +312,22 @@ def test_stale_answers_are_weighted_and_start_from_their_own_parameters(timeline
     found.versions[1] = {"w": old}
     cohorts = types.SimpleNamespace(
         sample=lambda number: found.cohort(number, Drawn()),
-        by_node=lambda clients: [(7, clients)],
+        by_node=lambda clients: [(7, group) for group in found.groups(clients)],
     )
     strategy = Reptile(ReptileConfig(server_lr=1.0), cohorts, {"name": "sgd"})
-    strategy.staleness = found
-    (message,) = strategy.configure_train(6, to_record(THETA), ConfigRecord(), None)
-    arrays, order = unpack_train(message.content)
-    assert order.clients.tolist() == [2] and arrays["w"].tolist() == old.tolist()
-    change = SparseUpdate((3, 1), np.array([1]), np.array([[4.0]]), drift=-0.5)
-    reply = Message(pack_sum(TrainSum({"w": change}, 1, 1.0, 4, 0.0, 0)), reply_to=message)
+    federation = object.__new__(AsynchronousFederation)
+    federation._timeline, federation.secure, federation.timeout = found, None, 1.0
+
+    def answered(messages, timeout):
+        (message,) = messages
+        arrays, order = unpack_train(message.content)
+        assert order.clients.tolist() == [2] and arrays["w"].tolist() == old.tolist()
+        change = SparseUpdate((3, 1), np.array([1]), np.array([[4.0]]), drift=-0.5)
+        return [Message(pack_sum(TrainSum({"w": change}, 1, 1.0, 4, 0.0, 0)), reply_to=message)]
+
+    federation.grid = types.SimpleNamespace(send_and_receive=answered)
+    messages = list(strategy.configure_train(6, to_record(THETA), ConfigRecord(), None))
+    (reply,) = federation._exchange(messages)[1]
     moved, metrics = strategy.aggregate_train(6, [reply])
     expected = weight * np.array([-5.0, -1.0, -5.0])
     assert from_record(moved)["w"].ravel() == pytest.approx(expected, rel=1e-6)

@@ -442,7 +442,7 @@ def test_options_of_settings_have_their_meaning_range_and_errors(fedrec, experim
     assert code == 0 and json.loads(out)["noise_multiplier"] == 0.5
 
 
-@pytest.mark.parametrize("group", ["", "data", "privacy", "attack", "deploy", "bench"])
+@pytest.mark.parametrize("group", ["", "data", "privacy", "attack", "deploy"])
 def test_lists_of_commands_are_not_cut(fedrec, group):
     _, out, _ = fedrec(*group.split(), "--help")
     listed = out.partition("Commands:\n" if group else "\nRun:\n")[2]

@@ -37,17 +37,14 @@ from fedrec.runs.result import Result
 from server.checkpoint import Checkpoints
 from server.deployed.discovery import Discovery
 from server.deployed.validation import ReplyValidator
-from simulations.bench.declaration import bench
-from simulations.bench.results import FILE, results
 from simulations.deployment.client import plan_of
 from simulations.deployment.layout import Deployment
 from simulations.export.folder import export
 from simulations.own_table import own_system
-from simulations.reproduce.recorded import recorded
+from simulations.reproduce.recorded import FILE, recorded
 from simulations.studies.declaration import declared
-from simulations.studies.execution import result_of, sweep
-from simulations.studies.folder import SweepFolder, with_sweeps
 from simulations.studies.search import plan_of as plan_of_of_fuzz_files
+from simulations.studies.sweep import SweepFolder, result_of, sweep, with_sweeps
 from tests.simulations.fuzzing import fuzzed, told
 
 # Random input from users, files and attackers is accepted or refused with a reason, never with a
@@ -594,7 +591,7 @@ def test_declarations_of_studies(tmp_path, data):
 
 @fuzzed(60)
 @given(st.data())
-def test_declarations_and_results_of_the_bench(tmp_path, data):
+def test_results_that_came_with_fedrec(tmp_path, data):
     known = json.loads(FILE.read_text())
     key = sorted(known)[0]
     table = {key: known[key]}
@@ -604,18 +601,7 @@ def test_declarations_and_results_of_the_bench(tmp_path, data):
         | VALUES.map(lambda value: json.dumps(changed(table, path, value)))
     )
     (tmp_path / "results.json").write_text(text)
-    told(results, tmp_path / "results.json")
     told(recorded, tmp_path / "results.json")
-    system = {"systems": {"mine": {"title": "x", "experiment": "e.toml"}}}
-    path = data.draw(st.sampled_from([*paths_in(system), ("systems", "mine", "chosen"), ("x",)]))
-    try:
-        declaration = tomli_w.dumps(changed(system, path, data.draw(VALUES)))
-    except (TypeError, ValueError):
-        declaration = "["
-    (tmp_path / "system.toml").write_text(declaration, encoding="utf-8", errors="replace")
-    bench.cache_clear()
-    told(bench, tmp_path / "system.toml")
-    bench.cache_clear()
 
 
 @pytest.mark.usefixtures("identity")

@@ -2,14 +2,10 @@
 """Faults of a machine, and sizes measured on it."""
 
 import errno
-import json
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +14,7 @@ from fedrec.runs.folder import RunFolder
 from fedrec.runtime import files
 from server.callbacks.base import Callback
 from simulations import runner
-from simulations.engines import shared_population
-from simulations.engines.ray import RayGrid, _reason_of
-from simulations.engines.shared_population import ObjectStore
+from simulations.engines.ray import RayGrid, _reason_of, _stored
 from tests.runs import assert_close, assert_same_run, parameters_in
 
 ROUNDS = "rounds=4"
@@ -137,7 +131,7 @@ def test_a_node_that_is_killed_in_a_round_ends_a_run_that_can_be_resumed(
         ) != (3, "train"):
             submit(grid, batch)
             return
-        process = ray.get(pids[id(grid._placement.actors[1])])
+        process = ray.get(pids[id(grid.actors()[1])])
         os.kill(process, signal.SIGSTOP)  # it may have answered otherwise
         submit(grid, batch)
         os.kill(process, signal.SIGKILL)
@@ -146,7 +140,7 @@ def test_a_node_that_is_killed_in_a_round_ends_a_run_that_can_be_resumed(
     started = RayGrid.send_and_receive
 
     def ask_for_pids(grid, messages, *, timeout=None):
-        for actor in grid._placement.started().values():
+        for actor in grid.actors().values():
             pids.setdefault(id(actor), actor.__ray_call__.remote(lambda node: os.getpid()))
         return started(grid, messages, timeout=timeout)
 
@@ -171,23 +165,6 @@ def test_the_error_of_a_process_that_ray_ends_for_memory_names_the_cause():
     assert "was killed" not in _reason_of(own) and "a plug-in's error" in _reason_of(own)
 
 
-def test_an_object_store_without_room_is_refused_before_anything_is_written(monkeypatch):
-    free = [300]
-    monkeypatch.setattr(shared_population, "_free", lambda: free[0])
-    put = []
-    monkeypatch.setattr("ray.put", put.append)
-    store = ObjectStore(256)
-    store.put(b"x", 200)
-    free[0] = 100
-    with pytest.raises(EngineError, match="no room") as error:
-        store.put(b"x", 101)
-    assert "--shm-size" in error.value.text() and len(put) == 1
-    # Ray has taken a disk instead, or is somebody else's
-    for other in (ObjectStore(256), ObjectStore(None)):
-        other.put(b"x", 101)
-    assert len(put) == 3
-
-
 def test_an_object_store_that_refuses_itself_is_an_error_with_a_fix(monkeypatch):
     from ray.exceptions import ObjectStoreFullError, OutOfDiskError
 
@@ -198,72 +175,5 @@ def test_an_object_store_that_refuses_itself_is_an_error_with_a_fix(monkeypatch)
 
         monkeypatch.setattr("ray.put", refuse)
         with pytest.raises(EngineError, match="no room") as error:
-            ObjectStore(None).put(b"x", 1)
+            _stored(b"x")
         assert kind.__name__ in error.value.text()
-
-
-IN_A_FULL_MEMORY = """
-import json, sys
-from pathlib import Path
-from fedrec.errors import FedrecError
-from server.callbacks.base import Callback
-from simulations import runner
-from simulations.engines import ray as engine
-
-def fill():
-    try:
-        with open("/dev/shm/filler", "wb", buffering=0) as file:
-            while file.write(bytes(4096)):
-                pass
-    except OSError as error:
-        print(error.strerror, flush=True)
-
-class After(Callback):
-    def after_round(self, row, seconds):
-        if when == "round" and row["round"] == 2:
-            fill()
-        return False
-
-table, when, output = json.loads(sys.argv[1])
-connect = engine.connect
-engine.connect = lambda *given: (connect(*given), when == "start" and fill())
-try:
-    runner.run(table, output=Path(output), callbacks=[After()])
-except FedrecError as error:
-    print(error.text())
-    sys.exit(error.exit_code)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("shared_engine")
-@pytest.mark.parametrize("when", ["start", "round"])
-def test_a_run_whose_shared_memory_fills_up_can_be_resumed(
-    run_tiny, tiny_experiment, tmp_path, when
-):
-    """A small `/dev/shm` of its own, of which Ray sees that its store fits before others fill
-    it. Parameters and replies are not in it, so that a full one does no harm to later rounds."""
-    alone = ["unshare", "--mount", "sh", "-c"]
-    mount = "mount -t tmpfs -o size=300m none /dev/shm"
-    if subprocess.run([*alone, mount], capture_output=True).returncode:
-        pytest.skip("no right to mount a small /dev/shm here")
-    table = tiny_experiment()
-    table = {**table, "rounds": 4, "engine": {**table["engine"], "name": "ray", "nodes": 2}}
-    given = json.dumps([table, when, str(tmp_path / "broken")])
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [*alone, f'{mount} && exec "$0" -c "$1" "$2"', sys.executable, IN_A_FULL_MEMORY, given],
-        env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-    )
-    text = done.stdout + done.stderr
-    assert "No space left on device" in text
-    if when == "start":
-        assert done.returncode == EngineError.exit_code and "no room for the data" in text, text
-    else:
-        assert done.returncode == 0, text
-    whole = run_tiny("engine.name=ray", "engine.nodes=2", ROUNDS, output="whole")
-    assert_same_run(runner.resume(tmp_path / "broken"), whole)

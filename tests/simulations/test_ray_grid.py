@@ -31,10 +31,9 @@ from server.callbacks.base import Callback
 from server.cohort import call_roster
 from server.run import execute
 from simulations import runner
+from simulations.engines import grid as nodes
 from simulations.engines import ray as engine
-from simulations.engines import ray_node, reply_buffers
-from simulations.engines.ray import Placement, open_grid
-from simulations.engines.serial import NodeThread
+from simulations.engines.ray import open_grid
 from simulations.recommending import ids_of_users
 from tests.runs import assert_close, assert_same_run
 
@@ -88,7 +87,7 @@ def test_actors_make_the_roster(grid):
 @pytest.mark.timeout(180)
 @pytest.mark.ray
 def test_the_first_node_of_a_machine_is_in_this_process(grid):
-    assert list(grid._placement.actors) == [1]
+    assert list(grid.actors()) == [1]
     replies = grid.send_and_receive([Message(RecordDict(), node, HELLO) for node in (2, 3)])
     assert [reply.metadata.src_node_id for reply in replies] == [2, 3]
 
@@ -103,7 +102,7 @@ def test_a_hanging_node_of_this_process_is_not_waited_for(grid, monkeypatch):
         released.wait(60)
         return Message(RecordDict(), reply_to=message)
 
-    monkeypatch.setattr(grid, "_thread", NodeThread(waiting))
+    monkeypatch.setattr(grid._here, "answer", waiting)
     own, other = grid.push_messages([Message(RecordDict(), node, HELLO) for node in (2, 3)])
     (reply,) = grid._collect({other}, 60)
     assert reply.metadata.src_node_id == 3
@@ -111,7 +110,6 @@ def test_a_hanging_node_of_this_process_is_not_waited_for(grid, monkeypatch):
     released.set()
     (late,) = grid._collect({own}, 30)
     assert late.metadata.src_node_id == 2
-    grid._thread.close()
 
 
 @pytest.mark.timeout(180)
@@ -128,7 +126,7 @@ def test_nodes_have_no_library_of_the_server(grid, theta):
     assert len(orders) == 4
     assert not any(reply.has_error() for reply in grid.send_and_receive(orders, timeout=60))
     libraries = {"pandas", "scipy.special"}
-    for actor in grid._placement.actors.values():
+    for actor in grid.actors().values():
         assert ray.get(actor.__ray_call__.remote(lambda _: libraries & set(sys.modules))) == set()
 
 
@@ -214,19 +212,16 @@ class Fail(Callback):
 @pytest.mark.timeout(180)
 @pytest.mark.ray
 def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_error(
-    grid, theta, load_tiny, tmp_path, monkeypatch
+    grid, theta, load_tiny, tmp_path
 ):
-    """The last test: node 3 dies in it, but its buffer is released."""
+    """The last test: node 3 dies in it."""
     import ray
 
-    monkeypatch.setattr(reply_buffers, "_SMALLEST", 0)
-    pool = grid._pool
     client = call_roster(grid, timeout=60).presences[1].training[0]
     endless = training(to_record(theta), 3, [client], ENDLESS)
     replies = grid.send_and_receive([endless, training(to_record(theta), 2, [])], timeout=2)
     assert [reply.metadata.src_node_id for reply in replies] == [2]
-    assert [memory.free for memory in pool._buffers].count(False) == 1
-    ray.kill(grid._placement.actors[1])
+    ray.kill(grid.actors()[1])
     (late,) = grid._collect({endless.metadata.message_id}, 30)
     assert late.has_error() and isinstance(late.error, Error) and "Actor" in late.error.reason
     (again,) = grid.send_and_receive([Message(RecordDict(), 3, HELLO)], timeout=30)
@@ -235,7 +230,6 @@ def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_e
     with pytest.raises(ClientError, match="1 of 2 nodes failed"):
         execute(other, grid, [Fail()])
     assert other.status()["state"] == "failed"
-    assert pool._buffers and all(memory.free for memory in pool._buffers)
 
 
 @pytest.mark.timeout(180)
@@ -251,34 +245,6 @@ def test_a_missing_cluster_is_reported(load_tiny, tmp_path):
 
 @pytest.mark.timeout(180)
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    ("address", "failures", "started"), [(None, 1, True), (None, 2, False), ("there", 1, False)]
-)
-def test_a_local_ray_that_does_not_start_is_started_once_more(
-    monkeypatch, address, failures, started
-):
-    import ray
-
-    calls = []
-
-    def init(**_):
-        calls.append(1)
-        if len(calls) <= failures:
-            raise RuntimeError("late")
-
-    monkeypatch.setattr(ray, "init", init)
-    # so that no other Ray is shut down here
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    if started:
-        engine.connect(address, 1, 0)
-    else:
-        with pytest.raises(EngineError, match="RuntimeError: late"):
-            engine.connect(address, 1, 0)
-    assert len(calls) == (2 if address is None else 1)
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.ray
 def test_a_plug_in_that_raises_keyboard_interrupt_fails_with_its_line(monkeypatch):
     """Ray takes a KeyboardInterrupt for a cancelled task, whose text is a traceback."""
 
@@ -286,8 +252,8 @@ def test_a_plug_in_that_raises_keyboard_interrupt_fails_with_its_line(monkeypatc
         raise KeyboardInterrupt
 
     monkeypatch.setattr("clients.app.app", interrupting)
-    monkeypatch.setattr(ray_node, "Message", lambda error, reply_to: error)  # outside of a run
-    node = object.__new__(ray_node.NodeActor)
+    monkeypatch.setattr(nodes, "Message", lambda error, reply_to: error)  # outside of a run
+    node = object.__new__(nodes.NodeActor)
     node.context = None
     error = node._answer(None)
     assert error.reason.startswith("KeyboardInterrupt (")
@@ -448,12 +414,14 @@ def test_actors_on_a_raylet_that_was_killed_before_they_ran_run_on_another(
     table["engine"] |= {"nodes": 6, "max-failures": 0.0}
     started = []
 
-    class Watched(Placement):
-        def __init__(self, start, nodes):
-            super().__init__(lambda place: started.append(place) or start(place), nodes)
+    class Watched(engine.RayGrid):
+        def __init__(self, nodes, start, *more, **named):
+            super().__init__(
+                nodes, lambda index: started.append(index) or start(index), *more, **named
+            )
             cluster.add_node(**EACH, wait=False)  # which joins before the other is declared dead
 
-    monkeypatch.setattr(engine, "Placement", Watched)
+    monkeypatch.setattr(engine, "RayGrid", Watched)
     kill(cluster, next(iter(cluster.worker_nodes)))
     result = runner.run(table, output=tmp_path / "run")
     assert len(started) > 6

@@ -19,14 +19,11 @@ from typing import ClassVar, Literal
 import numpy as np
 import pandas as pd
 
-from fedrec.data.columns import index_rows
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.interactions import Interactions
-from fedrec.data.published import DatasetSource
-from fedrec.data.reader import Reader, ReaderConfig
+from fedrec.data.reader import DatasetSource, Reader, ReaderConfig
 from fedrec.data.tables import TableLayout, read_table
 
-_ROWS = 96_203
 _CONTEXT = ("daytime", "weekday", "isweekend", "homework", "weather", "country", "city")
 _USAGE = TableLayout(
     {
@@ -71,15 +68,12 @@ class Frappe(Reader):
         extras=("meta.csv", "README.txt"),
         users=957,
         items=4_082,
-        rows=_ROWS,
+        rows=96_203,
         fingerprints=("b23699fb46d8614269915466ff38cfdfe67d9fb42b04b74e6e3c695ee574e770",),
     )
 
     def read(self) -> Interactions:
-        usage = read_table(self.file("frappe.csv", lines=_ROWS + 1), _USAGE)
-        rows = self.verified(
-            index_rows(self.name, users=usage["user"], items=usage["item"], ratings=usage["cnt"])
-        )
+        rows, usage = self.rows(_USAGE, ("users", "items", "ratings"))
         features = [
             Feature.single(name, _most_frequent(rows.users, usage[name])) for name in _CONTEXT
         ]
@@ -100,10 +94,8 @@ class Frappe(Reader):
         if (self.folder() / "meta.csv").is_file():
             apps = read_table(self.file("meta.csv"), _APPS)
             category = dict(zip(apps["item"].tolist(), apps["category"], strict=True))
-            known = (category.get(app) for app in rows.item_ids.tolist())
-            features.append(
-                Feature.multiple("category", [[name] if name else [] for name in known])
-            )
+            names = (category.get(app) for app in rows.item_ids.tolist())
+            features.append(Feature.multiple("category", [[n] if n else [] for n in names]))
         return FeatureTable(rows.num_items, tuple(features))
 
 
@@ -120,15 +112,8 @@ def _most_frequent(owner: np.ndarray, labels: pd.Series) -> list[str]:
 
 def _merge_pairs(rows: Interactions) -> Interactions:
     """One row per (user, app) pair, where its first row was, with the sum of the counts."""
-    usage = rows.ratings
-    pair = rows.users * rows.num_items + rows.items
-    _, first, place = np.unique(pair, return_index=True, return_inverse=True)
-    total = np.bincount(place, weights=usage)
+    pairs = rows.users * rows.num_items + rows.items
+    _, first, index = np.unique(pairs, return_index=True, return_inverse=True)
+    total = np.bincount(index, weights=rows.ratings)
     order = np.argsort(first)
-    first = first[order]
-    return replace(
-        rows,
-        users=rows.users[first],
-        items=rows.items[first],
-        ratings=total[order].astype(np.float32),
-    )
+    return replace(rows.with_rows(first[order]), ratings=total[order])

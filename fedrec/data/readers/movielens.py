@@ -14,15 +14,13 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from fedrec.data.columns import index_rows
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.interactions import Interactions
-from fedrec.data.published import Archive, DatasetSource
-from fedrec.data.reader import Reader, ReaderConfig
+from fedrec.data.reader import Archive, DatasetSource, Reader, ReaderConfig
 from fedrec.data.tables import Columns, TableLayout, read_table
 from fedrec.errors import DataError
 
-# What the MovieLens readers share: ratings, features by id, age bands, genres, licence.
+# The base of the readers: ratings, features by id, age bands, genres, licence.
 
 LICENCE = (
     "research use with acknowledgement; no redistribution, no commercial use without permission"
@@ -50,16 +48,12 @@ class MovieLens(Reader):
     users: ClassVar[TableLayout | None] = None
 
     def read(self) -> Interactions:
-        ratings, *users, films = self.source.files
-        header = self.ratings.names == "first line"
-        frame = read_table(self.file(ratings, lines=(self.source.rows or 0) + header), self.ratings)
-        names = ("users", "items", "ratings", "times")
-        columns = dict(zip(names, (frame[one] for one in self.ratings.columns), strict=True))
-        bare = self.verified(index_rows(self.name, **columns))
-        found = replace(bare, item_features=self._table(films, self.films, bare.item_ids))
+        _, *users, films = self.source.files
+        rows, _ = self.rows(self.ratings)
+        rows = replace(rows, item_features=self._table(films, self.films, rows.item_ids))
         if self.users is None:
-            return found
-        return replace(found, user_features=self._table(users[0], self.users, bare.user_ids))
+            return rows
+        return replace(rows, user_features=self._table(users[0], self.users, rows.user_ids))
 
     def feature_names(self) -> FeatureNames:
         """Gender, age and occupation where there is a file of users, and genres."""
@@ -115,8 +109,8 @@ def rows_of(ids: np.ndarray, table: Columns, path: Path) -> Columns:
             got="two or more",
             fix="get the file again, or leave one line out",
         )
-    place = listed.get_indexer(pd.Index(ids))
-    missing = place < 0
+    index = listed.get_indexer(pd.Index(ids))
+    missing = index < 0
     if missing.any():
         raise DataError(
             f"{path}: id {ids[missing][0]} of the ratings is missing",
@@ -124,7 +118,7 @@ def rows_of(ids: np.ndarray, table: Columns, path: Path) -> Columns:
             got=f"{int(missing.sum()):,} without one",
             fix="take both files from one copy of the dataset",
         )
-    return {name: values.iloc[place] for name, values in table.items()}
+    return {name: values.iloc[index] for name, values in table.items()}
 
 
 def genre_lists(texts: Iterable[str]) -> list[list[str]]:
@@ -301,7 +295,7 @@ class MovieLens100K(MovieLens):
 
     def film_features(self, films: Columns) -> list[Feature]:
         flags = np.stack([films[genre] for genre in _GENRES], axis=1)
-        genres = [[_GENRES[place] for place in np.flatnonzero(row)] for row in flags]
+        genres = [[_GENRES[code] for code in np.flatnonzero(row)] for row in flags]
         return [Feature.multiple("genres", genres)]
 
 

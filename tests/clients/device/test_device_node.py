@@ -89,7 +89,7 @@ def write(folder, *lines, header="user,item,rating,time"):
 def test_a_shard_is_what_a_simulated_node_holds_of_its_clients(load_tiny, shards):
     experiment = load_tiny()
     for place, folder in enumerate(shards):
-        mine = own(experiment, folder, place=place, **NUMBERED)
+        mine = own(experiment, folder, partition=place, **NUMBERED)
         simulated = Node(experiment, place, 2, None)
         assert np.array_equal(mine.training, simulated.training)
         assert np.array_equal(mine.evaluated, simulated.evaluated)
@@ -114,13 +114,9 @@ def test_a_shard_is_what_a_simulated_node_holds_of_its_clients(load_tiny, shards
             mine.population.histories(everybody, low_rated=0.3),
             simulated.population.histories(everybody, low_rated=0.3),
         )
-        np.testing.assert_array_equal(
-            mine.population.whole_history(everybody), simulated.population.whole_history(everybody)
-        )
-        for one, other in zip(
-            mine.population.rated(everybody), simulated.population.rated(everybody), strict=True
-        ):
-            np.testing.assert_array_equal(one, other)
+        ours, theirs = (node.population.rows(everybody, "all") for node in (mine, simulated))
+        for name in ("ids", "items", "labels"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
         for name in ("seen", "known", "relevant"):
             np.testing.assert_array_equal(getattr(held, name), getattr(expected, name))
         for name, value in simulated.initial().items():
@@ -158,7 +154,10 @@ def public_coordinates(experiment):
 def test_a_device_fits_tastes_and_sends_statistics_as_a_simulated_node(load_tiny, shards):
     """Counts and products in training, and a taste from the device's own rows in evaluation."""
     experiment = load_tiny(*FOLD_IN)
-    mine, simulated = own(experiment, shards[0], place=0, **NUMBERED), Node(experiment, 0, 2, None)
+    mine, simulated = (
+        own(experiment, shards[0], partition=0, **NUMBERED),
+        Node(experiment, 0, 2, None),
+    )
     arrays = {name: value.numpy() for name, value in simulated.initial().items()}
     for number, step in enumerate(({"name": "counts"}, {"name": "gram"}), start=1):
         order = TrainOrder(number, simulated.training, step={**step, "low-rated": 0.3})
@@ -266,8 +265,8 @@ def test_a_part_that_is_none_is_refused(load_tiny, shards):
 def test_the_dataset_that_the_server_names_is_never_read(load_tiny, shards):
     elsewhere = load_tiny("dataset.name=table", "dataset.path=/etc/passwd")
     assert (
-        own(elsewhere, shards[0], place=0, **NUMBERED).training.tolist()
-        == own(load_tiny(), shards[0], place=0, **NUMBERED).training.tolist()
+        own(elsewhere, shards[0], partition=0, **NUMBERED).training.tolist()
+        == own(load_tiny(), shards[0], partition=0, **NUMBERED).training.tolist()
     )
 
 
@@ -294,7 +293,7 @@ def test_the_limits_of_a_shard_end_after_ten_runs_of_the_experiment(load_tiny, s
     table = tomllib.loads((shards[0] / "node.toml").read_text())
     policy = Policy.of(table)
     assert (policy.most_rounds, policy.most_evaluations) == (20, 40)
-    node = own(experiment, shards[0], policy=policy.model_dump(), place=0, **NUMBERED)
+    node = own(experiment, shards[0], policy=policy.model_dump(), partition=0, **NUMBERED)
     took = []
     for run in range(12):
         node.run = f"{run:016x}"
@@ -365,7 +364,7 @@ def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
 
     experiment = load_tiny("engine.path=reference")
     for place, folder in enumerate(shards):
-        mine = own(experiment, folder, place=place, **NUMBERED)
+        mine = own(experiment, folder, partition=place, **NUMBERED)
         simulated = Node(experiment, place, 2, None)
         theta = {name: value.numpy() for name, value in simulated.initial().items()}
         order = TrainOrder(3, simulated.training)

@@ -189,7 +189,7 @@ def test_the_devices_learn_from_it_and_are_tested_on_the_truth(load_tiny):
     assert len(before.items) == len(after.items) and (before.items != after.items).any()
     assert (after.items == changed.perturbed.rows.items[changed.perturbed.rows.rows_of(0)]).all()
     assert set(after.positives) <= set(after.items) and (np.diff(after.positives) > 0).all()
-    offsets, liked = changed.liked(np.array([0]))
+    offsets, liked = changed.rows(np.array([0]), positive=True).lists
     assert sorted(liked[: offsets[1]]) == sorted(after.items[after.labels > 0])
     again = Population.of(load_tiny(*TARGETED))
     assert (again.client(0).items == after.items).all()  # the same in every round and on every node

@@ -16,7 +16,6 @@ import pytest
 import tomli_w
 from scipy.stats import binom, kstest, logistic
 
-from fedrec import testing
 from fedrec.errors import ComponentError, ExperimentError, RunError
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import (
@@ -37,6 +36,7 @@ from fedrec.privacy.mechanisms.blt import least_distance, refuse_understated
 from fedrec.privacy.mechanisms.independent import Gaussian, GaussianPair
 from fedrec.rng import Reproducible
 from simulations import runner
+from tests.component_checks import MechanismChecks
 
 # The ledger: synced to disk before it counts, never refunded, intact after a crash.
 
@@ -542,7 +542,7 @@ def outsider(tmp_path, monkeypatch, tiny_experiment):
 
 @pytest.mark.slow
 def test_the_example_keeps_the_contract(outsider, tmp_path):
-    class TestTheirs(testing.MechanismContract):
+    class TestTheirs(MechanismChecks):
         component = importlib.import_module("their_noise").Logistic
         experiment = {"sampler": {"name": "full"}}  # noqa: RUF012
 

@@ -24,7 +24,6 @@ from fedrec.privacy.mechanisms.base import mechanism_of
 from fedrec.protocol.orders import Presence, TrainSum
 from fedrec.rng import Reproducible, source_of
 from fedrec.runs.folder import RunFolder
-from fedrec.testing import MechanismContract, SamplerContract
 from server.callbacks.base import Callback
 from server.checkpoint import make_strategy
 from server.cohort import Roster, SampledCohorts
@@ -35,6 +34,7 @@ from server.samplers import MinSeparation, MinSeparationConfig
 from simulations import runner
 from strategies.base import CohortStrategy
 from strategies.phases import STAGE_ONE, TwoStage
+from tests.component_checks import MechanismChecks, SamplerChecks
 from tests.runs import Interrupt, assert_close, assert_same_run, parameters_in
 
 SAMPLER = "sampler={name='min-separation', cohort=3, separation=4}"
@@ -393,7 +393,7 @@ class Hasty(MinSeparation):
 
 
 def test_the_contract_finds_a_schedule_that_is_not_kept():
-    class TestHasty(SamplerContract):
+    class TestHasty(SamplerChecks):
         component = Hasty
         settings: ClassVar = {"cohort": 3, "separation": 4}
 
@@ -483,7 +483,7 @@ def test_what_is_kept_of_the_noise_is_bounded_and_stated(load_tiny, mode):
     strategy = make_strategy(experiment, cohorts)
     plans = PhasePlans.of(experiment, experiment.privacy, strategy)
     source = source_of(mode, 0)
-    plans.protect(strategy, source, lambda number, event: None)
+    plans.protect(strategy, source, lambda number: None)
     privacy = strategy.privacy
     theta = {"x": np.zeros((50, 3), dtype=np.float32)}
     (plan,) = plans.plans.values()
@@ -497,7 +497,7 @@ def test_what_is_kept_of_the_noise_is_bounded_and_stated(load_tiny, mode):
     assert plan.mechanism.kept == 2
     assert most < sizes[-1] < most + 200
     assert any("at most 2 arrays" in line for line in plans.report(Accountant()).caveats)
-    again = type(privacy)(plan, privacy.phase, source, lambda number, event: None)
+    again = type(privacy)(plan, privacy.phase, source, lambda number: None)
     again.restore(privacy.state())
     assert privacy.keeps_noise == (mode == "secure")
     again.memory = dict(privacy.memory) if privacy.keeps_noise else {}
@@ -594,7 +594,7 @@ class WrongSeparation(Banded):
     ],
 )
 def test_the_contract_finds_broken_mechanisms(broken, check):
-    class TestBroken(MechanismContract):
+    class TestBroken(MechanismChecks):
         component = broken
         settings: ClassVar = {"bands": 4}
         schedule = Scheduled(3, 1)

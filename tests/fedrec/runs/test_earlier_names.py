@@ -13,8 +13,7 @@ from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import present_names, written_names
 from simulations import runner
 from simulations.amend import amend
-from simulations.studies.folder import SweepFolder, values_of
-from simulations.studies.search import plan_of
+from simulations.studies.sweep import values_of
 
 NAMED = (
     "rounds=3",
@@ -106,23 +105,6 @@ def test_an_earlier_run_is_extended(old):
     found = runner.resume(old)
     assert found.num_rounds == 4 and "validation-discounted-hits@5" in found.rounds
     assert found.experiment.evaluation.shown == ("hits@5", "ndcg@5")
-
-
-def test_an_earlier_sweep_is_continued_with_its_aims(tiny_experiment, tmp_path):
-    table = {**tiny_experiment(), "split": {**tiny_experiment()["split"], "validation-users": 0.25}}
-    plan = plan_of(
-        table,
-        ["evaluation.held-out=validation"],
-        ["step.epochs=[1, 2]"],
-        choose=["discounted-hits@5"],
-    )
-    SweepFolder.opened(tmp_path / "sweep", plan)
-    file = tmp_path / "sweep" / "sweep.json"
-    record = json.loads(earlier(file.read_text()))
-    del record["format"]
-    file.write_text(json.dumps(record))
-    assert json.loads(file.read_text())["aims"] == ["ndcg@5"]
-    assert SweepFolder.opened(tmp_path / "sweep", plan).plan == plan
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@
 import json
 import sqlite3
 import stat
-import zlib
 from types import SimpleNamespace
 
 import httpx
@@ -18,11 +17,9 @@ from fedrec.protocol.messages import pack_parameters, pack_presence, pack_sum, p
 from fedrec.protocol.orders import Presence, TrainOrder, TrainSum
 from fedrec.protocol.serialization import for_the_network, from_record, to_record
 from server.cohort import SampledCohorts
-from server.deployed.discovery import Discovery
+from server.deployed.discovery import Discovery, RosterFile, most_common_parameters
 from server.deployed.federation import DeployedFederation
 from server.deployed.grid import DeployedGrid
-from server.deployed.initial import most_common_parameters
-from server.deployed.roster_file import RosterFile
 from server.exchange import DroppedReplies, answers
 
 # Real nodes: the roster, the owner of each client, and how a deployed grid treats offline nodes.
@@ -427,18 +424,18 @@ def test_claims_above_the_registered_maximum_are_refused(tmp_path):
     ("placement", "refused"), [("central", True), ("distributed", True), ("local", False)]
 )
 def test_noise_that_depends_on_claims_takes_a_registered_maximum(load_tiny, placement, refused):
-    from server.deployed.federation import _refuse_unregistered
+    from server.deployed.federation import _check_registered
 
     privacy = f'privacy={{clip-norm=1.0, noise-multiplier=1.0, placement="{placement}"}}'
     experiment = load_tiny(privacy, *(["sampler.name=full"] if placement == "local" else []))
     nodes = Nodes({})
-    _refuse_unregistered(experiment, DeployedGrid(nodes, 10))
-    _refuse_unregistered(load_tiny(), DeployedGrid(nodes))
+    _check_registered(experiment, DeployedGrid(nodes, 10))
+    _check_registered(load_tiny(), DeployedGrid(nodes))
     if refused:
         with pytest.raises(ExperimentError, match=r"most-clients in deployment\.toml"):
-            _refuse_unregistered(experiment, DeployedGrid(nodes))
+            _check_registered(experiment, DeployedGrid(nodes))
     else:
-        _refuse_unregistered(experiment, DeployedGrid(nodes))
+        _check_registered(experiment, DeployedGrid(nodes))
 
 
 # Rounds of real nodes that close before all have answered, over a fake of Flower's grid with a
@@ -641,22 +638,10 @@ def test_what_was_added_is_read_in_order_whatever_the_ids(tmp_path):
     assert stat.S_IMODE((tmp_path / "roster.sqlite").stat().st_mode) == 0o600
 
 
-def test_a_node_that_joins_adds_its_own_clients_to_the_file_and_no_more(tmp_path):
-    """Ids that are equally spaced, as those of a simulated federation, take hardly any space."""
-    ids = np.arange(0, 2_000_000, 2)
-    file = RosterFile(tmp_path / "roster.sqlite")
-    file.add({1: Presence(0, ids, ids[:10])})
-    assert (tmp_path / "roster.sqlite").stat().st_size < 100_000
-    assert np.array_equal(file.read()[1].training, ids)
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        ("UPDATE nodes SET training_count = 3", ()),
-        ("UPDATE nodes SET training_count = -1", ()),
-        ("UPDATE nodes SET training_count = 9223372036854775807", ()),
-        ("UPDATE nodes SET training = ?", (zlib.compress(b"\0" * 10**7),)),
+        ("UPDATE nodes SET training = ?", (b"\0" * 9,)),
         ("UPDATE nodes SET training = 'text'", ()),
         ("UPDATE nodes SET node = 'x'", ()),
         ("ALTER TABLE nodes RENAME COLUMN place TO other", ()),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Validation of real nodes' replies."""
 
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +29,13 @@ from fedrec.protocol.orders import EvaluateOrder, SentUpdate, TrainEach, TrainOr
 from fedrec.protocol.serialization import for_the_network, from_the_network, opened, to_record
 from fedrec.protocol.updates import SparseUpdate, dense_change
 from fedrec.secure.vector import decoded, encoded, shapes_of
-from server.deployed.validation import ReplyValidator, evaluated, of_usual_size
+from server.deployed.validation import (
+    LARGER,
+    ReplyValidator,
+    evaluated,
+    norm_bounds,
+    of_usual_size,
+)
 from server.exchange import DroppedReplies
 from simulations.deployment.shards import cut
 
@@ -505,7 +512,7 @@ def device(experiment, folder):
         state=folder / "state",
         data=folder / "data.csv",
         catalogue=folder / "catalogue.json",
-        place=0,
+        partition=0,
         numbers=True,
     )
 
@@ -673,3 +680,40 @@ def test_a_compression_of_another_package_is_refused_before_it_is_imported(load_
     section = type(experiment.compression).model_validate(table)
     with pytest.raises(RefusalError, match="does not run 'somebody\\.elses"):
         device(experiment.model_copy(update={"compression": section}), folder)
+
+
+# One large node.
+
+NODES = 6
+ITEM = 3
+
+
+@pytest.fixture
+def sums(load_tiny):
+    """Each node's sum over its clients as whole arrays, and their number."""
+    made = []
+    for index in range(NODES):
+        node = Node(load_tiny(), index, NODES, None)
+        arrays = {name: value.numpy() for name, value in node.initial().items()}
+        reply = train_clients(node, arrays, TrainOrder(1, node.training))
+        total = {name: dense_change(value, arrays[name]) for name, value in reply.total.items()}
+        made.append((total, reply.clients))
+    return made
+
+
+def length(total):
+    return float(np.sqrt(sum(np.square(value).sum() for value in total.values())))
+
+
+def test_it_may_put_ten_times_the_usual_norm_of_all_its_clients_into_one_item(sums):
+    """Its sum passes unchanged up to that, and moves one item more than all honest clients move any
+    item together."""
+    sizes = {node: length(total) / clients for node, (total, clients) in enumerate(sums)}
+    usual = sorted(sizes.values())[(NODES - 1) // 2]
+    most = LARGER * usual
+    assert norm_bounds({**sizes, 0: 0.999 * most}, deque()).keys() <= sizes.keys() - {0}
+    above = norm_bounds({**sizes, 0: 2 * LARGER * max(sizes.values())}, deque())
+    assert above[0] <= 0.5
+    moved = most * sums[0][1]
+    honest = sum(total["item.id"] for total, _ in sums[1:])
+    assert moved / np.linalg.norm(honest, axis=1).max() == pytest.approx(29, rel=0.05)

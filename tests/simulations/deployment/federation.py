@@ -22,7 +22,7 @@ import tomli_w
 from fedrec.errors import FedrecError
 from fedrec.experiment.loading import load
 from fedrec.runs.folder import RunFolder
-from server.deployed.roster_file import RosterFile
+from server.deployed.discovery import RosterFile
 from simulations import runner
 from simulations.deployment import launch, operator
 from simulations.deployment.initialise import add_nodes, initialise
