@@ -352,8 +352,8 @@ def _triangle_length(rows: _Number, number: int) -> _Number:
 
 
 def _sparse(array: np.ndarray) -> bool:
-    """Whether rows of zeros may pay, by some of the rows: looking at all of a large table takes as
-    long as a short round."""
+    """True if leaving out rows of zeros may pay, by some of the rows: looking at all of a large
+    table takes as long as a short round."""
     some = array[:: max(1, len(array) // _LOOKED_AT)]
     return not some.reshape(len(some), -1).any(1).all()
 

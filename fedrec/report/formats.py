@@ -112,7 +112,7 @@ def _several_seeds(comparison: Comparison) -> bool:
 
 
 def _differs_from_means(comparison: Comparison) -> bool:
-    """Whether a printed difference is not that of the printed means."""
+    """True if a printed difference is not that of the printed means."""
     means = {
         label: round(float(np.mean(list(system.by_seed.values()))), 4)
         for label, system in comparison.systems.items()

@@ -194,6 +194,6 @@ def epsilon_of(result: Result, label: str) -> float | None:
 
 
 def is_private(result: Result, label: str) -> bool:
-    """Whether a row of a table has a finite epsilon."""
+    """True if a row of a table has a finite epsilon."""
     epsilon = epsilon_of(result, label)
     return epsilon is not None and math.isfinite(epsilon)
