@@ -47,7 +47,7 @@ class Compression(ABC):
 
     @property
     def keeps_error(self) -> bool:
-        """Whether a client adds the rest that was not sent to its next update (error feedback), and
+        """True if a client adds the rest that was not sent to its next update (error feedback), and
         keeps it with its private state: the setting `error-feedback`, if there is one."""
         return bool(getattr(self.config, "error_feedback", False))
 

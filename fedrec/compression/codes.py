@@ -141,7 +141,7 @@ class TopKConfig(Config):
     bits: Bits = Field(default=8)
     """Bits of a number, by stochastic rounding: 2, 4 or 8; 32: none."""
     error_feedback: bool = True
-    """Whether the client adds what was left out to its next update."""
+    """Add the rows that were left out to the client's next update."""
 
 
 class TopK(Compression):

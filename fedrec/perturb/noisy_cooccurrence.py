@@ -105,7 +105,7 @@ def linkage(real: sparse.csr_array, perturbed: sparse.csr_array) -> float:
 def recovery(
     real: Interactions, perturbed: Perturbed, seed: int, width: int = 64, penalty: float = 1.0
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """How often the original of a replaced row is predicted.
+    """Shares of the replaced rows whose original is predicted.
 
     Args:
         real: the training rows before.
@@ -369,10 +369,10 @@ class NoisyCooccurrence(Perturbation):
                 got="an experiment that learns from ratings",
                 fix="choose another perturbation",
             )
-        real = np.flatnonzero(np.diff(rows.user_offsets))
-        plan = self.plan(len(real))
+        users_with_rows = np.flatnonzero(np.diff(rows.user_offsets))
+        plan = self.plan(len(users_with_rows))
         release = noisy_release(
-            binary(rows)[real],
+            binary(rows)[users_with_rows],
             plan.noise_scale,
             most_items=self.config.items,
             clip_items=self.config.clip_items,
@@ -380,8 +380,8 @@ class NoisyCooccurrence(Perturbation):
             seed=self.seed,
         )
         random = stream(self.seed, "perturb-profiles")
-        users, items = profiles(release, len(real), self.config.smoothing, random)
-        table = _table(rows, real[users], release.items[items])
+        users, items = profiles(release, len(users_with_rows), self.config.smoothing, random)
+        table = _table(rows, users_with_rows[users], release.items[items])
         spent = report(plan)
         figures: dict[str, Any] = {
             "noise multiplier": plan.noise_scale,
@@ -394,7 +394,7 @@ class NoisyCooccurrence(Perturbation):
         return Perturbed(table, np.full(len(table), -1), figures)
 
     def words(self) -> list[str]:
-        """What is guaranteed."""
+        """The guarantee and its limits."""
         config = self.config
         return [
             (

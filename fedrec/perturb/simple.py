@@ -70,7 +70,7 @@ class RandomisedResponse(Perturbation):
         return Perturbed(randomised.table(), np.arange(len(rows)), figures)
 
     def words(self) -> list[str]:
-        """What is guaranteed: a row, and how rows add up."""
+        """The guarantee of a row, and the sum over rows."""
         return [
             (
                 f"Randomised response with epsilon {self.config.epsilon:g} for each row, delta 0,"

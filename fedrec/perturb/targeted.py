@@ -182,9 +182,9 @@ def inclination(
     pairs = np.unique(users * num_items + items)
     group = groups[pairs // num_items]
     item = pairs % num_items
-    known = group >= 0
+    has_group = group >= 0
     having = np.zeros((num_groups, num_items))
-    np.add.at(having, (group[known], item[known]), 1.0)
+    np.add.at(having, (group[has_group], item[has_group]), 1.0)
     sizes = np.bincount(groups[groups >= 0], minlength=num_groups).astype(np.float64)[:, None]
     inside = having / np.maximum(sizes, 1)
     outside = (having.sum(axis=0) - having) / np.maximum(sizes.sum() - sizes, 1)
@@ -307,14 +307,14 @@ def guarantee(
         num_values: number of rating values; 1 if ratings are not used.
     """
     epsilon = config.epsilon
-    whole = protected == rows
+    all_protected = protected == rows
     if config.mechanism == "randomised-response":
-        profile = protected * epsilon if whole else math.inf
-        return Guarantee(epsilon, epsilon, epsilon, epsilon if whole else math.inf, profile)
+        item, profile = (epsilon, protected * epsilon) if all_protected else (math.inf, math.inf)
+        return Guarantee(epsilon, epsilon, epsilon, item, profile)
     unvisited = num_items - own_items
     odds = epsilon + math.log(unvisited * num_values) if unvisited else math.inf
     slot = odds if num_values == 1 else math.inf
-    if protected == 1 and whole:
+    if protected == 1 and all_protected:
         return Guarantee(epsilon, odds, slot, slot, slot)
     return Guarantee(epsilon, odds, slot, math.inf, math.inf)
 
@@ -421,13 +421,13 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
 
 def _groups(interactions: Interactions, attribute: str) -> tuple[np.ndarray, int]:
     """Each user's category `int64 [users]`, -1 for none, and the number of categories."""
-    known = interactions.user_features.names
-    if attribute not in known:
+    names = interactions.user_features.names
+    if attribute not in names:
         raise ExperimentError(
             f"the users of {interactions.name} have no feature {attribute!r}",
-            expected=f"one of {', '.join(known)}" if known else "a dataset with user features",
+            expected=f"one of {', '.join(names)}" if names else "a dataset with user features",
             got=attribute,
-            fix=did_you_mean(attribute, known) if known else "choose another dataset",
+            fix=did_you_mean(attribute, names) if names else "choose another dataset",
         )
     feature = interactions.user_features[attribute]
     if feature.width > 1:

@@ -199,7 +199,7 @@ class UpcSdgConfig(ReplacementConfig):
     """Substitutes: drawn by the trained generator, random items (ablation r), or the items whose
     similarity is nearest to gamma (ablation f)."""
     draw: Draw = "sample"
-    """Whether the generator's substitutes are a `sample` of its softmax (equation 11) or its `best`
+    """Choice of the generator's substitutes: a `sample` of its softmax (equation 11) or its `best`
     (authors' code)."""
     embeddings: BprmfConfig = BprmfConfig()
     """Settings of the embeddings; their seed is the experiment's."""

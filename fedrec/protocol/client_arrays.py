@@ -61,8 +61,8 @@ class ItemRequests:
     @classmethod
     def joined(cls, parts: Sequence[ItemRequests]) -> ItemRequests:
         """The clients of several parts, ascending."""
-        whole = cls.concatenated(parts)
-        return whole.take(np.argsort(whole.clients))
+        every = cls.concatenated(parts)
+        return every.take(np.argsort(every.clients))
 
     def rows_of(self, indices: np.ndarray) -> np.ndarray:
         """`int64 [rows]`: which of the P rows belong to the clients at the given positions, in
@@ -125,8 +125,8 @@ class ClientArrays:
     def arranged(self, indices: np.ndarray) -> ClientArrays:
         """The same as `take` of positions `int64 [n]`, but without a copy if these are all clients
         in their order, as those of one part are."""
-        whole = np.array_equal(indices, np.arange(len(self.requests.clients)))
-        return self if whole else self.take(indices)
+        in_order = np.array_equal(indices, np.arange(len(self.requests.clients)))
+        return self if in_order else self.take(indices)
 
     @classmethod
     def joined(cls, parts: Sequence[ClientArrays]) -> ClientArrays:
@@ -147,7 +147,7 @@ class ClientArrays:
             return self
         count = len(self.values[next(iter(names))][0])
         clients = self.requests.clients
-        whole = ItemRequests.of(clients, [np.arange(count)] * len(clients))
+        requests = ItemRequests.of(clients, [np.arange(count)] * len(clients))
         rows = {name: self.values[name].reshape(-1, *self.values[name].shape[2:]) for name in names}
         values = {name: value for name, value in self.values.items() if name not in names}
         for name, value in self.rows.items():
@@ -155,7 +155,7 @@ class ClientArrays:
             indices = np.repeat(np.arange(len(clients)), np.diff(self.requests.offsets))
             dense[indices, self.requests.items] = value
             rows[name] = dense.reshape(-1, *value.shape[1:])
-        return ClientArrays(whole, values, rows)
+        return ClientArrays(requests, values, rows)
 
     def changes(self, name: str, table: np.ndarray) -> list[Change]:
         """Each client's update of one parameter, in the order of the clients; zero for a parameter
@@ -178,11 +178,11 @@ class ClientArrays:
     def padded(self, width: int) -> dict[str, np.ndarray]:
         """All parameters with a leading cohort dimension, the rows of each client filled up to
         `[C, width, ...]`."""
-        real = self.real(width)
+        mask = self.real(width)
         filled = dict(self.values)
         for name, value in self.rows.items():
-            filled[name] = np.zeros((*real.shape, *value.shape[1:]), dtype=value.dtype)
-            filled[name][real] = value
+            filled[name] = np.zeros((*mask.shape, *value.shape[1:]), dtype=value.dtype)
+            filled[name][mask] = value
         return filled
 
     def real(self, width: int) -> np.ndarray:

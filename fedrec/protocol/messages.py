@@ -91,7 +91,7 @@ AnyOrder = TypeVar("AnyOrder")
 
 
 class OrderSetting(NamedTuple):
-    """What a setting of an order may be.
+    """Type and limit of a setting of an order.
 
     Attributes:
         kind: its type; a `float` may be an `int`, and members of a `list` are.

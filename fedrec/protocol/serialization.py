@@ -207,8 +207,8 @@ def _packed_record(record: ArrayRecord) -> ArrayRecord:
         PackedArray(name, array.dtype.str, array.shape, *updates.compacted(array))
         for name, array in zero_copy_arrays(record).items()
     ]
-    whole = packed(parts)
-    return ArrayRecord({_PACKED: Array("uint8", (len(whole),), _PACKED, whole)})
+    data = packed(parts)
+    return ArrayRecord({_PACKED: Array("uint8", (len(data),), _PACKED, data)})
 
 
 def _opened(part: PackedArray) -> np.ndarray:

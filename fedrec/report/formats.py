@@ -8,7 +8,6 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import pandas as pd
 
 from fedrec.report.comparison import Comparison
@@ -97,11 +96,9 @@ def comparison_notes(comparison: Comparison) -> list[str]:
             f" over seeds ({seeds} seeds, {seeds - 1} degrees of freedom) counts the mean"
             " difference of each seed once, so that it includes how splits and trainings vary"
         )
-    if _differs_from_means(comparison):
         lines.append(
-            "a difference can differ from that of the printed means: it is the mean over the users"
-            " with values of both systems under the same seed, each user once, however many seeds"
-            " tested it; a system's mean is that of its seeds' means; both are rounded"
+            "a difference is the mean over users, each once however many seeds tested it, and can"
+            " differ from that of the printed means, which are means of the seeds' means"
         )
     inputs = inputs_line({label: system.inputs for label, system in comparison.systems.items()})
     return [*lines, inputs] if inputs else lines
@@ -109,18 +106,6 @@ def comparison_notes(comparison: Comparison) -> list[str]:
 
 def _several_seeds(comparison: Comparison) -> bool:
     return any(test.common_seeds > 1 for test in comparison.seed_tests.values())
-
-
-def _differs_from_means(comparison: Comparison) -> bool:
-    """Whether a printed difference is not that of the printed means."""
-    means = {
-        label: round(float(np.mean(list(system.by_seed.values()))), 4)
-        for label, system in comparison.systems.items()
-    }
-    return any(
-        round(means[label] - means[comparison.reference] - round(test.difference, 4), 4) != 0
-        for label, test in comparison.tests.items()
-    )
 
 
 def comparison_text(comparison: Comparison, form: Format) -> str:

@@ -133,7 +133,7 @@ def _central(
 
 
 def _test_users_train(experiment: Experiment) -> bool:
-    """Whether the split lets the users who are tested train: all do, unless it holds users out."""
+    """True if tested users train too, as they do unless the split holds users out."""
     return getattr(experiment.settings(registry.SPLIT), "generalisation", "weak") == "weak"
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fedrec.components.registry import BASELINE
-from fedrec.errors import ExperimentError, RunError
+from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import marked
 from fedrec.experiment.sections import Section, resolved_section
 from fedrec.runs.folder import RunFolder
@@ -168,20 +168,10 @@ def system_rows(result: Result) -> dict[str, dict[str, Any]]:
 
 
 def baseline_epsilon(result: Result, label: str) -> float | None:
-    """Epsilon of a private centralised system; None of any other.
-
-    Raises:
-        RunError: the result lacks the system.
-    """
-    if label not in result.baselines:
-        raise RunError(
-            f"{result.folder / 'result.json'} is damaged",
-            expected=f"metrics of {label!r}, of which there is a table",
-            got=", ".join(result.baselines) or "no centralised system",
-            fix="restore it from a backup, or start the run anew",
-        )
+    """Epsilon of a private centralised system; None of any other."""
     state = RunFolder(result.folder).read_baseline(label) or {}
-    epsilon = state.get("privacy", {}).get("epsilon", result.baselines[label].get("epsilon"))
+    metrics = result.baselines.get(label, {})
+    epsilon = state.get("privacy", {}).get("epsilon", metrics.get("epsilon"))
     return None if epsilon is None else float(epsilon)
 
 
@@ -194,6 +184,6 @@ def epsilon_of(result: Result, label: str) -> float | None:
 
 
 def is_private(result: Result, label: str) -> bool:
-    """Whether a row of a table has a finite epsilon."""
+    """True if a row of a table has a finite epsilon."""
     epsilon = epsilon_of(result, label)
     return epsilon is not None and math.isfinite(epsilon)

@@ -104,8 +104,8 @@ def _cell(value: float | None) -> str:
 
 
 def summary_notes(result: Result) -> list[str]:
-    """Whether the system is better than popularity, and suggestions if it is not; whether the order
-    of items pays."""
+    """Remarks on a system that is not better than popularity, with suggestions, and on the worth of
+    the order of items."""
     metric = deciding_metric(result)
     if metric is None or not result.experiment.federated:
         return []
@@ -139,9 +139,9 @@ def significance_line(result: Result) -> str:
 
 
 def answer_line(result: Result) -> str:
-    """Whether the federated system is better than popularity and than the strongest centralised
-    system of equal inputs and, if the system is private, with a guarantee; by how much, with
-    intervals. Empty where there is nothing to compare with."""
+    """Comparison of the federated system with popularity and with the strongest centralised system
+    of equal inputs (a private one, if the system is private), with intervals. Empty where there is
+    nothing to compare with."""
     metric = deciding_metric(result) or main_metric(result.metrics)
     system = marked(result.experiment)
     if metric is None or not result.experiment.federated:
@@ -237,7 +237,7 @@ def early_stopping_line(result: Result) -> str:
 
 
 def interruption_line(result: Result) -> str:
-    """What a private run that was resumed paid for repeated rounds, and how many rounds its budget
+    """Cost of rounds that a resumed private run repeated, and the number of rounds that its budget
     left out; empty where neither happened."""
     privacy = RunFolder(result.folder).summary().get("privacy", {})
     return str(privacy.get("interruption", ""))
@@ -307,8 +307,8 @@ def _below_popularity(result: Result, metric: str) -> list[str]:
 
 
 def _worth_of_order(result: Result, metric: str) -> list[str]:
-    """Whether transitions between items rank better than the best baseline without order, over the
-    test users of an own table, unless too many rows have no order."""
+    """Comparison of transitions between items with the best baseline without order, over the test
+    users of an own table, unless too many rows have no order."""
     if _ORDERED not in result.baseline_users or result.experiment.dataset.name != "table":
         return []
     if RunFolder(result.folder).summary().get(TIED_SHARE, 1.0) > _MOST_TIES:

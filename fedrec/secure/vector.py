@@ -131,7 +131,7 @@ class SentShape:
 
     @property
     def numbers(self) -> int:
-        """How many numbers are sent."""
+        """Number of numbers that are sent."""
         return numbers_of(self.shape[0]) if self.symmetric else math.prod(self.shape)
 
     def flat(self, change: np.ndarray) -> np.ndarray:

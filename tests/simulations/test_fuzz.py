@@ -620,7 +620,9 @@ def test_content_of_the_wire(data):
         place = data.draw(st.integers(0, len(body)))
         new = data.draw(
             st.binary(max_size=9)
-            | st.sampled_from([b"[1048576,1048576]", b'"fedrec.rows"', b'"O"', b"-1", b"[" * 9999])
+            | st.sampled_from(
+                [b"[1048576,1048576]", b'"fedrec.rows 1"', b'"O"', b"-1", b"[" * 9999]
+            )
         )
         body[place : place + data.draw(st.integers(0, 9))] = new
     packed = Array("uint8", (len(body),), _PACKED, bytes(body))

@@ -169,7 +169,7 @@ class PageTable:
     rows: tuple[Row, ...]
 
     def is_text(self, column: int) -> bool:
-        """Whether a column holds sentences or names, and no numbers; column 0 names the rows."""
+        """True if a column holds sentences or names, and no numbers; column 0 names the rows."""
         return column == 0 or any(
             isinstance(cell := row.cells[column - 1], str) and cell != "" for row in self.rows
         )

@@ -438,7 +438,7 @@ def _costs(run: Run) -> Row:
 
 
 def reproductions(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """How to repeat each run: its `name`, the `file` and `toml` of its experiment, when it was
+    """Data for repeating each run: its `name`, the `file` and `toml` of its experiment, when it was
     `created`, and its `machine`."""
     folders = [RunFolder(run.result.folder) for run in runs]
     return [
