@@ -7,19 +7,25 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from fedrec.errors import ExperimentError
+from fedrec.experiment.loading import load, read, shipped_experiments
+from fedrec.experiment.schema import Experiment
+from fedrec.report.inputs import input_codes
+from fedrec.report.privacy_total import shown_together
+from fedrec.runs.ids import runs_directory, stamp
+from fedrec.runs.result import Result
+from server.callbacks.progress import Progress
+from simulations import runner
 from simulations.cli import options
 from simulations.cli.finishing import finish, watched
 from simulations.cli.options import Quiet, RunOutput, overrides_of, setting_option
-
-if TYPE_CHECKING:
-    from fedrec.errors import ExperimentError
-    from fedrec.experiment.schema import Experiment
-    from fedrec.runs.result import Result
-
+from simulations.own_table import own_experiment
 
 # `fedrec try`: train a federated recommender on a table of ratings or purchases.
 
@@ -126,8 +132,6 @@ class OwnTable:
                 `simulations.table_facts.TableFacts.of`.
             DataError: see `recognise`.
         """
-        from fedrec.experiment.loading import read
-        from simulations.own_table import own_experiment
 
         given = {role: name for role, name in self.columns.items() if name is not None}
         rated = not self.unrated and given.get("rating") not in _NO_COLUMN
@@ -162,8 +166,6 @@ def _silent(line: str) -> None:
 
 
 def _two_answers(column: str) -> ExperimentError:
-    from fedrec.errors import ExperimentError
-
     return ExperimentError(
         "two answers to which column holds ratings",
         expected="--rating COLUMN or --no-rating",
@@ -173,8 +175,6 @@ def _two_answers(column: str) -> ExperimentError:
 
 
 def _shipped(incomplete: str) -> list[str]:
-    from fedrec.experiment.loading import shipped_experiments
-
     return [name for name in shipped_experiments() if name.startswith(incomplete)]
 
 
@@ -240,9 +240,6 @@ def _wanted(
     experiment: str | None, data: Path | None, table: OwnTable, overrides: list[str], quiet: bool
 ) -> Experiment:
     """The experiment to run: the named one, or one on the user's own table."""
-    from fedrec.errors import ExperimentError
-    from fedrec.experiment.loading import load
-
     if data is not None and experiment is None:
         return table.experiment(data, overrides, quiet)
     if experiment is not None and data is None and table.is_empty():
@@ -268,13 +265,11 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Continue a run from its newest checkpoint, or a sweep with its unfinished runs."""
-    from simulations.cli import sweep
+    if (folder / "sweep.json").is_file():
+        from simulations.cli import studies  # takes longer than a short run
 
-    if sweep.is_sweep(folder):
-        sweep.resume(folder, quiet)
+        studies.resume(folder, quiet)
         return
-    from simulations import runner
-
     watched(
         folder, quiet, lambda callbacks: runner.resume(folder, overrides or [], callbacks=callbacks)
     )
@@ -290,8 +285,6 @@ def demo(
 ) -> None:
     """Train PrivRec on Ray, in one stage, in two, and under differential privacy, beside linear
     systems and popularity on synthetic data; print one table and write a report. Works offline."""
-    from fedrec.runs.ids import runs_directory, stamp
-    from server.callbacks.progress import Progress
     from simulations.demo import demo as demonstrate
 
     folder = output or runs_directory() / f"demo-{stamp()}"
@@ -312,11 +305,6 @@ def demo(
 
 
 def _print(rows: Mapping[str, Mapping[str, Any]], results: list[Result]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from fedrec.report.inputs import input_codes
-    from fedrec.report.privacy_total import shown_together
     from simulations.demo import ROWS
 
     codes = input_codes({row.system: rows[row.system]["inputs"] for row in ROWS})
