@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedrec.errors import ExperimentError
-from fedrec.experiment.loading import load, read, shipped_experiments
+from fedrec.experiment.loading import load, shipped_experiments
 from fedrec.experiment.schema import Experiment
 from fedrec.report.inputs import input_codes
 from fedrec.report.privacy_total import shown_together
@@ -25,7 +24,7 @@ from simulations import runner
 from simulations.cli import options
 from simulations.cli.finishing import finish, watched
 from simulations.cli.options import Quiet, RunOutput, overrides_of, setting_option
-from simulations.own_table import own_experiment
+from simulations.own_table import OwnTable
 
 # `fedrec try`: train a federated recommender on a table of ratings or purchases.
 
@@ -58,7 +57,6 @@ Vectors = Annotated[
     list[Path] | None,
     setting_option("item-vectors", of="fedrec.data.readers.table:TableConfig"),
 ]
-_NO_COLUMN = ("", "none")
 
 
 def try_(
@@ -88,90 +86,6 @@ def try_(
     )
     given = [*(overrides or []), *overrides_of({"seed": seed})]
     finish(table.experiment(data, given, quiet), output, quiet)
-
-
-@dataclass(frozen=True)
-class OwnTable:
-    """What is said of a table of the user's own.
-
-    Attributes:
-        columns: by role, the name of the column; None if it is to be recognised. For ratings,
-            "none" or nothing means that there are none.
-        unrated: whether no column holds ratings.
-        time_format: form of the dates, as of `strptime`; None: ISO or dotted.
-        epsilon: target of user-level differential privacy, > 0; None: no privacy.
-        system: see `simulations.own_table.try_table`.
-        item_vectors: files of dense vectors of the items.
-        header: whether the first line has names; None: as it looks.
-    """
-
-    columns: Mapping[str, str | None]
-    unrated: bool = False
-    time_format: str | None = None
-    epsilon: float | None = None
-    system: str | None = None
-    item_vectors: tuple[Path, ...] = ()
-    header: bool | None = None
-
-    def is_empty(self) -> bool:
-        """Whether nothing is said."""
-        named = (self.time_format, self.system, self.epsilon, self.header, *self.columns.values())
-        return not (self.unrated or self.item_vectors) and all(one is None for one in named)
-
-    def experiment(self, data: Path, overrides: list[str], quiet: bool) -> Experiment:
-        """The experiment on the table, after printing how its columns were recognised.
-
-        Args:
-            data: the table.
-            overrides: as for `--set`.
-            quiet: print nothing.
-
-        Raises:
-            ExperimentError: a column of ratings is named, and `unrated` is set; an override names
-                another dataset; epsilon is no number > 0, there are too few users for it, or see
-                `simulations.table_facts.TableFacts.of`.
-            DataError: see `recognise`.
-        """
-
-        given = {role: name for role, name in self.columns.items() if name is not None}
-        rated = not self.unrated and given.get("rating") not in _NO_COLUMN
-        if self.unrated and given.get("rating", "none") not in _NO_COLUMN:
-            raise _two_answers(given["rating"])
-        if not rated:
-            given.pop("rating", None)
-        dataset = read({}, overrides).get("dataset")
-        said = dataset.get("header") if isinstance(dataset, dict) else None
-        tell = _silent if quiet else _printed
-        tell(f"{data}:")
-        return own_experiment(
-            data,
-            given,
-            lambda line: tell(f"  {line}"),
-            rated=rated,
-            header=self.header if said is None else said,
-            time_format=self.time_format,
-            epsilon=self.epsilon,
-            system=self.system,
-            overrides=overrides,
-            item_vectors=self.item_vectors,
-        )
-
-
-def _printed(line: str) -> None:
-    typer.echo(line, err=True)
-
-
-def _silent(line: str) -> None:
-    """Prints nothing."""
-
-
-def _two_answers(column: str) -> ExperimentError:
-    return ExperimentError(
-        "two answers to which column holds ratings",
-        expected="--rating COLUMN or --no-rating",
-        got=f"--rating {column} --no-rating",
-        fix="leave one of them out",
-    )
 
 
 def _shipped(incomplete: str) -> list[str]:
