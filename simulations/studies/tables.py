@@ -269,7 +269,8 @@ def _interval(results: Sequence[Found]) -> tuple[float, float, float]:
         high = math.nan if first.high is None else first.high
     elif np.isfinite(numbers).all():
         half = student.ppf(0.975, len(numbers) - 1) * numbers.std(ddof=1) / math.sqrt(len(numbers))
-        low, high = mean - float(half), mean + float(half)
+        low = mean - float(half)
+        high = mean + float(half)
     least = -math.inf if first.least is None else first.least
     most = math.inf if first.most is None else first.most
     return mean, max(low, least), min(high, most)

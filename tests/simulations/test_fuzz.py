@@ -40,7 +40,7 @@ from server.deployed.validation import ReplyValidator
 from simulations.deployment.client import plan_of
 from simulations.deployment.layout import Deployment
 from simulations.export.folder import export
-from simulations.own_table import own_system
+from simulations.own_table import OwnTable
 from simulations.reproduce.recorded import FILE, recorded
 from simulations.studies.declaration import declared
 from simulations.studies.search import plan_of as plan_of_of_fuzz_files
@@ -361,7 +361,7 @@ def try_own(file, rated=True):
     if not isinstance(found, str):
         assert 1 <= found.users <= found.rows and 1 <= found.items <= found.rows
         assert all(isinstance(line, str) for line in found.lines())
-        told(lambda: own_system(file, found))
+        told(lambda: OwnTable(unrated=not rated).experiment(file, [], True))
 
 
 COLUMNS = st.one_of(

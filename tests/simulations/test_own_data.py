@@ -26,8 +26,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.report.comparison import compare
 from fedrec.runs.result import Result
 from simulations.cli import app
-from simulations.cli.run import OwnTable
-from simulations.own_table import LINEAR, TITLES, fold_in_system, try_table
+from simulations.own_table import LINEAR, TITLES, OwnTable, fold_in_system, try_table
 from simulations.runner import run
 from simulations.table_facts import Signal, signal_of
 
@@ -79,7 +78,7 @@ def test_the_threshold_that_is_given_is_used_and_printed(tmp_path, capsys):
 def test_the_commands_have_a_switch_against_ratings(tmp_path, command):
     file = written(tmp_path, "Bewertung")
     both = CliRunner().invoke(app, [*command, str(file), "--no-rating", "--rating", "Bewertung"])
-    assert "two answers" in str(both.exception)
+    assert "contradict each other" in str(both.exception)
     only = [*command, str(file), "--no-rating", "-s", "rounds=0", "-o", str(tmp_path / "run")]
     assert "every row counts as liked" in CliRunner().invoke(app, only).output
 

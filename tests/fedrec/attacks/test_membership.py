@@ -37,7 +37,7 @@ from fedrec.report.summary import summary_table
 from fedrec.runs.folder import RunFolder
 from simulations import runner
 from simulations.attacks.members import half_members, half_memberships
-from simulations.cli.sweep import _table
+from simulations.cli.studies import _settings_table as _table
 from simulations.studies.search import plan_of
 from simulations.studies.sweep import sweep
 
