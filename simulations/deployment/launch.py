@@ -21,11 +21,9 @@ from typing import Any
 import httpx
 import tomli_w
 
-from fedrec.components import registry
 from fedrec.errors import EngineError, RunError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.files import parse_json
@@ -43,13 +41,6 @@ DEADLINE = 120.0
 OUTAGE = 120.0
 """Seconds without a SuperLink after which a command that waits for a run ends; the run itself
 continues."""
-_IN_PROCESSES = (
-    registry.MODEL,
-    registry.SPLIT,
-    registry.STEP,
-    registry.STRATEGY,
-    registry.SAMPLER,
-)
 MOST_FAILURES = 0.5
 """Share of a round's nodes that may fail, unless the experiment sets it."""
 
@@ -61,13 +52,14 @@ def settled(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (
     Raises:
         ExperimentError: the experiment, or an override, is wrong.
     """
-    given = load(source, overrides)
-    engine = {"name": "flower", "threads": given.engine.threads or 1}
-    engine |= {"timeout": DEADLINE} if given.engine.timeout == type(given.engine)().timeout else {}
-    engine |= {"max-failures": MOST_FAILURES} if given.engine.max_failures == 0 else {}
-    table = given.table()
+    experiment = load(source, overrides)
+    before = experiment.engine
+    engine = {"name": "flower", "threads": before.threads or 1}
+    engine |= {"timeout": DEADLINE} if before.timeout == type(before)().timeout else {}
+    engine |= {"max-failures": MOST_FAILURES} if before.max_failures == 0 else {}
+    table = experiment.table()
     table["engine"] = {**table["engine"], **engine}
-    each_round = given.evaluation.every == type(given.evaluation)().every
+    each_round = experiment.evaluation.every == type(experiment.evaluation)().every
     table["evaluation"] = {
         **table["evaluation"],
         "baselines": [],
@@ -96,8 +88,8 @@ def start(deployment: Deployment, folder: RunFolder) -> int:
         app = app_folder(Path(scratch) / "fedrec")
         command = (script("flwr"), "run", str(app), "fedrec", "--format", "json", "-c", str(file))
         home = {"FLWR_HOME": str(private_folder(Path(scratch) / "home"))}
-        found = connection(deployment.superlink, deployment.authority)
-        write_private(Path(scratch) / "home" / "config.toml", found)
+        flower = connection(deployment.superlink, deployment.authority)
+        write_private(Path(scratch) / "home" / "config.toml", flower)
         environment = environment_of(Process("run", command, home))
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=scratch)
     try:
@@ -168,25 +160,8 @@ def wait(
             f"{_with_names(deployment, ended.details)}\n"
             f"{_last_lines(log or _log_of_server_app(deployment, run))}"
         ),
-        fix=_restart_words(deployment, folder.experiment)
-        + f"fedrec deploy resume {deployment.path} {folder.path}",
-    )
-
-
-def _restart_words(deployment: Deployment, experiment: Experiment) -> str:
-    """What to do first if a package was installed while the deployment ran, whose processes do not
-    know it; empty if the experiment has components of fedrec only."""
-    sections = {kind: getattr(experiment, kind.key, None) for kind in _IN_PROCESSES}
-    named = [
-        (kind, section.name) for kind, section in sections.items() if isinstance(section, Section)
-    ]
-    named += [(registry.CALLBACK, section.name) for section in experiment.callbacks or ()]
-    others = sorted({n for kind, n in named if n not in registry.builtin_names(kind)})
-    if not others:
-        return ""
-    return (
-        f"if the package of {', '.join(map(repr, others))} was installed after `fedrec deploy up`,"
-        f" fedrec deploy down {deployment.path}, and up; then "
+        fix=f"fedrec deploy resume {deployment.path} {folder.path}; after a package was installed,"
+        f" first fedrec deploy down {deployment.path}, and up",
     )
 
 
@@ -201,7 +176,7 @@ class _Watch:
     def __init__(self, folder: RunFolder, callback: Callback) -> None:
         self._folder = folder
         self._callback = callback
-        self._told = folder.status()["round"]
+        self._reported = folder.status()["round"]
         self._started = False
 
     def look(self) -> None:
@@ -211,12 +186,12 @@ class _Watch:
             rounds = self._folder.experiment.rounds
             if not self._started and status["state"] != "created":
                 self._started = True
-                self._callback.on_start(self._folder, self._told + 1, rounds)
+                self._callback.on_start(self._folder, self._reported + 1, rounds)
             table = self._folder.read_rounds()
-            for row in table.iloc[self._told :].to_dict("records"):
-                self._told += 1
+            for row in table.iloc[self._reported :].to_dict("records"):
+                self._reported += 1
                 self._callback.after_round({str(key): row[key] for key in row}, 0.0)
-                if self._told == rounds:
+                if self._reported == rounds:
                     self._callback.on_message("evaluating on the nodes")
 
 
