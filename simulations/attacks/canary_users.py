@@ -237,7 +237,7 @@ class Canary(Step):
 
     @property
     def keeps(self) -> bool:
-        """Whether state stays on the device: private parameters, or the number of rounds that it
+        """True if state stays on the device: private parameters, or the number of rounds that it
         took part in."""
         return self.base.keeps
 
@@ -336,7 +336,7 @@ class CanaryClients(Split):
 
 
 def kind_of(phase: Phase) -> Kind:
-    """What clients send in a phase."""
+    """The kind of updates that clients send in a phase."""
     if contributions_of(phase.step) == "signed":
         return "signed"
     outer = getattr(resolve(STEP, str(phase.step["name"])), "outer", False)

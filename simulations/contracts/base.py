@@ -236,7 +236,7 @@ def columns_of(rows: Interactions) -> dict[str, np.ndarray]:
 
 
 def same_bits(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether named arrays are equal, NaN equal to NaN."""
+    """Return True if named arrays are equal, NaN equal to NaN."""
     return set(first) == set(second) and all(
         np.array_equal(np.asarray(first[name]), np.asarray(second[name]), equal_nan=True)
         for name in first

@@ -300,7 +300,7 @@ class BaselineContract(Contract):
 
 
 def _learned(baseline: Baseline) -> torch.Tensor:
-    """What a baseline answers after it was fitted: scores `[users, items]`, or predictions of all
+    """Answers of a baseline after it was fitted: scores `[users, items]`, or predictions of all
     ratings `[users items]`."""
     if not isinstance(baseline, RatingBaseline):
         baseline.fit(_histories())

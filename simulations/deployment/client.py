@@ -223,7 +223,7 @@ def prepare(plan: ClientPlan, part: str = "all") -> None:
 
 
 def _is_usable(meeting: Path) -> bool:
-    """Whether the certificate of SuperNode and executor exists and does not end soon."""
+    """Return True if the certificate of SuperNode and executor exists and does not expire soon."""
     if not (meeting / "node.secret").exists():
         return False
     return days_left((meeting / "node.crt").read_bytes()) > RENEWED_DAYS

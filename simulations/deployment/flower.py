@@ -168,7 +168,7 @@ class NodeState:
     until: float = 0.0
 
     def heard(self, now: float) -> str:
-        """When it was last heard of, in words.
+        """The time since its last heartbeat, in words.
 
         Args:
             now: seconds since 1970.
@@ -181,7 +181,7 @@ class NodeState:
         return f"{max(0.0, now - last):.0f} s ago"
 
     def overdue(self, now: float) -> bool:
-        """Whether a heartbeat is due that has not come."""
+        """Return True if a heartbeat is due that has not come."""
         return now > self.until - (HEARTBEAT_PATIENCE - 1) * self.interval
 
 

@@ -98,7 +98,7 @@ def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Sta
 
 
 def allowed(method: str, path: bytes) -> bool:
-    """Whether a request may pass; `path` as sent, without the query."""
+    """Return True if a request may pass; `path` as sent, without the query."""
     return method == "POST" and FLEET.fullmatch(path) is not None
 
 

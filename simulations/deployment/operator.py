@@ -135,7 +135,7 @@ def states(deployment: Deployment) -> list[ProcessState]:
 
 
 def node_restarts(deployment: Deployment) -> dict[str, int]:
-    """How often processes of each node on this machine were restarted since the start of process
+    """Restarts of the processes of each node on this machine since the start of process
     `nodes`, by the node's name."""
     table = _table(deployment, "nodes") if supervisor_of(deployment) is not None else {}
     counts: Counter[str] = Counter()
@@ -151,7 +151,7 @@ def supervisor_of(deployment: Deployment) -> int | None:
 
 
 def _is_ours(deployment: Deployment, pid: int) -> bool:
-    """Whether a process belongs to this deployment, and not to another program that reuses its
+    """Return True if a process belongs to this deployment, not to another program that reuses its
     process id."""
     try:
         return str(deployment.path).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -160,7 +160,7 @@ def _is_ours(deployment: Deployment, pid: int) -> bool:
 
 
 def answers(process: Process, deployment: Deployment) -> bool:
-    """Whether a process reports that it is healthy, with a certificate of the deployment's
+    """Return True if a process reports that it is healthy, with a certificate of the deployment's
     authority."""
     return is_healthy(str(process.health), deployment.authority)
 
@@ -216,7 +216,7 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
 
 
 def _table(deployment: Deployment, part: str = "") -> dict:
-    """What a supervisor wrote about its processes: that of the server, or of a part of it."""
+    """The list of processes of a supervisor: that of the server, or of a part of it."""
     try:
         table = read_json(deployment.logs / part / "processes.json")
     except (OSError, ValueError):
