@@ -33,8 +33,8 @@ from simulations.deployment.flower import Control, RunState
 from simulations.deployment.layout import Deployment
 from simulations.deployment.pki import private_folder, write_private
 from simulations.deployment.processes import Process, environment_of
-from simulations.engines.flower import app_folder
-from simulations.flower_commands import connection, script
+from simulations.engines.flower import RunWatch, app_folder
+from simulations.flower_commands import connection, last_lines, script
 
 DEADLINE = 120.0
 """Seconds that a round waits for nodes, unless the experiment sets it."""
@@ -144,58 +144,27 @@ def wait(
         EngineError: the run failed, or its ServerApp was lost; reported rounds are in the run
             folder.
     """
-    watch = _Watch(folder, callback or Callback())
+    watch = RunWatch(folder, [] if callback is None else [callback])
     ended = _end_of(deployment, run, poll, watch)
     watch.look()
     status = folder.status()
     if status["state"] == "finished":
         return folder.read_result()
-    log = folder.log_file.read_text(errors="replace") if folder.log_file.exists() else ""
     raise EngineError(
         "the run did not finish",
         expected="a finished run",
         got=(
             f"{ended.status}; the run folder says {status['state']!r} after round"
-            f" {_last_round(folder)}\n"
+            f" {len(folder.read_rounds())}\n"
             f"{_with_names(deployment, ended.details)}\n"
-            f"{_last_lines(log or _log_of_server_app(deployment, run))}"
+            f"{_log_of(deployment, folder, run)}"
         ),
         fix=f"fedrec deploy resume {deployment.path} {folder.path}; after a package was installed,"
         f" first fedrec deploy down {deployment.path}, and up",
     )
 
 
-class _Watch:
-    """Tells a callback of what the ServerApp writes into a run folder.
-
-    Args:
-        folder: the run folder.
-        callback: is told of the start, of each round, and of the final evaluation.
-    """
-
-    def __init__(self, folder: RunFolder, callback: Callback) -> None:
-        self._folder = folder
-        self._callback = callback
-        self._reported = folder.status()["round"]
-        self._started = False
-
-    def look(self) -> None:
-        """Tell what is new; what is just being written is told later."""
-        with suppress(RunError):
-            status = self._folder.status()
-            rounds = self._folder.experiment.rounds
-            if not self._started and status["state"] != "created":
-                self._started = True
-                self._callback.on_start(self._folder, self._reported + 1, rounds)
-            table = self._folder.read_rounds()
-            for row in table.iloc[self._reported :].to_dict("records"):
-                self._reported += 1
-                self._callback.after_round({str(key): row[key] for key in row}, 0.0)
-                if self._reported == rounds:
-                    self._callback.on_message("evaluating on the nodes")
-
-
-def _end_of(deployment: Deployment, run: int, poll: float, watch: _Watch) -> RunState:
+def _end_of(deployment: Deployment, run: int, poll: float, watch: RunWatch) -> RunState:
     """The final status of a run in Flower; waits for a SuperLink that is restarted in between."""
     heard = time.monotonic()
     with closing(Control(deployment.superlink, deployment.authority)) as control:
@@ -231,20 +200,13 @@ def resumable(path: Path) -> RunFolder:
     return folder
 
 
-def _last_round(folder: RunFolder) -> int:
-    file = folder.path / "rounds.csv"
-    return max(0, len(file.read_text().splitlines()) - 1) if file.exists() else 0
-
-
-def _log_of_server_app(deployment: Deployment, run: int) -> str:
-    """Flower's log of a run that ended before it had its own log."""
+def _log_of(deployment: Deployment, folder: RunFolder, run: int) -> str:
+    """The end of a run's log; that of Flower if the run ended before it had its own."""
+    if folder.log_file.exists():
+        return last_lines(folder.log_file)
     with (
         suppress(httpx.HTTPError),
         closing(Control(deployment.superlink, deployment.authority)) as control,
     ):
-        return control.log(run)
-    return ""
-
-
-def _last_lines(text: str, lines: int = 12) -> str:
-    return "\n".join(text.splitlines()[-lines:]) or "no log"
+        return "\n".join(control.log(run).splitlines()[-12:])
+    return "no log"

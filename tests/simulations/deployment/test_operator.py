@@ -56,12 +56,13 @@ from server.callbacks.base import Callback
 from server.exchange import DroppedReplies
 from simulations import runner
 from simulations.deployment import entry as process_entry
-from simulations.deployment import flower, flower_calls, launch, operator, page
+from simulations.deployment import flower, flower_calls, operator, page
 from simulations.deployment import processes as supervisor
 from simulations.deployment.health import are_alive
 from simulations.deployment.initialise import initialise
 from simulations.deployment.layout import DeploymentConfig
 from simulations.deployment.processes import Process
+from simulations.engines.flower import RunWatch
 from tests.fedrec.report.browser import CONTRAST, OUTSIDE
 from tests.simulations.deployment.federation import free_ports
 from tests.test_layers import PACKAGES, ROOT
@@ -194,7 +195,7 @@ def test_rounds_are_told_while_a_run_is_waited_for(load_tiny, tmp_path):
         def on_message(self, text):
             told.append(text)
 
-    watch = launch._Watch(folder, Told())
+    watch = RunWatch(folder, [Told()])
     watch.look()
     assert told == []
     rows = [{"round": number, "loss": 0.5} for number in (1, 2, 3)]
