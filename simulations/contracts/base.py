@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fedrec.components.errors import Unchanged
-from fedrec.components.registry import Kind, resolve
+from fedrec.components.registry import ATTACK, BASELINE, METRIC, Kind, resolve
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.errors import ExperimentError, FedrecError
@@ -86,8 +86,10 @@ class Contract:
         return component_settings(self.kind, section)
 
     def placed(self) -> dict[str, Any]:
-        """The sections that put the component into an experiment."""
-        return {self.kind.key: self.section()}
+        """The sections that put the component into an experiment; none for a baseline or a metric,
+        which `[evaluation]` names, or for an attack."""
+        named_elsewhere = self.kind in (ATTACK, BASELINE, METRIC)
+        return {} if named_elsewhere else {self.kind.key: self.section()}
 
     def small(self, *overrides: str, **sections: Any) -> Experiment:
         """The small experiment with the component in it."""
