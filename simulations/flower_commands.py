@@ -118,7 +118,7 @@ def signal_groups(groups: Iterable[int], sign: int) -> None:
 
 
 def groups_end(groups: set[int], seconds: float) -> bool:
-    """Whether all processes of some groups end within a time; those that nobody has waited for
+    """Return True if all processes of some groups end in a time; those that nobody has waited for
     count as ended."""
     until = time.monotonic() + seconds
     while any(process.group in groups and process.state not in "ZX" for process in _processes()):

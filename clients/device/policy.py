@@ -304,7 +304,7 @@ class Policy(Config):
             self._examine(f"{at}: {inner.name}", inner, section_within)
 
     def _runs(self, kind: registry.Kind, name: str) -> bool:
-        """Whether a component may be imported."""
+        """Return True if a component may be imported."""
         if ":" in name:
             return _package(name) in (*self._packages, *_OURS) or name.startswith(_FLOWERS)
         if name in registry.builtin_names(kind):

@@ -148,7 +148,7 @@ class Discovery:
                 len(presence.training) for presence in self._known.values()
             ):
                 return self.roster
-            self._refuse_to_wait(nodes)
+            self._check_refusals(nodes)
             if waited >= self.timeout:
                 raise EngineError(
                     "too few nodes with clients joined",
@@ -160,7 +160,7 @@ class Discovery:
             waited += pause
             pause = min(2 * pause, 2.0)
 
-    def _refuse_to_wait(self, nodes: int) -> None:
+    def _check_refusals(self, nodes: int) -> None:
         """End a run at once that as many nodes as it needs refuse, while none is still to answer;
         they will refuse it again."""
         online = set(self.grid.get_node_ids())
@@ -175,7 +175,7 @@ class Discovery:
             )
 
     def _joined_and_not(self) -> str:
-        """How many nodes have joined, and why others have not."""
+        """The number of nodes that have joined, and the reasons why others have not."""
         texts = [f"node {node}: {why}" for node, why in self._trouble.items()]
         more = [f"{len(texts) - _NAMED} others"] if len(texts) > _NAMED else []
         return "; ".join([f"{len(self._known)} joined", *texts[:_NAMED], *more])

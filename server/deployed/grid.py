@@ -44,7 +44,7 @@ class Waiting(NamedTuple):
 
     message: Message
     deadline: float
-    """When nobody waits for the reply any more, by the grid's clock; infinity: never."""
+    """Time of the grid's clock from which nobody waits for the reply; infinity: never."""
 
     @property
     def node(self) -> int:
@@ -263,7 +263,7 @@ def _live(metadata: Metadata, seconds: float) -> None:
 
 
 def _passes(error: Exception) -> bool:
-    """Whether a call may succeed when it is repeated: the server failed, or lost the state of an
+    """Return True if a call may succeed when repeated: the server failed, or lost the state of an
     upload."""
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code >= 500

@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedrec")
 K = TypeVar("K")
 LARGER = 10.0
-"""How many times the usual size a reply may have."""
+"""Largest size of a reply, in units of the usual one."""
 LARGEST_LOSS = 1e6  # per client; the mean loss is only reported
 _ENOUGH = 3  # replies whose median one of them cannot determine
 _REMEMBERED = 200  # number of earlier replies
 _FAR_ERROR = 1000.0
 _FAR_ROWS = 100.0
-"""How many times the usual error, or number of held-out rows, a client may have."""
+"""Largest error, or number of held-out rows, of a client, in units of the usual one."""
 _LARGEST = 1e9  # of metrics without a bound
 
 
@@ -218,7 +218,7 @@ def _step_of(orders: Mapping[int, TrainOrder], nodes: Mapping[int, object]) -> s
 
 
 def _words(size: tuple[float, float], factors: tuple[float, float]) -> str:
-    """Why a reply is scaled down."""
+    """The reason why a reply is scaled down."""
     names = ("norm of the update", "examples per client")
     return ", ".join(
         f"{name} {value:.3g} counts as {value * factor:.3g}, {LARGER:g} times the usual"

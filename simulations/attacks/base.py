@@ -63,7 +63,7 @@ class AttackRun:
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
-    """What is attacked, and what the attacker sees of it.
+    """The attacked experiment, and what the attacker sees of it.
 
     Attributes:
         experiment: the attacked experiment, resolved.

@@ -68,7 +68,7 @@ class CanaryReleases:
         return dict(vars(self))
 
     def fits(self, canaries: int) -> bool:
-        """Whether it may have been recorded with so many canaries."""
+        """Return True if it may have been recorded with so many canaries."""
         rounds = len(self.rounds)
         return (
             self.released.dtype == self.quiet.dtype == np.float64

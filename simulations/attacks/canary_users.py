@@ -321,7 +321,7 @@ class CanaryClients(Split):
 
 
 def kind_of(phase: Phase) -> Kind:
-    """What clients send in a phase."""
+    """The kind of updates that clients send in a phase."""
     if contributions_of(phase.step) == "signed":
         return "signed"
     outer = getattr(resolve(STEP, str(phase.step["name"])), "outer", False)

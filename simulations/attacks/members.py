@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who trains which system of an attack: drawn from the attack's seed, and a split that lets only
-them train.
+"""Training users of the systems of an attack, drawn from the attack's seed, and a split that lets
+only them train.
 
 Held-out users and rows are those of the other split, so that a system under attack is evaluated
 like any other. Users that are not drawn keep their training rows, which are not used for training.

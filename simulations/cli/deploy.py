@@ -156,10 +156,10 @@ def page(
 ) -> None:
     """Serve a read-only page about processes, nodes and runs until Ctrl-C, with the gateway's
     certificate, for the user `operator` with the key in `server/page.secret`."""
-    from simulations.deployment.page import served
+    from simulations.deployment import page
 
-    typer.echo(f"https://{bind}:{port}/ user {served.USER}, key in {served.key_file(deployment)}")
-    served.serve(deployment, bind, port)
+    typer.echo(f"https://{bind}:{port}/ user {page.USER}, key in {page.key_file(deployment)}")
+    page.serve(deployment, bind, port)
 
 
 @app.command(hidden=True)
@@ -202,8 +202,8 @@ def _show(deployment) -> None:
     from server.exchange import with_names
     from simulations.deployment import operator
     from simulations.deployment.flower import Control
+    from simulations.deployment.initialise import days_to_end
     from simulations.deployment.pki import RENEWED_DAYS
-    from simulations.deployment.renewal import days_to_end
 
     console = Console()
     table = Table("process", "pid", "restarts", "health")
@@ -376,7 +376,7 @@ def client(
 def renew(deployment: Folder) -> None:
     """Replace the certificates of SuperLink, gateway and nodes by new ones, which are valid for 825
     days, for the same keys."""
-    from simulations.deployment.renewal import renew as renewed
+    from simulations.deployment.initialise import renew as renewed
 
     files = renewed(deployment)
     folder = quote(str(deployment.path))
@@ -396,7 +396,7 @@ def revoke(
 ) -> None:
     """Refuse the keys of a node from now on, for example after they were stolen."""
     from simulations.deployment import operator
-    from simulations.deployment.renewal import revoke as revoked
+    from simulations.deployment.initialise import revoke as revoked
 
     changed = revoked(deployment, node)
     if operator.supervisor_of(changed) is not None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedrec.components.registry import Kind, resolve
+from fedrec.components.registry import ATTACK, BASELINE, METRIC, Kind, resolve
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.errors import ExperimentError, FedrecError
@@ -85,8 +85,10 @@ class Contract:
         return component_settings(self.kind, section)
 
     def placed(self) -> dict[str, Any]:
-        """The sections that put the component into an experiment."""
-        return {self.kind.key: self.section()}
+        """The sections that put the component into an experiment; none for a baseline or a metric,
+        which `[evaluation]` names, or for an attack."""
+        named_elsewhere = self.kind in (ATTACK, BASELINE, METRIC)
+        return {} if named_elsewhere else {self.kind.key: self.section()}
 
     def small(self, *overrides: str, **sections: Any) -> Experiment:
         """The small experiment with the component in it."""
@@ -236,7 +238,7 @@ def columns_of(rows: Interactions) -> dict[str, np.ndarray]:
 
 
 def same_bits(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether named arrays are equal, NaN equal to NaN."""
+    """Return True if named arrays are equal, NaN equal to NaN."""
     return set(first) == set(second) and all(
         np.array_equal(np.asarray(first[name]), np.asarray(second[name]), equal_nan=True)
         for name in first

@@ -195,16 +195,6 @@ class BaselineContract(Contract):
     random = False
     _once: ClassVar[Baseline]
 
-    def placed(self) -> dict[str, dict[str, object]]:
-        """No section: a baseline is named in `evaluation.baselines`."""
-        return {}
-
-    def test_scores_have_a_row_per_user_and_a_column_per_item(self) -> None:
-        """`[users, items]`, numbers, also for a user without a history."""
-        histories = _histories()
-        scores = self._fitted_once().scores(histories)
-        assert_numbers(scores, (histories.num_users, histories.num_items), "scores")
-
     def test_fitting_twice_gives_the_same_scores(self) -> None:
         """Two objects, and one object that is fitted again; of a predictor of ratings the same
         predictions. If `random`, another `seed` gives other ones."""
@@ -217,27 +207,19 @@ class BaselineContract(Contract):
             seeded = _learned(self.cls(self.config(seed=1)))
             assert_that(not torch.equal(seeded, scores), "the seed makes no difference")
 
-    def test_a_users_scores_do_not_depend_on_the_block(self) -> None:
-        """Alone and among others a user gets the same scores."""
+    def test_a_users_scores_do_not_depend_on_others(self) -> None:
+        """`[users, items]`, numbers, the same alone and among others; also for users who were not
+        among the fitted ones, or have no id or no history."""
         histories = _histories()
-        baseline = self._fitted_once()
-        together = baseline.scores(histories)
-        for user in range(histories.num_users):
-            alone = baseline.scores(histories.block(user, user + 1))
-            what = f"user {user} alone against all"
-            assert_close({"scores": alone[0]}, {"scores": together[user]}, what)
-
-    def test_unknown_users_are_scored(self) -> None:
-        """A user who was not among the fitted ones, and one without an id."""
-        histories = _histories()
-        baseline = self._fitted(histories.block(0, 4))
+        part = self._fitted(histories.block(0, 4))
         anonymous = replace(histories, users=None)
-        for asked in (histories, anonymous):
+        cases = ((self._fitted_once(), histories, 0), (part, histories, 4), (part, anonymous, 4))
+        for baseline, asked, first in cases:
             scores = baseline.scores(asked)
-            assert_numbers(scores, (7, 11), "scores")
-            for user in range(4, 7):
+            assert_numbers(scores, (histories.num_users, histories.num_items), "scores")
+            for user in range(first, histories.num_users):
                 alone = baseline.scores(asked.block(user, user + 1))
-                what = f"unknown user {user} alone against all"
+                what = f"user {user} alone against all"
                 assert_close({"scores": alone[0]}, {"scores": scores[user]}, what)
 
     def test_it_uses_the_inputs_that_it_states(self) -> None:
@@ -300,7 +282,7 @@ class BaselineContract(Contract):
 
 
 def _learned(baseline: Baseline) -> torch.Tensor:
-    """What a baseline answers after it was fitted: scores `[users, items]`, or predictions of all
+    """Answers of a baseline after it was fitted: scores `[users, items]`, or predictions of all
     ratings `[users items]`."""
     if not isinstance(baseline, RatingBaseline):
         baseline.fit(_histories())
@@ -342,10 +324,6 @@ class MetricContract(Contract):
 
     kind = METRIC
     random = False
-
-    def placed(self) -> dict[str, dict[str, object]]:
-        """No section: metrics are named in `evaluation.metrics`."""
-        return {}
 
     def test_it_says_what_it_is(self) -> None:
         """A name that no column of another metric has, and a range."""
@@ -471,10 +449,6 @@ class AttackContract(Contract):
     """Subclass it and set `component` to an `Attack`."""
 
     kind = ATTACK
-
-    def placed(self) -> dict[str, Any]:
-        """No section: attacks are not part of an experiment."""
-        return {}
 
     def test_it_attacks_trained_systems(self, tmp_path: Path) -> None:
         """As `fedrec attack` does: the outcome is saved, and its table has as many cells in each

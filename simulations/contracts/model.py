@@ -72,8 +72,8 @@ class ModelContract(RunContract):
                 assert_that(rows >= model.schema.num_items, f"item table {name!r} has {rows} rows")
 
     def test_features_that_it_does_not_state_change_nothing(self) -> None:
-        """Where `features_used` names none of the users' or of the items' side features, initial
-        parameters are the same without these."""
+        """Initial parameters are the same without the side features of users, or of items, of which
+        `features_used` names none."""
         for model in self.models():
             schema = model.schema
             users = tuple(name for name, _ in schema.user_features)

@@ -22,7 +22,7 @@ from fedrec.errors import DataError, EngineError, RunError
 from fedrec.experiment.sections import override
 from fedrec.runtime.files import read_toml
 from simulations.deployment.health import WORK_SIGNAL
-from simulations.deployment.layout import CATALOGUE, DATA, refuse_unwritable
+from simulations.deployment.layout import CATALOGUE, DATA, check_path
 from simulations.deployment.pki import (
     RENEWED_DAYS,
     Authority,
@@ -35,9 +35,9 @@ from simulations.deployment.processes import (
     TASK_POLL,
     UNFINISHED,
     Process,
+    check_container_user,
     executor_flags,
     flags,
-    refuse_root_in_a_container,
 )
 
 
@@ -73,7 +73,7 @@ class ClientPlan:
             DataError: there is no such data file.
         """
         for path in (self.join, self.state, *([] if self.data is None else [self.data])):
-            refuse_unwritable(path)  # they are part of Flower's node configuration
+            check_path(path)  # they are part of Flower's node configuration
         for name in ("node.key", "ca.crt") if part != "executor" else ():
             if not (self.join / name).is_file():
                 raise EngineError(
@@ -84,9 +84,9 @@ class ClientPlan:
                 )
         if part != "executor" and days_left((self.join / "ca.crt").read_bytes()) <= 0:
             raise EngineError(
-                f"the certificate {self.join / 'ca.crt'} has ended",
+                f"Certificate {self.join / 'ca.crt'} has expired",
                 expected="a deployment whose authority is valid now",
-                got="one that has ended, by this machine's clock",
+                got="an expired one, by this machine's clock",
                 fix="set the clock, or ask the operator for the folder of a new deployment",
             )
         key = self.join / "node.key"
@@ -104,7 +104,7 @@ class ClientPlan:
             )
         Policy.of(dict(self.config))  # before anything is started
         for name, value in self.config:
-            self._refuse_strange(name, value)
+            self._check_setting(name, value)
 
     def check_data(self) -> None:
         """Read the data as the node will, so that errors are found before it connects.
@@ -125,7 +125,7 @@ class ClientPlan:
         """The operator's catalogue."""
         return self.join / "catalogue.json"
 
-    def _refuse_strange(self, name: str, value: object) -> None:
+    def _check_setting(self, name: str, value: object) -> None:
         """Refuse a setting that Flower's node configuration cannot hold."""
         text = isinstance(value, str) and not set(value) & set("\"'\\\n")
         key = name.isascii() and name.replace("-", "").isalnum()
@@ -182,7 +182,8 @@ def plan_of(
         settings: such as `most-rounds=100`, in addition to those in the folder's `node.toml`.
     """
     join = join.expanduser().resolve()
-    found = join / "data.csv" if data is None and (join / "data.csv").is_file() else data
+    if data is None and (join / "data.csv").is_file():
+        data = join / "data.csv"
     file = join / "node.toml"
     table = read_toml(file, RunError) if file.is_file() else {}
     for text in settings:
@@ -190,7 +191,7 @@ def plan_of(
     return ClientPlan(
         join=join,
         superlink=superlink,
-        data=None if found is None else found.expanduser().resolve(),
+        data=None if data is None else data.expanduser().resolve(),
         state=(state or join / "state").expanduser().resolve(),
         host=host,
         bind=bind,
@@ -222,7 +223,7 @@ def prepare(plan: ClientPlan, part: str = "all") -> None:
 
 
 def _is_usable(meeting: Path) -> bool:
-    """Whether the certificate of SuperNode and executor exists and does not end soon."""
+    """Return True if the certificate of SuperNode and executor exists and does not expire soon."""
     if not (meeting / "node.secret").exists():
         return False
     return days_left((meeting / "node.crt").read_bytes()) > RENEWED_DAYS
@@ -249,11 +250,11 @@ def client_processes(plan: ClientPlan) -> list[Process]:
     home = {"FLWR_HOME": str(plan.state / "flwr"), WORK_SIGNAL: str(meeting / "work-signal")}
     noted = {UNFINISHED: str(plan.state / "unfinished")}
     executor = executor_flags(plan.address, meeting / "ca.crt", meeting / "node.secret")
-    known = {} if plan.data is None else {DATA: str(plan.data), CATALOGUE: str(plan.catalogue)}
+    data = {} if plan.data is None else {DATA: str(plan.data), CATALOGUE: str(plan.catalogue)}
     poll = {TASK_POLL: os.environ.get(TASK_POLL, "0.1")}
     return [
         Process("supernode", ("supernode", *supernode_flags(plan)), home),
-        Process("executor", ("executor", *executor), {**home, **poll, **known, **noted}),
+        Process("executor", ("executor", *executor), {**home, **poll, **data, **noted}),
     ]
 
 
@@ -263,7 +264,7 @@ def run_client(plan: ClientPlan, part: str = "all") -> None:
     Raises:
         EngineError, DataError: see `ClientPlan.check` and `ClientPlan.check_data`.
     """
-    refuse_root_in_a_container()
+    check_container_user()
     plan.check(part)
     if part != "supernode":
         plan.check_data()

@@ -24,14 +24,13 @@ from fedrec.runtime.process import Fork
 from fedrec.training.kernel import compile_kernel
 from simulations import flower_commands
 from simulations.deployment import flower
-from simulations.deployment import flower as flower_supernode
 from simulations.deployment.flower import REFUSED
 from simulations.deployment.health import WORK_SIGNAL, WorkSignal
 from simulations.deployment.processes import (
     Process,
     Supervisor,
+    check_container_user,
     end_with_parent,
-    refuse_root_in_a_container,
 )
 from simulations.flower_commands import disable_telemetry
 
@@ -70,11 +69,11 @@ class NodePool(Supervisor):
     ) -> None:
         super().__init__(processes, folder, patience)
         self._mains = mains
-        self._told: set[str] = set()  # processes whose refusal was reported
+        self._refused: set[str] = set()  # processes whose refusal was reported
 
     def _ended(self, name: str, now: float) -> None:
-        if self._running[name].poll() == REFUSED and name not in self._told:
-            self._told.add(name)
+        if self._running[name].poll() == REFUSED and name not in self._refused:
+            self._refused.add(name)
             print(_REFUSAL.format(name=name), file=sys.stderr, flush=True)
         super()._ended(name, now)
 
@@ -143,7 +142,7 @@ def import_everything(*, trains: bool = True) -> None:
         importlib.import_module(name)
     for name in ("flower-superexec", flower.CLIENT_APP):
         flower_commands.load(name)
-    flower_supernode.load()
+    flower.load()
     if trains:
         compile_kernel()
     gc.collect()
@@ -152,13 +151,13 @@ def import_everything(*, trains: bool = True) -> None:
 
 def _names_in(package: str) -> list[str]:
     """Names of our own modules in one of our packages."""
-    places = importlib.import_module(package).__path__
-    return [found.name for found in pkgutil.walk_packages(places, f"{package}.")]
+    paths = importlib.import_module(package).__path__
+    return [module.name for module in pkgutil.walk_packages(paths, f"{package}.")]
 
 
 def supernode(arguments: list[str]) -> None:
     """Connect to the server, with the flags of `flower-supernode`."""
-    flower_supernode.supernode(arguments, _work_signal())
+    flower.supernode(arguments, _work_signal())
 
 
 def executor(arguments: list[str]) -> None:
@@ -204,7 +203,7 @@ def main() -> None:
     """Run the part that the first argument names."""
     disable_telemetry(os.environ)
     try:
-        refuse_root_in_a_container()
+        check_container_user()
     except EngineError as error:
         sys.exit(f"error: {error.text()}")
     part, *arguments = sys.argv[1:]

@@ -168,30 +168,20 @@ class NodeState:
     until: float = 0.0
 
     def heard(self, now: float) -> str:
-        """When it was last heard of, in words.
+        """The time since its last heartbeat, in words.
 
         Args:
             now: seconds since 1970.
         """
-        lost = HEARTBEAT_PATIENCE * self.interval
         if not self.until:
             return "never"
         if self.status != "online":
-            return (
-                f"not after {_clock(self.until)}, when it was stopped, or found lost {lost:.0f} s"
-                " after its last heartbeat"
-            )
-        last = self.until - lost
-        age = max(0.0, now - last)
-        if age <= self.interval:
-            return f"{age:.0f} s ago"
-        return (
-            f"not since {_clock(last)} ({age:.0f} s; heartbeats come every {self.interval:.0f} s,"
-            f" it is lost after {lost:.0f} s)"
-        )
+            return f"not after {_clock(self.until)}"
+        last = self.until - HEARTBEAT_PATIENCE * self.interval
+        return f"{max(0.0, now - last):.0f} s ago"
 
     def overdue(self, now: float) -> bool:
-        """Whether a heartbeat is due that has not come."""
+        """Return True if a heartbeat is due that has not come."""
         return now > self.until - (HEARTBEAT_PATIENCE - 1) * self.interval
 
 
@@ -222,23 +212,22 @@ class Control:
         """Register a node by its public key in OpenSSH's format; returns its id, also of a
         registered one."""
         point = as_sent(public_key)
-        for known in self.nodes():
-            if known.public_key == point:
-                return known.node
+        for node in self.nodes():
+            if node.public_key == point:
+                return node.node
         return self._call("RegisterNode", public_key=point, name=name).node_id
 
     def unregister(self, public_key: bytes) -> bool:
         """Remove the node with a public key in OpenSSH's format, whose calls are then refused;
         returns whether there was one."""
         point = as_sent(public_key)
-        found = [known.node for known in self.nodes() if known.public_key == point]
-        for node in found:
+        ids = [node.node for node in self.nodes() if node.public_key == point]
+        for node in ids:
             self._call("UnregisterNode", node_id=node)
-        return bool(found)
+        return bool(ids)
 
     def nodes(self) -> list[NodeState]:
         """All registered nodes; Flower also lists those that were removed."""
-        found = self._call("ListNodes").nodes_info
         return [
             NodeState(
                 node.node_id,
@@ -248,15 +237,15 @@ class Control:
                 node.heartbeat_interval,
                 node.online_until,
             )
-            for node in found
+            for node in self._call("ListNodes").nodes_info
             if node.status != _REMOVED
         ]
 
     def runs(self) -> list[RunState]:
         """All runs, newest first."""
         runs = self._call("ListRuns").run_dict.values()
-        found = sorted(runs, key=lambda run: (run.pending_at, run.run_id), reverse=True)
-        return [RunState(run.run_id, _status(run.status), run.status.details) for run in found]
+        newest = sorted(runs, key=lambda run: (run.pending_at, run.run_id), reverse=True)
+        return [RunState(run.run_id, _status(run.status), run.status.details) for run in newest]
 
     def log(self, run: int) -> str:
         """The output of the ServerApp of a run that ended."""

@@ -301,10 +301,9 @@ class AnsweringState(nodestate_factory.InMemoryNodeState):  # type: ignore[misc]
 
     def get_messages_legacy(self, **asked: Any) -> Sequence[Message]:
         """As Flower's, without replies to ended messages."""
-        found = super().get_messages_legacy(**asked)
         return [
             message
-            for message in found
+            for message in super().get_messages_legacy(**asked)
             if message.metadata.reply_to_message_id not in self._forgotten
         ]
 
@@ -312,10 +311,9 @@ class AnsweringState(nodestate_factory.InMemoryNodeState):  # type: ignore[misc]
         """As Flower's, which keeps all tasks; there is one message, and so one task, at a time. The
         work signal wakes the executor."""
         with self.lock_task_store:
-            for known in [
-                task.task_id for task in self.task_store.values() if task.status.status == _FINISHED
-            ]:
-                del self.task_store[known]
+            for task in list(self.task_store.values()):
+                if task.status.status == _FINISHED:
+                    del self.task_store[task.task_id]
         created = super().create_task(*args, **kwargs)
         self._newest_task = created if created is not None else self._newest_task
         self._work_signal.send()

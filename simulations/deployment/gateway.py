@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway of a deployment: a reverse proxy with TLS, and its rules for nginx.
+"""The gateway of a deployment: a reverse proxy with TLS.
 
 Flower's SuperLink answers nodes (`/v1/fleet/...`), operators (`/v1/control/...`) and executors
 (`/v1/runtime/...`) on one port, and does not authenticate operators: anyone who reaches that port
@@ -98,7 +98,7 @@ def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Sta
 
 
 def allowed(method: str, path: bytes) -> bool:
-    """Whether a request may pass; `path` as sent, without the query."""
+    """Return True if a request may pass; `path` as sent, without the query."""
     return method == "POST" and FLEET.fullmatch(path) is not None
 
 
@@ -136,8 +136,8 @@ async def _pass(request: Request) -> Response:
         return PlainTextResponse("the SuperLink did not answer\n", 503)
     finally:
         request.app.state.held -= len(body)
-    kept = {name: value for name, value in answer.headers.items() if name not in _DROPPED}
-    return Response(answer.content, answer.status_code, kept)
+    passed = {name: value for name, value in answer.headers.items() if name not in _DROPPED}
+    return Response(answer.content, answer.status_code, passed)
 
 
 def _refused(request: Request, why: str, status: int) -> Response:

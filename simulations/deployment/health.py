@@ -83,7 +83,7 @@ def _opened(file: Path) -> int:
     return os.open(file, os.O_RDWR | os.O_NONBLOCK)
 
 
-# Whether processes are healthy; also as a program, for the health checks of containers.
+# Health of processes; also as a program, for the health checks of containers.
 #
 #     python -m simulations.deployment.health answers URL AUTHORITY
 #     python -m simulations.deployment.health alive FOLDER
@@ -93,7 +93,7 @@ def _opened(file: Path) -> int:
 
 
 def is_healthy(url: str, authority: Path) -> bool:
-    """Whether a server answers, with a certificate of an authority."""
+    """Return True if a server answers, with a certificate of an authority."""
     context = ssl.create_default_context(cafile=str(authority))
     try:
         with urllib.request.urlopen(url, timeout=3, context=context) as answer:
@@ -103,7 +103,7 @@ def is_healthy(url: str, authority: Path) -> bool:
 
 
 def are_alive(logs: Path) -> bool:
-    """Whether all processes of a supervisor run, by the list in its folder."""
+    """Return True if all processes of a supervisor run, by the list in its folder."""
     try:
         running = read_json(logs / "processes.json")["processes"].values()
         return bool(running) and all(Path(f"/proc/{entry['pid']}").exists() for entry in running)

@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates a deployment folder: authority, certificates, keys, secrets, and settings."""
+"""The files of a deployment folder: authority, certificates, keys, secrets and settings, those that
+docker compose reads, renewed certificates, and keys of nodes that are no longer accepted."""
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from shlex import quote
 
+from fedrec.config import did_you_mean
 from fedrec.errors import RunError
 from fedrec.runtime.files import require_new_folder, write_atomically
 from fedrec.secure.identity import CERTIFICATE, KEY, REVOKED
-from simulations.deployment.compose import write_compose
-from simulations.deployment.layout import Deployment, DeploymentConfig, refuse_unwritable
+from simulations.deployment.layout import (
+    REVOKED_KEY,
+    Deployment,
+    DeploymentConfig,
+    check_path,
+)
 from simulations.deployment.pki import (
     Authority,
     Issued,
     NodeKey,
+    days_left,
     new_secret,
     private_folder,
     write_private,
@@ -32,7 +41,7 @@ def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
         RunError: there is something at `path` already.
     """
     path = path.expanduser().resolve()
-    refuse_unwritable(path)
+    check_path(path)
     require_new_folder(path, fix="choose another folder")
     private_folder(path)
     deployment = Deployment.create(path, settings)
@@ -126,3 +135,143 @@ def authority_of(deployment: Deployment) -> Authority:
 def _write(folder: Path, name: str, issued: Issued) -> None:
     write_atomically(folder / f"{name}.crt", issued.certificate)
     write_private(folder / f"{name}.key", issued.key)
+
+
+# The user that the containers of a deployment run as, and the files that docker compose reads.
+#
+# Containers run as the owner of the deployment folder, because only the owner can read its keys;
+# and never as root, which in a container is root of the machine. If root owns the folder, they run
+# as another user, who gets ownership of the files that containers open.
+
+COMPOSE_FILE = "docker-compose.yml"
+CONTAINER_USER = 10001
+"""User and group of containers if root owns the deployment; the image's own user."""
+
+
+def container_user() -> tuple[int, int]:
+    """User and group of the containers of a deployment that this process creates."""
+    return (os.getuid(), os.getgid()) if os.getuid() else (CONTAINER_USER, CONTAINER_USER)
+
+
+def write_compose(deployment: Deployment) -> None:
+    """Copy the project's `docker-compose.yml` into the deployment folder, beside the `.env` that
+    each command of docker compose reads there. An installation without it has no containers."""
+    project = Path(__file__).resolve().parents[2]
+    if not deployment.revoked.exists():  # docker would make a folder of it
+        write_atomically(deployment.revoked, "")
+    user, group = container_user()
+    settings = deployment.settings
+    values = {
+        "FEDREC_UID": user,
+        "FEDREC_GID": group,
+        "FEDREC_DEPLOYMENT": f"'{deployment.path}'",
+        "FEDREC_BIND": f"[{settings.bind}]" if ":" in settings.bind else settings.bind,
+        "FEDREC_PORT": settings.port,
+        "FEDREC_BUILD": f"'{project}'",
+    }
+    text = "".join(f"{name}={value}\n" for name, value in values.items())
+    write_private(deployment.path / ".env", text)
+    template = project / COMPOSE_FILE
+    if template.is_file():
+        write_atomically(deployment.path / COMPOSE_FILE, template.read_bytes())
+    hand_over(deployment)
+
+
+def hand_over(deployment: Deployment) -> None:
+    """Change the owner of the files that containers open, if root owns them; not of the authority's
+    key."""
+    user, group = container_user()
+    if user == os.getuid():
+        return
+    for folder, _, files in os.walk(deployment.path):
+        if Path(folder) == deployment.authority_key.parent:
+            continue
+        for name in (".", *files):
+            os.chown(Path(folder) / name, user, group, follow_symlinks=False)
+
+
+# Renewed certificates, and keys of nodes that are no longer accepted.
+
+
+def renew(deployment: Deployment) -> list[Path]:
+    """Replace the certificates of SuperLink, gateway and nodes by new ones for the same keys.
+
+    Returns:
+        The certificates of nodes, which have to be transferred to them and are not secret.
+
+    Raises:
+        RunError: the authority's key is missing, or a certificate is not of this authority.
+    """
+    authority = authority_of(deployment)
+    for file in _certificates(deployment):
+        try:
+            write_atomically(file, authority.renewed(file.read_bytes()))
+        except ValueError as error:
+            raise RunError(
+                f"{file} cannot be renewed",
+                expected="a certificate of this deployment's authority",
+                got=str(error),
+                fix="restore it, or create a new deployment",
+            ) from None
+    hand_over(deployment)
+    return [folder / CERTIFICATE for folder in deployment.node_folders()]
+
+
+def days_to_end(deployment: Deployment) -> float:
+    """Days until the first certificate of the deployment ends, the authority's included."""
+    files = [deployment.authority, *_certificates(deployment)]
+    return min(days_left(file.read_bytes()) for file in files)
+
+
+def check_certificates(deployment: Deployment) -> None:
+    """Refuse a deployment that no node can connect to.
+
+    Raises:
+        RunError: a certificate has expired.
+    """
+    files = [deployment.authority, *_certificates(deployment)]
+    ended = [file for file in files if days_left(file.read_bytes()) <= 0]
+    if ended:
+        raise RunError(
+            f"Certificate {ended[0]} has expired",
+            expected="certificates that are valid now",
+            got=f"{len(ended)} expired, by this machine's clock",
+            fix="create a new deployment"
+            if ended[0] == deployment.authority
+            else f"fedrec deploy renew {quote(str(deployment.path))}",
+        )
+
+
+def revoke(deployment: Deployment, name: str) -> Deployment:
+    """The same deployment, which accepts the key of one node no more: it is not registered again,
+    the gateway refuses it, and the others refuse its certificate once they have `revoked.txt`.
+
+    The SuperLink removes it at the next `register_nodes`.
+
+    Raises:
+        RunError: there is no such node.
+    """
+    names = {deployment.node(number).name: number for number in deployment.numbers}
+    gone = {deployment.node(number).name for number in deployment.settings.revoked}
+    if name in gone:
+        return deployment
+    if name not in names:
+        raise RunError(
+            f"there is no node {name[:100]!r}",
+            expected="the name of a node's folder",
+            got=f"{len(names)} nodes",
+            fix=did_you_mean(name, names),
+        )
+    folder = deployment.node(names[name])
+    changed = deployment.changed(revoked=(*deployment.settings.revoked, names[name]))
+    (folder / "node.pub").replace(folder / REVOKED_KEY)
+    text = "".join(f"{node}\n" for node in sorted({*gone, name}))
+    for holder in (changed.path, *changed.node_folders()):
+        write_atomically(holder / REVOKED, text)
+    hand_over(changed)
+    return changed
+
+
+def _certificates(deployment: Deployment) -> Iterator[Path]:
+    yield from (deployment.server / f"{name}.crt" for name in ("superlink", "gateway"))
+    yield from (folder / CERTIFICATE for folder in deployment.node_folders())

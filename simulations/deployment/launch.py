@@ -21,35 +21,26 @@ from typing import Any
 import httpx
 import tomli_w
 
-from fedrec.components import registry
 from fedrec.errors import EngineError, RunError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import Section
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.files import parse_json
-from server.callbacks.base import Callback, RunEvent
+from server.callbacks.base import Callback
 from server.exchange import with_names
 from simulations.deployment.flower import Control, RunState
 from simulations.deployment.layout import Deployment
 from simulations.deployment.pki import private_folder, write_private
 from simulations.deployment.processes import Process, environment_of
-from simulations.engines.flower import app_folder
-from simulations.flower_commands import connection, script
+from simulations.engines.flower import RunWatch, app_folder
+from simulations.flower_commands import connection, last_lines, script
 
 DEADLINE = 120.0
 """Seconds that a round waits for nodes, unless the experiment sets it."""
 OUTAGE = 120.0
 """Seconds without a SuperLink after which a command that waits for a run ends; the run itself
 continues."""
-_IN_PROCESSES = (
-    registry.MODEL,
-    registry.SPLIT,
-    registry.STEP,
-    registry.STRATEGY,
-    registry.SAMPLER,
-)
 MOST_FAILURES = 0.5
 """Share of a round's nodes that may fail, unless the experiment sets it."""
 
@@ -61,13 +52,14 @@ def settled(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (
     Raises:
         ExperimentError: the experiment, or an override, is wrong.
     """
-    given = load(source, overrides)
-    engine = {"name": "flower", "threads": given.engine.threads or 1}
-    engine |= {"timeout": DEADLINE} if given.engine.timeout == type(given.engine)().timeout else {}
-    engine |= {"max-failures": MOST_FAILURES} if given.engine.max_failures == 0 else {}
-    table = given.table()
+    experiment = load(source, overrides)
+    before = experiment.engine
+    engine = {"name": "flower", "threads": before.threads or 1}
+    engine |= {"timeout": DEADLINE} if before.timeout == type(before)().timeout else {}
+    engine |= {"max-failures": MOST_FAILURES} if before.max_failures == 0 else {}
+    table = experiment.table()
     table["engine"] = {**table["engine"], **engine}
-    each_round = given.evaluation.every == type(given.evaluation)().every
+    each_round = experiment.evaluation.every == type(experiment.evaluation)().every
     table["evaluation"] = {
         **table["evaluation"],
         "baselines": [],
@@ -96,8 +88,8 @@ def start(deployment: Deployment, folder: RunFolder) -> int:
         app = app_folder(Path(scratch) / "fedrec")
         command = (script("flwr"), "run", str(app), "fedrec", "--format", "json", "-c", str(file))
         home = {"FLWR_HOME": str(private_folder(Path(scratch) / "home"))}
-        found = connection(deployment.superlink, deployment.authority)
-        write_private(Path(scratch) / "home" / "config.toml", found)
+        flower = connection(deployment.superlink, deployment.authority)
+        write_private(Path(scratch) / "home" / "config.toml", flower)
         environment = environment_of(Process("run", command, home))
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=scratch)
     try:
@@ -152,75 +144,27 @@ def wait(
         EngineError: the run failed, or its ServerApp was lost; reported rounds are in the run
             folder.
     """
-    watch = _Watch(folder, callback or Callback())
+    watch = RunWatch(folder, [] if callback is None else [callback])
     ended = _end_of(deployment, run, poll, watch)
     watch.look()
     status = folder.status()
     if status["state"] == "finished":
         return folder.read_result()
-    log = folder.log_file.read_text(errors="replace") if folder.log_file.exists() else ""
     raise EngineError(
         "the run did not finish",
         expected="a finished run",
         got=(
             f"{ended.status}; the run folder says {status['state']!r} after round"
-            f" {_last_round(folder)}\n"
+            f" {len(folder.read_rounds())}\n"
             f"{_with_names(deployment, ended.details)}\n"
-            f"{_last_lines(log or _log_of_server_app(deployment, run))}"
+            f"{_log_of(deployment, folder, run)}"
         ),
-        fix=_restart_words(deployment, folder.experiment)
-        + f"fedrec deploy resume {deployment.path} {folder.path}",
+        fix=f"fedrec deploy resume {deployment.path} {folder.path}; after a package was installed,"
+        f" first fedrec deploy down {deployment.path}, and up",
     )
 
 
-def _restart_words(deployment: Deployment, experiment: Experiment) -> str:
-    """What to do first if a package was installed while the deployment ran, whose processes do not
-    know it; empty if the experiment has components of fedrec only."""
-    sections = {kind: getattr(experiment, kind.key, None) for kind in _IN_PROCESSES}
-    named = [
-        (kind, section.name) for kind, section in sections.items() if isinstance(section, Section)
-    ]
-    named += [(registry.CALLBACK, section.name) for section in experiment.callbacks or ()]
-    others = sorted({n for kind, n in named if n not in registry.builtin_names(kind)})
-    if not others:
-        return ""
-    return (
-        f"if the package of {', '.join(map(repr, others))} was installed after `fedrec deploy up`,"
-        f" fedrec deploy down {deployment.path}, and up; then "
-    )
-
-
-class _Watch:
-    """Tells a callback of what the ServerApp writes into a run folder.
-
-    Args:
-        folder: the run folder.
-        callback: is told of the start, of each round, and of the final evaluation.
-    """
-
-    def __init__(self, folder: RunFolder, callback: Callback) -> None:
-        self._folder = folder
-        self._callback = callback
-        self._told = folder.status()["round"]
-        self._started = False
-
-    def look(self) -> None:
-        """Tell what is new; what is just being written is told later."""
-        with suppress(RunError):
-            status = self._folder.status()
-            rounds = self._folder.experiment.rounds
-            if not self._started and status["state"] != "created":
-                self._started = True
-                self._callback.on_start(self._folder, self._told + 1, rounds)
-            table = self._folder.read_rounds()
-            for row in table.iloc[self._told :].to_dict("records"):
-                self._told += 1
-                self._callback.after_round({str(key): row[key] for key in row}, 0.0)
-                if self._told == rounds:
-                    self._callback.on_event(RunEvent("evaluating on the nodes"))
-
-
-def _end_of(deployment: Deployment, run: int, poll: float, watch: _Watch) -> RunState:
+def _end_of(deployment: Deployment, run: int, poll: float, watch: RunWatch) -> RunState:
     """The final status of a run in Flower; waits for a SuperLink that is restarted in between."""
     heard = time.monotonic()
     with closing(Control(deployment.superlink, deployment.authority)) as control:
@@ -256,20 +200,13 @@ def resumable(path: Path) -> RunFolder:
     return folder
 
 
-def _last_round(folder: RunFolder) -> int:
-    file = folder.path / "rounds.csv"
-    return max(0, len(file.read_text().splitlines()) - 1) if file.exists() else 0
-
-
-def _log_of_server_app(deployment: Deployment, run: int) -> str:
-    """Flower's log of a run that ended before it had its own log."""
+def _log_of(deployment: Deployment, folder: RunFolder, run: int) -> str:
+    """The end of a run's log; that of Flower if the run ended before it had its own."""
+    if folder.log_file.exists():
+        return last_lines(folder.log_file)
     with (
         suppress(httpx.HTTPError),
         closing(Control(deployment.superlink, deployment.authority)) as control,
     ):
-        return control.log(run)
-    return ""
-
-
-def _last_lines(text: str, lines: int = 12) -> str:
-    return "\n".join(text.splitlines()[-lines:]) or "no log"
+        return "\n".join(control.log(run).splitlines()[-12:])
+    return "no log"

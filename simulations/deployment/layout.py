@@ -77,7 +77,7 @@ class DeploymentConfig(Config):
         return self
 
 
-def refuse_unwritable(path: Path) -> None:
+def check_path(path: Path) -> None:
     """Refuse a path with characters that the files and command lines of other programs do not
     allow.
 
@@ -132,11 +132,11 @@ class Deployment:
         try:
             self.path = path.expanduser().resolve()
             file = self.path / SETTINGS
-            found = file.is_file()
+            exists = file.is_file()
         except (OSError, ValueError, RuntimeError) as error:  # too long, a zero byte, no such home
-            found = False
+            exists = False
             got = getattr(error, "strerror", None) or str(error)
-        if not found:
+        if not exists:
             raise RunError(
                 f"{str(path)[:200]} is not a deployment",
                 expected="a folder with deployment.toml",

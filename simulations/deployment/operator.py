@@ -54,11 +54,11 @@ def up(deployment: Deployment, *, wait: float = START_SECONDS) -> None:
     Raises:
         DataError: the data of a node on this machine do not fit the catalogue.
         EngineError: something did not start in time; names it and the end of its log.
-        RunError: a certificate has ended.
+        RunError: a certificate has expired.
     """
-    from simulations.deployment.renewal import refuse_ended
+    from simulations.deployment.initialise import check_certificates
 
-    refuse_ended(deployment)
+    check_certificates(deployment)
     here = local_plans(deployment)
     for plan in here:
         plan.check_data()
@@ -90,7 +90,9 @@ def down(deployment: Deployment, *, wait: float = 45.0) -> bool:
             return True
         time.sleep(0.1)
     raise EngineError(
-        f"the supervisor (process {pid}) does not stop", expected="an end", fix=f"kill -9 -- -{pid}"
+        f"the supervisor (process {pid}) did not stop within {wait:g} s",
+        expected="all processes to end",
+        fix=f"kill -9 -- -{pid}",
     )
 
 
@@ -104,37 +106,36 @@ def register_nodes(deployment: Deployment) -> dict[str, int]:
     from simulations.deployment.flower import Control
 
     with closing(Control(deployment.superlink, deployment.authority)) as control:
-        folders = deployment.node_folders()
-        found = {
+        ids = {
             folder.name: control.register((folder / "node.pub").read_bytes(), folder.name)
-            for folder in folders
+            for folder in deployment.node_folders()
         }
         for number in deployment.settings.revoked:
             control.unregister((deployment.node(number) / REVOKED_KEY).read_bytes())
     # in a container the folder may be read-only, and this file is not needed
     with suppress(OSError):
         deployment.registered.touch()
-    return found
+    return ids
 
 
 def states(deployment: Deployment) -> list[ProcessState]:
     """The status of each process of the deployment."""
     table = _table(deployment)
     running = table.get("processes", {}) if supervisor_of(deployment) is not None else {}
-    found = []
+    states = []
     for process in [*server_processes(deployment), *node_process(deployment)]:
         entry = running.get(process.name, {})
         pid = entry.get("pid")
         alive = pid is not None and Path(f"/proc/{pid}").exists()
         healthy = None if process.health is None else alive and answers(process, deployment)
-        found.append(
+        states.append(
             ProcessState(process.name, pid if alive else None, entry.get("restarts", 0), healthy)
         )
-    return found
+    return states
 
 
 def node_restarts(deployment: Deployment) -> dict[str, int]:
-    """How often processes of each node on this machine were restarted since the start of process
+    """Restarts of the processes of each node on this machine since the start of process
     `nodes`, by the node's name."""
     table = _table(deployment, "nodes") if supervisor_of(deployment) is not None else {}
     counts: Counter[str] = Counter()
@@ -150,7 +151,7 @@ def supervisor_of(deployment: Deployment) -> int | None:
 
 
 def _is_ours(deployment: Deployment, pid: int) -> bool:
-    """Whether a process belongs to this deployment, and not to another program that reuses its
+    """Return True if a process belongs to this deployment, not to another program that reuses its
     process id."""
     try:
         return str(deployment.path).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -159,7 +160,7 @@ def _is_ours(deployment: Deployment, pid: int) -> bool:
 
 
 def answers(process: Process, deployment: Deployment) -> bool:
-    """Whether a process reports that it is healthy, with a certificate of the deployment's
+    """Return True if a process reports that it is healthy, with a certificate of the deployment's
     authority."""
     return is_healthy(str(process.health), deployment.authority)
 
@@ -215,13 +216,13 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
 
 
 def _table(deployment: Deployment, part: str = "") -> dict:
-    """What a supervisor wrote about its processes: that of the server, or of a part of it."""
+    """The list of processes of a supervisor: that of the server, or of a part of it."""
     try:
-        found = read_json(deployment.logs / part / "processes.json")
+        table = read_json(deployment.logs / part / "processes.json")
     except (OSError, ValueError):
         return {}
-    ours = isinstance(found, dict) and isinstance(found.get("processes"), dict)
-    return found if ours else {}
+    ours = isinstance(table, dict) and isinstance(table.get("processes"), dict)
+    return table if ours else {}
 
 
 def local_plans(deployment: Deployment) -> list[ClientPlan]:

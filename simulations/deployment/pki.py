@@ -114,8 +114,8 @@ class Authority:
         if names is not None:
             builder = builder.add_extension(names, critical=False)
         issuer: Any = self._certificate.public_key()
-        own = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer)
-        builder = builder.add_extension(own, critical=False)
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer)
+        builder = builder.add_extension(signer, critical=False)
         return Issued(_pem(builder.sign(self._key, hashes.SHA256())), _private(key))  # type: ignore
 
 

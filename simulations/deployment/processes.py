@@ -56,12 +56,12 @@ class UnfinishedTasks:
 
     def take(self) -> list[Any]:
         """Return and delete the tasks of an earlier executor; damaged files are omitted."""
-        found = []
+        tasks = []
         for file in [] if self._folder is None else sorted(self._folder.glob("*.json")):
             with suppress(OSError, ValueError, TypeError):
-                found.append(SimpleNamespace(**read_json(file)))
+                tasks.append(SimpleNamespace(**read_json(file)))
             file.unlink(missing_ok=True)
-        return found
+        return tasks
 
     @staticmethod
     def _file(folder: Path, task: Any) -> Path:
@@ -200,7 +200,7 @@ def _gateway(deployment: Deployment) -> tuple[str, ...]:
     )
 
 
-def refuse_root_in_a_container() -> None:
+def check_container_user() -> None:
     """Refuse to run as root in a container.
 
     Raises:
@@ -330,9 +330,7 @@ class Supervisor:
         """End processes, those that depend on others first: a node can only unregister from a
         running server."""
         for waits in (True, False):
-            names = [
-                process.name for process in self.processes if (process.after is not None) is waits
-            ]
+            names = [p.name for p in self.processes if (p.after is not None) is waits]
             self._end_of([self._running[name] for name in names if name in self._running])
         (self.folder / "processes.json").unlink(missing_ok=True)
 

@@ -20,7 +20,7 @@ from fedrec.data.features import Feature
 from fedrec.data.population import Population
 from fedrec.experiment.schema import Experiment
 from fedrec.runtime.files import write_atomically
-from simulations.deployment.compose import hand_over
+from simulations.deployment.initialise import hand_over
 from simulations.deployment.layout import Deployment
 from simulations.deployment.pki import write_private
 
@@ -56,19 +56,19 @@ def cut(experiment: Experiment, folders: list[Path]) -> list[int]:
     population = Population.of(experiment)
     table = _rows(population)
     owner = table["user"].to_numpy() % len(folders)
-    for place, folder in enumerate(folders):
-        write_private(folder / "data.csv", table[owner == place].to_csv(index=False))
+    for partition, folder in enumerate(folders):
+        write_private(folder / "data.csv", table[owner == partition].to_csv(index=False))
         Catalogue.of(population.interactions).write(folder / "catalogue.json")
-        write_atomically(folder / "node.toml", tomli_w.dumps(_settings(experiment, place)))
+        write_atomically(folder / "node.toml", tomli_w.dumps(_settings(experiment, partition)))
     users = table["user"].to_numpy()
-    return [len(np.unique(users[owner == place])) for place in range(len(folders))]
+    return [len(np.unique(users[owner == i])) for i in range(len(folders))]
 
 
-def _settings(experiment: Experiment, place: int) -> dict[str, object]:
+def _settings(experiment: Experiment, partition: int) -> dict[str, object]:
     """Settings of a shard, with limits for some runs of the experiment; the operator has its data
     anyway, and reads its errors."""
     return {
-        "partition-id": place,
+        "partition-id": partition,
         "numbers": True,
         "most-evaluations": _RUNS * (experiment.rounds + _LAST_EVALUATIONS),
         "most-rounds": _RUNS * experiment.rounds,
@@ -102,8 +102,8 @@ def _rows(population: Population) -> pd.DataFrame:
 
 def _labels(feature: Feature) -> np.ndarray:
     """The labels of each user, as text."""
-    found = []
+    labels = []
     for user in range(feature.rows):
         codes = feature.codes[feature.offsets[user] : feature.offsets[user + 1]]
-        found.append(SEVERAL.join(feature.categories[code] for code in codes.tolist()))
-    return np.array(found, dtype=object)
+        labels.append(SEVERAL.join(feature.categories[code] for code in codes.tolist()))
+    return np.array(labels, dtype=object)

@@ -22,16 +22,15 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import pandas as pd
 import tomli_w
 
-from fedrec.errors import EngineError
+from fedrec.errors import EngineError, RunError
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
-from server.callbacks.base import Callback
+from server.callbacks.base import Callback, RunEvent
 from simulations.engines.ray import settings_of_a_local_ray
 from simulations.flower_commands import (
     connection,
@@ -56,9 +55,6 @@ def launch(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
     Raises:
         EngineError: the SuperLink did not start, or the run failed; carries the end of its log.
     """
-    already = run.status()["round"]
-    for callback in callbacks:
-        callback.on_start(run, already + 1, run.experiment.rounds)
     with tempfile.TemporaryDirectory(prefix="fedrec-flower-") as scratch:
         home = Path(scratch) / "home"
         port = _free_port()
@@ -70,7 +66,7 @@ def launch(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
                 process = subprocess.Popen(
                     command, stdout=log, stderr=log, env=environment, cwd=run.path
                 )
-            _watch(process, run, callbacks, already)
+            _wait(process, run, RunWatch(run, callbacks))
     if run.status()["state"] != "finished":
         raise EngineError(
             "the Flower run failed",
@@ -160,31 +156,52 @@ def _stop_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _watch(
-    process: subprocess.Popen[bytes], run: RunFolder, callbacks: Sequence[Callback], already: int
-) -> None:
-    """Wait for `flwr run`, and call the callbacks for every new round in the run folder."""
-    reported = already
+def _wait(process: subprocess.Popen[bytes], run: RunFolder, watch: RunWatch) -> None:
+    """Wait for the end of `flwr run`."""
     try:
-        while True:
-            ended = process.poll() is not None
-            rounds = run.path / "rounds.csv"
-            table = pd.read_csv(rounds) if rounds.exists() else pd.DataFrame({"round": []})
-            for number in range(reported + 1, len(table) + 1):
-                reported = number
-                row = {str(name): value for name, value in table.iloc[number - 1].items()}
-                for callback in callbacks:
-                    callback.after_round({**row, "round": number}, 0.0)
-            if ended or run.status()["state"] in ("finished", "failed"):
-                break
+        while process.poll() is None and run.status()["state"] not in ("finished", "failed"):
+            watch.look()
             time.sleep(0.5)
         process.wait(timeout=60)
     except subprocess.TimeoutExpired:
         pass  # the run folder already says how the run ended
     finally:
+        watch.look()
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+class RunWatch:
+    """Tells callbacks what a ServerApp writes into a run folder.
+
+    Args:
+        folder: the run folder.
+        callbacks: are told of the start, of each round, and of the final evaluation.
+    """
+
+    def __init__(self, folder: RunFolder, callbacks: Sequence[Callback]) -> None:
+        self._folder = folder
+        self._callbacks = callbacks
+        self._reported = folder.status()["round"]
+        self._started = False
+
+    def look(self) -> None:
+        """Tell what is new; what is just being written is told later."""
+        with suppress(RunError):
+            status = self._folder.status()
+            rounds = self._folder.experiment.rounds
+            if not self._started and status["state"] != "created":
+                self._started = True
+                for callback in self._callbacks:
+                    callback.on_start(self._folder, self._reported + 1, rounds)
+            table = self._folder.read_rounds()
+            for row in table.iloc[self._reported :].to_dict("records"):
+                self._reported += 1
+                for callback in self._callbacks:
+                    callback.after_round({str(key): row[key] for key in row}, 0.0)
+                    if self._reported == rounds:
+                        callback.on_event(RunEvent("evaluating on the nodes"))
 
 
 def app_folder(folder: Path) -> Path:

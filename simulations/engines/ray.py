@@ -135,7 +135,7 @@ def _authentication_is_read_again() -> None:
 
 
 def has_token() -> bool:
-    """Whether this process's Ray authenticates by a token."""
+    """Return True if this process's Ray authenticates by a token."""
     raylet: Any = importlib.import_module("ray._raylet")
     return raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN
 

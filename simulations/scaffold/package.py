@@ -62,7 +62,7 @@ def write_component(kind: str, name: str, folder: Path) -> tuple[Path, Path, str
     module = _module_of(name)
     file = folder / f"{module}.py"
     test = folder / f"test_{module}.py"
-    _refuse_taken(name, module, (file, test))
+    _check_free(name, module, (file, test))
     cls = "".join(part.capitalize() for part in name.split("-"))
     write_atomically(file, component_text(kind, cls))
     write_atomically(test, _test_text(kind, module, cls))
@@ -107,7 +107,7 @@ def _module_of(name: str) -> str:
     return module
 
 
-def _refuse_taken(name: str, module: str, files: tuple[Path, Path]) -> None:
+def _check_free(name: str, module: str, files: tuple[Path, Path]) -> None:
     """Refuse a module that would hide another one, and files that exist."""
     existing = next((file for file in files if file.exists()), None)
     if existing is not None:

@@ -332,7 +332,7 @@ FAULTS = [
     ("Compression", Counted, {"bits": 8}, "test_it_is_a_function_of_its_seed_and_changes_no_input"),
     ("Poisoning", Unsure, {}, "test_it_is_a_function_of_its_seed_and_changes_no_input"),
     ("Baseline", Cumulative, {}, "test_fitting_twice_gives_the_same_scores"),
-    ("Baseline", Relative, {}, "test_a_users_scores_do_not_depend_on_the_block"),
+    ("Baseline", Relative, {}, "test_a_users_scores_do_not_depend_on_others"),
     ("Baseline", Described, {}, "test_it_uses_the_inputs_that_it_states"),
     ("Baseline", Rated, {}, "test_it_uses_the_inputs_that_it_states"),
     ("Model", Undescribed, {}, "test_features_that_it_does_not_state_change_nothing"),

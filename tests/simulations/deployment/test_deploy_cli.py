@@ -38,9 +38,9 @@ from simulations.deployment.processes import (
     SERVER,
     TASK_POLL,
     UNFINISHED,
+    check_container_user,
     executor_flags,
     node_process,
-    refuse_root_in_a_container,
     server_processes,
     superlink_flags,
 )
@@ -517,10 +517,10 @@ def test_containers_run_as_the_owner_and_never_as_root(tmp_path, monkeypatch):
 def test_root_in_a_container_is_refused(monkeypatch):
     monkeypatch.setenv("FEDREC_CONTAINER", "1")
     monkeypatch.setattr(os, "getuid", lambda: 10001)
-    refuse_root_in_a_container()
+    check_container_user()
     monkeypatch.setattr(os, "getuid", lambda: 0)
     with pytest.raises(EngineError, match="do not run as root"):
-        refuse_root_in_a_container()
+        check_container_user()
 
 
 def test_every_container_has_a_limit_of_memory(table):

@@ -20,9 +20,9 @@ import pytest
 
 from simulations.deployment import operator
 from simulations.deployment.client import ClientPlan, client_processes, prepare
+from simulations.deployment.initialise import revoke
 from simulations.deployment.pki import Authority, NodeKey, new_secret, write_private
 from simulations.deployment.processes import environment_of
-from simulations.deployment.renewal import revoke
 from simulations.engines.flower import app_folder
 from simulations.flower_commands import script
 from tests.runs import assert_close

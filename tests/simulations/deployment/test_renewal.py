@@ -32,7 +32,7 @@ from simulations.cli import app
 from simulations.deployment import flower, operator, pki
 from simulations.deployment.client import plan_of, prepare
 from simulations.deployment.entry import NodePool
-from simulations.deployment.initialise import add_nodes, initialise
+from simulations.deployment.initialise import add_nodes, days_to_end, initialise, renew, revoke
 from simulations.deployment.layout import Deployment, DeploymentConfig
 from simulations.deployment.pki import (
     Authority,
@@ -43,7 +43,6 @@ from simulations.deployment.pki import (
     write_private,
 )
 from simulations.deployment.processes import Process
-from simulations.deployment.renewal import days_to_end, renew, revoke
 from tests.simulations.deployment.federation import until
 from tests.simulations.listening import parent_of
 
@@ -128,7 +127,7 @@ def test_a_deployment_whose_certificates_have_ended_does_not_start_before_they_a
 ):
     made = ended(tmp_path / "d", "_ISSUED_DAYS")
     done = run("up", made.path)
-    assert done.exit_code != 0 and "has ended" in str(done.exception)
+    assert done.exit_code != 0 and "has expired" in str(done.exception)
     assert "fedrec deploy renew" in done.exception.fix
     renew(made)
     monkeypatch.setattr(operator, "local_plans", lambda deployment: 1 / 0)  # what comes next
@@ -138,11 +137,11 @@ def test_a_deployment_whose_certificates_have_ended_does_not_start_before_they_a
 
 def test_an_authority_that_has_ended_is_named_to_operator_and_client(ended, tmp_path):
     made = ended(tmp_path / "d", "_AUTHORITY_DAYS")
-    with pytest.raises(RunError, match="has ended") as refused:
+    with pytest.raises(RunError, match="has expired") as refused:
         operator.up(made)
     assert refused.value.fix == "create a new deployment"
     (made.node(1) / "data.csv").write_text("user,item\na,b\n")
-    with pytest.raises(EngineError, match="has ended") as refused:
+    with pytest.raises(EngineError, match="has expired") as refused:
         plan_of(made.node(1), made.gateway).check()
     assert "set the clock" in refused.value.text()
 

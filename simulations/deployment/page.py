@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operator's page says: processes, nodes, and of each run its rounds, metrics, budget and
-faults. Everything is read from the SuperLink and from run folders; nothing is changed.
+"""The operator's page: processes, nodes, and of each run its rounds, metrics, budget and faults.
+
+Everything is read from the SuperLink and from run folders; nothing is changed. The page is served
+over TLS, with the certificate of the deployment's gateway, for those who have its key. It listens
+on this machine alone unless another address is named, and answers `GET /` and nothing else. The key
+is in a file that is readable by its owner only, and is sent as the password of HTTP's basic
+authentication.
 """
 
 from __future__ import annotations
 
+import base64
+import hmac
+import logging
+import ssl
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,12 +22,19 @@ from pathlib import Path
 
 import httpx
 import pandas as pd
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
 
-from fedrec.errors import FedrecError
+from fedrec.errors import EngineError, FedrecError
 from fedrec.report.page.charts import Cell, Note, PageTable, Row, number_cell, rendered
 from fedrec.runs.folder import RunFolder
 from simulations.deployment import operator
 from simulations.deployment.layout import Deployment
+from simulations.deployment.pki import new_secret, write_private
 
 _RUNS = 5  # newest runs on the page
 _ROUNDS = 10  # newest rounds of each
@@ -29,7 +45,7 @@ _KNOWN = "epsilon", "dropped-replies", "num-clients", "loss"
 
 @dataclass(frozen=True)
 class RunPart:
-    """What the page says of one run: facts by name, its newest rounds, its newest warnings."""
+    """A run on the page: facts by name, its newest rounds, its newest warnings."""
 
     name: str
     facts: tuple[tuple[str, str], ...]
@@ -57,7 +73,7 @@ def page(deployment: Deployment) -> str:
 
 
 def run_part(folder: Path) -> RunPart:
-    """What the page says of the run in a folder; of a damaged one, what is wrong with it."""
+    """The run in a folder; of a damaged one, what is wrong with it."""
     try:
         run = RunFolder(folder)
         state = run.status()
@@ -89,8 +105,8 @@ def faults_in(log: Path) -> tuple[str, ...]:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ()
-    told = [line for line in lines if " WARNING " in line or " ERROR " in line]
-    return tuple(reversed(told[-_FAULTS:]))
+    faults = [line for line in lines if " WARNING " in line or " ERROR " in line]
+    return tuple(reversed(faults[-_FAULTS:]))
 
 
 def _rounds(rounds: pd.DataFrame) -> PageTable | None:
@@ -126,18 +142,91 @@ def _nodes(deployment: Deployment) -> tuple[list[Note], PageTable]:
     from simulations.deployment.flower import Control
 
     notes = []
-    found = []
+    nodes = []
     try:
         with closing(Control(deployment.superlink, deployment.authority)) as control:
-            found = control.nodes()
+            nodes = control.nodes()
     except (httpx.HTTPError, OSError) as error:
         notes.append(Note(f"The SuperLink does not answer: {error}", warning=True))
     now = time.time()
-    heard = sum(node.status == "online" and not node.overdue(now) for node in found)
+    heard = sum(node.status == "online" and not node.overdue(now) for node in nodes)
     restarts = operator.node_restarts(deployment)
     rows = tuple(
         Row(node.name, (node.status, node.heard(now), Cell(str(restarts.get(node.name, "-")))))
-        for node in found
+        for node in nodes
     )
-    caption = f"Nodes: {heard:,} of {len(found):,} registered ones heard of in time"
+    caption = f"Nodes: {heard:,} of {len(nodes):,} registered ones heard of in time"
     return notes, PageTable(caption, ("node", "status", "last heartbeat", "restarts here"), rows)
+
+
+log = logging.getLogger("fedrec")
+USER = "operator"
+_HEADERS = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:;"
+    " frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+def key_file(deployment: Deployment) -> Path:
+    """The file with the page's key, which is drawn when it is first needed."""
+    file = deployment.server / "page.secret"
+    if not file.exists():
+        write_private(file, new_secret())
+    return file
+
+
+def create_app(deployment: Deployment) -> Starlette:
+    """The page as an ASGI application."""
+    expected = f"{USER}:{key_file(deployment).read_text().strip()}".encode()
+
+    async def show(request: Request) -> Response:
+        if not hmac.compare_digest(_credentials(request), expected):
+            client = request.client.host if request.client else "?"
+            log.warning("refused the page to %s", client)
+            challenge = {"www-authenticate": 'Basic realm="fedrec", charset="UTF-8"'}
+            return PlainTextResponse("refused\n", 401, {**_HEADERS, **challenge})
+        return HTMLResponse(await run_in_threadpool(page, deployment), headers=_HEADERS)
+
+    return Starlette(routes=[Route("/", show, methods=["GET"])])
+
+
+def serve(deployment: Deployment, host: str, port: int) -> None:
+    """Serve the page until it is stopped.
+
+    Raises:
+        EngineError: the address is not free.
+    """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    config = uvicorn.Config(
+        create_app(deployment),
+        host=host,
+        port=port,
+        ssl_certfile=str(deployment.server / "gateway.crt"),
+        ssl_keyfile=str(deployment.server / "gateway.key"),
+        ssl_version=ssl.PROTOCOL_TLS_SERVER,
+        access_log=False,
+        log_level="warning",
+        ws="none",
+        server_header=False,
+    )
+    try:
+        uvicorn.Server(config).run()
+    except SystemExit:
+        raise EngineError(
+            "the page cannot be served",
+            expected=f"a free address {host}:{port}",
+            got="see the line above",
+            fix="--port with another number",
+        ) from None
+
+
+def _credentials(request: Request) -> bytes:
+    """User and key of a request; empty without."""
+    kind, _, text = request.headers.get("authorization", "").partition(" ")
+    try:
+        return base64.b64decode(text, validate=True) if kind.lower() == "basic" else b""
+    except ValueError:
+        return b""
