@@ -87,9 +87,9 @@ def summed_on_processor(total: Tensor) -> Iterator[Tensor]:
     if total.is_cpu:
         yield total
         return
-    own = torch.zeros_like(total, device="cpu")
-    yield own
-    total += on_device(own, total.device)
+    part = torch.zeros_like(total, device="cpu")
+    yield part
+    total += on_device(part, total.device)
 
 
 def products_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:

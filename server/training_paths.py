@@ -96,7 +96,7 @@ def _compile(
     function: str, how: _Compilation, tell: Callable[[str], None], *arguments: str
 ) -> None:
     """Compile a function, unless an earlier process has."""
-    from fedrec.runtime.compiled_code import is_compiled
+    from fedrec.runtime.compilation import is_compiled
 
     if not is_compiled(Path(*import_module(how.sources).__path__), function):
         tell(f"compiling {how.text}")

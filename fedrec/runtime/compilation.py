@@ -1,23 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles a function once per machine and version of its source, and caches the result, see
-`fedrec.runtime.compiled_code`."""
+"""Compiles a function once per machine and version of its source, and caches the result.
+
+Numba's own cache is beside each source file and depends on that file only: a copy of fedrec, such
+as Flower makes to distribute an app, would compile everything again, and a change in a function
+called from another file would be ignored. Here the folder, in the user's cache, is named by one
+digest of all sources in the function's folder, and of the products and layers that others call.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+import functools
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding as llvm
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.ccallback import CFunc
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import CompileResult, compile_result
-from numba.core.runtime import _nrt_python  # pyright: ignore[reportAttributeAccessIssue]
 
-from fedrec.runtime.compiled_code import cache_folder, digest, usable
+log = logging.getLogger("fedrec")
 
 FAST = {
     "error_model": "numpy",
@@ -86,87 +93,73 @@ class _Locator(_CacheLocator):
         return self._name
 
 
-class _CachedLibrary(JITCodeLibrary):
-    """Cached code. What other compiled code would include of it is read when there is such code:
-    it takes 10 MiB, and longer than to load the code.
-
-    Args:
-        codegen: of the processor.
-        name: of the library.
-        code: the compiled code.
-        included: the same before it was compiled.
-        symbols: names of functions that may be in the code.
-    """
-
-    def __init__(
-        self, codegen: Any, name: str, code: bytes, included: bytes, symbols: Iterable[str]
-    ) -> None:
-        super().__init__(codegen, name)
-        self._included = included
-        self.enable_object_caching()
-        self._set_compiled_object(code)
-        self._finalize_final_module()
-        known = {symbol for symbol in symbols if symbol.encode() in code}
-        codegen._engine._defined_symbols |= known
-
-    def _get_module_for_linking(self) -> Any:
-        if self._shared_module is None:
-            self._shared_module = llvm.parse_bitcode(self._included)
-        return super()._get_module_for_linking()
-
-
 class _Implementation(CompileResultCacheImpl):
     _locator_classes = (_Locator,)
-
-    def rebuild(self, target_context: Any, payload: Any) -> CompileResult:
-        """A cached function, of what `reduce` returned."""
-        library, function, environment, signature, _, _, types, starts, environments = payload
-        for start in starts:
-            start()
-        name, _, (code, included) = library
-        codegen = target_context.codegen()
-        symbols = (
-            function.llvm_func_name,
-            function.llvm_cpython_wrapper_name,
-            function.llvm_cfunc_wrapper_name,
-        )
-        made = _CachedLibrary(codegen, name, code, included, symbols)
-        entry = target_context.get_executable(made, function, environment)
-        for own in environments:
-            codegen.set_env(own.env_name, own)
-        return compile_result(
-            typing_context=target_context.typing_context,
-            target_context=target_context,
-            entry_point=entry,
-            type_annotation=types,
-            signature=signature,
-            objectmode=False,
-            lifted=(),
-            fndesc=function,
-            library=made,
-            environment=environment,
-            reload_init=starts,
-            referenced_envs=environments,
-        )
 
 
 class _Cache(FunctionCache):
     _impl_class = _Implementation
 
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Cached code; None if there is none.
-
-        Numba's method first imports all that compilation may need, SciPy's linear algebra among
-        it, and compiles counters of references: 0.3 s and 47 MiB. Compilation itself does the same.
-        Cached code has its own counters, calls Numba's allocation of memory, and C functions that
-        are known or come with the modules it names.
-        """
-        for name, address in _nrt_python.c_helpers.items():
-            llvm.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
-        with self._guard_against_spurious_io_errors():
-            return self._load_overload(sig, target_context)
-
     def save_overload(self, sig: Any, data: Any) -> None:
         """Cache compiled code, if the folder is writable."""
         with contextlib.suppress(OSError):
             super().save_overload(sig, data)
+
+
+# The folders of compiled code.
+
+_KERNEL = Path(__file__).resolve().parents[1] / "training"
+_CALLED = _KERNEL.with_name("kernel")
+
+
+def cache_folder(sources: Path = _KERNEL) -> Path:
+    """`$FEDREC_CACHE/training-DIGEST`, default `~/.cache/fedrec`; of other sources that folder's
+    name and digest."""
+    base = Path(os.environ.get("FEDREC_CACHE") or "~/.cache/fedrec").expanduser()
+    return base / f"{sources.name}-{digest(sources)[:16]}"
+
+
+def is_compiled(sources: Path = _KERNEL, function: str = "train_clients") -> bool:
+    """Whether an earlier process has compiled this version of the function here; of the kernel, or
+    of other sources."""
+    return any(cache_folder(sources).glob(f"*.{function}-*.nbi"))
+
+
+@functools.cache
+def digest(sources: Path) -> str:
+    """Digest of all sources in a folder, of those that others call, and of Numba's version."""
+    total = hashlib.sha256(version("numba").encode())
+    files = (file for folder in sorted({sources, _CALLED}) for file in sorted(folder.glob("*.py")))
+    for file in (Path(__file__), *files):
+        total.update(file.name.encode() + b"\0" + file.read_bytes())
+    return total.hexdigest()
+
+
+@functools.cache
+def usable(folder: Path) -> bool:
+    """Whether a folder exists, or can be created, and only this user and root can replace what is
+    in it; warns if others can. Cached code is executed when it is read."""
+    try:
+        for path in (folder.parent, folder):
+            path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # in a sticky folder, such as /tmp, others cannot replace what is this user's
+        ours = _only_ours(folder.parent, sticky=True) and _only_ours(folder)
+    except OSError:
+        return False
+    if not ours:
+        log.warning(
+            "%s is not used, because other users can write to it and cached code is executed; set"
+            " FEDREC_CACHE to a folder of your own, or take their permission to write (chmod go-w)",
+            folder,
+        )
+    return ours
+
+
+def _only_ours(folder: Path, sticky: bool = False) -> bool:
+    if not hasattr(os, "getuid"):  # no owners and modes of that kind
+        return True
+    status = folder.stat()
+    shared = bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    if sticky and status.st_mode & stat.S_ISVTX:
+        shared = False
+    return status.st_uid in (0, os.getuid()) and not shared

@@ -53,10 +53,11 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> SharedArray:
     descriptor = os.memfd_create("fedrec")
     os.ftruncate(descriptor, math.prod(shape) * dtype.itemsize)
     # Others open the memory through this process while it is running.
-    found = SharedArray(f"/proc/{os.getpid()}/fd/{descriptor}", dtype=dtype, mode="r+", shape=shape)
-    weakref.finalize(found, os.close, descriptor)
+    path = f"/proc/{os.getpid()}/fd/{descriptor}"
+    array = SharedArray(path, dtype=dtype, mode="r+", shape=shape)
+    weakref.finalize(array, os.close, descriptor)
     # Numpy says that every memmap's constructor gives a plain one
-    return found  # type: ignore[return-value]
+    return array  # type: ignore[return-value]
 
 
 def is_shared(array: np.ndarray) -> bool:
@@ -104,9 +105,9 @@ def _mapped(
 def _shared(array: np.ndarray) -> np.ndarray:
     if is_shared(array):
         return array
-    found = empty(array.shape, array.dtype)
-    found[...] = array
-    return found
+    shared = empty(array.shape, array.dtype)
+    shared[...] = array
+    return shared
 
 
 def _whole(array: SharedArray) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedrec.nn.layers import ItemFeature, KernelModel, Layer
 from fedrec.protocol.updates import SparseAccumulator
-from fedrec.runtime.compiled_code import cache_folder
+from fedrec.runtime.compilation import cache_folder
 from fedrec.training.block import Batches, Block
 from fedrec.training.kernel import train_block
 from fedrec.training.meta_learning import meta_learn_block

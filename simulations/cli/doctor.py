@@ -85,7 +85,7 @@ def _devices() -> str:
 
 def _kernel() -> str:
     """The kernel is compiled on first use and then cached."""
-    from fedrec.runtime.compiled_code import cache_folder, is_compiled
+    from fedrec.runtime.compilation import cache_folder, is_compiled
 
     folder = cache_folder()
     if is_compiled():

@@ -425,7 +425,7 @@ def test_one_cohort_of_those_asked_is_enough(more):
 def test_what_nodes_need_is_compiled_once(monkeypatch, paths, wanted, cached):
     """Of the experiment's own steps: what nodes report names nothing that is imported."""
     called = []
-    monkeypatch.setattr("fedrec.runtime.compiled_code.is_compiled", lambda *_, **__: cached)
+    monkeypatch.setattr("fedrec.runtime.compilation.is_compiled", lambda *_, **__: cached)
     monkeypatch.setattr("fedrec.training.warm_up.compile_kernel", called.append)
     monkeypatch.setattr(
         "fedrec.models.sequential_native.compile_losses", lambda: called.append("losses")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedrec.errors import NEIGHBOURS
-from fedrec.runtime import compiled_code
+from fedrec.runtime import compilation
 from fedrec.training import steps as kernel
 from fedrec.training.warm_up import compile_kernel
 
@@ -63,14 +63,7 @@ def test_the_second_process_and_a_copy_of_fedrec_find_what_the_first_compiled(tm
     assert len(list(cache.glob("training-*"))) == 2
 
 
-TRAINING = """
-import sys
-from fedrec.training.warm_up import compile_kernel
-compile_kernel()
-print(sorted({"numba.np.arraymath", "scipy.linalg"} & set(sys.modules)))
-"""
 BY_ADDRESS = """
-import sys
 import numpy as np
 from fedrec.kernel.products import product_by_address
 from fedrec.runtime.compilation import compiled
@@ -82,7 +75,7 @@ def multiplied(a, b, out, room, add_product):
 ones = np.ones((3, 3), np.float32)
 out = np.ones((3, 3), np.float32)
 multiplied(ones, ones, out, np.empty(9, np.float32), product_by_address())
-print(out.sum(), "scipy.linalg" in sys.modules)
+print(out.sum())
 """
 WORDS = """
 import sys
@@ -92,7 +85,7 @@ from fedrec.runtime.compilation import compiled
 def distinct(one, other):
     return len({one, other, "third"})
 
-print(distinct("first", "first"), distinct("first", "second"), "scipy.linalg" in sys.modules)
+print(distinct("first", "first"), distinct("first", "second"))
 """
 
 INCLUDING = """
@@ -118,12 +111,6 @@ def printed(*command):
 
 
 @pytest.mark.slow
-def test_a_process_that_compiles_nothing_does_not_import_what_compiles():
-    printed("-c", TRAINING)
-    assert printed("-c", TRAINING) == "[]"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "found"),
     [(WORDS, "2 3"), (BY_ADDRESS, "63.0")],
@@ -132,8 +119,7 @@ def test_a_process_that_compiles_nothing_does_not_import_what_compiles():
 def test_cached_code_finds_what_it_needs(tmp_path, monkeypatch, source, found):
     monkeypatch.setenv("FEDREC_CACHE", str(tmp_path / "cache"))
     (tmp_path / "program.py").write_text(source)
-    assert printed(tmp_path / "program.py") == f"{found} True"
-    assert printed(tmp_path / "program.py") == f"{found} False"
+    assert [printed(tmp_path / "program.py") for _ in range(2)] == [found] * 2
 
 
 @pytest.mark.slow
@@ -167,16 +153,16 @@ def test_code_that_others_can_replace_is_not_executed(tmp_path, caplog, base, fo
     (tmp_path / "cache" / "kernel-0").mkdir(parents=True)
     (tmp_path / "cache" / "kernel-0").chmod(folder)
     (tmp_path / "cache").chmod(base)
-    assert compiled_code.usable(tmp_path / "cache" / "kernel-0") is usable
+    assert compilation.usable(tmp_path / "cache" / "kernel-0") is usable
     assert ("other users can write" in caplog.text) is not usable
 
 
 def test_the_folder_is_that_of_the_user(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDREC_CACHE", str(tmp_path))
-    assert compiled_code.cache_folder().parent == tmp_path and not compiled_code.is_compiled()
+    assert compilation.cache_folder().parent == tmp_path and not compilation.is_compiled()
     monkeypatch.delenv("FEDREC_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert compiled_code.cache_folder().parent == tmp_path / ".cache" / "fedrec"
+    assert compilation.cache_folder().parent == tmp_path / ".cache" / "fedrec"
 
 
 @pytest.mark.parametrize("name", ["CompileResultCacheImpl", "FunctionCache", "_CacheLocator"])
@@ -185,7 +171,6 @@ def test_numba_has_what_its_cache_is_changed_by(name):
     import numba.core.caching
 
     assert hasattr(numba.core.caching, name)
-    assert hasattr(numba.core.caching.FunctionCache, "_load_overload")
 
 
 ROUND = """
