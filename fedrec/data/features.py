@@ -272,10 +272,11 @@ class FeatureTable:
 
     def only(self, names: Collection[str]) -> FeatureTable:
         """The features of some names."""
-        features, texts, vectors = (
+        features, texts = (
             tuple(feature for feature in kind if feature.name in names)
-            for kind in (self.features, self.texts, self.vectors)
+            for kind in (self.features, self.texts)
         )
+        vectors = tuple(vectors for vectors in self.vectors if vectors.name in names)
         return FeatureTable(self.rows, features, texts, vectors)
 
     @property

@@ -136,7 +136,7 @@ def nested_columns(path: Path) -> list[str]:
     if is_text(path):
         return []
     frame = _read_json(path, _FIRST_OBJECTS)
-    return [name for name in frame if frame[name].map(lambda v: isinstance(v, (list, dict))).any()]
+    return [n for n in frame if any(isinstance(value, (list, dict)) for value in frame[n])]
 
 
 def table_start(path: Path, layout: TableLayout) -> tuple[int, list[list[str]]]:

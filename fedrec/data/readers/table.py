@@ -280,5 +280,7 @@ def _constant(name: str, labels: pd.Series, owner: np.ndarray, ids: np.ndarray) 
             fix="name only columns that belong to the user (or to the item); write several values"
             " in one field: books|food",
         )
-    labels = frame.set_index("owner")["label"].astype(str).reindex(range(len(ids)))
-    return [None if pd.isna(label) else label for label in labels]
+    values: list[str | None] = [None] * len(ids)
+    for row, label in frame.itertuples(index=False):
+        values[row] = str(label)
+    return values

@@ -92,7 +92,8 @@ class Partition:
         """
         train = ~(test | validation)
         clients = users_of(interactions, train) if clients is None else clients
-        return cls(clients, *map(np.flatnonzero, (train, validation, test)), **more)
+        train_rows, validation_rows, test_rows = map(np.flatnonzero, (train, validation, test))
+        return cls(clients, train_rows, validation_rows, test_rows, **more)
 
     def parts(self, interactions: Interactions) -> np.ndarray:
         """`[rows]`: the part of each row: `"training"`, `"known"` (a training row of a user who
