@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from fedrec.devices import DAY, Devices, DevicesConfig
-from fedrec.errors import ExperimentError
 
 # When devices are available, by hand.
 
@@ -99,17 +98,3 @@ def test_most_devices_are_available_at_night():
     # normal starts: P(18 < start < 26 = 2 h), P(start > 26 or start < ...) of mean 22 and spread 2
     assert shares[0] == pytest.approx(0.954, abs=0.01) and shares[3] == shares[0]
     assert shares[1] == pytest.approx(0.0228, abs=0.01) and shares[2] < 0.01
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"example-seconds": -1.0},
-        {"compute-spread": 11.0},
-        {"nightly": {"hours": 24.0}},
-        {"speed": 3},
-    ],
-)
-def test_settings_that_do_not_fit(settings):
-    with pytest.raises(ExperimentError):
-        DevicesConfig.parse(settings)

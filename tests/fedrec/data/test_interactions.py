@@ -18,7 +18,6 @@ from scipy.stats import chisquare
 
 from fedrec.baselines.base import Baseline
 from fedrec.components import registry
-from fedrec.components.registry import DATASET, resolve
 from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.independence import refuse_dependent_clients
@@ -642,7 +641,3 @@ def test_settings_that_do_not_fit(options):
 def test_a_popularity_law_without_an_integral_of_that_form():
     with pytest.raises(ExperimentError, match="popularity-exponent"):
         reader(popularity_exponent=1.0)
-
-
-def test_name():
-    assert resolve(DATASET, "synthetic") is Synthetic

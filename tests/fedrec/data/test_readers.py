@@ -132,10 +132,6 @@ class TestAmazonUpc:
         assert (data.num_users, data.num_items) == (2, 3)
         assert (data.users.tolist(), data.items.tolist()) == (users, items)
 
-    def test_default_folder_is_office(self, monkeypatch, tmp_path):
-        monkeypatch.setenv("FEDREC_DATA", str(tmp_path))
-        assert AmazonUpc("amazon-upc", AmazonUpc.Config()).default_folder() == tmp_path / "office"
-
 
 class TestAmazon5Core:
     REVIEWS = (
@@ -265,10 +261,6 @@ class TestMovieLens1M:
         assert data.items.tolist() == [1, 0, 0]
         assert data.ratings.tolist() == [5.0, 3.0, 4.0]
         assert data.times.tolist() == [978300760, 978302109, 978301968]
-
-    def test_catalogue_is_the_rated_films_and_the_users_with_ratings(self, tmp_path):
-        data = read_of_readers_movielens(MovieLens1M, write_ml_1m(tmp_path))
-        assert (data.num_users, data.num_items) == (2, 2)
 
     def test_features_have_readable_labels(self, tmp_path):
         data = read_of_readers_movielens(MovieLens1M, write_ml_1m(tmp_path))
@@ -418,14 +410,6 @@ class TestMovieLens20M:
         assert data.times.tolist() == [1112486027, 5]
         assert labels(data.item_features["genres"], 0) == ["Adventure", "Children"]
         assert labels(data.item_features["genres"], 1) == []
-
-    def test_missing_column_offers_the_nearest(self, tmp_path):
-        (tmp_path / "ratings.csv").write_text(
-            "userId,movieID,rating,timestamp\n1,2,3.5,1112486027\n"
-        )
-        with pytest.raises(DataError, match="no column 'movieId'") as caught:
-            read_of_readers_movielens(MovieLens20M, tmp_path)
-        assert "did you mean 'movieID'" in caught.value.fix
 
 
 # The Netflix reader on small files in both forms.
