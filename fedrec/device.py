@@ -50,7 +50,7 @@ def resolve_device(name: str, precision: Precision = "float32") -> torch.device:
 
 
 def takes_compiled(values: Tensor) -> bool:
-    """Whether compiled code computes the gradients by values `[C, ...]`: of several clients, on a
+    """True if compiled code computes the gradients by values `[C, ...]`: of several clients, on a
     processor, in single precision. A device with one client would wait for the compiler."""
     several = values.requires_grad and len(values) > 1
     return several and values.is_cpu and values.dtype == torch.float32

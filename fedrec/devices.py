@@ -67,7 +67,7 @@ class DevicesConfig(Config):
 
     @property
     def sometimes_away(self) -> bool:
-        """Whether devices are not always available."""
+        """True if devices are not always available."""
         return self.nightly is not None
 
 

@@ -18,7 +18,7 @@ import pandas as pd
 
 from fedrec.baselines.base import Baseline
 from fedrec.baselines.private.system import PrivateBaseline
-from fedrec.data.independence import refuse_dependent_clients
+from fedrec.data.independence import check_independent_clients
 from fedrec.data.population import POPULATIONS, sample_clients
 from fedrec.device import resolve_device
 from fedrec.errors import ExperimentError
@@ -132,9 +132,9 @@ def _refuse_dependent(experiment: Experiment, label: str, baseline: Baseline) ->
     """
     if isinstance(baseline, PrivateBaseline):
         if baseline.config.noise:
-            refuse_dependent_clients(experiment, baseline.config.adjacency, f"baseline {label}")
+            check_independent_clients(experiment, baseline.config.adjacency, f"baseline {label}")
     elif type(baseline).stated is not Baseline.stated:
-        refuse_dependent_clients(experiment, "replace-one", f"baseline {label}")
+        check_independent_clients(experiment, "replace-one", f"baseline {label}")
 
 
 def _measured(

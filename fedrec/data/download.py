@@ -46,7 +46,7 @@ _MOST_FILES = 1_000_000
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file is a zip or a tar (compressed or not), by content."""
+    """True if a file is a zip or a tar (compressed or not), by content."""
     try:
         return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
     except _UNREADABLE:  # compressed and damaged, which `unpack` says

@@ -88,7 +88,7 @@ def _parts(value: str) -> list[str]:
 
 
 def _are_amounts(parts: Sequence[str]) -> bool:
-    """Whether most values are numbers, and too many different ones for categories: with decimals,
+    """True if most values are numbers, and too many different ones for categories: with decimals,
     or more than half as many as values."""
     several = {part for part in set(parts) if band(part) is not None}
     if len(several) <= _FEW or 2 * sum(part in several for part in parts) <= len(parts):

@@ -108,7 +108,7 @@ def column_names(path: Path, layout: TableLayout) -> list[str]:
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether a file is Parquet, by its ending or its content."""
+    """True if a file is Parquet, by its ending or its content."""
     if path.suffix.lower() in _PARQUET or not path.is_file():
         return path.suffix.lower() in _PARQUET
     with path.open("rb") as file:
@@ -116,7 +116,7 @@ def is_parquet(path: Path) -> bool:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a user's own table is delimited text: neither Parquet nor JSON.
+    """True if a user's own table is delimited text: neither Parquet nor JSON.
 
     Raises:
         DataError: there is no such file, or it has another form.

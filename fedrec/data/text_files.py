@@ -59,7 +59,7 @@ def encoding_of(path: Path) -> str:
 
 
 def is_json(path: Path) -> bool:
-    """Whether a file has JSON objects, one per line or in a list.
+    """True if a file has JSON objects, one per line or in a list.
 
     Raises:
         DataError: the file is no text.

@@ -120,7 +120,7 @@ def cache_folder(sources: Path = _KERNEL) -> Path:
 
 
 def is_compiled(sources: Path = _KERNEL, function: str = "train_clients") -> bool:
-    """Whether an earlier process has compiled this version of the function here; of the kernel, or
+    """True if an earlier process has compiled this version of the function here; of the kernel, or
     of other sources."""
     return any(cache_folder(sources).glob(f"*.{function}-*.nbi"))
 
@@ -137,7 +137,7 @@ def digest(sources: Path) -> str:
 
 @functools.cache
 def usable(folder: Path) -> bool:
-    """Whether a folder exists, or can be created, and only this user and root can replace what is
+    """True if a folder exists, or can be created, and only this user and root can replace what is
     in it; warns if others can. Cached code is executed when it is read."""
     try:
         for path in (folder.parent, folder):

@@ -71,7 +71,7 @@ class _Interrupt:
 
     def __init__(self) -> None:
         self.waiting = 0
-        """How many blocks of code, one within the other, must not be interrupted."""
+        """Number of blocks of code, one within the other, that must not be interrupted."""
         self.received = ""
         """Name of the last signal."""
         self._late = False
@@ -96,7 +96,7 @@ def _present() -> set[_Interrupt]:
 
 
 def _only_ends(handler: object) -> bool:
-    """Whether a handler is the default one, or Ray's."""
+    """True if a handler is the default one, or Ray's."""
     if handler in (signal.SIG_DFL, signal.default_int_handler):
         return True
     return str(getattr(handler, "__module__", "")).startswith("ray.")

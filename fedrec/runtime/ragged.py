@@ -30,7 +30,7 @@ def distinct(numbers: np.ndarray) -> np.ndarray:
 
 
 def are_distinct(ids: np.ndarray) -> bool:
-    """Whether no two ids `[n]`, numbers or texts, are equal."""
+    """True if no two ids `[n]`, numbers or texts, are equal."""
     if ids.dtype.kind in "iu":
         ascending = bool((ids[1:] > ids[:-1]).all())  # as most are, which takes no sorting
         return ascending or len(distinct(ids)) == len(ids)

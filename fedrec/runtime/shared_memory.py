@@ -44,7 +44,7 @@ def share(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def offered() -> bool:
-    """Whether the system supports shared memory."""
+    """True if the system supports shared memory."""
     return hasattr(os, "memfd_create")
 
 
@@ -61,7 +61,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> SharedArray:
 
 
 def is_shared(array: np.ndarray) -> bool:
-    """Whether other processes can open this array `[...]` as a whole."""
+    """True if other processes can open this array `[...]` as a whole."""
     return (
         isinstance(array, SharedArray)
         and array.base is not None
@@ -127,7 +127,7 @@ def finite(value: Any) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a JSON value is a number as `finite` writes it."""
+    """True if a JSON value is a number as `finite` writes it."""
     return type(value) in (int, float, type(None)) or value in ("inf", "-inf")
 
 

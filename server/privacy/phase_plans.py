@@ -15,7 +15,7 @@ import numpy as np
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.config import did_you_mean
-from fedrec.data.independence import refuse_collected_categories, refuse_dependent_clients
+from fedrec.data.independence import check_declared_categories, check_independent_clients
 from fedrec.data.population import POPULATIONS
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import contributions_of
@@ -77,8 +77,8 @@ class PhasePlans:
         _refuse_unknown_phases(config, strategy)
         _refuse_hidden_strategies(strategy)
         if config.noise_multiplier != 0:
-            refuse_dependent_clients(experiment, config.adjacency, "[privacy]")
-            refuse_collected_categories(experiment, "[privacy]")
+            check_independent_clients(experiment, config.adjacency, "[privacy]")
+            check_declared_categories(experiment, "[privacy]")
         order = tuple(map(strategy.phase, range(1, experiment.rounds + 1)))
         _refuse_interrupted_phases(config, order)
         mix = config.noise_mix(order)
