@@ -20,8 +20,7 @@ import pandas as pd
 from pydantic import Field
 
 from fedrec.data.columns import SECOND, ids_of, index_rows, numbers_of, times_of
-from fedrec.data.feature_labels import labelled
-from fedrec.data.features import Feature, FeatureNames, FeatureTable
+from fedrec.data.features import Feature, FeatureNames, FeatureTable, labelled
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.data.recognition import repeated_rows
