@@ -358,7 +358,7 @@ def test_a_pipe_is_refused_before_it_is_read(home, tmp_path):
 
 
 def test_nothing_to_import(home, tmp_path):
-    with pytest.raises(DataError, match="nothing to import"):
+    with pytest.raises(DataError, match="cannot be imported"):
         import_data("amazon-5core", tmp_path / "absent")
     with pytest.raises(DataError, match="not a dataset to import"):
         import_data("table", tmp_path)
