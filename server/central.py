@@ -18,7 +18,7 @@ import pandas as pd
 
 from fedrec.baselines.base import Baseline, TooLarge
 from fedrec.baselines.private.base import PrivateBaseline
-from fedrec.data.independence import refuse_dependent_clients
+from fedrec.data.independence import check_independent_clients
 from fedrec.data.population import POPULATIONS, sample_clients
 from fedrec.device import resolve_device
 from fedrec.errors import ExperimentError
@@ -133,9 +133,9 @@ def _check_independent(experiment: Experiment, label: str, baseline: Baseline) -
     """
     if isinstance(baseline, PrivateBaseline):
         if baseline.config.noise:
-            refuse_dependent_clients(experiment, baseline.config.adjacency, f"baseline {label}")
+            check_independent_clients(experiment, baseline.config.adjacency, f"baseline {label}")
     elif type(baseline).stated is not Baseline.stated:
-        refuse_dependent_clients(experiment, "replace-one", f"baseline {label}")
+        check_independent_clients(experiment, "replace-one", f"baseline {label}")
 
 
 def _measured(

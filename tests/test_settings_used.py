@@ -154,7 +154,6 @@ SET_BY_NOBODY = {
         "feature_variance interaction_variance ordered_variance vector_variance word_items "
         "word_variance"
     ),
-    "PublishedPairsConfig": "part",
     "QuantileConfig": "quantile rate share",
     "RatingSumsConfig": "scale",
     "RatioConfig": "order test validation",

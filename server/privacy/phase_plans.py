@@ -15,7 +15,7 @@ import numpy as np
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.config import did_you_mean
-from fedrec.data.independence import refuse_collected_categories, refuse_dependent_clients
+from fedrec.data.independence import check_declared_categories, check_independent_clients
 from fedrec.data.population import POPULATIONS
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import contributions_of, phase_at
@@ -77,8 +77,8 @@ class PhasePlans:
         parts = strategy.phases()
         _check_phases(config, parts)
         if config.noise_multiplier != 0:
-            refuse_dependent_clients(experiment, config.adjacency, "[privacy]")
-            refuse_collected_categories(experiment, "[privacy]")
+            check_independent_clients(experiment, config.adjacency, "[privacy]")
+            check_declared_categories(experiment, "[privacy]")
         schedule = strategy.schedule(strategy.config, strategy.step)
         order = tuple(phase_at(schedule, n + 1).name for n in range(experiment.rounds))
         _check_consecutive(config, order)
