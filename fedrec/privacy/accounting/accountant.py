@@ -251,25 +251,11 @@ class Accountant:
             )
         return min(reached, bound)
 
-    def epsilons(self, event: Event, rounds: Iterable[int], delta: float) -> np.ndarray:
-        """Epsilon after each number of further events of one kind, `float64 [len(rounds)]`.
-
-        For RDP backends this takes milliseconds once the event's curve is known.
-        """
-        _check(delta)
-        numbers = np.asarray(list(rounds), dtype=np.int64)
-        _check_adjacencies([*self._counts, event])
-        if self._not_private(self._counts):
-            return np.full(len(numbers), math.inf)
-        further = releases_in(event)
-        if not further:
-            more = math.inf if isinstance(event, NonPrivate) else 0.0
-            return self._bound(self._counts, delta)[0] + np.where(numbers > 0, more, 0.0)
-        return self.backend.epsilons(releases_of(self._counts), further, numbers, delta)
-
     def would_exceed(self, event: Event, budget: float, delta: float, n: int = 1) -> bool:
         """Whether the total would exceed a budget after n more such events."""
-        return bool(self.epsilons(event, [n], delta)[0] > budget)
+        _check(delta)
+        _check_adjacencies([*self._counts, event])
+        return self._bound(self._counts + Counter({event: n}), delta)[0] > budget
 
     @property
     def releases(self) -> dict[Release, int]:

@@ -104,21 +104,6 @@ class RdpBackend(Backend):
         epsilon, order = epsilon_of(self.total(releases), delta)
         return Bound(float(epsilon), float(order) if np.isfinite(epsilon) else None)
 
-    def epsilons(
-        self,
-        before: Mapping[Release, int],
-        each: Mapping[Release, int],
-        rounds: np.ndarray,
-        delta: float,
-    ) -> np.ndarray:
-        """Epsilon after each number of further rounds, see `Backend.epsilons`. All rounds at
-        once."""
-        counts = np.asarray(rounds, dtype=np.float64)[:, None]
-        curves = np.zeros((len(counts), len(ORDERS)))
-        # no release costs 0, not 0 * inf
-        np.multiply(counts, self.total(each), out=curves, where=counts > 0)
-        return epsilon_of(self.total(before) + curves, delta)[0]
-
     def total(self, releases: Mapping[Release, int]) -> np.ndarray:
         """R of all releases together at `ORDERS`, `float64 [orders]`."""
         total = np.zeros(len(ORDERS))
