@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accounting with Rényi and with Gaussian differential privacy.
-
-Accounting with Rényi differential privacy: curves add up over releases and are turned into
-epsilon once.
+"""Rényi differential privacy, whose curves add up over releases and are turned into epsilon once,
+and Gaussian differential privacy, whose squared parameters add up.
 
 Where this differs from the papers: they turn a curve into epsilon by R(a) + ln(1/delta) / (a - 1).
 Proposition 12 of Canonne, Kamath and Steinke (2020) gives the smaller
