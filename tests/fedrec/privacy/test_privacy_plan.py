@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
 from fedrec.privacy.accounting import losses
-from fedrec.privacy.accounting.accountant import Accountant, backend_of
-from fedrec.privacy.accounting.calibration import calibrate
+from fedrec.privacy.accounting.accountant import Accountant, backend_of, calibrate
 from fedrec.privacy.accounting.events import (
     CorrelatedRounds,
     CoveredRound,
