@@ -192,7 +192,7 @@ def _gathered(
 ) -> dict[str, Tensor]:
     """Parameters as an objective takes them: of item tables the rows of a step's items,
     `[active, N, d]`."""
-    places = block.places[step, :active].flatten()
+    places = block.rows[step, :active].flatten()
     return {
         name: value.flatten(0, 1).index_select(0, places).view(active, -1, value.shape[-1])
         if name in tables

@@ -183,7 +183,7 @@ class SgdProfile(Sgd):
         table = found.values[ITEMS]
         if self.config.epochs:
             liked = torch.zeros(table.shape[:2], dtype=torch.bool, device=table.device)
-            places = block.places[:, :, : block.items.shape[2]]
+            places = block.rows[:, :, : block.items.shape[2]]
             liked.view(-1)[places[block.labels > 0]] = True
             profiles = mean_directions(table, liked)
         else:
