@@ -586,7 +586,7 @@ def test_neumf_in_the_kernel_is_equal(nodes, case, task):
 
 def test_neumf_without_a_tower_trains_in_blocks(nodes):
     fast, _ = nodes("ranking", {}, {"name": "neumf", "factors": 3, "tower": []})
-    assert fast.paths == {"sgd": "blocks (model Neumf declares no kernel)"}
+    assert fast.paths == {"sgd": "blocks (the model declares no kernel)"}
 
 
 def test_private_item_tables_go_one_by_one(nodes):
