@@ -38,7 +38,7 @@ def example(size: int, seed: int) -> list[str]:
     trained = Bprmf(BprmfConfig(seed=seed))
     trained.fit(Histories(rows.num_items, rows.user_offsets, rows.items[rows.user_order]))
     unit = trained.items / np.linalg.norm(trained.items, axis=1, keepdims=True)
-    liking = trained.own[user] @ trained.items.T
+    liking = trained.user_rows[user] @ trained.items.T
     liking[rows.items[own]] = -np.inf
     frequency = np.bincount(rows.items, minlength=rows.num_items)
     lines = [

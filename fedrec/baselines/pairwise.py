@@ -487,7 +487,7 @@ class Warp(UserRowsBaseline):
             )
         parts = []
         for (table, index), number in zip(sides, histories.csr().shape, strict=True):
-            columns: list[Sparse] = [sparse.eye_array(number, dtype=np.float32)]
+            columns: list[Sparse] = [sparse.eye_array(number).astype(np.float32)]
             for name in self.config.features:
                 if name in table.names:
                     columns.append(memberships(table[name]).astype(np.float32)[index])

@@ -332,7 +332,7 @@ def trained_embeddings(settings: BprmfConfig, rows: Interactions) -> tuple[Tenso
     """
     trained = Bprmf(settings)
     trained.fit(Histories(rows.num_items, rows.user_offsets, rows.items[rows.user_order]))
-    return torch.from_numpy(trained.own), torch.from_numpy(trained.items)
+    return torch.from_numpy(trained.user_rows), torch.from_numpy(trained.items)
 
 
 # Similarity of substitutes to the items that they replace, by gamma (UPC-SDG, figure 4), for any
