@@ -213,7 +213,7 @@ class TestEvaluate:
     def test_nothing_to_rank(self):
         table = dataset([0, 1, 1], [0, 0, 1])
         partition = Partition(np.array([0]), np.arange(3), np.array([]), np.array([]))
-        with pytest.raises(DataError, match="nothing to rank"):
+        with pytest.raises(DataError, match="positive item to rank"):
             evaluated(
                 ["popularity"], table, partition, positive_above=None, held_out="test", ks=(1,)
             )
@@ -408,7 +408,7 @@ SYSTEMS = {
     "dp-als": {"items": 20},
     "dp-fold-in": {},
     "dpmf": {},
-    "dpmf, posterior": {"reading": "posterior"},
+    "dpmf, posterior": {"variant": "posterior"},
     "dpae": {"steps": 3, "cohort": 10},
     "dp-svd": {"steps": 3, "cohort": 10, "clip": "optimal"},
 }

@@ -388,7 +388,7 @@ class TestTriples:
             assert set(own.tolist()) == {2}
 
     def test_there_is_nothing_to_rank(self):
-        with pytest.raises(DataError, match="nothing to rank"):
+        with pytest.raises(DataError, match="liked and other items"):
             Triples(
                 Histories(2, np.array([0, 2]), np.array([0, 1])).csr(),
                 "users",

@@ -245,7 +245,7 @@ def test_along_its_training_it_is_what_fewer_epochs_give():
 
 
 def test_nothing_to_rank_is_an_error():
-    with pytest.raises(DataError, match="nothing to rank"):
+    with pytest.raises(DataError, match="liked and other items"):
         Bprmf(BprmfConfig()).fit(Histories(2, np.array([0, 2]), np.array([0, 1])))
 
 
