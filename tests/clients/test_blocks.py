@@ -355,7 +355,7 @@ STEPS = {
 
 
 @pytest.fixture
-def pair_of_vae_blocks(load_tiny):
+def vae_pair(load_tiny):
     """A node, one with the oracle in place of the step, and the initial parameters."""
 
     def make(*overrides):
@@ -399,8 +399,8 @@ def without_noise(*nodes):
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [True, False])
 @pytest.mark.parametrize("case", STEPS)
-def test_sums_are_equal_of_vae_blocks(pair_of_vae_blocks, case, noise):
-    fast, slow, arrays = pair_of_vae_blocks(*settings(case))
+def test_sums_are_equal_of_vae_blocks(vae_pair, case, noise):
+    fast, slow, arrays = vae_pair(*settings(case))
     if not noise:
         without_noise(fast, slow)
     order = TrainOrder(2, np.arange(18), "examples")
@@ -445,8 +445,8 @@ def given(node, odd):
 
 @pytest.mark.parametrize("noise", [True, False])
 @pytest.mark.parametrize("case", STEPS)
-def test_odd_clients_are_equal(pair_of_vae_blocks, odd, case, noise):
-    fast, slow = (given(node, odd) for node in pair_of_vae_blocks(*settings(case))[:2])
+def test_odd_clients_are_equal(vae_pair, odd, case, noise):
+    fast, slow = (given(node, odd) for node in vae_pair(*settings(case))[:2])
     if not noise:
         without_noise(fast, slow)
     parameters = slow.initial()

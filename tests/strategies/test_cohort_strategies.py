@@ -2,6 +2,7 @@
 """Strategies over cohorts, Flower's own, and mutants that an audit of noise must find."""
 
 import dataclasses
+import re
 from dataclasses import replace
 
 import dp_checks
@@ -15,7 +16,7 @@ from flwr.serverapp.strategy import FedAdam
 from clients.node import Node
 from clients.round import train_clients, train_each
 from clients.sums import UpdateSum
-from fedrec.components.registry import MODEL
+from fedrec.components.registry import MODEL, STRATEGY, resolve
 from fedrec.data.population import Population
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.models.privrec import PrivRec
@@ -37,7 +38,7 @@ from server.checkpoint import lasting_state, restore_strategy, strategy_state
 from server.run import execute
 from simulations import runner
 from simulations.engines.serial import open_grid
-from strategies.base import Aggregate
+from strategies.base import Aggregate, more_than_sums
 from strategies.dp import DpFedAvg
 from strategies.optimisers import FedAdam as FedAdamFedAdam
 from strategies.optimisers import FedAdamConfig, FedAvg, FedAvgConfig, Reptile, ReptileConfig
@@ -279,6 +280,21 @@ def test_protection_and_orders_for_nobody_by_name_are_refused(load_tiny):
     ):
         with pytest.raises(ExperimentError, match="update of each client"):
             train_each(node, arrays, order)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ("median trimmed-mean krum norm-bound union bulyan", "update of each client"),
+        ("metamf gpfedrec fedgnn", "update of each client"),
+        ("flwr.serverapp.strategy:FedAdam", "one of Flower's"),
+        ("two-stage means-start", "aggregate_train of its own"),
+        ("reptile fedavg fed-adam gram transitions fcf fed-als fold-in", "^$"),
+    ],
+)
+def test_what_a_strategy_needs_beside_the_sum_is_stated(names, reason):
+    for name in names.split():
+        assert re.search(reason, more_than_sums(resolve(STRATEGY, name)))
 
 
 def test_it_is_refused_beside_a_user_level_guarantee_and_secure_sums(run_tiny):

@@ -258,12 +258,6 @@ def test_random_histories_are_those_of_whole_tables():
         check_a_random_history(seed)
 
 
-def test_no_plan_of_privacy_covers_it(run_tiny):
-    privacy = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
-    with pytest.raises(ExperimentError, match="the update of each client"):
-        run_tiny(*GUIDED, "strategy={name='gpfedrec'}", privacy)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -539,15 +533,6 @@ def test_gradients_are_weighted_by_examples_and_answers_for_others_refused():
     server._made = generated.requests, {"w": torch.zeros(1, 3)}, torch.zeros(1, 2)
     _, (w, low) = server._directions(reply)
     assert w.tolist() == [[1, 1, 1]] and low.tolist() == [[-1, -1]]
-
-
-def test_differential_privacy_is_refused_with_a_reason(experiment, tmp_path):
-    from simulations import runner
-
-    table = experiment() | {"privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0, "delta": 1e-5}}
-    with pytest.raises(ExperimentError, match="cannot be made private by") as caught:
-        runner.run(table, output=tmp_path / "run")
-    assert "update of each client" in caught.value.got and "perturb" in caught.value.fix
 
 
 @pytest.mark.parametrize(
