@@ -229,7 +229,6 @@ class _Work:
                     raise ClientError(
                         f"client {client} diverged",
                         expected="a finite update",
-                        got="infinities or NaN",
                         fix="lower the learning rate of the step",
                     )
             except Exception as error:

@@ -95,7 +95,6 @@ def check_private_patterns(step: Step, names: Sequence[str]) -> None:
             raise ExperimentError(
                 f"no parameter fits the pattern {pattern!r} of 'step.private-parameters'",
                 expected="patterns of the model's parameters",
-                got=repr(pattern),
                 fix=did_you_mean(pattern, names),
             )
     if step.private_patterns and not set(names) - set(step.private_names(list(names))):

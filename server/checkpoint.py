@@ -297,21 +297,13 @@ def make_strategy(experiment: Experiment, cohorts: Cohorts) -> Strategy:
 
 
 def strategy_state(strategy: Strategy) -> dict[str, np.ndarray]:
-    """The state of a strategy, as named arrays."""
+    """The state of a strategy, as named arrays: copies, as later rounds may change it in place."""
     if isinstance(strategy, CohortStrategy):
-        return strategy.state()
-    return {
-        key: array for name, value in vars(strategy).items() for key, array in _flatten(name, value)
-    }
-
-
-def lasting_state(strategy: Strategy) -> dict[str, np.ndarray]:
-    """The same in memory that later rounds leave as it is: a copy, except for what the strategy
-    returns as arrays that are neither writable nor views."""
-    return {
-        name: np.copy(array) if array.flags.writeable or not array.flags.owndata else array
-        for name, array in strategy_state(strategy).items()
-    }
+        state = strategy.state()
+    else:
+        named = (_flatten(name, value) for name, value in vars(strategy).items())
+        state = {key: array for arrays in named for key, array in arrays}
+    return {name: np.copy(array) for name, array in state.items()}
 
 
 def restore_strategy(strategy: Strategy, state: Mapping[str, np.ndarray]) -> None:

@@ -335,7 +335,6 @@ class SampledCohorts:
             raise EngineError(
                 "the cohorts have no grid to ask nodes with",
                 expected="cohorts with a grid",
-                got="cohorts without one",
                 fix="give SampledCohorts the grid of the run",
             )
         step = {"name": self.experiment.step.name, **self.experiment.step.options}

@@ -44,10 +44,10 @@ from server.checkpoint import (
     RunExtension,
     State,
     as_before,
-    lasting_state,
     make_strategy,
     own_memory,
     restore_strategy,
+    strategy_state,
 )
 from server.cohort import SampledCohorts
 from server.deployed.federation import federation_of
@@ -387,7 +387,7 @@ class Loop:
     def _memory(self) -> dict[str, np.ndarray]:
         """The state of the strategy, which the next round must not change in place, and that of
         the extensions."""
-        memory = lasting_state(self.strategy)
+        memory = strategy_state(self.strategy)
         for extension in self.extensions:
             named = extension.memory().items()
             memory |= {f"{extension.name}:{name}": array for name, array in named}

@@ -109,7 +109,6 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
             raise ClientError(
                 "received gradients for parameters that were not generated",
                 expected="a configured round",
-                got="none",
                 fix="call configure_train before aggregate_train",
             )
         outputs, directions = self._directions(aggregate.each)

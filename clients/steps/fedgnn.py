@@ -167,7 +167,6 @@ class FedgnnStep(Step):
             raise ExperimentError(
                 "step 'fedgnn' needs neighbours from the third party of its strategy",
                 expected="strategy.name = 'fedgnn', and no fine-tuning in evaluation",
-                got="training without neighbours",
                 fix="--set evaluation.fine-tune={epochs=0}",
             )
         if not block.active:

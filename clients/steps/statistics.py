@@ -182,7 +182,6 @@ class GramStep(SufficientStatistics):
             raise ExperimentError(
                 f"model {type(model).__name__!r} has no products of items",
                 expected="model.name = 'item-weights', or another model of products of items",
-                got=type(model).__name__,
                 fix="set model.name = 'item-weights', or another step",
             )
         self.products = model.products
@@ -334,7 +333,6 @@ class TransitionsStep(SufficientStatistics):
             raise ExperimentError(
                 f"model {type(model).__name__!r} has no transitions of items",
                 expected="model.name = 'transitions'",
-                got=type(model).__name__,
                 fix="set model.name = 'transitions', or another step",
             )
         self.recency: RecencyConfig = recency

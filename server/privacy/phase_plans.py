@@ -127,7 +127,6 @@ class PhasePlans:
             raise ExperimentError(
                 f"experiment {experiment.name!r} has no differential privacy",
                 expected="a table [privacy]",
-                got="none, so epsilon is infinite",
                 fix="add [privacy] with clip-norm and noise-multiplier (or epsilon)",
             )
         cohorts = SampledCohorts.without_nodes(experiment, clients)
@@ -360,7 +359,6 @@ def _check_phases(config: PrivacyConfig, parts: Mapping[str, CohortStrategy]) ->
             raise ExperimentError(
                 f"there is no phase {phase!r}",
                 expected="phases of the strategy in privacy.phases",
-                got=repr(phase),
                 fix=did_you_mean(phase, parts),
             )
     for phase, part in parts.items():
@@ -368,6 +366,5 @@ def _check_phases(config: PrivacyConfig, parts: Mapping[str, CohortStrategy]) ->
             raise ExperimentError(
                 f"phase {phase!r} delegates its rounds to other strategies, which have no plan",
                 expected="`phases` of the outer strategy, with those of all inner strategies",
-                got=type(part).__name__,
                 fix=f"correct `phases` of {type(part).__name__}, or use it without [privacy]",
             )
