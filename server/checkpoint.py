@@ -6,9 +6,6 @@ Checkpoints: all state between two rounds in one file, written whole, checked wh
 A checkpoint is a numpy archive without pickled objects: the global parameters, the strategy's
 arrays, and one JSON text. The archive's checksums detect a damaged file; then the previous
 checkpoint is used, with a warning.
-
-Writing a large catalogue can take as long as training a round, so it happens while the next round's
-clients train.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +33,6 @@ from fedrec.protocol.serialization import from_record, to_record, zero_copy_arra
 from fedrec.runs.folder import FORMAT, RunFolder
 from fedrec.runs.result import present_names, written_names
 from fedrec.runtime.files import MOST_JSON, open_atomically, parse_json
-from fedrec.runtime.process import uninterrupted
 from fedrec.runtime.ragged import add_prefix, strip_prefix
 from strategies.base import Cohorts, CohortStrategy
 
@@ -131,8 +126,6 @@ class Checkpoints:
         self.keep = keep
         self._version = version
         self._known = (digest, *earlier)
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writing: Future[None] | None = None
 
     @classmethod
     def of(cls, run: RunFolder) -> Checkpoints:
@@ -146,29 +139,6 @@ class Checkpoints:
             earlier=run.digests,
             version=run.version,
         )
-
-    def begin(self, state: State) -> None:
-        """Start to `save` a state in the background; its arrays must stay as they are until
-        `finish`.
-
-        Raises:
-            RunError: the previous one could not be written.
-        """
-        with uninterrupted():
-            self.finish()
-            self._writing = self._writer.submit(self.save, state)
-
-    def finish(self) -> None:
-        """Wait until the state passed to `begin` is written.
-
-        Raises:
-            RunError: it could not be written.
-        """
-        with uninterrupted():
-            writing = self._writing
-            self._writing = None
-            if writing is not None:
-                writing.result()
 
     def save(self, state: State) -> None:
         """Write the state of a round and drop the oldest checkpoints beyond `keep`.
@@ -297,13 +267,11 @@ def make_strategy(experiment: Experiment, cohorts: Cohorts) -> Strategy:
 
 
 def strategy_state(strategy: Strategy) -> dict[str, np.ndarray]:
-    """The state of a strategy, as named arrays: copies, as later rounds may change it in place."""
+    """The state of a strategy, as named arrays, which later rounds may change in place."""
     if isinstance(strategy, CohortStrategy):
-        state = strategy.state()
-    else:
-        named = (_flatten(name, value) for name, value in vars(strategy).items())
-        state = {key: array for arrays in named for key, array in arrays}
-    return {name: np.copy(array) for name, array in state.items()}
+        return strategy.state()
+    named = (_flatten(name, value) for name, value in vars(strategy).items())
+    return {key: array for arrays in named for key, array in arrays}
 
 
 def restore_strategy(strategy: Strategy, state: Mapping[str, np.ndarray]) -> None:

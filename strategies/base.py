@@ -110,7 +110,7 @@ class Memory(Protocol):
     """State between rounds."""
 
     def state(self) -> Mapping[str, np.ndarray]:
-        """The state as named arrays, which are copied."""
+        """The state as named arrays."""
         ...
 
     def restore(self, state: dict[str, np.ndarray]) -> None:

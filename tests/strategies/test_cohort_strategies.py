@@ -401,14 +401,6 @@ def test_a_strategy_that_waits_for_more_nodes_than_there_are_is_refused(run_tiny
     assert "min-available-nodes" in caught.value.fix and caught.value.got == "1"
 
 
-def test_what_a_later_round_may_change_is_copied():
-    strategy = FedAdam()
-    strategy.live = np.arange(3)
-    memory = strategy_state(strategy)
-    strategy.live += 1
-    assert memory["live/array/"].tolist() == [0, 1, 2]
-
-
 def test_the_state_of_a_strategy_is_all_attributes_with_arrays(identity):
     arrays = {"w": np.arange(3, dtype=np.float32), "a/b": np.array(2.5)}
     strategy = FedAdam(eta=0.25)

@@ -20,7 +20,6 @@ from fedrec.protocol.messages import pack_each
 from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.serialization import from_record
 from fedrec.rng import stream, torch_stream
-from server.checkpoint import strategy_state
 from strategies.base import Aggregate
 from strategies.metamf import MetaMfStrategy, MetaMfStrategyConfig
 from strategies.per_client import GpfedrecStrategy, GpfedrecStrategyConfig, Uploads, edges
@@ -173,15 +172,6 @@ def test_uploads_are_kept_by_who_was_heard_last_and_survive_a_checkpoint():
     assert changes is not None and changes.clients.tolist() == [1, 7]
     again.restore({})
     assert again.changes is None
-
-
-def test_later_uploads_leave_the_state_as_it_is():
-    server = strategy()
-    table = np.arange(6, dtype=np.float32).reshape(3, 2)
-    remember(server._uploads, 4, np.arange(3), table)
-    state = strategy_state(server)
-    remember(server._uploads, 4, np.array([1]), -table)
-    np.testing.assert_array_equal(state["uploads/changes"], table)
 
 
 @dataclass
