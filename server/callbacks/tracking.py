@@ -174,6 +174,8 @@ class Mlflow(Tracker):
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
+        from mlflow.entities import Param, RunTag
+
         uri = self._uri()
         if "sql" in urlsplit(uri).scheme:
             from mlflow.store.db import utils
@@ -190,11 +192,6 @@ class Mlflow(Tracker):
         number = self._client.create_experiment(name) if before is None else before.experiment_id
         self._run = self._client.create_run(number, run_name=run.path.name).info.run_id
         write_atomically(file, json.dumps({"run": self._run}) + "\n")
-        self._log_settings(run)
-
-    def _log_settings(self, run: RunFolder) -> None:
-        from mlflow.entities import Param, RunTag
-
         params = [Param(key, str(value)[:_LONGEST]) for key, value in flat(run.experiment.table())]
         for start in range(0, len(params), _AT_ONCE):
             self._client.log_batch(self._run, params=params[start : start + _AT_ONCE])

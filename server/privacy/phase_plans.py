@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from flwr.serverapp.strategy import Strategy
@@ -23,7 +22,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.privacy import statement
 from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.events import Event, Volunteered
-from fedrec.privacy.accounting.sampling import Contributions, FixedSize, Full, Scheduled
+from fedrec.privacy.accounting.sampling import FixedSize, Full, Scheduled
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import SIMULATION, caveats
@@ -84,6 +83,7 @@ class PhasePlans:
         _check_consecutive(config, order)
         mix = config.noise_mix(order)
         malicious = _malicious(experiment)
+        compressed = experiment.compression is not None
         plans = {
             phase: Plan.of(
                 config.in_phase(phase),
@@ -94,7 +94,8 @@ class PhasePlans:
                 server_lr=server_rate(part.config, 1),
                 factor=config.noise_factor(phase),
                 mix=mix,
-                contributions=_contributions(experiment, part.step),
+                # of compressed updates, what is decoded may have signs, whatever the step sends
+                contributions="signed" if compressed else contributions_of(part.step),
                 schedule=part.cohorts.schedule,
                 phase_rounds=order.count(phase),
                 known=experiment.lateness.known_cohorts,
@@ -263,11 +264,6 @@ def _malicious(experiment: Experiment) -> np.ndarray:
     attacked = experiment.adversary is not None
     adversary = POPULATIONS.population(experiment).adversary if attacked else None
     return np.empty(0, dtype=np.int64) if adversary is None else adversary.malicious
-
-
-def _contributions(experiment: Experiment, step: Mapping[str, Any]) -> Contributions:
-    """Of compressed updates, what is decoded may have signs, whatever the step sends."""
-    return "signed" if experiment.compression is not None else contributions_of(step)
 
 
 def private_strategy(strategy: Strategy) -> CohortStrategy:
