@@ -48,9 +48,11 @@ def check_block(step: Step, trained: object, parameters: Mapping[str, Tensor], d
         return
     if not isinstance(trained, Trained | Updates) or step.generated:
         return
+    values = trained.values if isinstance(trained, Trained) else trained.changes
+    if not all(isinstance(value, Tensor) for value in values.values()):
+        return
     cohort = len(trained.block)
     rows = trained.block.touched.shape[1]
-    values = trained.values if isinstance(trained, Trained) else trained.changes
     expected = {
         name: (cohort, rows, *value.shape[1:])
         if name in trained.item_tables
