@@ -120,7 +120,6 @@ def check_federated(experiment: Experiment) -> None:
         raise ExperimentError(
             f"experiment {experiment.name!r} has no federated system",
             expected="rounds = 1 or more",
-            got="centralised systems alone",
             fix="`fedrec run` runs it; attacks, audits and deployments need a federated system",
         )
 

@@ -240,7 +240,6 @@ def time_needed(table: str) -> ExperimentError:
     return ExperimentError(
         f"[{table}] needs the time at which devices answer",
         expected="[devices] in a simulation" + (", or real nodes" if table == "closing" else ""),
-        got="a simulation without simulated time",
         fix="add [devices], such as --set 'devices={}'",
     )
 
@@ -265,7 +264,6 @@ def check_named_clients(strategy: Strategy, table: str) -> list[Strategy]:
         raise ExperimentError(
             f"strategy {type(strategy).__name__!r} does not work with [{table}]",
             expected="a strategy of fedrec's that sends the global parameters to its clients",
-            got="one of Flower's, or one that makes parameters for each client",
             fix=f"set strategy.name = 'reptile', or leave out [{table}]",
         )
     return parts

@@ -210,6 +210,5 @@ def _check_finite(values: Mapping[str, Tensor], client: int | None) -> None:
         "FedRAP's parts of the item embeddings diverged"
         + ("" if client is None else f" (client {client})"),
         expected="finite numbers; the term that pushes both parts apart has no lower bound",
-        got="infinity or NaN",
         fix="lower step.apart, step.personal-rate, step.shared-rate or step.learning-rate",
     )

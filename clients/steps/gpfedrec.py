@@ -199,7 +199,6 @@ class GpfedrecStep(ShuffledStep):
             raise ExperimentError(
                 "step 'gpfedrec' learns under the guidance of its server only",
                 expected="strategy.name = 'gpfedrec', and no fine-tuning in evaluation",
-                got="training without guidance",
                 fix="--set evaluation.fine-tune={epochs=0}",
             )
         width = block.touched.shape[1]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clients.step import Step, StepConfig
 from clients.steps.own_noise import Recorder
-from clients.steps.updates import FactoredUpdates
+from clients.steps.updates import Updates, outer_products
 from fedrec.data.client_data import ClientData
 from fedrec.device import on_device
 from fedrec.models.base import Parameters
@@ -322,4 +322,4 @@ class VaeStep(HistoryStep):
         rates = torch.where(trains, -config.learning_rate, 0.0).double()
         factors = recorder.gradients(losses[:, None]).weighted(rates[None])
         reported = torch.where(trains, losses.detach(), math.nan)
-        return FactoredUpdates(parameters, block, factors, tuple(reported.tolist()))
+        return Updates(parameters, block, outer_products(factors), tuple(reported.tolist()))

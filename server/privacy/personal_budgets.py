@@ -61,7 +61,6 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> Persona
         raise ExperimentError(
             "uploads of single users cannot be counted where cohorts are secret",
             expected="no [privacy] table with mode = 'secure' beside users' own noise",
-            got="privacy.mode = 'secure'",
             fix="leave out [privacy] and set step.noise = 'secure'",
         )
     return PersonalAccounts(
