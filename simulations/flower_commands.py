@@ -49,12 +49,12 @@ def script(name: str) -> str:
         EngineError: it is not installed.
     """
     beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
+    path = str(beside) if beside.exists() else shutil.which(name)
+    if path is None:
         raise EngineError(
             f"missing command {name!r}", expected="Flower's commands", fix="pip install flwr"
         )
-    return found
+    return path
 
 
 def environment_with(values: Mapping[str, str]) -> dict[str, str]:

@@ -239,6 +239,6 @@ def _print(rows: Mapping[str, Mapping[str, Any]], results: list[Result]) -> None
     for line in [
         *codes.lines,
         *private.privacy[:1],
-        *shown_together([one.folder for one in results]),
+        *shown_together([result.folder for result in results]),
     ]:
         console.print(line, highlight=False)

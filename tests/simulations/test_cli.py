@@ -462,7 +462,7 @@ def test_commands_are_listed_in_groups_and_without_one_it_says_how_to_start(fedr
 def test_the_list_of_components_fits_the_terminal(monkeypatch, capsys, width, columns):
     monkeypatch.setenv("COLUMNS", str(width))
     entry = {"name": "one", "about": "what " * 30, "paper": "Somebody 2020", "file": "a/b.py"}
-    listing._print({"model": [entry]})
+    listing._print_tables({"model": [entry]})
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= width
     assert [word in out for word in entry] == [n < columns for n in range(4)]
