@@ -221,6 +221,32 @@ def test_a_missing_cluster_is_reported(load_tiny, tmp_path):
         pass
 
 
+@pytest.mark.parametrize(
+    ("address", "failures", "started"), [(None, 1, True), (None, 2, False), ("there", 1, False)]
+)
+def test_a_local_ray_that_does_not_start_is_started_once_more(
+    monkeypatch, address, failures, started
+):
+    import ray
+
+    calls = []
+
+    def init(**_):
+        calls.append(1)
+        if len(calls) <= failures:
+            raise RuntimeError("late")
+
+    monkeypatch.setattr(ray, "init", init)
+    # so that no other Ray is shut down here
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    if started:
+        engine.connect(address, 1, 0)
+    else:
+        with pytest.raises(EngineError, match="RuntimeError: late"):
+            engine.connect(address, 1, 0)
+    assert len(calls) == (2 if address is None else 1)
+
+
 def test_a_plug_in_that_raises_keyboard_interrupt_fails_with_its_line(monkeypatch):
     """Ray takes a KeyboardInterrupt for a cancelled task, whose text is a traceback."""
 
