@@ -31,7 +31,6 @@ docs: $(VENV)/.installed-docs  ## The documentation site, in site/; fails on a w
 	$(BIN)/python -m simulations.settings_page docs/settings.md
 	$(BIN)/python docs/fill_results.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	$(BIN)/fedrec bench page -o site/bench-results.html
 
 deploy-test: $(VENV)/.installed-test  ## Whole deployments on loopback: TLS, keys, attacks, faults (about ten minutes)
 	$(BIN)/pytest -n 2 --dist loadfile -m deployment --timeout=1800 $(ARGS)
@@ -66,20 +65,10 @@ gpu-check: $(VENV)/.installed-test  ## What a GPU changes: tests, steps, large c
 
 MILLION := --set dataset.users=1000000 --set dataset.items=100000 --set dataset.mean-interactions=20 \
 	--set 'evaluation.baselines=[]' --set evaluation.every=0 --set evaluation.final-users=50 --set rounds=40
-bench-costs: $(VENV)/.installed-test  ## What is not training, what privacy costs, a million users
-	$(BIN)/python benchmarks/overhead.py --cohort 100 --rounds 20
-	$(BIN)/python benchmarks/raylets.py
-	$(BIN)/python benchmarks/privacy_cost.py --cohort 100 --rounds 25 --repeats 8
-	$(BIN)/python -m benchmarks.kernel_limit privrec-ml1m sgd
-	$(BIN)/python -m benchmarks.sparse_products
-	$(BIN)/python -m benchmarks.kernel_versions .
-	$(BIN)/python benchmarks/ranking.py
-	$(BIN)/python benchmarks/start.py 10000000
-	$(BIN)/python benchmarks/whole_run.py $(BIN)/fedrec run privrec-synthetic $(MILLION)
-	$(BIN)/python benchmarks/large_table.py /tmp/rows-20m
-	$(BIN)/python benchmarks/whole_run.py $(BIN)/fedrec run --data /tmp/rows-20m.csv
-	$(BIN)/python benchmarks/large_table.py /tmp/shop --rows 34500 --users 5000 --items 6200 --likes
-	$(BIN)/python benchmarks/whole_run.py $(BIN)/fedrec run --data /tmp/shop.csv --system als
+bench-costs: $(VENV)/.installed-test  ## A million users; 20 and 200 real nodes on this machine
+	$(BIN)/python benchmarks/processes.py $(BIN)/fedrec run privrec-synthetic $(MILLION)
+	$(BIN)/python -m benchmarks.deployment --nodes 20 --rounds 3
+	$(BIN)/python -m benchmarks.deployment --nodes 200 --rounds 2
 
 benchmark-venvs: benchmarks/.venvs/pfl/.installed benchmarks/.venvs/fedjax/.installed  ## Environments of other simulators, for benchmarks
 
@@ -115,12 +104,12 @@ $(VENV)/.torch: constraints.txt | $(VENV)/bin/pip
 
 $(VENV)/.installed: $(SOURCES) $(VENV)/.torch
 	$(PIP) --editable .
-	$(BIN)/python -m fedrec.training.warm_up
+	$(BIN)/python -m fedrec.training.kernel
 	@touch $@
 
 $(VENV)/.installed-test: $(SOURCES) $(VENV)/.torch
 	$(PIP) --editable '.[test]'
-	$(BIN)/python -m fedrec.training.warm_up
+	$(BIN)/python -m fedrec.training.kernel
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-docs: $(SOURCES) $(VENV)/.torch

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every shipped federated experiment: users per second in training on one thread, beside a plain
-PyTorch loop, and where the processor time of its whole command goes.
+PyTorch loop, and the processor time of its whole command.
 
     FEDREC_DATA=DATA python benchmarks/experiments.py [--only privrec-ml1m,mf-ml1m] \\
-        [--without speeds | --without parts] [--repeats 3] [--json OUT]
+        [--without speeds | --without command] [--repeats 3] [--json OUT]
 
 Speeds, a line for each local step of each experiment in `simulations/experiments`: fedrec's path
 that is taken, and the loop in `contestants/shipped_loop.py`, in turn, each in a process of its own,
@@ -14,26 +14,24 @@ together. It takes one epoch because rounding grows with the epochs, fastest whe
 are high. Steps with parameters that a server generates (meta-MF, GPFedRec, FedGNN) are timed in
 whole runs on the serial engine, and the loop beside them is fedrec's own `reference` path.
 
-`final evaluation` is the time of the evaluation at the end of a run, all test users without and
-with fine-tuning. `MiB` is the largest resident memory of the process with fedrec's path, which
-trains a few rounds of 40 users and, for an experiment's own step, evaluates; it is not that of the
-whole command.
+`evaluation` is the time of the evaluation at the end of a run, all test users without and with
+fine-tuning. `MiB` is the largest resident memory of the process with fedrec's path, which trains a
+few rounds of 40 users and, for an experiment's own step, evaluates. `command` is the processor time
+of `fedrec run EXPERIMENT` on the serial engine with one thread, in the first line of an experiment.
 
-Parts, in the first line of an experiment: seconds of processor time of `fedrec run EXPERIMENT`
-(`contestants/command_parts.py`), once and whatever the repeats, on the serial engine with one
-thread. Baselines are fitted.
-
-OUT is written after each measurement. What it has already is printed and not measured again, so a
-table that was interrupted goes on by the same command.
+OUT is written after each measurement. Measurements that it has already are printed and not
+repeated, so the same command continues an interrupted table.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -44,7 +42,6 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 
-from benchmarks.contestants.command_parts import PARTS  # noqa: E402
 from benchmarks.contestants.shipped import (  # noqa: E402
     initial,
     node_of,
@@ -53,7 +50,7 @@ from benchmarks.contestants.shipped import (  # noqa: E402
     trained,
 )
 from benchmarks.contestants.shipped_loop import rounds_of  # noqa: E402
-from benchmarks.environment import child_environment  # noqa: E402
+from benchmarks.processes import child_environment  # noqa: E402
 from clients.step import Step  # noqa: E402
 from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
 from fedrec.runtime.files import read_json, write_atomically  # noqa: E402
@@ -67,21 +64,18 @@ COLUMNS = {
     "speeds": (
         ("path", "path", ""),
         ("users/s", "users_per_second", ".4g"),
-        ("plain loop", "loop", ".3g"),
+        ("loop", "loop", ".3g"),
         ("ratio", "ratio", ".1f"),
         ("difference", "difference", ".0e"),
-        ("final evaluation, s", "evaluation", ".1f"),
+        ("evaluation, s", "evaluation", ".1f"),
         ("MiB", "peak_mib", ".0f"),
     ),
-    "parts": (
-        ("processor s of the command", "sum", ".1f"),
-        *((part, part, ".1f") for part in PARTS),
-    ),
+    "command": (("command, s", "seconds", ".1f"),),
 }
 """Columns by what measures them: their titles, keys and formats."""
 
-Found = dict[str, dict[str, Any]]
-"""What is measured of a line, by the same names."""
+Measurements = dict[str, dict[str, Any]]
+"""Measurements of a line, by the groups of columns."""
 
 
 def steps_of(name: str) -> dict[str, Step]:
@@ -89,10 +83,10 @@ def steps_of(name: str) -> dict[str, Step]:
     that the server generates."""
     node = node_of(name, "auto")
     names = dict.fromkeys(section.name for section in node.experiment.steps().values())
-    made = {own: node.step(section_of(node, own)) for own in names}
+    steps = {step: node.step(section_of(node, step)) for step in names}
     return {
-        own: step
-        for own, step in made.items()
+        name: step
+        for name, step in steps.items()
         if step.generated or type(step).batches is not Step.batches
     }
 
@@ -104,16 +98,16 @@ def difference(name: str, step: str) -> float:
     (order,) = orders(node, step, LOOP_USERS, 1, epochs=1)
     _, ours = trained(node, initial(node), order)
     ((_, theirs),) = rounds_of(name, step, LOOP_USERS, 1, epochs=1)
-    shared = [own for own in theirs if np.any(theirs[own])]
-    apart = sum(float(np.square(ours[own].astype(float) - theirs[own]).sum()) for own in shared)
-    return (apart / sum(float(np.square(theirs[own].astype(float)).sum()) for own in shared)) ** 0.5
+    shared = [key for key in theirs if np.any(theirs[key])]
+    apart = sum(float(np.square(ours[key].astype(float) - theirs[key]).sum()) for key in shared)
+    return (apart / sum(float(np.square(theirs[key].astype(float)).sum()) for key in shared)) ** 0.5
 
 
-def measured(module: str, *arguments: object, **environment: str) -> dict[str, Any]:
-    """What a contestant printed."""
+def measured(module: str, *arguments: object) -> dict[str, Any]:
+    """The report of a contestant."""
     command = [sys.executable, "-m", f"benchmarks.contestants.{module}", *map(str, arguments)]
     done = subprocess.run(
-        command, cwd=ROOT, env=child_environment(**environment), capture_output=True, text=True
+        command, cwd=ROOT, env=child_environment(), capture_output=True, text=True
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
@@ -124,18 +118,18 @@ def speeds(name: str, step: str, repeats: int) -> dict[str, Any]:
     """Users per second of a step and of the loop, and how far apart their sums are."""
     ours = []
     loop = []
-    found = {}
+    report = {}
     for repeat in range(repeats):
         last = repeat == repeats - 1
-        found = measured(
+        report = measured(
             "shipped", name, step, "auto", USERS, ROUNDS, last and step == load(name).step.name
         )
-        ours += [found["users"] / seconds for seconds in found["seconds"]]
+        ours += [report["users"] / seconds for seconds in report["seconds"]]
         theirs = measured("shipped_loop", name, step, LOOP_USERS, LOOP_ROUNDS)
         loop += [theirs["users"] / seconds for seconds in theirs["seconds"]]
     return {
         **_medians(ours, loop),
-        **{key: found.get(key) for key in ("path", "evaluation", "peak_mib")},
+        **{key: report.get(key) for key in ("path", "evaluation", "peak_mib")},
         "difference": difference(name, step),
     }
 
@@ -143,15 +137,15 @@ def speeds(name: str, step: str, repeats: int) -> dict[str, Any]:
 def generated(name: str, step: str, repeats: int) -> dict[str, Any]:
     """The same of an experiment whose server generates the clients' parameters."""
     by_path: dict[str, list[float]] = {"reference": [], "auto": []}
-    found: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     for _ in range(repeats):
-        for path, own in by_path.items():
-            found = measured("shipped_run", name, path, GENERATED_ROUNDS)
-            own += found["users_per_second"]
-    cost = {key: found[key] for key in ("evaluation", "peak_mib")}
+        for path, users_per_second in by_path.items():
+            report = measured("shipped", name, "generated", path, GENERATED_ROUNDS)
+            users_per_second += report["users_per_second"]
+    cost = {key: report[key] for key in ("evaluation", "peak_mib")}
     node = node_of(name, "auto")
-    taken = str(node.path(node.step(section_of(node, step))))
-    return {**_medians(by_path["auto"], by_path["reference"]), **cost, "path": taken}
+    path = str(node.path(node.step(section_of(node, step))))
+    return {**_medians(by_path["auto"], by_path["reference"]), **cost, "path": path}
 
 
 def _medians(ours: list[float], loop: list[float]) -> dict[str, float]:
@@ -160,10 +154,18 @@ def _medians(ours: list[float], loop: list[float]) -> dict[str, float]:
     return {"users_per_second": mine, "loop": theirs, "ratio": mine / theirs}
 
 
-def parts(name: str) -> dict[str, float]:
-    """Processor seconds of an experiment's whole command, and of its parts."""
-    found = measured("command_parts", name, OMP_NUM_THREADS="1")
-    return {"sum": sum(found.values()), **found}
+def command(name: str) -> dict[str, float]:
+    """Processor seconds of an experiment's whole command."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as folder:
+        call = [sys.executable, "-m", "simulations.cli", "run", name, "--quiet"]
+        call += ["--engine", "serial", "--output", f"{folder}/run", "--set", "engine.threads=1"]
+        environment = child_environment(OMP_NUM_THREADS="1")
+        done = subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(call)} failed:\n{done.stderr[-2000:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {"seconds": after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime}
 
 
 def lines_of(name: str, repeats: int) -> dict[str, dict[str, Callable[[], dict[str, Any]]]]:
@@ -174,13 +176,13 @@ def lines_of(name: str, repeats: int) -> dict[str, dict[str, Callable[[], dict[s
             lines[name] = {"speeds": partial(generated, name, step, repeats)}
         else:
             lines[f"{name}, {step}"] = {"speeds": partial(speeds, name, step, repeats)}
-    next(iter(lines.values()))["parts"] = partial(parts, name)
+    next(iter(lines.values()))["command"] = partial(command, name)
     return lines
 
 
-def table(names: Iterable[str], groups: list[str], repeats: int, kept: Path | None) -> None:
-    """Print a Markdown table line by line; what is kept of an earlier one is not measured again."""
-    rows = _measured_before(kept) if kept and kept.exists() else {}
+def table(names: Iterable[str], groups: list[str], repeats: int, file: Path | None) -> None:
+    """Print a Markdown table line by line, with the measurements that a file has already."""
+    rows = _measured_before(file) if file and file.exists() else {}
     titles = [title for group in groups for title, _, _ in COLUMNS[group]]
     print("|", " | ".join(["experiment, step", *titles]), "|")
     print("|" + "---|" * (len(titles) + 1))
@@ -191,32 +193,32 @@ def table(names: Iterable[str], groups: list[str], repeats: int, kept: Path | No
                 if group not in measures or group in row:
                     continue
                 row[group] = measures[group]()
-                if kept:
-                    write_atomically(kept, json.dumps(rows, indent=2) + "\n")
+                if file:
+                    write_atomically(file, json.dumps(rows, indent=2) + "\n")
             print("|", " | ".join([title, *_cells(row, groups)]), "|", flush=True)
 
 
-def _measured_before(kept: Path) -> dict[str, Found]:
-    """What a file has already; ends the program if it is none that was written here."""
+def _measured_before(file: Path) -> dict[str, Measurements]:
+    """The rows of an earlier table; ends the program if the file has none."""
     try:
-        rows = read_json(kept)
+        rows = read_json(file)
     except (OSError, ValueError) as error:
         rows = error
     if isinstance(rows, dict) and all(isinstance(row, dict) for row in rows.values()):
         return rows
     raise SystemExit(
-        f"{kept} has no measurements to go on with\n"
+        f"{file} has no measurements to continue\n"
         "  expected: a file that --json of this command wrote, or a new name\n"
         f"  got: {rows if isinstance(rows, Exception) else type(rows).__name__}\n"
         "  fix: give another name"
     )
 
 
-def _cells(row: Found, groups: list[str]) -> list[str]:
-    found = [
+def _cells(row: Measurements, groups: list[str]) -> list[str]:
+    values = [
         (row.get(group, {}).get(key), form) for group in groups for _, key, form in COLUMNS[group]
     ]
-    return ["" if value is None else format(value, form) for value, form in found]
+    return ["" if value is None else format(value, form) for value, form in values]
 
 
 def main() -> None:
@@ -227,11 +229,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="experiments, comma-separated; default: all")
     parser.add_argument("--without", choices=COLUMNS, help="columns that are not measured")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="file that measurements are kept in")
+    parser.add_argument("--json", type=Path, help="file that measurements are written to")
     given = parser.parse_args()
     federated = (name for name in sorted(shipped_experiments()) if load(name).federated)
     names = given.only.split(",") if given.only else federated
-    table(names, [own for own in COLUMNS if own != given.without], given.repeats, given.json)
+    table(names, [group for group in COLUMNS if group != given.without], given.repeats, given.json)
 
 
 if __name__ == "__main__":

@@ -42,11 +42,10 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
+from benchmarks.contestants.ours import experiment  # noqa: E402
 from benchmarks.contestants.shipped import Numbers, initial, orders, trained  # noqa: E402
-from benchmarks.environment import child_environment  # noqa: E402
+from benchmarks.processes import GpuWatch, child_environment  # noqa: E402
 from benchmarks.second_device import DEVICE, SecondDevice  # noqa: E402
-from benchmarks.watch import GpuWatch  # noqa: E402
-from benchmarks.workload import experiment  # noqa: E402
 from clients.node import Node  # noqa: E402
 from fedrec.errors import ExperimentError  # noqa: E402
 from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
@@ -62,7 +61,6 @@ CATALOGUE = {"users": 2000, "items": 3706, "mean-interactions": 100} if CUDA els
 SHARES = {"tests": 0.3, "steps": 0.75, "cohorts": 0.85}
 """Share of the time after which no part of it is begun any more."""
 TESTS = (
-    "tests/clients/test_client_updates.py",
     "tests/clients/test_client_updates.py",
     "tests/fedrec/baselines/test_baselines.py",
 )
@@ -96,21 +94,21 @@ class Budget:
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
     """Lines at which processor and device wait for each other, and how often."""
-    found: Counter[str] = Counter()
+    waits: Counter[str] = Counter()
     if CUDA:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
-                yield found
+                yield waits
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        found.update(f"{Path(one.filename).name}:{one.lineno}" for one in seen)
+        waits.update(f"{Path(line.filename).name}:{line.lineno}" for line in seen)
     else:
         with SecondDevice() as device:
-            yield found
-        found.update(
-            {place: n for (kind, place), n in device.crossings.items() if kind == "read back"}
+            yield waits
+        waits.update(
+            {line: n for (kind, line), n in device.crossings.items() if kind == "read back"}
         )
 
 
@@ -134,10 +132,10 @@ def speed(node: Node, arrays: Numbers, step: str, users: int, rounds: int) -> fl
     return min(users, len(node.training)) / float(np.median(seconds[1:]))
 
 
-def apart(found: Numbers, wanted: Numbers) -> float:
+def apart(sums: Numbers, wanted: Numbers) -> float:
     """The L2 norm of the difference over the norm, all parameters together."""
     moved = sum(float(np.square(value.astype(np.float64)).sum()) for value in wanted.values())
-    off = sum(float(np.square(found[n].astype(np.float64) - v).sum()) for n, v in wanted.items())
+    off = sum(float(np.square(sums[n].astype(np.float64) - v).sum()) for n, v in wanted.items())
     return (off / moved) ** 0.5 if moved else 0.0
 
 
@@ -152,8 +150,8 @@ def step_row(name: str, step: str) -> dict[str, Any]:
     (order,) = orders(node, step, ALONE, 1)
     wanted = trained(honest, arrays, order)[1]
     with counted() as waits:
-        found = trained(node, arrays, order)[1]
-    row: dict[str, Any] = {"difference": apart(found, wanted), "waits": dict(waits.most_common())}
+        sums = trained(node, arrays, order)[1]
+    row: dict[str, Any] = {"difference": apart(sums, wanted), "waits": dict(waits.most_common())}
     if CUDA:
         alone = node_on_device(planned(table, "reference"))
         row["users_per_second"] = speed(node, arrays, step, USERS, 3)
@@ -253,9 +251,9 @@ def loop(budget: Budget) -> dict[str, Any]:
         )
         if done is None or done.returncode:
             return {"failed": _last(done)}
-        found = json.loads(figures.read_text())
-    kept = ("users_per_second", "gpu_busy", "equal_results", "cohort", "device")
-    return {key: found[key] for key in kept if key in found}
+        report = json.loads(figures.read_text())
+    keys = ("users_per_second", "gpu_busy", "equal_results", "cohort", "device")
+    return {key: report[key] for key in keys if key in report}
 
 
 def _run(command: list[str], budget: Budget, part: str) -> subprocess.CompletedProcess[str] | None:
@@ -283,11 +281,11 @@ def _last(done: subprocess.CompletedProcess[str] | None) -> str:
 
 def machine() -> dict[str, Any]:
     """Where the figures come from."""
-    found = {"torch": torch.__version__, "python": platform.python_version(), "cuda": CUDA}
+    versions = {"torch": torch.__version__, "python": platform.python_version(), "cuda": CUDA}
     if not CUDA:
-        return {**found, "device": "the second device of second_device.py, without hardware"}
+        return {**versions, "device": "the second device of second_device.py, without hardware"}
     about = torch.cuda.get_device_properties(0)
-    return {**found, "device": about.name, "memory_gib": round(about.total_memory / 2**30)}
+    return {**versions, "device": about.name, "memory_gib": round(about.total_memory / 2**30)}
 
 
 def main() -> None:

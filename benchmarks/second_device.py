@@ -90,8 +90,8 @@ class SecondDevice(_python_dispatch.TorchDispatchMode):
         self._others = ExitStack()
 
     def __enter__(self) -> SecondDevice:
-        place = "fedrec.training.recorded_steps.recorder_of"
-        self._others.enter_context(mock.patch(place, lambda _: _Repeating(self)))
+        target = "fedrec.training.recorded_steps.recorder_of"
+        self._others.enter_context(mock.patch(target, lambda _: _Repeating(self)))
         self._others.enter_context(_Numbers())
         return super().__enter__()
 
@@ -112,8 +112,8 @@ class SecondDevice(_python_dispatch.TorchDispatchMode):
         while frame is not None:
             path = Path(frame.f_code.co_filename)
             if path.is_relative_to(ROOT) and path != Path(__file__) and ".venv" not in path.parts:
-                place = f"{path.relative_to(ROOT)}:{frame.f_lineno}"
-                self.crossings[direction, place] += 1
+                line = f"{path.relative_to(ROOT)}:{frame.f_lineno}"
+                self.crossings[direction, line] += 1
                 return
             frame = frame.f_back
 
@@ -182,8 +182,10 @@ class _Operation:
     @classmethod
     def of(cls, func: Any, args: tuple, kwargs: dict[str, Any]) -> _Operation:
         """One that PyTorch dispatches."""
-        tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
-        there = [isinstance(one, Placed) for one in tensors]
+        tensors = [
+            leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)
+        ]
+        there = [isinstance(tensor, Placed) for tensor in tensors]
         name = func._schema.name.split("::")[1]
         asked = kwargs.get("device")
         stays = there[0] if name == "copy_" else any(there)
@@ -196,7 +198,7 @@ class _Operation:
             carried = "copied there" if self.lands else "read back"
             return None if self.lands == self.there[-1] else carried
         masks = self.name in _TAKES_INDICES_OF_THE_PROCESSOR
-        masked = masks and any(one.dtype == torch.bool for one in self.tensors[1:])
+        masked = masks and any(tensor.dtype == torch.bool for tensor in self.tensors[1:])
         return "read back" if any(self.there) and (self.name in _READS or masked) else None
 
     def refuse_strangers(self, func: Any) -> None:
@@ -204,9 +206,9 @@ class _Operation:
         if not any(self.there) or self.name in _MOVES:
             return
         few = 1 if self.name in _TAKES_INDICES_OF_THE_PROCESSOR else len(self.tensors)
-        for one, there in zip(self.tensors[:few], self.there, strict=False):
-            if one.dim() and not there:
-                raise RuntimeError(f"{func}: {list(one.shape)} is on the processor")
+        for tensor, there in zip(self.tensors[:few], self.there, strict=False):
+            if tensor.dim() and not there:
+                raise RuntimeError(f"{func}: {list(tensor.shape)} is on the processor")
 
 
 def _computed(func: Any, operation: _Operation, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -215,9 +217,9 @@ def _computed(func: Any, operation: _Operation, args: tuple, kwargs: dict[str, A
         **kwargs,
         **({"device": torch.device("cpu")} if kwargs.get("device") is not None else {}),
     }
-    plain = tree_map_only(Placed, lambda one: one.inner, (args, inner))
-    found = func(*plain[0], **plain[1])
+    plain = tree_map_only(Placed, lambda tensor: tensor.inner, (args, inner))
+    result = func(*plain[0], **plain[1])
     if not operation.lands:
-        return found
-    found = tree_map_only(torch.Tensor, Placed, found)
-    return _python_dispatch.return_and_correct_aliasing(func, args, kwargs, found)
+        return result
+    result = tree_map_only(torch.Tensor, Placed, result)
+    return _python_dispatch.return_and_correct_aliasing(func, args, kwargs, result)

@@ -23,30 +23,29 @@ up, as in user-level differential privacy, each with its own implementation.
 With `--device cuda` fedrec and the loops compete on one GPU. How much of the time it was busy is
 what nvidia-smi says five times a second, in the counted rounds.
 
-pfl and FedJAX need environments of their own: `make benchmark-venvs`, see
-`contestants/commands.py`.
+pfl and FedJAX need environments of their own: `make benchmark-venvs`;
+`FEDREC_BENCHMARK_VENVS` may name the folder that holds them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.contestants.commands import Task, command  # noqa: E402
-from benchmarks.environment import child_environment  # noqa: E402
-from benchmarks.watch import GpuWatch, TreeWatch  # noqa: E402
-from benchmarks.workload import write  # noqa: E402
+from benchmarks.contestants.ours import write  # noqa: E402
+from benchmarks.processes import GpuWatch, TreeWatch, child_environment  # noqa: E402
 
 WARM_UP = 1
 MEMORY_ROUNDS = 3
@@ -55,27 +54,105 @@ SUM_TOLERANCE = 1e-4  # relative, of the sum of squared parameters after all rou
 # one user, made 2e-4; another order of the batches makes 2e-2.
 CHANGE_TOLERANCE = 2e-3
 
+VENVS = ROOT / "benchmarks" / ".venvs"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+HOME = "benchmarks.contestants"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all contestants do.
+
+    Attributes:
+        work: path of the archive.
+        cohort: users per round.
+        items: size of the catalogue.
+        device: `cpu` or `cuda`.
+        memory_gib: what fedrec may use for the users that it trains at once.
+        clip: L2 norm that each user's update is clipped to; 0: none.
+    """
+
+    work: str
+    cohort: int
+    items: int
+    device: str = "cpu"
+    memory_gib: float = 1.0
+    clip: float = 0.0
+
+
+def commands(task: Task) -> dict[str, tuple[str, list[str]]]:
+    """Contestant -> its environment ("" for fedrec's own) and the arguments of that environment's
+    Python."""
+    work = task.work
+    where = [task.device, str(task.memory_gib)]
+    ours = ["-m", f"{HOME}.ours", work, str(task.cohort), str(task.items)]
+    loop = ["-m", f"{HOME}.loop", work, task.device]
+    on_both = {
+        "fedrec": ("", [*ours, "ray", *where]),
+        "fedrec-serial": ("", [*ours, "serial", *where]),
+        "loop": ("", loop),
+        "loop-sparse": ("", [*loop, "--sparse"]),
+    }
+    if task.device != "cpu":
+        return on_both
+    pfl, fedjax = (
+        ["-m", f"{HOME}.{module}", work] for module in ("pfl_research", "fedjax_clients")
+    )
+    return {
+        **on_both,
+        "flower": ("", ["-m", f"{HOME}.stock_flower", work]),
+        "pfl": ("pfl", [*TORCHRUN, *pfl]),
+        "pfl-sparse": ("pfl", [*TORCHRUN, *pfl, "--sparse"]),
+        "pfl-1": ("pfl", pfl),
+        "pfl-1-sparse": ("pfl", [*pfl, "--sparse"]),
+        "fedjax": ("fedjax", [*fedjax, "pmap"]),
+        "fedjax-jit": ("fedjax", [*fedjax, "jit"]),
+    }
+
+
+def command(name: str, task: Task) -> list[str]:
+    """The command line of one contestant. Ends the program when it is unknown or its environment is
+    missing."""
+    known = commands(task)
+    if name not in known:
+        raise SystemExit(f"unknown contestant {name!r} on {task.device}; known: {', '.join(known)}")
+    environment, arguments = known[name]
+    return [interpreter(environment), *arguments]
+
+
+def interpreter(environment: str) -> str:
+    """The Python of a contestant's environment."""
+    if not environment:
+        return sys.executable
+    python = Path(os.environ.get("FEDREC_BENCHMARK_VENVS", VENVS)) / environment / "bin" / "python"
+    if not python.exists():
+        raise SystemExit(
+            f"no environment for {environment}: {python} is not there; make it with `make"
+            " benchmark-venvs`, or let FEDREC_BENCHMARK_VENVS name the folder that holds it"
+        )
+    return str(python)
+
 
 def measure(name: str, task: Task, memory: bool = False) -> dict[str, Any]:
     """Run one contestant once; with its memory instead of its speeds, or with neither when no round
     is counted."""
     environment = child_environment(RAY_USAGE_STATS_ENABLED="0", FLWR_TELEMETRY_ENABLED="0")
     with (
-        tempfile.TemporaryFile("w+") as said,
-        tempfile.TemporaryFile("w+", errors="replace") as complained,
+        tempfile.TemporaryFile("w+") as output,
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
     ):
         line = command(name, task)
-        process = subprocess.Popen(line, stdout=said, stderr=complained, env=environment, cwd=ROOT)
+        process = subprocess.Popen(line, stdout=output, stderr=errors, env=environment, cwd=ROOT)
         watch = TreeWatch(process, memory)
         busy = GpuWatch(task.device)
         watch.start()
         process.wait()
         watch.join()
         busy.stop()
-        said.seek(0)
-        complained.seek(0)
-        lines = said.read().strip().splitlines()
-        trouble = complained.read().strip().splitlines()
+        output.seek(0)
+        errors.seek(0)
+        lines = output.read().strip().splitlines()
+        trouble = errors.read().strip().splitlines()
     if process.returncode or not lines:
         raise SystemExit(
             "\n".join([*trouble[-20:], f"{name} failed with status {process.returncode}: {line}"])
@@ -109,8 +186,8 @@ def written(task: Task, folder: Path, name: str, rounds: int) -> Task:
 
 def check(names: list[str], folder: Path, task: Task) -> dict[str, float]:
     """Contestant -> squared norm of the parameters' change in one round."""
-    one = written(task, folder, "one-round", 1)
-    return {name: measure(name, one)["squared_change"] for name in names}
+    short = written(task, folder, "one-round", 1)
+    return {name: measure(name, short)["squared_change"] for name in names}
 
 
 def memory(names: list[str], folder: Path, task: Task, rounds: int) -> dict[str, int]:
@@ -128,25 +205,27 @@ def summary(
     runs: dict[str, list[dict[str, Any]]], changes: dict[str, float], peaks: dict[str, int]
 ) -> dict[str, Any]:
     """Medians over the repeats, memory, and whether all did the same work."""
-    sums = [run["squared_sum"] for found in runs.values() for run in found]
+    sums = [run["squared_sum"] for repeats in runs.values() for run in repeats]
     speeds = {
-        kind: {name: statistics.median(run[kind] for run in found) for name, found in runs.items()}
+        kind: {
+            name: statistics.median(run[kind] for run in repeats) for name, repeats in runs.items()
+        }
         for kind in ("users_per_second", "users_per_cpu_second")
     }
     busy = {
-        name: [run["gpu_busy"] for run in found if "gpu_busy" in run]
-        for name, found in runs.items()
+        name: [run["gpu_busy"] for run in repeats if "gpu_busy" in run]
+        for name, repeats in runs.items()
     }
     return {
         **speeds,
         **(
-            {"gpu_busy": {name: statistics.median(own) for name, own in busy.items()}}
+            {"gpu_busy": {name: statistics.median(shares) for name, shares in busy.items()}}
             if all(busy.values())
             else {}
         ),
         "peak_mib": peaks,
         "equal_results": alike(sums, SUM_TOLERANCE) and alike(changes.values(), CHANGE_TOLERANCE),
-        "squared_sums": {name: found[0]["squared_sum"] for name, found in runs.items()},
+        "squared_sums": {name: repeats[0]["squared_sum"] for name, repeats in runs.items()},
         "squared_changes_of_one_round": changes,
     }
 
@@ -198,24 +277,24 @@ def main() -> None:
                     file=sys.stderr,
                     flush=True,
                 )
-    found = summary(runs, changes, peaks)
-    first = found["users_per_second"][names[0]]
+    table = summary(runs, changes, peaks)
+    first = table["users_per_second"][names[0]]
     print(
         f"M={given.cohort}, {given.items:,} items, {given.repeats} repeats; equal results:"
-        f" {found['equal_results']}"
+        f" {table['equal_results']}"
     )
     for name in names:
-        speed = found["users_per_second"][name]
-        per_cpu = found["users_per_cpu_second"][name]
+        speed = table["users_per_second"][name]
+        per_cpu = table["users_per_cpu_second"][name]
         print(
             f"{name:15s} {speed:8.1f} users/s  {names[0]} is {first / speed:6.2f}x  "
             f"{per_cpu:8.1f} users/CPU s"
-            + (f"  {found['peak_mib'][name]:6d} MiB" if name in found["peak_mib"] else "")
-            + (f"  GPU busy {found['gpu_busy'][name]:4.0%}" if "gpu_busy" in found else "")
+            + (f"  {table['peak_mib'][name]:6d} MiB" if name in table["peak_mib"] else "")
+            + (f"  GPU busy {table['gpu_busy'][name]:4.0%}" if "gpu_busy" in table else "")
         )
     if given.json:
         given.json.write_text(
-            json.dumps({**vars(given), "json": str(given.json), **found, "runs": runs}, indent=2)
+            json.dumps({**vars(given), "json": str(given.json), **table, "runs": runs}, indent=2)
             + "\n"
         )
 

@@ -110,14 +110,14 @@ def size_of(source: str, name: str = "") -> Size:
 def code_lines(source: str, tree: ast.Module) -> set[int]:
     """Numbers of the lines of a source, parsed to `tree`, that hold code: no blank lines, comments
     or docstrings."""
-    found: set[int] = set()
+    lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _NO_CODE:
-            found.update(range(token.start[0], token.end[0] + 1))
+            lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(tree):
         for text in _docstrings(node):
-            found -= set(range(text.lineno, (text.end_lineno or text.lineno) + 1))
-    return found
+            lines -= set(range(text.lineno, (text.end_lineno or text.lineno) + 1))
+    return lines
 
 
 def packed_assignments(tree: ast.AST) -> Iterator[ast.Assign]:
@@ -146,8 +146,8 @@ def _depend(targets: ast.Tuple, values: ast.Tuple) -> bool:
     names = [ast.unparse(target) for target in targets.elts]
     return any(
         name in {ast.unparse(part) for part in ast.walk(value) if isinstance(part, ast.expr)}
-        for place, name in enumerate(names)
-        for value in values.elts[place + 1 :]
+        for index, name in enumerate(names)
+        for value in values.elts[index + 1 :]
     )
 
 
@@ -169,16 +169,16 @@ def _is_text(statement: ast.AST) -> bool:
 
 def members_of(source: str) -> dict[str, set[str]]:
     """Public names in the body of each class of a source."""
-    found: dict[str, set[str]] = {}
+    members: dict[str, set[str]] = {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef):
-            names = {one.name for one in node.body if isinstance(one, _FUNCTION)}
-            for one in node.body:
-                targets = one.targets if isinstance(one, ast.Assign) else [one]
-                targets = [one.target] if isinstance(one, ast.AnnAssign) else targets
+            names = {item.name for item in node.body if isinstance(item, _FUNCTION)}
+            for item in node.body:
+                targets = item.targets if isinstance(item, ast.Assign) else [item]
+                targets = [item.target] if isinstance(item, ast.AnnAssign) else targets
                 names |= {target.id for target in targets if isinstance(target, ast.Name)}
-            found[node.name] = {name for name in names if not name.startswith("_")}
-    return found
+            members[node.name] = {name for name in names if not name.startswith("_")}
+    return members
 
 
 def contract_sizes(root: Path) -> dict[str, int]:

@@ -26,23 +26,26 @@ from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.loading import from_run_config
 from fedrec.protocol.messages import (
     array_names,
-    own_arrays,
+    check_settings,
+    pack_channel,
     pack_each,
     pack_item_requests,
+    pack_masked,
     pack_parameters,
     pack_presence,
     pack_standard,
     pack_sum,
     pack_table,
+    pack_words,
     read_arrays,
-    refuse_strange_settings,
     unpack_evaluate,
     unpack_item_query,
     unpack_train_order,
+    unpack_words,
+    writable_arrays,
 )
 from fedrec.protocol.orders import Presence, TrainOrder
 from fedrec.protocol.secure import ShareOrder, UnmaskOrder
-from fedrec.protocol.secure_messages import pack_channel, pack_masked, pack_words, unpack_words
 from fedrec.protocol.serialization import for_the_network, from_the_network
 from fedrec.protocol.updates import apply_changes
 
@@ -132,7 +135,7 @@ def _at_the_border(message: Message, context: Context, call_next: ClientAppCalla
             policy = Policy.of(context.node_config)
         with at_multiples_of(policy.reply_seconds if real else 0.0):
             if message.has_content():
-                refuse_strange_settings(message.metadata.message_type, message.content)
+                check_settings(message.metadata.message_type, message.content)
                 from_the_network(message.content)
             with ended_after(*(_limits(message) if real else (0.0, 0.0))):
                 answer = call_next(message, context)
@@ -225,7 +228,9 @@ def train(message: Message, context: Context) -> Message:
     order = unpack_train_order(message.content)
     node.check_train(order, array_names(message.content))
     arrays = (
-        read_arrays(message.content) if only_reads(node, order) else own_arrays(message.content)
+        read_arrays(message.content)
+        if only_reads(node, order)
+        else writable_arrays(message.content)
     )
     node.check_parameters(arrays)
     if order.secure is not None or node.experiment.secure_aggregation:
@@ -251,7 +256,9 @@ def evaluate(message: Message, context: Context) -> Message:
     node.check_parameters(arrays)
     if order.each:
         node.refuse_generated()
-    found = evaluate_clients(node, arrays, order)
+    evaluated = evaluate_clients(node, arrays, order)
     if order.clients is not None:
-        return Message(pack_table(found.clients, found.columns, found.sums), reply_to=message)
-    return Message(pack_standard(None, mean_metrics(found)), reply_to=message)
+        return Message(
+            pack_table(evaluated.clients, evaluated.columns, evaluated.sums), reply_to=message
+        )
+    return Message(pack_standard(None, mean_metrics(evaluated)), reply_to=message)

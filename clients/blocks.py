@@ -12,20 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.malicious import MOST_CLIENTS
 from clients.node import Node, PathName, TrainingPath
 from clients.one_client import private_parameters, to_device
 from clients.step import Step
-from clients.step_checks import Versions, refuse_wrong_block
-from clients.steps.sufficient_statistics import SufficientStatistics
+from clients.step_checks import check_block
+from clients.steps.statistics import SufficientStatistics
 from fedrec.components.errors import file_of, line_of, named
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ClientError, FedrecError
 from fedrec.protocol.client_arrays import ClientArrays
-from fedrec.protocol.orders import COMPILED_LOSS
 from fedrec.rng import stream
 from fedrec.training.block import Batches, Block, OwnData
 from fedrec.training.results import Outcome
+
+MOST_CLIENTS = 16_384
+"""Largest number of clients whose batches, some 7 KB each, are in memory together."""
 
 
 def train_in_blocks(
@@ -55,8 +56,8 @@ def train_in_blocks(
         given: parameters that the server sent to each of the clients.
 
     Yields:
-        Places in `clients` of a block's members, and the trained block, which the caller should let
-        go before it takes the next one. The blocks depend on the clients' data alone.
+        Indices in `clients` of a block's members, and the trained block, which the caller should
+        let go before it takes the next one. The blocks depend on the clients' data alone.
 
     Raises:
         ClientError: the work on a block failed; names its clients. Or the server sent rows of other
@@ -83,7 +84,7 @@ class _NodeTraining:
     given: ClientArrays | None
 
     def blocks(self, clients: np.ndarray, first: int) -> Iterator[tuple[list[int], Outcome]]:
-        """Places from `first` on and outcomes, of clients whose data are in memory together.
+        """Indices from `first` on and outcomes, of clients whose data are in memory together.
 
         On a CPU no variable here has a block while the next one is built, so that there is memory
         for one; see `train_in_blocks`.
@@ -93,34 +94,31 @@ class _NodeTraining:
             yield list(range(first, first + len(clients))), self._whole_block(clients)
             return
         data = self.node.population.clients(clients)
-        batches = [self._batches(own) for own in data]
+        batches = [self._batches(client) for client in data]
         sizes, tables = self._sizes()
         if any(isinstance(batch, OwnData) for batch in batches):
             tables = []  # such steps return whole tables
-        one_by_one = self.path == "kernel" or self.step.compiled == COMPILED_LOSS
-        made = (
-            ([data[p] for p in places], [batches[p] for p in places], [first + p for p in places])
-            for places in self.node.blocks(
-                batches, sizes, tables, one_by_one, self.step.block_clients
-            )
-        )
+        one_by_one = self.path == "kernel"
+        cut = self.node.blocks(batches, sizes, tables, one_by_one, self.step.block_clients)
         if self.node.device.type == "cpu":
-            for own, drawn, places in made:
-                yield places, self._trained(own, self._built(own, drawn))
+            for indices in cut:
+                members = [data[i] for i in indices]
+                block = self._built(members, [batches[i] for i in indices])
+                trained = self._trained(members, block)
+                del block
+                yield [first + i for i in indices], trained
+                del trained
             return
-        built = ((places, own, self._built(own, drawn)) for own, drawn, places in made)
+        built = (
+            (indices, self._built([data[i] for i in indices], [batches[i] for i in indices]))
+            for indices in cut
+        )
         coming = next(built, None)
         while coming is not None:
-            places, own, block = coming
-            trained = self._trained(own, block)
+            indices, block = coming
+            trained = self._trained([data[i] for i in indices], block)
             coming = next(built, None)  # while the device trains the one before
-            yield places, trained
-
-    @property
-    def _replaced(self) -> tuple[str, ...]:
-        """Parameters that are not loaded. Fine-tuning, which reads the state after the round, may
-        have no steps, and then leaves clients as they are."""
-        return self.step.replaced if self.before == self.round else ()
+            yield [first + i for i in indices], trained
 
     def _sizes(self) -> tuple[dict[str, Tensor], list[str]]:
         """One client's parameters, and the item tables among them."""
@@ -128,14 +126,16 @@ class _NodeTraining:
             return self.parameters, list(self.node.model.item_tables)
         arrays = self.given.values | self.given.rows
         sent = {name: torch.from_numpy(value[:1]) for name, value in arrays.items()}
-        kept = {n: value for n, value in self.parameters.items() if n not in self._replaced}
-        return sent | kept, list(self.given.rows)
+        loaded = {n: value for n, value in self.parameters.items() if n not in self._replaced}
+        return sent | loaded, list(self.given.rows)
+
+    @property
+    def _replaced(self) -> tuple[str, ...]:
+        """Parameters that are not loaded. Fine-tuning, which reads the state after the round, may
+        have no steps, and then leaves clients as they are."""
+        return self.step.replaced if self.before == self.round else ()
 
     def _batches(self, data: ClientData) -> Batches:
-        if self.stream == "client":
-            known = self.node.drawn.take(self.step, self.round, data.client)
-            if known is not None:
-                return known
         drawn = stream(self.node.experiment.seed, self.stream, data.client, self.round)
         try:
             return self.step.batches(data, drawn)
@@ -146,36 +146,33 @@ class _NodeTraining:
 
     def _whole_block(self, clients: np.ndarray) -> Outcome:
         """All clients as one block, of a step that needs no batches."""
-        untouched = Versions(self.parameters)
         step: Any = self.step
         try:
-            found = step.whole_block(self.parameters, self.node.population, clients)
+            return step.whole_block(self.parameters, self.node.population, clients)
         except FedrecError:
             raise
         except Exception as error:
             raise self._blamed(self.node.population.clients(clients), error) from error
-        untouched.refuse(step, self._doing(clients.tolist()))
-        return found
 
     def _built(self, data: list[ClientData], batches: list[Batches]) -> Block:
         """A block of clients."""
         with self._naming_one_of(data):
-            block = self.step.block([own.features for own in data], batches, self.node.device)
-            if self.path == "reference" and self.step.whole_tables and self.given is None:
+            features = [client.features for client in data]
+            block = self.step.block(features, batches, self.node.device)
+            if self.path == "reference" and self.given is None:
                 return block.on_whole_tables(self.node.model.schema.num_items)
             return block
 
     def _trained(self, data: list[ClientData], block: Block) -> Outcome:
         """The clients of a block, trained."""
-        clients = [own.client for own in data]
-        untouched = Versions(self.parameters)
+        clients = [client.client for client in data]
         with self._naming_one_of(data), self.node.products():
-            own = self._own(block, np.array(clients))
+            start = self._client_params(block, np.array(clients))
             kernel = self.path == "kernel"
             train = self.step.train_in_kernel if kernel else self.step.train_block
-            trained = train(self.parameters, block, own) if own else train(self.parameters, block)
-        refuse_wrong_block(self.step, trained, self.parameters, self._doing(clients))
-        untouched.refuse(self.step, self._doing(clients))
+            arguments = (start,) if start else ()
+            trained = train(self.parameters, block, *arguments)
+        check_block(self.step, trained, self.parameters, self._doing(clients))
         return trained
 
     @contextmanager
@@ -190,7 +187,7 @@ class _NodeTraining:
         except Exception as error:
             raise self._blamed(data, error) from error
 
-    def _own(self, block: Block, clients: np.ndarray) -> dict[str, Tensor]:
+    def _client_params(self, block: Block, clients: np.ndarray) -> dict[str, Tensor]:
         """What the clients start from instead of the global parameters, `[C, ...]` each."""
         private = private_parameters(
             self.node, self.step, self.parameters, clients, self.before, self._replaced
@@ -213,15 +210,15 @@ class _NodeTraining:
         one."""
         if len(data) == 1:
             return self._failed(data[0], error)
-        for own in data:
+        for client in data:
             try:
-                self._trained([own], self._built([own], [self._batches(own)]))
-            except FedrecError as found:
-                return found
+                self._trained([client], self._built([client], [self._batches(client)]))
+            except FedrecError as error_of_client:
+                return error_of_client
         return ClientError(
             f"{named('step', self.step)} failed for a block of clients, but for none of them alone"
             f" (round {self.round})",
-            expected=f"updates of clients {_listed([own.client for own in data])}",
+            expected=f"updates of clients {_listed([client.client for client in data])}",
             got="an error in the block",
             fix="--set engine.path=reference trains one client after the other",
         )

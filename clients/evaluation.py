@@ -22,7 +22,7 @@ from clients.generated import generated_ratings
 from clients.node import Node
 from clients.one_client import private_parameters, to_device
 from clients.step import Step
-from fedrec.data.interactions import last_items
+from fedrec.data.interactions import last_items, recent_weights
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.lists import HeldOutLists
 from fedrec.evaluation.tables import Evaluated, known_means
@@ -60,21 +60,21 @@ def evaluate_clients(
     )
     step = node.step(table)
     if order.each:
-        found = _generated(node, step, ClientArrays.read(arrays), order)
+        evaluated = _generated(node, step, ClientArrays.read(arrays), order)
     elif node.experiment.task == "rating":
-        found = _rated(node, step, to_device(arrays, node.device), clients, order)
+        evaluated = _rated(node, step, to_device(arrays, node.device), clients, order)
     else:
         scores = client_scorer(node, step, to_device(arrays, node.device), order.round)
-        found = _ranked(node, clients, scores, order)
-    return found.with_groups(node.groups(clients))
+        evaluated = _ranked(node, clients, scores, order)
+    return evaluated.with_groups(node.groups(clients))
 
 
-def mean_metrics(found: Evaluated) -> dict[str, float | int]:
+def mean_metrics(evaluated: Evaluated) -> dict[str, float | int]:
     """Means over the clients and their number, in the form that Flower's strategies expect."""
-    columns = found.metrics
-    values = np.column_stack([np.empty((len(found), 0)), *columns.values()])
+    columns = evaluated.metrics
+    values = np.column_stack([np.empty((len(evaluated), 0)), *columns.values()])
     means = known_means(values, axis=0).tolist()
-    return {"num-examples": len(found), **dict(zip(columns, means, strict=True))}
+    return {"num-examples": len(evaluated), **dict(zip(columns, means, strict=True))}
 
 
 def _generated(node: Node, step: Step, given: ClientArrays, order: EvaluateOrder) -> Evaluated:
@@ -92,9 +92,9 @@ def _generated(node: Node, step: Step, given: ClientArrays, order: EvaluateOrder
         return Evaluated(clients, node.metrics.of_ratings(block))
 
     def scores(part: np.ndarray) -> Tensor:
-        own = given.take(np.searchsorted(clients, part))
+        client_arrays = given.take(np.searchsorted(clients, part))
         with torch.no_grad():
-            return node.model.scores(to_device(own.values, node.device), ())
+            return node.model.scores(to_device(client_arrays.values, node.device), ())
 
     return _ranked(node, clients, scores, order)
 
@@ -133,8 +133,8 @@ def client_scorer(
 
     def scores(clients: np.ndarray) -> Tensor:
         parts = np.array_split(clients, max(1, -(-len(clients) // together)))
-        found = [_own_scores(node, step, parameters, p, round_ + 1) for p in parts]
-        return torch.cat(found) if len(found) > 1 else found[0]
+        tables = [_own_scores(node, step, parameters, p, round_ + 1) for p in parts]
+        return torch.cat(tables) if len(tables) > 1 else tables[0]
 
     return scores
 
@@ -146,8 +146,8 @@ def own_parameters(
     dimension: its private ones, or all that its fine-tuning changes."""
     clients = np.array([client])
     if not step.config.epochs:
-        own = private_parameters(node, step, parameters, clients, round_ + 1)
-        return {name: value[0] for name, value in own.items()}
+        private_values = private_parameters(node, step, parameters, clients, round_ + 1)
+        return {name: value[0] for name, value in private_values.items()}
     ((_, _, tuned),) = _fine_tuned(node, step, parameters, clients, round_)
     private = step.private_names(list(parameters))
     return {
@@ -159,12 +159,15 @@ def own_parameters(
 
 def history_of(node: Node, model: HistoryModel, clients: np.ndarray) -> Tensor:
     """What a model represents clients by, `[clients, items]` or `[clients, longest]`."""
-    if model.longest is not None:
-        known = last_items(*node.population.sequences(clients), model.longest)
-    elif model.recency is not None:
-        known = node.population.recent(clients, model.recency)
+    form = model.form
+    liked = node.population.rows(clients, positive=True)
+    if form.longest is not None:
+        known = last_items(*liked.sequences(), form.longest)
+    elif form.recency is not None:
+        num_items = node.population.interactions.num_items
+        known = recent_weights(*liked.sequences(), num_items, form.recency)
     else:
-        known = node.population.histories(clients, model.rated, model.low_rated)
+        known = node.population.histories(clients, form.rated, form.low_rated)
     return torch.from_numpy(known).to(node.device)
 
 
@@ -173,14 +176,14 @@ def _tuned_scores(
 ) -> Tensor:
     """Scores of clients after the fine-tuning of each."""
     scores = torch.empty(len(clients), node.model.schema.num_items)
-    for place, users, own in _fine_tuned(node, step, parameters, clients, round_):
+    for index, users, client_params in _fine_tuned(node, step, parameters, clients, round_):
         with torch.no_grad():
             if isinstance(node.model, HistoryModel):
-                history = history_of(node, node.model, clients[place : place + 1])
-                scores[place] = node.model.history_scores(own, history[None])[0, 0]
+                history = history_of(node, node.model, clients[index : index + 1])
+                scores[index] = node.model.history_scores(client_params, history[None])[0, 0]
             else:
-                scores[place] = node.model.scores(own, users)[0]
-        del own  # which are views of a block
+                scores[index] = node.model.scores(client_params, users)[0]
+        del client_params  # which are views of a block
     return scores
 
 
@@ -210,7 +213,7 @@ class _FeatureScores:
     def __init__(self, node: Node, parameters: dict[str, Tensor]) -> None:
         self._node = node
         self._parameters = parameters
-        self._kept: dict[bytes, Tensor] = {}
+        self._cached: dict[bytes, Tensor] = {}
         self._most = _CELLS_KEPT // node.model.schema.num_items
 
     @torch.no_grad()
@@ -218,19 +221,19 @@ class _FeatureScores:
         """`float32 [clients, items]` of `int64 [clients]`."""
         codes = self._node.population.feature_codes(clients)
         if not codes:
-            if not self._kept:
-                self._kept[b""] = self._node.model.scores(_slices(self._parameters, 1), ())[0]
-            return self._kept[b""].expand(len(clients), -1)
+            if not self._cached:
+                self._cached[b""] = self._node.model.scores(_slices(self._parameters, 1), ())[0]
+            return self._cached[b""].expand(len(clients), -1)
         widths = np.cumsum([table.shape[1] for table in codes])[:-1]
-        distinct, place = np.unique(np.concatenate(codes, axis=1), axis=0, return_inverse=True)
+        distinct, row_of = np.unique(np.concatenate(codes, axis=1), axis=0, return_inverse=True)
         names = [row.tobytes() for row in distinct]
-        new = [number for number, name in enumerate(names) if name not in self._kept]
+        new = [number for number, name in enumerate(names) if name not in self._cached]
         rows = self._scored(np.split(distinct[new], widths, axis=1))
-        self._kept |= zip((names[number] for number in new), rows, strict=True)
-        found = torch.stack([self._kept[name] for name in names])
-        if len(self._kept) > self._most:
-            self._kept.clear()
-        return found[torch.from_numpy(place.reshape(-1))]
+        self._cached |= zip((names[number] for number in new), rows, strict=True)
+        scores = torch.stack([self._cached[name] for name in names])
+        if len(self._cached) > self._most:
+            self._cached.clear()
+        return scores[torch.from_numpy(row_of.reshape(-1))]
 
     def _scored(self, codes: list[np.ndarray]) -> Iterator[Tensor]:
         """Scores `[items]` of each row of category codes, per feature `int64 [rows, width]`."""
@@ -267,12 +270,12 @@ def _fine_tuned(
     codes = [
         torch.from_numpy(table).to(node.device) for table in node.population.feature_codes(clients)
     ]
-    for places, trained in train_in_blocks(
+    for indices, trained in train_in_blocks(
         node, step, node.path(step), parameters, clients, "fine-tune", round_, round_ + 1
     ):
-        for member, place in enumerate(places):
-            users = tuple(table[place : place + 1] for table in codes)
-            yield place, users, trained.parameters_of(member)
+        for member, index in enumerate(indices):
+            users = tuple(table[index : index + 1] for table in codes)
+            yield index, users, trained.parameters_of(member)
         del trained  # before the next block is built
 
 
@@ -286,31 +289,33 @@ def _rated(
     part = _part(node, order)
     rows: list[dict[str, float]] = [{} for _ in clients]
 
-    def measure(place: int, predict: Callable[[np.ndarray], np.ndarray]) -> None:
+    def measure(index: int, predict: Callable[[np.ndarray], np.ndarray]) -> None:
         """Errors of one client's held-out ratings, from a function of their items, and what is
         predicted of an adversary's targets."""
-        items, ratings = node.population.held_out_ratings(int(clients[place]), part)
+        held_out = node.population.rows(clients[[index]], part)
         targets = None
-        unrated = node.population.unrated_targets(clients[place : place + 1])
+        unrated = node.population.unrated_targets(clients[index : index + 1])
         if unrated is not None and node.population.adversary is not None:
             predicted = predict(node.population.adversary.targets)
             targets = np.where(unrated, predicted, np.nan)
-        block = RatedBlock(predict(items), ratings, targets=targets)
-        found = node.metrics.of_ratings(block)
-        rows[place] = {name: values[0] for name, values in found.items()}
+        block = RatedBlock(predict(held_out.items), held_out.labels, targets=targets)
+        errors = node.metrics.of_ratings(block)
+        rows[index] = {name: values[0] for name, values in errors.items()}
 
     if isinstance(node.model, HistoryModel):
         done = 0
         scores_of = client_scorer(node, step, parameters, order.round)
         for block in _blocks(node, clients):
             scores = scores_of(block).cpu().numpy()
-            for place in range(len(block)):
-                measure(done + place, scores[place].__getitem__)
+            for index in range(len(block)):
+                measure(done + index, scores[index].__getitem__)
             done += len(block)
     else:
-        for place, users, own in _fine_tuned(node, step, parameters, clients, order.round):
-            measure(place, partial(_predictions, node, own, users))
-            del own
+        for index, users, client_params in _fine_tuned(
+            node, step, parameters, clients, order.round
+        ):
+            measure(index, partial(_predictions, node, client_params, users))
+            del client_params
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
     return Evaluated(clients, columns)

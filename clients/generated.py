@@ -27,7 +27,7 @@ def requested_items(node: Node, order: ItemQuery) -> ItemRequests:
         validates = order.purpose == "validate"
         part = "validation" if validates else node.experiment.evaluation.held_out
         lists = [
-            np.unique(node.population.held_out_ratings(client, part)[0])
+            np.unique(node.population.rows(np.array([client]), part).items)
             for client in clients.tolist()
         ]
         return ItemRequests.of(clients, lists)
@@ -40,38 +40,35 @@ def requested_items(node: Node, order: ItemQuery) -> ItemRequests:
             fix="set step.name to strategy.name, or choose another strategy",
         )
     data = node.population.clients(clients)
-    return ItemRequests.of(clients, [_touched(node, step, own, order.round) for own in data])
+    return ItemRequests.of(clients, [_touched(node, step, client, order.round) for client in data])
 
 
 def generated_ratings(node: Node, given: ClientArrays, part: HeldOutPart) -> RatedBlock:
     """Each client's predictions for its held-out rows."""
     clients = given.requests.clients
-    held_out = [node.population.held_out_ratings(client, part) for client in clients.tolist()]
-    counts = np.array([len(items) for items, _ in held_out], dtype=np.int64)
+    held_out = node.population.rows(clients, part)
+    counts = np.diff(held_out.offsets)
     real = np.arange(counts.max(initial=1)) < counts[:, None]
     rows = np.zeros(real.shape, dtype=np.int64)
-    own = np.split(given.requests.items, given.requests.offsets[1:-1])
-    rows[real] = np.concatenate(
-        [np.searchsorted(own[place], items) for place, (items, _) in enumerate(held_out)]
+    requested, tested = (
+        np.split(lists.items, lists.offsets[1:-1]) for lists in (given.requests, held_out)
     )
+    rows[real] = np.concatenate(list(map(np.searchsorted, requested, tested)))
     width = int(np.diff(given.requests.offsets).max(initial=1))
-    places = torch.from_numpy(rows).to(node.device)
+    table_rows = torch.from_numpy(rows).to(node.device)
     with torch.no_grad():
         predicted = node.model.predict(
-            to_device(given.padded(width), node.device), (), places, rows=places
+            to_device(given.padded(width), node.device), (), table_rows, rows=table_rows
         )
-    users = np.repeat(np.arange(len(clients)), counts)
-    actual = np.concatenate([ratings for _, ratings in held_out])
-    return RatedBlock(predicted.cpu().numpy()[real], actual, users, len(clients))
+    predicted = predicted.cpu().numpy()[real]
+    return RatedBlock(predicted, held_out.labels, held_out.owner, len(clients))
 
 
 def _touched(node: Node, step: Step, data: ClientData, round_: int) -> np.ndarray:
     """The items of one client's batches, `int64 [items]`, ascending."""
     drawn = stream(node.experiment.seed, "client", data.client, round_)
     try:
-        batches = step.batches(data, drawn)
+        references, named = step.batches(data, drawn).references()
     except FedrecError as error:
         raise error.about(f"client {data.client}") from error
-    node.drawn.keep(step, round_, data.client, batches)
-    references, named = batches.references()
     return distinct(references[named])

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Malicious clients of a simulation, and batches that a node has drawn ahead of training.
-
-What malicious clients do in a round of a simulation.
+"""Malicious clients of a simulation.
 
 Those of an attack with made-up profiles train on these like any other client. Those of an attack
 with made-up updates send what it computes from the parameters that they receive; the node clips,
@@ -22,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.step import Step, StepConfig
+from clients.step import Step
 from clients.steps.updates import Updates
 from fedrec.components import registry
 from fedrec.components.errors import component_errors
@@ -31,7 +29,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import component_of
 from fedrec.models.base import Model, Parameters
-from fedrec.training.block import Batches, Block, OwnData
+from fedrec.training.block import Block, OwnData
 from fedrec.training.results import Outcome
 
 
@@ -47,7 +45,7 @@ class MaliciousBlock:
         step: the step of honest clients.
         known: what the adversary knows beforehand.
         clients: `[C]`, the data and the random stream of each of these clients.
-        own: their private parameters, `[C, ...]` each.
+        client_params: their private parameters, `[C, ...]` each.
         together: expected number of malicious clients in a round, at least 1.
         round: the round, from 1.
     """
@@ -59,31 +57,35 @@ class MaliciousBlock:
     step: Step
     known: Known
     clients: tuple[OwnData, ...]
-    own: Parameters
+    client_params: Parameters
     together: int
     round: int
 
     @cached_property
     def honest(self) -> tuple[Outcome, ...]:
         """`[C]`: each client after honest training on its profile, as a block of one."""
-        found = []
-        for place, member in enumerate(self.clients):
+        blocks = []
+        for index, member in enumerate(self.clients):
             batches = self.step.batches(member.data, member.random)
             block = self.step.block([member.data.features], [batches], self.step.device)
-            own = {name: value[place : place + 1] for name, value in self.own.items()}
+            client_params = {
+                name: value[index : index + 1] for name, value in self.client_params.items()
+            }
             train = self.step.train_block
-            found.append(train(self.parameters, block, own or None))
-        return tuple(found)
+            blocks.append(train(self.parameters, block, client_params or None))
+        return tuple(blocks)
 
     @property
     def honest_norms(self) -> Tensor:
         """`float64 [C]`: L2 norm of the update that each would send if it trained honestly."""
-        return torch.cat([one.norms(self.shared) for one in self.honest])
+        return torch.cat([block.norms(self.shared) for block in self.honest])
 
-    def features(self, place: int) -> tuple[Tensor, ...]:
+    def features(self, index: int) -> tuple[Tensor, ...]:
         """Per user feature the category codes of a client, `int64 [1, width]`."""
-        codes = self.clients[place].data.features
-        return tuple(torch.from_numpy(one.copy())[None].to(self.step.device) for one in codes)
+        codes = self.clients[index].data.features
+        return tuple(
+            torch.from_numpy(feature.copy())[None].to(self.step.device) for feature in codes
+        )
 
 
 class UpdateMaker(Protocol):
@@ -122,13 +124,10 @@ class MaliciousStep(Step):
         self.known = known
         self.together = together
         self.round = round_number
-
-    def private_names(self, names: list[str]) -> list[str]:
-        """The parameters among `names` that honest clients never send."""
-        return self.honest.private_names(names)
+        self.private = honest.private  # type: ignore[misc]
 
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Updates:
         """The updates of a block of malicious clients; zero where the attack gives none. Each
         claims the usual number of examples."""
@@ -143,20 +142,20 @@ class MaliciousStep(Step):
             self.honest,
             self.known,
             members,
-            own or {},
+            client_params or {},
             self.together,
             self.round,
         )
         with component_errors(registry.POISONING.name, self.attack, "in updates"):
-            found = self.attack.updates(view)
+            updates = self.attack.updates(view)
         changes = {
-            name: found[name].detach().to(value)
-            if name in found and name in shared
+            name: updates[name].detach().to(value)
+            if name in updates and name in shared
             else value.new_zeros(len(block), *value.shape)
             for name, value in parameters.items()
         }
         claimed = replace(block, examples=(self.known.usual,) * len(block))
-        return Updates(parameters, claimed, changes, [math.nan] * len(block), own or {})
+        return Updates(parameters, claimed, changes, [math.nan] * len(block), client_params or {})
 
 
 def malicious_workers(
@@ -203,35 +202,3 @@ def _together(experiment: Experiment, known: Known) -> int:
     everyone = known.honest + len(known.malicious)
     cohort = float(experiment.sampler.options.get("cohort", everyone))
     return max(1, round(min(1.0, cohort / everyone) * len(known.malicious)))
-
-
-# Batches that a node drew to tell the server which items a client needs, kept until it trains that
-# client in the same round, so that they are drawn once.
-
-MOST_CLIENTS = 16_384
-"""Largest number of clients whose batches, some 7 KB each, are in memory together."""
-
-
-class DrawnBatches:
-    """The batches of clients in one round. Those of a client are a function of the experiment, the
-    step and the round: a client whose batches are not here has them drawn again."""
-
-    def __init__(self) -> None:
-        self._round = 0
-        self._of: dict[int, tuple[type[Step], StepConfig, Batches]] = {}
-
-    def keep(self, step: Step, round_: int, client: int, batches: Batches) -> None:
-        """Keep the batches of a client; those of another round are forgotten."""
-        if round_ != self._round:
-            self._of.clear()
-            self._round = round_
-        if len(self._of) < MOST_CLIENTS:
-            self._of[client] = (type(step), step.config, batches)
-
-    def take(self, step: Step, round_: int, client: int) -> Batches | None:
-        """The batches of a client, once: training may use up the random stream in them. None if a
-        step with other settings drew them, or none did."""
-        if round_ != self._round or client not in self._of:
-            return None
-        kind, config, batches = self._of.pop(client)
-        return batches if kind is type(step) and config == step.config else None

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.malicious import DrawnBatches, malicious_workers
+from clients.malicious import malicious_workers
 from clients.participation import UploadLedger
 from clients.step import Step
-from clients.step_checks import check_plugin_model, refuse_unmatched, settings_at
-from clients.steps.sufficient_statistics import SufficientStatistics
+from clients.step_checks import check_plugin_model, check_private_patterns, settings_at
+from clients.steps.statistics import SufficientStatistics
 from clients.storage import PrivateState, SessionSecrets
 from fedrec.components import registry
 from fedrec.components.errors import named
@@ -37,7 +37,7 @@ from fedrec.experiment.schema import FINE_TUNE, Experiment
 from fedrec.experiment.sections import Section, component_of
 from fedrec.experiment.tables import EngineConfig
 from fedrec.models.base import Model
-from fedrec.protocol.orders import COMPILED, EvaluateOrder, TrainOrder
+from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.rng import NoiseSource, source_of, torch_stream
 from fedrec.training.block import Batches
 
@@ -82,7 +82,8 @@ def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPat
     """
     if engine.path == "reference":
         return TrainingPath("reference")
-    if step.generated and step.declared_refusal() is not None:
+    refusal = _kernel_refusal(step)
+    if step.generated and refusal is not None:
         return TrainingPath("blocks")
     if step.private_names(list(model.item_tables)):
         return TrainingPath("reference", "item tables are private")
@@ -90,7 +91,6 @@ def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPat
         return TrainingPath("blocks")
     if type(step).batches is Step.batches:
         return TrainingPath("blocks", f"step {type(step).__name__} trains one client at a time")
-    refusal = step.declared_refusal()
     if refusal is None and engine.precision != "float32":
         refusal = f"the kernel computes in float32, not in {engine.precision}"
     if refusal is None:
@@ -103,6 +103,20 @@ def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPat
             fix="leave out engine.path",
         )
     return TrainingPath("blocks", refusal)
+
+
+_REPLACED = ("batches", "block", "train_block", "objective", "trained", "settings")
+"""What `train_in_kernel` does, or reads, itself."""
+
+
+def _kernel_refusal(step: Step) -> str | None:
+    """The result of `Step.kernel_refusal`, unless a subclass overrides a method that the kernel
+    replaces."""
+    none = type(step).train_in_kernel is Step.train_in_kernel
+    replaced = [name for name in _REPLACED if hasattr(type(step), name)]
+    if none or registry.covers_overrides(type(step), "train_in_kernel", replaced):
+        return step.kernel_refusal()
+    return f"step {type(step).__name__} overrides what the kernel of its base class replaces"
 
 
 _ONE_BY_ONE = 32  # clients of a block in compiled code, which takes one after the other
@@ -154,23 +168,23 @@ def cut_blocks(
     """
     width = [batch.items.shape[1] for batch in batches]
     order = sorted(
-        range(len(batches)), key=lambda place: (-width[place], -len(batches[place].sizes), place)
+        range(len(batches)), key=lambda index: (-width[index], -len(batches[index].sizes), index)
     )
     budget = memory_gib * 2**30
     dense = sum(value.numel() for name, value in parameters.items() if name not in item_tables)
     widths = sum(parameters[name].shape[1] for name in item_tables)
     block: list[int] = []
     taken = 0.0
-    for place in order:
-        rows = batches[place].references()[0].size
+    for index in order:
+        rows = batches[index].references()[0].size
         need = 4 * _COPIES * (dense + rows * widths) + 40 * rows
         if block and (
-            len(block) == largest or taken + need > budget or width[place] != width[block[0]]
+            len(block) == largest or taken + need > budget or width[index] != width[block[0]]
         ):
             yield block
             block = []
             taken = 0.0
-        block.append(place)
+        block.append(index)
         taken += need
     if block:
         yield block
@@ -181,7 +195,7 @@ class Node:
 
     Args:
         experiment: the resolved experiment.
-        partition: this node's place, in `[0, nodes)`.
+        partition: this node's index, in `[0, nodes)`.
         nodes: number of nodes.
         private: folder of the private state; None: no private state (parameters then cannot be
             private).
@@ -212,7 +226,6 @@ class Node:
         self.partition = partition
         self.nodes = nodes
         self.private = PrivateState(private / f"node-{partition}.sqlite") if private else None
-        self.drawn = DrawnBatches()
         self.uploads = UploadLedger(private / f"uploads-{partition}.sqlite" if private else None)
         self.session_secrets = SessionSecrets(
             private / f"secure-{partition}.sqlite" if private else None
@@ -258,7 +271,7 @@ class Node:
         return cut_blocks(batches, parameters, item_tables, memory_gib=memory, largest=largest)
 
     def products(self) -> AbstractContextManager[object]:
-        """A context in which matrix products have the precision of the experiment."""
+        """Context manager that sets the precision of matrix products to that of the experiment."""
         return products_in(self.experiment.engine.precision, self.device)
 
     @cached_property
@@ -294,21 +307,18 @@ class Node:
     def work(self) -> np.ndarray | None:
         """`int64 [clients]`, number of training rows of each hosted training client; None if other
         nodes must not train it, because private state of a client stays on its node."""
-        kept = self.experiment.compression
-        left_out = kept is not None and component_of(registry.COMPRESSION, kept).keeps_error
+        compression = self.experiment.compression
+        left_out = (
+            compression is not None and component_of(registry.COMPRESSION, compression).keeps_error
+        )
         if left_out or any(self.step(section).keeps for section in self.steps):
             return None
-        return self.population.learned_counts(self.training)
+        return self.population.counts(self.training)
 
     @property
     def paths(self) -> dict[str, str]:
         """The training path of each of the experiment's steps, by the step's name."""
-        return {section.name: self._path_said(self.step(section)) for section in self.steps}
-
-    def _path_said(self, step: Step) -> str:
-        path = self.path(step)
-        in_blocks = path.name == "blocks" and self.device.type == "cpu"
-        return f"{path}{COMPILED[step.compiled]}" if in_blocks and step.compiled else str(path)
+        return {section.name: str(self.path(self.step(section))) for section in self.steps}
 
     def check_train(self, order: TrainOrder, names: Iterable[str]) -> None:
         """Refuse a training order with parameters of these names; nodes of a simulation accept all.
@@ -337,7 +347,7 @@ class Node:
 
     def groups(self, clients: np.ndarray) -> dict[str, np.ndarray]:
         """`bool [clients]` per group of users, for means over groups."""
-        counts = self.population.known_counts(clients)
+        counts = self.population.counts(clients, "known")
         return user_groups(
             self.population.interactions, clients, counts, self.experiment.evaluation.inactive_below
         )
@@ -368,19 +378,14 @@ class Node:
                         got=f"{tuple(value.shape)} in step {section.name!r}",
                         fix="give the steps equal settings, such as `hidden`",
                     )
-        self._refuse_misfits(parameters)
-        return parameters
-
-    def _refuse_misfits(self, parameters: dict[str, Tensor]) -> None:
-        """Refuse settings of steps, and of fine-tuning, that do not fit the parameters, under the
-        keys of their tables."""
         tuned = self.experiment.fine_tune_step()
         for key, section in {**self.named_steps, FINE_TUNE: tuned}.items():
             with settings_at(key):
                 step = self.step(section)
-                refuse_unmatched(step, list(parameters))
-                step.refuse_misfits(parameters)
+                check_private_patterns(step, list(parameters))
+                step.check_parameters(parameters)
                 self.path(step)
+        return parameters
 
     @cached_property
     def fresh(self) -> dict[str, Tensor]:

@@ -28,8 +28,7 @@ def update_of(
     """The update of a client alone, with whole item tables, from the global `parameters` (without
     cohort dimension, unchanged)."""
     block = step.block([data.features], [step.batches(data, random)], step.device)
-    if step.whole_tables:
-        block = block.on_whole_tables(step.model.schema.num_items)
+    block = block.on_whole_tables(step.model.schema.num_items)
     trained = step.train_block(parameters, block)
     return Update(trained.changes_of(0), trained.block.examples[0], trained.losses()[0])
 
@@ -48,22 +47,25 @@ def private_parameters(
     names = [name for name in step.private_names(list(parameters)) if name not in without]
     if node.private is None or not names:
         return {}
-    kept = node.private.load_all(clients.tolist(), before_round, names)
+    saved = node.private.load_all(clients.tolist(), before_round, names)
     shared = {name: parameters[name].cpu().numpy() for name in names}
     std = step.config.private_std if isinstance(step.config, PrivateParameters) else None
     if std is not None:
         seed = node.experiment.seed
-        kept = [
-            own or _own_start(shared, std, stream(seed, "private", client))
-            for own, client in zip(kept, clients.tolist(), strict=True)
+        saved = [
+            values or _normal(shared, std, stream(seed, "private", client))
+            for values, client in zip(saved, clients.tolist(), strict=True)
         ]
     return to_device(
-        {name: np.stack([one.get(name, value) for one in kept]) for name, value in shared.items()},
+        {
+            name: np.stack([values.get(name, start) for values in saved])
+            for name, start in shared.items()
+        },
         node.device,
     )
 
 
-def _own_start(
+def _normal(
     shared: Mapping[str, np.ndarray], std: float, random: np.random.Generator
 ) -> dict[str, np.ndarray]:
     """Normal numbers in the shapes of the shared values."""

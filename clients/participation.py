@@ -137,10 +137,10 @@ class Participation(DatabaseFile):
         own."""
         with self._connect() as connection:
             connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (run, digest))
-            (found,) = connection.execute(
+            (recorded,) = connection.execute(
                 "SELECT digest FROM runs WHERE run = ?", (run,)
             ).fetchone()
-        return found == digest
+        return recorded == digest
 
     def spent(self) -> dict[int, tuple[int, float]]:
         """Rounds and summed rho of every client that has taken part."""

@@ -47,8 +47,7 @@ from fedrec.protocol.secure import (
     unlisted,
 )
 from fedrec.protocol.updates import Change
-from fedrec.secure import fixed_point, keys, vector
-from fedrec.secure.fixed_point import digest_of
+from fedrec.secure import keys, vector
 
 log = logging.getLogger("fedrec")
 _PLACE_BYTES = 4
@@ -73,7 +72,7 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
         ClientError: the order is not one of a sound session, or of one that was begun before.
     """
     channels = _channels(node, order)
-    _refuse_terms(node, order, len(channels))
+    _check_terms(node, order, len(channels))
     nodes = len(channels)
     quorum = _quorum(node, len(channels))
     terms = _terms(order)
@@ -87,7 +86,7 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
     node.session_secrets.begin(
         order.session,
         {
-            "place": _number(order.place),
+            "place": _number(order.position),
             "channels": order.channels,
             "counts": order.counts,
             "bits": _number(order.bits),
@@ -95,26 +94,23 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
             "terms": terms,
             "mask-seed": mask_seed,
             "self-seed": self_seed,
-            "mask-share": dealt[order.place][0],
-            "self-share": dealt[order.place][1],
+            "mask-share": dealt[order.position][0],
+            "self-share": dealt[order.position][1],
         },
     )
     sealed = {
-        place: keys.sealed(
-            channel, channels[place], _route(terms, order.place, place), pair, mask_key
+        rank: keys.sealed(
+            channel, channels[rank], _route(terms, order.position, rank), pair, mask_key
         )
-        for place, pair in enumerate(dealt)
-        if place != order.place
+        for rank, pair in enumerate(dealt)
+        if rank != order.position
     }
     return ShareReply(mask_key, keys.commitment_of(self_seed), joined(sealed, nodes, SEALED_BYTES))
 
 
-def masked_sum(
-    node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder
-) -> dict[str, np.ndarray]:
-    """Train the clients of an order; returns their masked sum and counts, as the parts that are
-    sent (`vector.sent_parts`). On a real node, a sum that is too large for the fixed point counts
-    as zero.
+def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> np.ndarray:
+    """Train the clients of an order; returns their masked sum and counts, `uint64 [length]`. On a
+    real node, a sum that is too large for the fixed point counts as zero.
 
     Raises:
         RefusalError: the order is not one of the node's present session or has other terms, a sum
@@ -131,23 +127,23 @@ def masked_sum(
             fix="none; the server must follow the experiment",
         )
     secrets = node.session_secrets.look(secure.session)
-    place = _read(secrets["place"])
+    rank = _read(secrets["place"])
     mask_keys = there(pieces(secure.mask_keys, KEY_BYTES))
     counts = counts_in(secrets["counts"])
     bits = _read(secrets["bits"])
-    form = _form_of_order(node, order, counts, place, bits)
-    if digest_of(order, arrays) != secrets["training"]:
+    _check_order(node, order, counts, rank, bits)
+    if vector.digest_of(order, arrays) != secrets["training"]:
         raise _unsound("a training order other than the one that the nodes agreed on")
-    kept = _received(node, secure, secrets, mask_keys)
+    state = _received(node, secure, secrets, mask_keys)
     accepted = node.accept(order)
     if node.sums_once and not (order.protection and order.protection.noise_scale):
         group = keys.digest(b"group", *pieces(secrets["channels"], KEY_BYTES))
-        own = keys.digest(b"clients", np.unique(np.asarray(accepted.clients)).tobytes())
-        if not node.session_secrets.first_sum(order.round, own, group):
+        clients = keys.digest(b"clients", np.unique(np.asarray(accepted.clients)).tobytes())
+        if not node.session_secrets.first_sum(order.round, clients, group):
             raise _second_sum(order.round)
-        kept |= {"round": _number(order.round), "group": group}
+        state |= {"round": _number(order.round), "group": group}
     # before anything is masked: a node killed after this has dropped out
-    node.session_secrets.masked(secure.session, kept)
+    node.session_secrets.masked(secure.session, state)
     shapes = vector.shapes_of(arrays, order.protection, symmetric_of(node.experiment, order.step))
     reply = train_clients(node, arrays, accepted)
     if reply.clients < node.least_clients:
@@ -155,13 +151,12 @@ def masked_sum(
             f"an order in which {reply.clients} of its clients take part: the sum would have only"
             " other nodes' clients"
         )
-    numbers = _encoded(node, reply, arrays, shapes, form, len(counts))
+    numbers = _encoded(node, reply, arrays, shapes, bits, len(counts))
     numbers += keys.own_mask(secrets["self-seed"], len(numbers))
-    others = keys.without(mask_keys, place)
-    numbers += keys.pairwise_mask(
-        keys.key_of(secrets["mask-seed"]), place, others, secure.session, len(numbers)
+    others = keys.without(mask_keys, rank)
+    return numbers + keys.pairwise_mask(
+        keys.key_of(secrets["mask-seed"]), rank, others, secure.session, len(numbers)
     )
-    return vector.sent_parts(numbers, form.kind)
 
 
 def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
@@ -173,7 +168,7 @@ def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
             or another sum of the round was unmasked before.
     """
     secrets = node.session_secrets.waiting(order.session)
-    place = _read(secrets["place"])
+    rank = _read(secrets["place"])
     nodes = len(order.survivors)
     of_masks = there(pieces(secrets["mask-shares"], SEED_BYTES))
     of_selves = there(pieces(secrets["self-shares"], SEED_BYTES))
@@ -182,7 +177,7 @@ def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
     if (
         not known
         or not survivors <= set(of_masks)
-        or place not in survivors
+        or rank not in survivors
         or len(survivors) < _quorum(node, nodes)
     ):
         raise _unsound(f"{len(survivors)} survivors of {nodes} nodes")
@@ -200,7 +195,7 @@ def _second_sum(round_number: int) -> RefusalError:
         f"this node refuses another sum of round {round_number}",
         expected="the nodes, clients and survivors of the first one, or noise that clients add",
         got="others: the difference of the sums would be what some of them contribute",
-        fix="none; the round has no sum, and the run continues",
+        fix="Nothing to do: this round is skipped and the run continues.",
     )
 
 
@@ -209,19 +204,19 @@ def _encoded(
     reply: TrainSum,
     arrays: Mapping[str, np.ndarray],
     shapes: vector.Shapes,
-    form: vector.Form,
+    bits: int,
     nodes: int,
 ) -> np.ndarray:
     """A reply as integers; zero where it is too large and the node must not reveal this."""
     try:
-        return vector.encoded(reply, arrays, shapes, form, nodes)
+        return vector.encoded(reply, arrays, shapes, bits, nodes)
     except ClientError as error:
         if not node.hides_failures:
             raise
         log.error("the node's sum is too large and counts as zero", exc_info=error)
         zeros: dict[str, Change] = {name: np.zeros_like(arrays[name]) for name in shapes}
         nothing = TrainSum(zeros, reply.clients, 0.0, 0, 0.0, 0)
-        return vector.encoded(nothing, arrays, shapes, form, nodes)
+        return vector.encoded(nothing, arrays, shapes, bits, nodes)
 
 
 def _received(
@@ -231,23 +226,21 @@ def _received(
     secrets."""
     channels = pieces(secrets["channels"], KEY_BYTES)
     sealed = pieces(order.sealed, SEALED_BYTES)
-    place = _read(secrets["place"])
+    rank = _read(secrets["place"])
     nodes = len(channels)
-    sound = (
-        len(sealed) == nodes and len(order.mask_keys) == nodes * KEY_BYTES and place in mask_keys
-    )
+    sound = len(sealed) == nodes and len(order.mask_keys) == nodes * KEY_BYTES and rank in mask_keys
     if not sound or len(mask_keys) < _quorum(node, nodes):
         raise _unsound(f"{len(mask_keys)} of {nodes} nodes")
-    found = {place: (secrets["mask-share"], secrets["self-share"])}
+    opened = {rank: (secrets["mask-share"], secrets["self-share"])}
     try:
-        for other, mask_key in keys.without(mask_keys, place).items():
-            route = _route(secrets["terms"], other, place)
-            found[other] = keys.opened(
+        for other, mask_key in keys.without(mask_keys, rank).items():
+            route = _route(secrets["terms"], other, rank)
+            opened[other] = keys.opened(
                 _channel(node), channels[other], route, sealed[other], mask_key
             )
     except ValueError as error:
         raise _unsound(str(error)) from None
-    of_masks, of_selves = ({other: pair[kind] for other, pair in found.items()} for kind in (0, 1))
+    of_masks, of_selves = ({other: pair[kind] for other, pair in opened.items()} for kind in (0, 1))
     return {
         "place": secrets["place"],
         "mask-shares": joined(of_masks, nodes, SEED_BYTES),
@@ -259,7 +252,7 @@ def _channels(node: Node, order: ShareOrder) -> list[bytes]:
     """Public channel keys of all nodes, of a session that this node takes part in."""
     sound = len(order.session) == SESSION_BYTES and len(order.channels) % KEY_BYTES == 0
     channels = pieces(order.channels, KEY_BYTES) if sound else []
-    if not 0 <= order.place < len(channels) or channels[order.place] != keys.public_of(
+    if not 0 <= order.position < len(channels) or channels[order.position] != keys.public_of(
         _channel(node)
     ):
         raise _unsound("a list of nodes without this one")
@@ -276,29 +269,29 @@ def _channels(node: Node, order: ShareOrder) -> list[bytes]:
     return channels
 
 
-def _refuse_terms(node: Node, order: ShareOrder, nodes: int) -> None:
-    """Refuse a session in which other nodes contribute nothing, or the precision would round their
-    sums away."""
+def _check_terms(node: Node, order: ShareOrder, nodes: int) -> None:
+    """Check that the other nodes of a session contribute clients, and that the precision does not
+    round their sums away."""
     counts = counts_in(order.counts) if len(order.counts) == COUNT_BYTES * nodes else []
     if len(counts) < nodes or min(counts) < 1:
         raise _unsound("nodes that contribute no client")
-    if not 0 <= order.bits <= fixed_point.MOST_BITS:
+    if not 0 <= order.bits <= vector.MOST_BITS:
         raise _unsound(f"{order.bits} binary digits")
 
 
-def _form_of_order(
-    node: Node, order: TrainOrder, counts: Sequence[int], place: int, bits: int
-) -> vector.Form:
-    """The form of the numbers of an order; refuses one whose terms differ from those of the
-    session, or do not follow from the experiment."""
-    if order.clients is None or len(set(order.clients.tolist())) != counts[place]:
+def _check_order(
+    node: Node, order: TrainOrder, counts: Sequence[int], rank: int, bits: int
+) -> None:
+    """Refuse an order whose terms differ from those of the session, or do not follow from the
+    experiment."""
+    if order.clients is None or len(set(order.clients.tolist())) != counts[rank]:
         raise _unsound(
-            f"an order for other clients than the {counts[place]} that the other nodes were given"
+            f"an order for other clients than the {counts[rank]} that the other nodes were given"
         )
-    form = vector.Form.of(node.experiment, _settings(node), order, counts)
-    if bits != form.bits:
-        raise _unsound(f"{bits} binary digits, where {form.bits} follow from the experiment")
-    return form
+    largest = _settings(node).largest
+    expected = vector.session_bits(order.protection, sum(counts), len(counts), largest)
+    if bits != expected:
+        raise _unsound(f"{bits} binary digits, where {expected} follow from the experiment")
 
 
 def _terms(order: ShareOrder) -> bytes:
@@ -340,7 +333,7 @@ def _quorum(node: Node, nodes: int) -> int:
 
 def _unsound(got: str) -> RefusalError:
     return RefusalError(
-        "this node refuses a message of secure aggregation",
+        "invalid message of secure aggregation",
         expected=(
             "distinct nodes including this one, as many as the experiment requires, each with"
             " its own keys"

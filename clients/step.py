@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.components.errors import named
-from fedrec.components.registry import MODEL, covers_overrides, ours
+from fedrec.components.registry import MODEL, ours
 from fedrec.config import Config
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
@@ -22,9 +22,6 @@ from fedrec.models.base import Model, Parameters
 from fedrec.privacy.accounting.sampling import Contributions
 from fedrec.training.block import Batches, Block, OwnData, UserCodes
 from fedrec.training.results import Outcome
-
-_REPLACED = ("batches", "block", "train_block", "objective", "trained", "settings")
-"""What `train_in_kernel` does, or reads, itself."""
 
 
 class StepConfig(Config):
@@ -74,12 +71,11 @@ class Step(ABC):
             keeps what it has. A subclass with other batches or training has none unless it
             declares otherwise.
         generated: whether its clients start from parameters that the server sends to each of them.
-        whole_tables: whether a block may have rows of items that its batches do not name.
         block_clients: largest number of clients of a block on a processor, unless compiled code
             takes one after the other: more do not fit into its cache, from which several gradient
             steps read them again.
         kernels: names of the compiled functions that `train_in_kernel` calls
-            (`fedrec.training.warm_up`).
+            (`fedrec.training.kernel`).
     """
 
     Config: ClassVar[type[StepConfig]] = StepConfig
@@ -91,7 +87,6 @@ class Step(ABC):
     private: ClassVar[tuple[str, ...]] = ()
     replaced: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[bool] = False
-    whole_tables: ClassVar[bool] = True
     block_clients: ClassVar[int] = 16
     kernels: ClassVar[tuple[str, ...]] = ("train_clients",)
 
@@ -101,23 +96,24 @@ class Step(ABC):
             cls.contributions = vars(cls).get("contributions", "signed")
             cls.symmetric = vars(cls).get("symmetric", ())
             cls.replaced = vars(cls).get("replaced", ())
-        if "update" in vars(cls) and "train_block" not in vars(cls):
-            raise ExperimentError(
-                f"{named('step', cls)} defines `update`, which is not called",
-                expected="`train_block`, which trains several clients",
-                got="`update`, for one client",
-                fix=(
-                    "rename it to `_train` and let train_block return"
-                    " `clients.steps.descent.one_by_one(parameters, block, own, self._train)`"
-                ),
-            )
 
     def __init__(self, config: StepConfig, model: Model, device: torch.device) -> None:
         self.config = config
         self.model = model
         self.device = device
-        if not isinstance(model, self.trains) or model.schema.task not in self.tasks:
-            raise self._other_model()
+        if isinstance(model, self.trains) and model.schema.task in self.tasks:
+            return
+        name = f"{self.trains.__module__}:{self.trains.__name__}"
+        if ours(MODEL, self.trains):  # `name` of a plug-in may mean something else
+            name = vars(self.trains).get("name", name)
+        task = f" for {self.tasks[0]}" if len(self.tasks) == 1 else ""
+        wanted = f"model.name = {name!r}" + (f" and task = {self.tasks[0]!r}" if task else "")
+        raise ExperimentError(
+            f"{named('step', type(self))} trains the model {name!r} only{task}",
+            expected=wanted,
+            got=f"{type(model).__name__} and task = {model.schema.task!r}",
+            fix=f"set {wanted}, or step.name = 'sgd'",
+        )
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """All batches of one client's local work; by default its data and random stream, for steps
@@ -130,22 +126,22 @@ class Step(ABC):
 
     @abstractmethod
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Outcome:
         """Train every client of a block.
 
         Args:
             parameters: the global ones, without cohort dimension, unchanged.
             block: the clients.
-            own: what the clients start from instead of the global parameters, `[C, ...]` each,
-                unchanged: their saved private parameters, passed if `private_names` is not empty,
-                in a round without those that are `replaced`, and what the server sent to each
-                (`generated`). Of an item table the block's touched rows, `[C, R, ...]`.
+            client_params: what the clients start from instead of the global parameters, `[C, ...]`
+                each, unchanged: their saved private parameters, passed if `private_names` is not
+                empty, in a round without those that are `replaced`, and what the server sent to
+                each (`generated`). Of an item table the block's touched rows, `[C, R, ...]`.
         """
 
-    def refuse_misfits(self, parameters: Parameters) -> None:  # noqa: B027
-        """Refuse settings that do not fit these parameters; by default there are none. It is called
-        before the first round for every step of an experiment, fine-tuning among them.
+    def check_parameters(self, parameters: Parameters) -> None:  # noqa: B027
+        """Check that the settings fit these parameters; by default they do. It is called before the
+        first round for every step of an experiment, fine-tuning among them.
 
         Args:
             parameters: the initial global parameters.
@@ -159,19 +155,10 @@ class Step(ABC):
         return f"step {type(self).__name__} has no kernel"
 
     def train_in_kernel(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Outcome:
         """The same as `train_block` in native code; called if `kernel_refusal` is None."""
         raise NotImplementedError
-
-    def declared_refusal(self) -> str | None:
-        """The result of `kernel_refusal`, unless a subclass overrides a method that the kernel
-        replaces."""
-        none = type(self).train_in_kernel is Step.train_in_kernel
-        replaced = [name for name in _REPLACED if hasattr(type(self), name)]
-        if none or covers_overrides(type(self), "train_in_kernel", replaced):
-            return self.kernel_refusal()
-        return f"step {type(self).__name__} overrides what the kernel of its base class replaces"
 
     def added_parameters(
         self, model: Mapping[str, Tensor], generator: torch.Generator
@@ -191,47 +178,27 @@ class Step(ABC):
         return self
 
     @property
-    def compiled(self) -> str | None:
-        """Name of the compiled function that computes gradients in blocks on a processor, one of
-        `fedrec.protocol.orders.COMPILED`; blocks are larger if it is that of the whole loss. None:
-        none does."""
-        return None
-
-    @property
     def uploads(self) -> int | None:
         """Largest number of rounds that a client may take part in, which its device enforces; None:
         any number."""
         return None
 
     def private_names(self, names: list[str]) -> list[str]:
-        """The parameters among `names` that stay on the device between rounds and are never sent;
-        by default those that fit `private_patterns`."""
+        """The parameters among `names` that stay on the device between rounds and are never
+        sent."""
         patterns = self.private_patterns
         return [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
 
     @property
     def private_patterns(self) -> tuple[str, ...]:
         """Patterns of private parameter names, each of which must match a parameter."""
-        own = self.config.private_parameters if isinstance(self.config, PrivateParameters) else ()
-        return (*self.private, *own)
+        chosen = (
+            self.config.private_parameters if isinstance(self.config, PrivateParameters) else ()
+        )
+        return (*self.private, *chosen)
 
     @property
     def keeps(self) -> bool:
         """Whether state stays on the device: private parameters, or the number of rounds that it
         took part in."""
-        defined = type(self).private_names is not Step.private_names
-        return defined or bool(self.private_patterns) or self.uploads is not None
-
-    def _other_model(self) -> ExperimentError:
-        model = self.trains
-        name = f"{model.__module__}:{model.__name__}"
-        if ours(MODEL, model):  # `name` of a plug-in may mean something else
-            name = vars(model).get("name", name)
-        task = f" for {self.tasks[0]}" if len(self.tasks) == 1 else ""
-        wanted = f" and task = {self.tasks[0]!r}" if task else ""
-        return ExperimentError(
-            f"{named('step', type(self))} trains the model {name!r} only{task}",
-            expected=f"model.name = {name!r}{wanted}",
-            got=f"{type(self.model).__name__} and task = {self.model.schema.task!r}",
-            fix=f"set model.name = {name!r}{wanted}, or step.name = 'sgd'",
-        )
+        return bool(self.private_patterns) or self.uploads is not None

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +20,6 @@ from clients.step import Step
 from clients.steps.updates import Updates
 from fedrec.components import registry
 from fedrec.components.errors import (
-    Unchanged,
     component_errors,
     finite,
     named,
@@ -38,10 +36,8 @@ from fedrec.training.results import Outcome, Trained
 STEP = "step"
 
 
-def refuse_wrong_block(
-    step: Step, trained: object, parameters: Mapping[str, Tensor], doing: str
-) -> None:
-    """Refuse a trained block in which parameters changed their shapes, or that lacks some.
+def check_block(step: Step, trained: object, parameters: Mapping[str, Tensor], doing: str) -> None:
+    """Check that a trained block has an update of every parameter, in its shape.
 
     Raises:
         ComponentError: it is none, or has other parameters.
@@ -65,45 +61,11 @@ def refuse_wrong_block(
     refuse_other_arrays(STEP, step, doing, values, expected)
 
 
-class Versions:
-    """Detects in-place changes of tensors, at no cost; writes that bypass torch are not detected.
-
-    Args:
-        tensors: the tensors that are only to be read.
-    """
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
-        self._before = {name: value._version for name, value in tensors.items()}
-
-    def refuse(self, step: Step, doing: str) -> None:
-        """Refuse changed tensors.
-
-        Raises:
-            ComponentError: some were changed.
-        """
-        moved = [
-            name
-            for name, value in self._tensors.items()
-            if value._version != self._before.get(name)
-        ]
-        if moved:
-            shown = ", ".join(map(repr, moved))
-            left = "the global parameters left as they are"
-            refuse_wrong(STEP, step, doing, expected=left, got=f"changed {shown}")
-
-
-def watch_plug_in(step: Step, arrays: Mapping[str, np.ndarray]) -> Unchanged:
-    """Also detects writes that bypass torch; for plug-in steps only, because it reads all
-    parameters once per round."""
-    return Unchanged({} if registry.ours(registry.STEP, type(step)) else arrays)
-
-
-def refuse_non_finite(step: Step, reply: TrainSum, clients: Sequence[int], round_: int) -> None:
-    """Refuse sums with NaN or infinity.
+def check_finite_sum(step: Step, reply: TrainSum, clients: Sequence[int], round_: int) -> None:
+    """Check that no sum has NaN or infinity.
 
     Raises:
-        ClientError: there are some; names the step, its file and the clients.
+        ClientError: one has; names the step, its file and the clients.
     """
     for name, change in reply.total.items():
         values = change.values if isinstance(change, SparseUpdate) else change
@@ -120,12 +82,13 @@ def refuse_non_finite(step: Step, reply: TrainSum, clients: Sequence[int], round
             )
 
 
-def refuse_unmatched(step: Step, names: Sequence[str]) -> None:
-    """Refuse a pattern of private parameters that matches none, because the intended parameters
-    would be sent, and patterns that match all, because nothing would be learned together.
+def check_private_patterns(step: Step, names: Sequence[str]) -> None:
+    """Check that each pattern of private parameters matches one, because the intended parameters
+    would be sent otherwise, and that they do not match all, because nothing would be learned
+    together.
 
     Raises:
-        ExperimentError: there is one.
+        ExperimentError: a pattern matches none, or they match all.
     """
     for pattern in step.private_patterns:
         if not any(fnmatch(name, pattern) for name in names):
@@ -151,8 +114,8 @@ def settings_at(key: str) -> Iterator[None]:
     try:
         yield
     except ExperimentError as error:
-        parts = (error.problem, error.expected, error.got, error.fix)
-        problem, *rest = (re.sub(r"\bstep\.", f"{key}.", one or "") or None for one in parts)
+        texts = (error.problem, error.expected, error.got, error.fix)
+        problem, *rest = (re.sub(r"\bstep\.", f"{key}.", text or "") or None for text in texts)
         expected, got, fix = rest
         raise ExperimentError(problem or "", expected=expected, got=got, fix=fix) from None
 
@@ -161,14 +124,13 @@ def check_plugin_model(model: Model) -> Model:
     """A plug-in model, tested once: initial parameters and a few predictions.
 
     Raises:
-        ComponentError: shapes or numbers are wrong, or predicting changed the parameters.
+        ComponentError: shapes or numbers are wrong.
     """
     if registry.ours(registry.MODEL, type(model)):
         return model
-    kind = "model"
     doing = "in its trial"
-    wrong = partial(refuse_wrong, kind, model, doing)
-    with component_errors(kind, model, doing):
+    wrong = partial(refuse_wrong, "model", model, doing)
+    with component_errors("model", model, doing):
         initial = model.initial(torch.Generator().manual_seed(0))
         tables = initial.values() if isinstance(initial, dict) and initial else [None]
         if not all(isinstance(v, Tensor) and v.dtype == torch.float32 for v in tables):
@@ -179,15 +141,14 @@ def check_plugin_model(model: Model) -> Model:
         if isinstance(model, HistoryModel):
             return model
         both = {name: value.expand(2, *value.shape).clone() for name, value in initial.items()}
-        untouched = Unchanged(both, Tensor.clone)
         users = tuple(torch.zeros(2, 1, dtype=torch.int64) for _ in model.schema.user_features)
-        items = torch.zeros(2, 3, dtype=torch.int64)
         with torch.no_grad():
-            found = model.predict(both, users, items)
-        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        if got != (2, 3):
-            wrong(expected="predictions [2, 3] for 3 items of 2 clients", got=str(got))
-        if not finite(found):
+            predicted = model.predict(both, users, torch.zeros(2, 3, dtype=torch.int64))
+        shape = (
+            tuple(predicted.shape) if isinstance(predicted, Tensor) else type(predicted).__name__
+        )
+        if shape != (2, 3):
+            wrong(expected="predictions [2, 3] for 3 items of 2 clients", got=str(shape))
+        if not finite(predicted):
             wrong(expected="finite predictions", got="NaN or infinity")
-        untouched.refuse(kind, model, doing)
     return model

@@ -54,7 +54,7 @@ class PrivateState(DatabaseFile):
         """The same for several clients, of the arrays with these names; None: of all."""
         if self.file is not None and not self.file.exists():
             return [{} for _ in clients]
-        found = []
+        loaded = []
         with self._connect() as connection:
             for client in clients:
                 row = connection.execute(
@@ -62,8 +62,8 @@ class PrivateState(DatabaseFile):
                     " LIMIT 1",
                     (int(client), int(before_round)),
                 ).fetchone()
-                found.append(_decode(row[0], names) if row else {})
-        return found
+                loaded.append(_decode(row[0], names) if row else {})
+        return loaded
 
     def save(
         self, client: int, round_number: int, arrays: Mapping[str, Change], *, keep: int
@@ -85,10 +85,10 @@ class PrivateState(DatabaseFile):
     ) -> None:
         """The same for several clients, in one transaction."""
         with self._connect() as connection:
-            for client, own in arrays.items():
+            for client, values in arrays.items():
                 key = (int(client), int(round_number))
                 connection.execute("DELETE FROM state WHERE client = ? AND round >= ?", key)
-                connection.execute("INSERT INTO state VALUES (?, ?, ?)", (*key, _encode(own)))
+                connection.execute("INSERT INTO state VALUES (?, ?, ?)", (*key, _encode(values)))
                 connection.execute(
                     "DELETE FROM state WHERE client = ? AND round < "
                     "(SELECT MAX(round) FROM state WHERE client = ? AND round <= ? - ? + 1)",
@@ -225,8 +225,8 @@ class SessionSecrets(DatabaseFile):
             row = (round_number, clients, group)
             connection.execute("INSERT OR IGNORE INTO summed VALUES (?, ?, ?, NULL)", row)
             query = "SELECT 1 FROM summed WHERE round = ? AND clients = ?"
-            found = connection.execute(query, row[:2]).fetchone()
-        return found is not None
+            row_found = connection.execute(query, row[:2]).fetchone()
+        return row_found is not None
 
     def same_sum(self, round_number: int, group: bytes, survivors: bytes) -> bool:
         """Whether a sum that is to be unmasked is the first one of its round, whose survivors are
@@ -243,19 +243,19 @@ class SessionSecrets(DatabaseFile):
             unknown = "survivors IS NULL"
             connection.execute(f"UPDATE summed SET survivors = ? {which} AND {unknown}", row)
             query = f"SELECT 1 FROM summed {which} AND survivors = ?"
-            found = connection.execute(query, (*row[1:], survivors)).fetchone()
-        return found is not None
+            row_found = connection.execute(query, (*row[1:], survivors)).fetchone()
+        return row_found is not None
 
 
 def _one(connection: sqlite3.Connection, session: bytes, stage: str) -> dict[str, bytes]:
     query = "SELECT secrets FROM session WHERE id = ? AND stage = ?"
-    found = connection.execute(query, (session, stage)).fetchone()
-    if found is None:
+    row = connection.execute(query, (session, stage)).fetchone()
+    if row is None:
         raise _taken(
             f"the node's latest session, at the stage {stage!r}; each step once",
             "another session, or a step that was taken before",
         )
-    secrets = parse_json(found[0], MOST_JSON)
+    secrets = parse_json(row[0], MOST_JSON)
     return {name: bytes.fromhex(value) for name, value in secrets.items()}
 
 

@@ -114,32 +114,34 @@ class CompressedUpdates:
             clip: of an update; None: it is not clipped.
         """
         names = [n for n in trained.names if n in sent and n not in self.private]
-        own = trained.each(clients, names, [name for name in names if name in tables])
-        by_name = {name: own.changes(name, arrays[name]) for name in names}
+        updates = trained.each(clients, names, [name for name in names if name in tables])
+        by_name = {name: updates.changes(name, arrays[name]) for name in names}
         before = self._errors_before(clients, arrays)
-        found = []
-        for place, client in enumerate(clients):
-            update = {name: changes[place] for name, changes in by_name.items()}
-            share = shares[place]
+        changes_of = []
+        for index, client in enumerate(clients):
+            update = {name: changes[index] for name, changes in by_name.items()}
+            share = shares[index]
             if not share or not all(map(_finite, update.values())):
                 continue  # it counts as zero
             if clip is not None:
                 update = {name: scaled(change, share) for name, change in update.items()}
-            if before[place]:
+            if before[index]:
                 update = {
-                    name: added(change, before[place][name], arrays[name])
+                    name: added(change, before[index][name], arrays[name])
                     for name, change in update.items()
                 }
             decoded = self._sent(client, update, arrays, clip, share if clip is None else 1.0)
             if self._keeps_error:
                 left = {name: _left(update[name], decoded[name], arrays[name]) for name in names}
                 self.errors[client] = _kept(
-                    {name: _in_form(one, name in tables) for name, one in left.items()}
+                    {name: _in_form(change, name in tables) for name, change in left.items()}
                 )
             if clip is None and share != 1:
                 decoded = {name: scaled(change, share) for name, change in decoded.items()}
-            found.append({name: _in_form(one, name in tables) for name, one in decoded.items()})
-        return found
+            changes_of.append(
+                {name: _in_form(change, name in tables) for name, change in decoded.items()}
+            )
+        return changes_of
 
     def _sent(
         self,
@@ -165,7 +167,7 @@ class CompressedUpdates:
         """What each client kept of its last update."""
         if not self._keeps_error or self.store is None:
             return [{} for _ in clients]
-        return [_read(one, arrays) for one in self.store.load_all(clients, self.codec.round)]
+        return [_read(saved, arrays) for saved in self.store.load_all(clients, self.codec.round)]
 
 
 def _finite(change: Change) -> bool:
@@ -185,24 +187,30 @@ def _in_form(change: Change, table: bool) -> Change:
 
 def _kept(left: Mapping[str, Change]) -> dict[str, np.ndarray]:
     """What was left out as arrays, with names of their own."""
-    tables = {name: one for name, one in left.items() if isinstance(one, SparseUpdate)}
+    tables = {name: change for name, change in left.items() if isinstance(change, SparseUpdate)}
     return add_prefix(
         {
-            _WHOLE: {name: one for name, one in left.items() if not isinstance(one, SparseUpdate)},
-            _ROWS: {name: row_numbers(one.rows, one.shape[0]) for name, one in tables.items()},
-            _VALUES: {name: one.values for name, one in tables.items()},
+            _WHOLE: {
+                name: change
+                for name, change in left.items()
+                if not isinstance(change, SparseUpdate)
+            },
+            _ROWS: {
+                name: row_numbers(change.rows, change.shape[0]) for name, change in tables.items()
+            },
+            _VALUES: {name: change.values for name, change in tables.items()},
         }
     )
 
 
-def _read(kept: Mapping[str, np.ndarray], arrays: Arrays) -> dict[str, Change]:
+def _read(saved: Mapping[str, np.ndarray], arrays: Arrays) -> dict[str, Change]:
     """What `_kept` was made of."""
-    values = strip_prefix(_VALUES, kept)
+    values = strip_prefix(_VALUES, saved)
     tables = {
         name: SparseUpdate(arrays[name].shape, rows.astype(np.int64), values[name])
-        for name, rows in strip_prefix(_ROWS, kept).items()
+        for name, rows in strip_prefix(_ROWS, saved).items()
     }
-    return {**strip_prefix(_WHOLE, kept), **tables}
+    return {**strip_prefix(_WHOLE, saved), **tables}
 
 
 def _left(update: Change, sent: Change, table: np.ndarray) -> np.ndarray:
@@ -283,10 +291,10 @@ class UpdateSum:
         shares = self._shares(examples, norms)
         if self._noisy:
             self.sent += len(clients) * sum(map(self._whole_bytes, self._sent))
-            for place, client in enumerate(clients):
-                whole = trained.changes_of(place)
-                own = {name: whole[name].double().numpy(force=True) for name in self._sent}
-                self._add_whole(client, own, shares[place])
+            for index, client in enumerate(clients):
+                whole = trained.changes_of(index)
+                update = {name: whole[name].double().numpy(force=True) for name in self._sent}
+                self._add_whole(client, update, shares[index])
         elif self.compressed is not None:
             self._add_compressed(self.compressed, clients, trained, shares)
         else:
@@ -297,12 +305,12 @@ class UpdateSum:
     def sum(self) -> TrainSum:
         """The sums so far, in the type of the parameters; for a table with less than half of its
         rows changed, only these rows."""
-        found: dict[str, Change] = {
+        sums: dict[str, Change] = {
             name: self._dense_sum(name, value.cpu().numpy()).astype(self.arrays[name].dtype)
             for name, value in self.dense.items()
         }
-        found |= {name: table.change(self.arrays[name]) for name, table in self.tables.items()}
-        ordered = {name: found[name] for name in self.arrays if name in found}
+        sums |= {name: table.change(self.arrays[name]) for name, table in self.tables.items()}
+        ordered = {name: sums[name] for name in self.arrays if name in sums}
         if self.protection is not None and self.protection.silent:
             return TrainSum(ordered, self.clients, self.weight, 0, 0.0, 0, self.unclipped)
         return TrainSum(
@@ -368,8 +376,8 @@ class UpdateSum:
         shares: Sequence[float],
     ) -> None:
         clip = None if self.protection is None else self.protection.clip
-        own = self._sent, self.tables
-        for update in compressed.of_block(clients, trained, self.arrays, *own, shares, clip):
+        names = self._sent, self.tables
+        for update in compressed.of_block(clients, trained, self.arrays, *names, shares, clip):
             for name, change in update.items():
                 if isinstance(change, SparseUpdate):
                     self.tables[name].add(change.rows, change.values)

@@ -19,11 +19,7 @@ and `column` for texts `ROW; METRIC`. A single number:
     <!-- r privrec/table2; PrivRec; Hits@10 -->.205<!-- /r -->
 
 With ` ±` before the end it has its interval. In place of the table of a study that is not recorded
-stands its command. The cells of a table of the bench (`simulations/bench/results.json`), best first
-by a metric, stand between
-
-    <!-- bench ml-100k/leave-one-out sort="discounted-hits@10" -->
-    <!-- end -->
+stands its command.
 """
 
 from __future__ import annotations
@@ -39,9 +35,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the results beside these pages, whichever checkout is installed
 
-from fedrec.report.inputs import budgets, input_codes  # noqa: E402
-from simulations.bench.declaration import bench  # noqa: E402
-from simulations.bench.results import NUMBERS, number_text, recorded_cells, state  # noqa: E402
+from fedrec.report.inputs import budgets_line, inputs_line  # noqa: E402
 from simulations.reproduce.recorded import (  # noqa: E402
     Number,
     Recorded,
@@ -54,7 +48,6 @@ from simulations.reproduce.recorded import (  # noqa: E402
 )
 
 _TABLE = re.compile(r"(<!-- results (\S+)(.*?) -->\n).*?(<!-- end -->)", re.S)
-_BENCH = re.compile(r"(<!-- bench (\S+)/(\S+) sort=\"(\S+)\" -->\n).*?(<!-- end -->)", re.S)
 _NUMBER = re.compile(r"(<!-- r ([^;]+); (.+?); (.+?)( ±)? -->).*?(<!-- /r -->)")
 Cell = tuple[float, str]  # number and text
 Table = dict[str, dict[str, Cell]]
@@ -81,28 +74,7 @@ def filled(text: str, results: Mapping[str, Recorded]) -> str:
         found = _number(results, name, row, metric)
         return match[1] + found.text(interval=bool(interval)) + match[6]
 
-    def cells(match: re.Match[str]) -> str:
-        return match[1] + _bench_table(*match.groups()[1:4]) + match[5]
-
-    return _BENCH.sub(cells, _NUMBER.sub(number, _TABLE.sub(table, text)))
-
-
-def _bench_table(dataset: str, protocol: str, metric: str) -> str:
-    """The cells of a table of the bench, and what is missing of it."""
-    declared = bench()
-    known = recorded_cells()
-    cells = list(declared.cells(dataset, protocol))
-    found = {cell: known[cell].rows[cell.system] for cell in cells if cell in known}
-    lines = [["system", *NUMBERS, "seeds"], ["---"] * (len(NUMBERS) + 2)]
-    for cell, row in sorted(found.items(), key=lambda one: -one[1][metric].mean):
-        numbers = [number_text(name, row[name]) for name in NUMBERS]
-        lines.append([declared.systems[cell.system].title, *numbers, str(known[cell].seeds)])
-    told = [
-        f"- {declared.systems[cell.system].title}: {state(declared, cell, known)}"
-        for cell in cells
-        if cell not in known
-    ]
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", *told, ""])
+    return _NUMBER.sub(number, _TABLE.sub(table, text))
 
 
 def _number(results: Mapping[str, Recorded], name: str, row: str, metric: str) -> Number:
@@ -137,11 +109,8 @@ def _table(name: str, options: Sequence[str], results: Mapping[str, Recorded]) -
         told.append("† Settings were chosen on rows of the data of which this table tests some.")
     if study.inputs and not given.keys() & {"pivot", "differences"}:
         inputs = {row: study.inputs[row] for row in rows if row in study.inputs}
-        codes = input_codes(inputs)
-        head.append("inputs")
-        for line in lines:
-            line.append(codes.codes.get(line[0], ""))
-        told += [f"{one[:1].upper()}{one[1:]}." for one in (*codes.lines, *budgets(inputs))]
+        below = [line for line in (inputs_line(inputs), budgets_line(inputs)) if line]
+        told += [f"{line[:1].upper()}{line[1:]}." for line in below]
     if "paper" in given:
         theirs = printed(name)
         head.append("paper")
@@ -151,8 +120,8 @@ def _table(name: str, options: Sequence[str], results: Mapping[str, Recorded]) -
     for line in lines:
         line[0] += " †" if line[0] in marked else ""
     text = [f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines]]
-    below = [part for one in (*told, study.source) for part in ("", one)]
-    return "\n".join([*text, *below]).replace("|  |", "| |") + "\n"
+    paragraphs = [part for one in (*told, study.source) for part in ("", one)]
+    return "\n".join([*text, *paragraphs]).replace("|  |", "| |") + "\n"
 
 
 def _cells(study: Recorded, given: Mapping[str, str], digits: int) -> dict[tuple[str, str], Cell]:

@@ -4,16 +4,15 @@ field."""
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Self, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedrec.errors import ExperimentError
+from fedrec.errors import ExperimentError, did_you_mean
 
 Width: TypeAlias = Annotated[int, Field(ge=1, le=2**16)]
 """Width of a layer or an embedding; wider ones would fill the memory of any machine."""
@@ -121,18 +120,6 @@ def _refuse_unreadable(value: Any, key: str, depth: int = 0) -> None:
             _refuse_unreadable(inner, key, depth + 1)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A suggestion of the known words most similar to `word`, or a list of all if none is
-    similar."""
-    known = sorted(known)
-    near = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
-    if near:
-        return "did you mean " + " or ".join(repr(name) for name in near) + "?"
-    return (
-        "known: " + ", ".join(repr(name) for name in known) if known else "this table has no keys"
-    )
-
-
 def _explain(cls: type[Config], error: ValidationError, at: str) -> ExperimentError:
     fault = error.errors(include_url=False)[0]
     path = [str(part) for part in fault["loc"]]
@@ -170,9 +157,9 @@ def _keys_at(cls: type[Config], path: list[str]) -> list[str]:
 
 def _config_in(annotation: object) -> type[Config] | None:
     """The configuration class of a field, also for optional ones (`Config | None`)."""
-    for one in (annotation, *(get_args(annotation) if isinstance(annotation, UnionType) else ())):
-        if isinstance(one, type) and issubclass(one, Config):
-            return one
+    for kind in (annotation, *(get_args(annotation) if isinstance(annotation, UnionType) else ())):
+        if isinstance(kind, type) and issubclass(kind, Config):
+            return kind
     return None
 
 

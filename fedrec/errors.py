@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 
 # Errors that a user can fix. Every error states what was expected, what was found, and how to fix
@@ -102,6 +104,29 @@ class ComponentError(FedrecError):
     exit_code = 7
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A suggestion of the known words most similar to `word`, or a list of all if none is
+    similar."""
+    known = sorted(known)
+    near = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    if near:
+        return "did you mean " + " or ".join(repr(name) for name in near) + "?"
+    return (
+        "known: " + ", ".join(repr(name) for name in known) if known else "this table has no keys"
+    )
+
+
+def missing_file(what: str, path: Path, fix: str) -> DataError:
+    """The error for a file of data that does not exist; `what` describes it."""
+    return DataError(f"{what} is missing", expected=f"a file {path}", got="nothing", fix=fix)
+
+
+def damaged_file(path: Path, expected: str, got: object, fix: str = "get it again") -> DataError:
+    """The error for a file of data that cannot be read; `got` is what reading it raised."""
+    got = f"{type(got).__name__}: {got}" if isinstance(got, Exception) else str(got)
+    return DataError(f"{path} is damaged", expected=expected, got=got, fix=fix)
+
+
 # The packages beside fedrec, whose names are common words: a file or folder of the same name beside
 # a script or notebook would be imported in their place.
 
@@ -116,9 +141,9 @@ def require_own_packages() -> None:
         ImportError: another file or folder hides one.
     """
     for name in NEIGHBOURS:
-        found = _file_of(name)
-        if found is not None and not found.is_relative_to(ROOT):
-            shown = found.parent if found.name == "__init__.py" else found
+        file = _file_of(name)
+        if file is not None and not file.is_relative_to(ROOT):
+            shown = file.parent if file.name == "__init__.py" else file
             raise ImportError(
                 f"{shown} hides a package of fedrec\n"
                 f"  expected: the package {name!r} in {ROOT}\n"
@@ -127,7 +152,7 @@ def require_own_packages() -> None:
                 f" too), so that Python does not search {shown.parent} first; if PYTHONPATH has"
                 " that folder, take it out",
                 name=name,
-                path=str(found),
+                path=str(file),
             )
 
 

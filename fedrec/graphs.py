@@ -13,9 +13,9 @@ from numba import njit
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedrec.kernel.compiled import FAST, compiled
 from fedrec.kernel.products import add_outputs, input_gradients, whole
 from fedrec.kernel.rows import copy_row, matrix
-from fedrec.runtime.compilation import FAST, compiled
 
 # The third party that finds users with common items without knowing the items (FedGNN, Wu et al.
 # 2021, section 3.3).
@@ -58,18 +58,20 @@ class ThirdParty:
         self._tokens: dict[int, np.ndarray] = {}
         self._embeddings: dict[int, np.ndarray] = {}
 
-    def register(self, sender: int, own: np.ndarray, embedding: np.ndarray) -> None:
-        """Store what a device sent, replacing its previous data.
+    def register(self, sender: int, tokens: np.ndarray, embedding: np.ndarray) -> None:
+        """Store the tokens and the embedding of a device in place of its previous ones.
 
         Args:
             sender: number of the device.
-            own: its tokens, `int64 [slots]`, `NOTHING` where a slot is empty.
+            tokens: its tokens, `int64 [slots]`, `NOTHING` where a slot is empty.
             embedding: `float32 [d]`.
         """
-        self._tokens[sender] = own
+        self._tokens[sender] = tokens
         self._embeddings[sender] = embedding
 
-    def found(self, asking: Sequence[int], slots: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    def matched(
+        self, asking: Sequence[int], slots: int, width: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Neighbours of some devices, for each of its tokens up to `neighbours` other devices.
 
         If there are more, those with the next larger numbers are taken, so that not all devices get
@@ -84,22 +86,21 @@ class ThirdParty:
             `float32 [asking, slots, neighbours, d]`, padded with zeros, and how many are not
             padding, `int64 [asking, slots]`; 0 for a device that has not sent anything yet.
         """
-        given = np.zeros((len(asking), slots, self.neighbours, width), dtype=np.float32)
+        embeddings = np.zeros((len(asking), slots, self.neighbours, width), dtype=np.float32)
         counts = np.zeros((len(asking), slots), dtype=np.int64)
         state = self.state()
         if not state:
-            return given, counts
+            return embeddings, counts
         senders = state["senders"]
         known = np.isin(asking, senders)
         rows = np.searchsorted(senders, np.where(known, asking, senders[0]))
-        holders = _Holders.of(state["tokens"])
-        places, own = np.nonzero((state["tokens"][rows] != NOTHING) & known[:, None])
-        others = holders.after(rows[places], own, self.neighbours)
-        for number, found in enumerate(others.T):
-            real = found != NOTHING
-            given[places[real], own[real], number] = state["embeddings"][found[real]]
-        counts[places, own] = (others != NOTHING).sum(1)
-        return given, counts
+        asked, slot = np.nonzero((state["tokens"][rows] != NOTHING) & known[:, None])
+        others = _Holders.of(state["tokens"]).after(rows[asked], slot, self.neighbours)
+        present = others != NOTHING
+        pairs, number = np.nonzero(present)
+        embeddings[asked[pairs], slot[pairs], number] = state["embeddings"][others[present]]
+        counts[asked, slot] = present.sum(1)
+        return embeddings, counts
 
     def state(self) -> dict[str, np.ndarray]:
         """As named arrays."""
@@ -115,16 +116,16 @@ class ThirdParty:
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore what `state` returned."""
         senders = state["senders"].tolist() if "senders" in state else []
-        self._tokens = {one: state["tokens"][place] for place, one in enumerate(senders)}
-        self._embeddings = {one: state["embeddings"][place] for place, one in enumerate(senders)}
+        self._tokens = {sender: state["tokens"][n] for n, sender in enumerate(senders)}
+        self._embeddings = {sender: state["embeddings"][n] for n, sender in enumerate(senders)}
 
 
 class _Holders(NamedTuple):
-    """Who sent each token.
+    """Senders of each token.
 
     Attributes:
         senders: `int64 [pairs]`, rows of senders, by token and then ascending.
-        ranks: `int64 [senders, slots]`, place of each pair of sender and slot among them.
+        ranks: `int64 [senders, slots]`, rank of each pair of sender and slot among them.
         starts: `int64 [pairs]`, where the pairs of the same token begin.
         sizes: `int64 [pairs]`, how many they are.
     """
@@ -154,8 +155,8 @@ class _Holders(NamedTuple):
         starts = self.starts[ranks][:, None]
         sizes = self.sizes[ranks][:, None]
         steps = np.arange(1, most + 1)
-        found = self.senders[starts + (ranks[:, None] - starts + steps) % sizes]
-        return np.where(steps < sizes, found, NOTHING)
+        others = self.senders[starts + (ranks[:, None] - starts + steps) % sizes]
+        return np.where(steps < sizes, others, NOTHING)
 
 
 # Products of, and sums over, rows of users' embeddings in compiled code. The rows are ordered by
@@ -163,7 +164,7 @@ class _Holders(NamedTuple):
 
 
 @compiled
-def add_products(starts, users, values, place, shared, found):
+def add_products(starts, users, values, column_of, shared, sums):
     """Add the inner products of some users' rows, and of a shared table's, with everybody's.
 
     Args:
@@ -171,9 +172,9 @@ def add_products(starts, users, values, place, shared, found):
             `starts[i + 1]`.
         users: `int64 [n]`, the user of each row, distinct within an item.
         values: `float32 [n, d]`.
-        place: `int64 [users]`, the column of `found` of each user; -1: none.
+        column_of: `int64 [users]`, the column of `sums` of each user; -1: none.
         shared: `float32 [items, d]`.
-        found: `float64 [users, places + 1]`, added to; the last column is that of the shared table.
+        sums: `float64 [users, columns + 1]`, added to; the last column is that of the shared table.
     """
     most = _most(starts[:-1], starts[1:])
     width = values.shape[1]
@@ -182,34 +183,34 @@ def add_products(starts, users, values, place, shared, found):
     lines = np.empty(whole(most + 1) * most, np.float32)
     targets = np.empty(most + 1, np.int64)
     for item in range(len(starts) - 1):
-        own = values[starts[item] : starts[item + 1]]
-        theirs = users[starts[item] : starts[item + 1]]
-        if len(own) == 0:
+        rows = values[starts[item] : starts[item + 1]]
+        owners = users[starts[item] : starts[item + 1]]
+        if len(rows) == 0:
             continue
         asked = 0
-        chosen = matrix(some, 0, whole(len(own) + 1), width)
-        for other in range(len(own)):
-            column = place[theirs[other]]
+        chosen = matrix(some, 0, whole(len(rows) + 1), width)
+        for other in range(len(rows)):
+            column = column_of[owners[other]]
             if column >= 0:
                 targets[asked] = column
-                copy_row(own[other], chosen[asked])
+                copy_row(rows[other], chosen[asked])
                 asked += 1
-        targets[asked] = found.shape[1] - 1
+        targets[asked] = sums.shape[1] - 1
         copy_row(shared[item], chosen[asked])
         asked += 1
         columns = whole(asked)  # as single columns take as long as a block of them
         chosen[asked:columns] = 0
-        products = matrix(lines, 0, len(own), columns)
-        input_gradients(own, chosen[:columns], products, room)
-        for other in range(len(own)):
-            into = found[theirs[other]]
+        products = matrix(lines, 0, len(rows), columns)
+        input_gradients(rows, chosen[:columns], products, room)
+        for other in range(len(rows)):
+            into = sums[owners[other]]
             line = products[other]
-            for one in range(asked):
-                into[targets[one]] += line[one]
+            for n in range(asked):
+                into[targets[n]] += line[n]
 
 
 @compiled
-def weighted_sums(begins, ends, users, values, asked, asking, weights, found):
+def weighted_sums(begins, ends, users, values, asked, asking, weights, sums):
     """Add sums of an item's rows by the weights of their users.
 
     Args:
@@ -219,26 +220,26 @@ def weighted_sums(begins, ends, users, values, asked, asking, weights, found):
         asked: `int64 [items + 1]`; an item's sums are those from `asked[i]` up to `asked[i + 1]`.
         asking: `int64 [n]`, whose weights a sum takes.
         weights: `float32 [askers, users]`.
-        found: `float32 [n, d]`, added to.
+        sums: `float32 [n, d]`, added to.
     """
     shares = np.empty(_most(begins, ends) * _most(asked[:-1], asked[1:]), np.float32)
     room = np.empty(0, np.float32)  # no factor is transposed
     for item in range(len(begins)):
-        own = values[begins[item] : ends[item]]
-        theirs = users[begins[item] : ends[item]]
+        rows = values[begins[item] : ends[item]]
+        owners = users[begins[item] : ends[item]]
         askers = asking[asked[item] : asked[item + 1]]
-        if len(own) == 0 or len(askers) == 0:
+        if len(rows) == 0 or len(askers) == 0:
             continue
-        factors = matrix(shares, 0, len(askers), len(own))
-        for one in range(len(askers)):
-            given = weights[askers[one]]
-            for other in range(len(own)):
-                factors[one, other] = given[theirs[other]]
-        add_outputs(factors, own, found[asked[item] : asked[item + 1]], room)
+        factors = matrix(shares, 0, len(askers), len(rows))
+        for n in range(len(askers)):
+            shares_of_asker = weights[askers[n]]
+            for other in range(len(rows)):
+                factors[n, other] = shares_of_asker[owners[other]]
+        add_outputs(factors, rows, sums[asked[item] : asked[item + 1]], room)
 
 
 @compiled
-def merge_rows(table, start, held, added, places):
+def merge_rows(table, start, held, added, order):
     """Keep some rows of a table, and insert others between them, in the same memory: rows that
     begin it are moved to its end, and others to its beginning.
 
@@ -248,17 +249,17 @@ def merge_rows(table, start, held, added, places):
         start: where its rows begin.
         held: how many they are.
         added: `float32 [a, d]`, other memory.
-        places: `int64 [n]`, what is where in the end: a row that the table has, from 0 on and in
-            ascending order, or `held` and a row of `added`.
+        order: `int64 [n]`, the source of each row in the end: a row that the table has, from 0 on
+            and in ascending order, or `held` plus a row of `added`.
 
     Returns:
         Where the rows begin.
     """
-    target = 0 if start else len(table) - len(places)
-    for step in range(len(places)):
-        n = step if start else len(places) - 1 - step
-        place = places[n]
-        row = table[start + place] if place < held else added[place - held]
+    target = 0 if start else len(table) - len(order)
+    for step in range(len(order)):
+        n = step if start else len(order) - 1 - step
+        source = order[n]
+        row = table[start + source] if source < held else added[source - held]
         copy_row(row, table[target + n])
     return target
 
@@ -267,8 +268,8 @@ def merge_rows(table, start, held, added, places):
 def _most(begins, ends):
     """The largest number of rows of one item."""
     most = 0
-    for place in range(len(begins)):
-        most = max(most, ends[place] - begins[place])
+    for item in range(len(begins)):
+        most = max(most, ends[item] - begins[item])
     return most
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
 
-from fedrec.baselines.base import Baseline
-from fedrec.baselines.private.system import PrivateBaseline
+from fedrec.baselines.base import Baseline, TooLarge
+from fedrec.baselines.private.base import PrivateBaseline
 from fedrec.data.independence import refuse_dependent_clients
 from fedrec.data.population import POPULATIONS, sample_clients
 from fedrec.device import resolve_device
@@ -25,7 +25,7 @@ from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import (
     CentralEvaluation,
     make_baseline,
-    settings_that_fit,
+    replacement,
     stated_privacy,
 )
 from fedrec.evaluation.tables import Evaluated
@@ -38,7 +38,7 @@ from fedrec.report.privacy_total import systems_together
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.shared_memory import finite
-from server.callbacks.base import CallbackList
+from server.callbacks.base import CallbackList, RunEvent
 
 log = logging.getLogger("fedrec")
 LEDGER = "privacy.jsonl"
@@ -52,24 +52,25 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
     # the server of a deployment has no data to measure on
     if not run.experiment.evaluation.baselines:
         return {}
-    callback_list.on_message("fitting baselines")
+    callback_list.on_event(RunEvent("fitting baselines"))
     metrics = {}
     evaluation = _evaluation(run.experiment)
-    settings = settings_that_fit(
-        run.experiment.evaluation.baseline_settings(),
-        *evaluation.sizes,
-        log.warning,
-    )
+    settings = run.experiment.evaluation.baseline_settings()
     for label, options in settings.items():
-        _refuse_dependent(run.experiment, label, make_baseline(label, options))
-    for number, (label, options) in enumerate(settings.items(), 1):
-        kept = run.read_baseline(label)
-        if kept is None:
-            callback_list.on_baseline(label, number, len(settings))
-            kept = _measured(run, evaluation, label, options, callback_list)
+        _check_independent(run.experiment, label, make_baseline(label, options))
+    systems = list(settings.items())
+    for number, (label, options) in enumerate(systems, 1):
+        saved = run.read_baseline(label)
+        if saved is None:
+            callback_list.on_event(RunEvent(f"system {number}/{len(systems)}: {label}", label))
+            try:
+                saved = _measured(run, evaluation, label, options, callback_list)
+            except TooLarge as error:
+                systems += [(name, {}) for name in replacement(label, error, settings, log.warning)]
+                continue
         # a baseline without rating predictions has no metrics in rating experiments
-        if kept["metrics"]:
-            metrics[label] = kept["metrics"]
+        if saved["metrics"]:
+            metrics[label] = saved["metrics"]
     run.write_baselines(metrics)
     return metrics
 
@@ -77,9 +78,9 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
 def baseline_privacy(run: RunFolder) -> tuple[str, ...]:
     """Privacy cost of the private baselines, one paragraph per line, and of all private systems of
     the run together; empty without any."""
-    found = [run.read_baseline(label) or {} for label in run.read_baselines() or {}]
-    said = tuple(line for kept in found for line in kept.get("privacy", {}).get("in words", ()))
-    return (*said, *systems_together(run)) if said else ()
+    saved = [run.read_baseline(label) or {} for label in run.read_baselines() or {}]
+    lines = [line for table in saved for line in table.get("privacy", {}).get("in words", ())]
+    return (*lines, *systems_together(run)) if lines else ()
 
 
 def central_result(
@@ -109,8 +110,8 @@ def central_result(
     return result
 
 
-def refuse_central(experiment: Experiment) -> None:
-    """Refuse an experiment without a federated system where one is needed.
+def check_federated(experiment: Experiment) -> None:
+    """Check that an experiment has a federated system, where one is needed.
 
     Raises:
         ExperimentError: it has none.
@@ -124,8 +125,8 @@ def refuse_central(experiment: Experiment) -> None:
         )
 
 
-def _refuse_dependent(experiment: Experiment, label: str, baseline: Baseline) -> None:
-    """Refuse a baseline whose stated privacy would not hold on the data.
+def _check_independent(experiment: Experiment, label: str, baseline: Baseline) -> None:
+    """Check that the stated privacy of a baseline holds on the data.
 
     Raises:
         ExperimentError: rows of one client decide about those of others.
@@ -152,49 +153,41 @@ def _measured(
     ledger = None
     if isinstance(baseline, PrivateBaseline):
         ledger = Ledger(run.baseline_folder(label) / LEDGER, baseline.config.backend)
-        baseline.charge = _Charges(ledger, again=baseline.config.mode == "secure")
+        baseline.charge = _charging(ledger, again=baseline.config.mode == "secure")
     seconds: dict[str, float] = {}
     evaluated = Evaluated.joined([])
     if evaluation.takes(baseline):
         started = time.perf_counter()
         evaluation.fit(baseline)
         fitted = time.perf_counter()
-        evaluated = evaluation.evaluate(baseline, callback_list.on_evaluation)
+        evaluated = evaluation.evaluate(baseline, callback_list.evaluated)
         seconds = {"fit": fitted - started, "evaluation": time.perf_counter() - fitted}
     metrics = evaluated.means(evaluation.metrics) | stated_privacy(label, baseline)
-    found: dict[str, Any] = {"metrics": metrics, "seconds": seconds}
+    saved: dict[str, Any] = {"metrics": metrics, "seconds": seconds}
     if ledger is not None and isinstance(baseline, PrivateBaseline):
-        found["privacy"] = _account(label, ledger, baseline)
-    run.write_baseline(label, found, evaluated.users, evaluated.groups())
+        saved["privacy"] = _account(label, ledger, baseline)
+    run.write_baseline(label, saved, evaluated.users, evaluated.groups())
     log.info("baseline %s in %.2f s: %s", label, sum(seconds.values()), metrics)
-    return found
+    return saved
 
 
 def _evaluation(experiment: Experiment) -> CentralEvaluation:
     population = POPULATIONS.population(experiment)
     settings = experiment.evaluation
-    known = population.evaluated_clients(settings.held_out)
-    clients = sample_clients(known, settings.final_users, experiment.seed)
+    evaluated = population.evaluated_clients(settings.held_out)
+    clients = sample_clients(evaluated, settings.final_users, experiment.seed)
     return CentralEvaluation(population, settings, clients=clients)
 
 
-class _Charges:
-    """Writes charges to a ledger.
+def _charging(ledger: Ledger, *, again: bool) -> Callable[[int, Event], None]:
+    """A function that charges releases; `again`: also one that was charged before."""
+    charged = set() if again else {(line.round_number, line.event) for line in ledger.charges}
 
-    Args:
-        ledger: of one baseline.
-        again: whether a release that was charged before is charged again.
-    """
+    def charge(number: int, event: Event) -> None:
+        if (number, event) not in charged:
+            ledger.charge(number, event)
 
-    def __init__(self, ledger: Ledger, *, again: bool) -> None:
-        self._ledger = ledger
-        self._known = (
-            set() if again else {(charge.round_number, charge.event) for charge in ledger.charges}
-        )
-
-    def __call__(self, number: int, event: Event) -> None:
-        if (number, event) not in self._known:
-            self._ledger.charge(number, event)
+    return charge
 
 
 def _account(label: str, ledger: Ledger, baseline: PrivateBaseline) -> dict[str, Any]:

@@ -19,12 +19,11 @@ import logging
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -35,8 +34,7 @@ from fedrec.components.registry import STRATEGY, resolve
 from fedrec.errors import RunError
 from fedrec.experiment.schema import Experiment
 from fedrec.protocol.serialization import from_record, to_record, zero_copy_arrays
-from fedrec.runs.folder import FORMAT, RunFolder
-from fedrec.runs.result import present_names, written_names
+from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import MOST_JSON, open_atomically, parse_json
 from fedrec.runtime.process import uninterrupted
 from fedrec.runtime.ragged import add_prefix, strip_prefix
@@ -51,16 +49,6 @@ class RunExtension:
 
     name = ""
     """Name of its table in the result and of its arrays in a checkpoint."""
-    costly = False
-    """Whether a lost round costs more than time; then each round is written to disk before the next
-    one starts."""
-
-    def begin(self, rounds: int) -> None:
-        """A run starts at round 1.
-
-        Args:
-            rounds: number of rounds that were done before, by the run folder; 0 for a new one.
-        """
 
     def restore(self, memory: dict[str, np.ndarray]) -> None:
         """A run is resumed from a checkpoint; `memory` is what `memory()` returned then."""
@@ -72,9 +60,6 @@ class RunExtension:
     def why_stop(self, round_number: int) -> str:
         """The reason why a round may not start; empty if it may."""
         return ""
-
-    def before_upload(self, round_number: int) -> None:
-        """Called after the strategy has made its messages and before they are sent."""
 
     def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
         """Called with the parameters after a round, which the next round may change in place."""
@@ -128,7 +113,6 @@ class Checkpoints:
         digest: digest of the experiment; a checkpoint of another one is refused.
         keep: how many remain.
         earlier: digests of the same experiment before it was amended.
-        version: format of the run folder, whose names of metrics the rows have.
     """
 
     def __init__(
@@ -138,12 +122,10 @@ class Checkpoints:
         *,
         keep: int,
         earlier: Iterable[str] = (),
-        version: int = FORMAT,
     ) -> None:
         self.folder = folder
         self.digest = digest
         self.keep = keep
-        self._version = version
         self._known = (digest, *earlier)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
@@ -158,7 +140,6 @@ class Checkpoints:
             experiment.digest(),
             keep=keep,
             earlier=run.digests,
-            version=run.version,
         )
 
     def begin(self, state: State) -> None:
@@ -198,10 +179,9 @@ class Checkpoints:
             "digest": self.digest,
             "arrays": list(arrays),
         }
-        text = written_names(json.dumps(about), self._version)
-        arrays["about"] = np.frombuffer(text.encode(), dtype=np.uint8)
+        arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
         with open_atomically(self._file(state.round)) as file:
-            _write(file, arrays)
+            np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
         for old in self._files()[: -self.keep]:
             old.unlink()
 
@@ -237,18 +217,10 @@ class Checkpoints:
             _Damaged: it cannot be read.
             RunError: it belongs to another experiment, or to an earlier version.
         """
-        with _damage_told():
-            about, arrays = _content(file, self._version)
-        if about.get("changes") is not None:
-            raise RunError(
-                f"checkpoint {file.name} has only the rows that changed since an earlier one",
-                expected="a checkpoint with all rows, as this version writes it",
-                got="a checkpoint of an earlier version of fedrec",
-                fix="use the version that run.json names under fedrec, or start a new run with"
-                " `fedrec run`",
-            )
-        with _damage_told():
-            _refuse_other_shape(about, arrays)
+        try:
+            about, arrays = _content(file)
+        except _DAMAGE as error:
+            raise _Damaged(f"{type(error).__name__}: {error}") from None
         if about["digest"] not in self._known:
             raise RunError(
                 "the checkpoint belongs to another experiment",
@@ -275,58 +247,29 @@ class Checkpoints:
         )
 
 
-def _write(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    """Like `numpy.savez`, which copies a table in pieces of 16 MiB, but without copies."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in arrays.items():
-            flat = np.asarray(array, order="C")
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array_header_2_0(
-                    member, np.lib.format.header_data_from_array_1_0(flat)
-                )  # type: ignore[arg-type]
-                member.write(flat.reshape(-1).view(np.uint8).data)
-
-
 class _Damaged(Exception):
     """A checkpoint cannot be read."""
 
 
-@contextmanager
-def _damage_told() -> Iterator[None]:
-    """Errors of a file that cannot be read, or is not what it should be, as damage."""
-    try:
-        yield
-    except _DAMAGE as error:
-        raise _Damaged(f"{type(error).__name__}: {error}") from None
-
-
-def _content(file: Path, version: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What the file says of the state, and its arrays."""
-    with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files}
-    text = present_names(arrays.pop("about").tobytes().decode(), version)
-    about = parse_json(text, MOST_JSON)
-    if not isinstance(about, dict):
-        raise ValueError("no description of the state")
-    return about, arrays
-
-
-def _refuse_other_shape(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Refuse metadata that do not describe a state, and arrays that differ from its list.
+def _content(file: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What the file says of the state, and its arrays.
 
     Raises:
-        ValueError: they do not.
+        ValueError: it does not describe a state, or has other arrays than it lists.
     """
-    if not isinstance(about.get("digest"), str):
-        raise ValueError("no digest of the experiment")
-    if type(about.get("round")) is not int or about["round"] < 0:
-        raise ValueError("no number of a round")
-    for name in ("rounds", "timings"):
-        rows = about.get(name)
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise ValueError(f"no rows of {name}")
+    with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    about = parse_json(arrays.pop("about").tobytes(), MOST_JSON)
+    if about.get("changes") is not None:
+        raise ValueError("of an earlier version, with changed rows alone")
+    if not isinstance(about["digest"], str) or type(about["round"]) is not int:
+        raise ValueError("no digest of the experiment, or no number of a round")
+    rows = [*about["rounds"], *about["timings"]]
+    if about["round"] < 0 or not all(isinstance(row, dict) for row in rows):
+        raise ValueError("no rows of rounds and timings")
     if sorted(about.get("arrays", arrays)) != sorted(arrays):  # earlier versions wrote no list
         raise ValueError("an array is missing, or was added")
+    return about, arrays
 
 
 # Creates strategies, and saves their state between rounds.
@@ -388,7 +331,7 @@ def _flatten(name: str, value: Any) -> list[tuple[str, np.ndarray]]:
     ):
         return [(f"{name}/dict/{part}", array) for part, array in value.items()]
     if isinstance(value, list) and value and all(isinstance(part, np.ndarray) for part in value):
-        return [(f"{name}/list/{place}", array) for place, array in enumerate(value)]
+        return [(f"{name}/list/{index}", array) for index, array in enumerate(value)]
     if isinstance(value, np.ndarray):
         return [(f"{name}/array/", value)]
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -402,7 +345,7 @@ def _restored(kind: str, parts: dict[str, np.ndarray]) -> Any:
     if kind == "dict":
         return parts
     if kind == "list":
-        return [parts[str(place)] for place in range(len(parts))]
+        return [parts[str(index)] for index in range(len(parts))]
     value = parts[""]
     return value if kind == "array" else {"int": int, "float": float}[kind](value)
 
@@ -412,13 +355,13 @@ def own_memory(
 ) -> dict[str, np.ndarray]:
     """The state of the extension of this name in a checkpoint; for an empty name, that of the
     strategy."""
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for key, array in memory.items():
         name, mark, rest = key.partition(":")
         whose = name if mark and name in extensions else ""
         if whose == owner:
-            found[rest if whose else key] = array
-    return found
+            arrays[rest if whose else key] = array
+    return arrays
 
 
 def as_before(

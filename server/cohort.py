@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who takes part in a round: the roster, the selection, and the balance between nodes."""
+"""The cohort of a round: the roster, the selection, and the balance between nodes."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _STEP_COST = 0.1
 
 
 def balanced(work: np.ndarray, nodes: int) -> list[np.ndarray]:
-    """Places of the clients that each node trains, so that all nodes end at about the same time.
+    """Indices of the clients that each node trains, so that all nodes end at about the same time.
 
     Args:
         work: `[clients]`, each one's number of examples.
         nodes: number of nodes.
 
     Returns:
-        `int64 [n]` places in `work`, ascending, one array per node; a function of the arguments
+        `int64 [n]` indices in `work`, ascending, one array per node; a function of the arguments
         alone.
     """
     order = np.argsort(-work, kind="stable").tolist()
@@ -67,16 +67,16 @@ def _shared_out(
     returned with the time of the slowest node."""
     shares: list[list[int]] = [[] for _ in range(nodes)]
     costs = [0.0] * nodes
-    for rank, place in enumerate(order):
+    for rank, client in enumerate(order):
         ends = [
             cost
             + _CLIENT_COST
-            + work[place] * (1 + (_STEP_COST if len(share) % _BLOCK == 0 else 0.0))
+            + work[client] * (1 + (_STEP_COST if len(share) % _BLOCK == 0 else 0.0))
             for cost, share in zip(costs, shares, strict=True)
         ]
         node = 0 if rank < lead else ends.index(min(ends))
         costs[node] = ends[node]
-        shares[node].append(place)
+        shares[node].append(client)
     return max(costs), shares
 
 
@@ -118,9 +118,9 @@ class Roster:
     def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Group clients by the node that hosts them: (node id, `int64 [clients]`) in node
         order, no empty groups."""
-        places = self.places_of(clients)
-        for place, node in enumerate(self.nodes):
-            group = clients[places == place]
+        hosts = self.indices_of(clients)
+        for index, node in enumerate(self.nodes):
+            group = clients[hosts == index]
             if len(group):
                 yield node, group
 
@@ -142,30 +142,30 @@ class Roster:
     @cached_property
     def _work(self) -> np.ndarray | None:
         """Work of each client in `training`."""
-        said = [presence.work for presence in self.presences if presence.work is not None]
-        if len(said) < len(self.presences):
+        work = [presence.work for presence in self.presences if presence.work is not None]
+        if len(work) < len(self.presences):
             return None
         order = np.argsort(np.concatenate([presence.training for presence in self.presences]))
-        return np.concatenate(said)[order]
+        return np.concatenate(work)[order]
 
-    def places_of(self, clients: np.ndarray) -> np.ndarray:
+    def indices_of(self, clients: np.ndarray) -> np.ndarray:
         """Index in `nodes` of the node that hosts each client `int64 [n]`, -1 for none; ids may be
         any integers."""
-        ids, places = self._hosts
+        ids, hosts = self._hosts
         if not len(ids):
             return np.full(len(clients), -1)
-        found = np.minimum(np.searchsorted(ids, clients), len(ids) - 1)
-        return np.where(ids[found] == clients, places[found], -1)
+        ranks = np.minimum(np.searchsorted(ids, clients), len(ids) - 1)
+        return np.where(ids[ranks] == clients, hosts[ranks], -1)
 
     @cached_property
     def _hosts(self) -> tuple[np.ndarray, np.ndarray]:
-        """All ids, ascending, and the place of the node that hosts each; of several nodes the
+        """All ids, ascending, and the index of the node that hosts each; of several nodes the
         last."""
         hosted = [_hosted_by(presence) for presence in self.presences]
         ids = _joined(hosted)[::-1]
-        places = _joined(np.full(len(part), place) for place, part in enumerate(hosted))[::-1]
+        hosts = _joined(np.full(len(part), index) for index, part in enumerate(hosted))[::-1]
         distinct, first = np.unique(ids, return_index=True)
-        return distinct, places[first]
+        return distinct, hosts[first]
 
 
 def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:
@@ -174,8 +174,8 @@ def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _hosted_by(presence: Presence) -> np.ndarray:
-    said = (presence.training, presence.evaluated, presence.validated)
-    return distinct(np.concatenate([part for part in said if part is not None]))
+    reported = (presence.training, presence.evaluated, presence.validated)
+    return distinct(np.concatenate([clients for clients in reported if clients is not None]))
 
 
 def call_roster(grid: Grid, *, timeout: float) -> Roster:
@@ -191,19 +191,19 @@ def call_roster(grid: Grid, *, timeout: float) -> Roster:
     replies = answers(
         grid.send_and_receive(messages, timeout=timeout), sent=nodes, max_failures=0.0
     )
-    found = sorted(
+    hosts = sorted(
         ((unpack_presence(reply.content), reply.metadata.src_node_id) for reply in replies),
         key=lambda pair: pair[0].partition,
     )
-    partitions = [presence.partition for presence, _ in found]
-    if not found or len(set(partitions)) != len(partitions):
+    partitions = [presence.partition for presence, _ in hosts]
+    if not hosts or len(set(partitions)) != len(partitions):
         raise EngineError(
             "the nodes do not form a federation",
             expected="at least one node, each with its own partition-id",
             got=f"partition-ids {partitions}",
             fix="give every node its own partition-id in its node configuration",
         )
-    return Roster(tuple(node for _, node in found), tuple(presence for presence, _ in found))
+    return Roster(tuple(node for _, node in hosts), tuple(presence for presence, _ in hosts))
 
 
 # The cohort of each round: a sampler over the known clients, as strategies see it
@@ -217,6 +217,10 @@ class WhoAnswers(Protocol):
     def cohort(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
         """Those whose answers count, `int64 [clients]`, ascending; the same at each call until the
         round is complete."""
+        ...
+
+    def groups(self, clients: np.ndarray) -> Iterable[np.ndarray]:
+        """The clients of a round, `int64 [clients]`, in groups that get a message each."""
         ...
 
 
@@ -302,14 +306,17 @@ class SampledCohorts:
     def schedule(self) -> Scheduled | None:
         """What the sampler guarantees of the rounds of each client; None: nothing. If devices
         decide who takes part, a client whose turn it is may be known to."""
-        own = self.sampler.schedule
-        if own is None or not self.experiment.lateness.known_cohorts:
-            return own
-        return replace(own, rate=1.0, joining=True)
+        schedule = self.sampler.schedule
+        if schedule is None or not self.experiment.lateness.known_cohorts:
+            return schedule
+        return replace(schedule, rate=1.0, joining=True)
 
     def by_node(self, clients: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
-        """A cohort `int64 [n]` grouped by the node that trains it, in node order."""
-        return self.roster.for_training(clients)
+        """A cohort `int64 [n]` grouped by the node that trains it, in node order; a node has
+        several groups if its clients start from several parameters."""
+        groups = [clients] if self._who_answers is None else self._who_answers.groups(clients)
+        for group in groups:
+            yield from self.roster.for_training(group)
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> SampledCohorts:
         """Cohorts of some clients `int64 [n]` only, drawn by the same sampler or by another."""
@@ -365,7 +372,7 @@ class SampledCohorts:
             sampler = self.sampler if present is None else self._sampler_of(present)
             with component_errors(SAMPLER.name, sampler, doing):
                 cohort = sampler.sample(round_number)
-                _refuse_no_cohort(sampler, cohort, self.clients, doing)
+                _check_cohort(sampler, cohort, self.clients, doing)
                 return cohort
         if schedule is not None:
             return secure_poisson(self.sampler.eligible(round_number), schedule.rate)
@@ -377,17 +384,15 @@ class SampledCohorts:
         return secure_fixed_size(self.clients, int(cohort))
 
 
-def _refuse_no_cohort(sampler: Sampler, cohort: object, clients: np.ndarray, doing: str) -> None:
-    """Refuse a cohort that is not an ascending subset of the clients."""
+def _check_cohort(sampler: Sampler, cohort: object, clients: np.ndarray, doing: str) -> None:
+    """Check that a cohort is an ascending subset of the clients."""
+    if not isinstance(cohort, np.ndarray):
+        got = type(cohort).__name__
+    elif cohort.ndim != 1 or cohort.dtype != np.int64:
+        got = f"{cohort.dtype} {list(cohort.shape)}"
+    elif (np.diff(cohort) <= 0).any() or not np.isin(cohort, clients).all():
+        got = f"{cohort[:10].tolist()}..."
+    else:
+        return
     expected = "int64 ids of some of the clients, ascending and distinct"
-    if not isinstance(cohort, np.ndarray) or cohort.ndim != 1 or cohort.dtype != np.int64:
-        shown = (
-            f"{cohort.dtype} {list(cohort.shape)}"
-            if isinstance(cohort, np.ndarray)
-            else type(cohort).__name__
-        )
-        refuse_wrong(SAMPLER.name, sampler, doing, expected=expected, got=shown)
-    elif len(cohort) and ((np.diff(cohort) <= 0).any() or not np.isin(cohort, clients).all()):
-        refuse_wrong(
-            SAMPLER.name, sampler, doing, expected=expected, got=f"{cohort[:10].tolist()}..."
-        )
+    refuse_wrong(SAMPLER.name, sampler, doing, expected=expected, got=got)

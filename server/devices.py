@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated time: what clients' devices have to do with the rounds of a run."""
+"""Availability and lateness of simulated devices, applied after sampling."""
 
 from __future__ import annotations
 
@@ -7,52 +7,26 @@ import json
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Strategy
 
+from fedrec.components.registry import STEP
 from fedrec.data.population import POPULATIONS
 from fedrec.devices import Devices, DevicesConfig
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import ClosingConfig
+from fedrec.privacy.personal import PersonalNoise
 from fedrec.runtime.files import parse_json
 from server.checkpoint import RunExtension
 from server.cohort import SampledCohorts
+from strategies.base import CohortStrategy, GeneratingStrategy, parts_of
 
-# The simulated time of devices, which decides beside the sampler who takes part in rounds.
-
-
-class LateDevices(RunExtension):
-    """Chooses the clients of each round among those that the sampler draws, and counts."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._columns: dict[str, Any] = {}
-
-    @abstractmethod
-    def cohort(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
-        """The clients whose answers a round takes, `int64 [clients]`, ascending; the same at
-        each call until the round is complete."""
-
-    def columns(self) -> dict[str, Any]:
-        """Numbers of clients whose answers came late, and the like."""
-        return self._columns
-
-    def memory(self) -> dict[str, np.ndarray]:
-        """The totals."""
-        return {"counts": np.frombuffer(json.dumps(self._counts).encode(), dtype=np.uint8)}
-
-    def restore(self, memory: dict[str, np.ndarray]) -> None:
-        """Restore what `memory` returned."""
-        self._counts = Counter(parse_json(memory["counts"].tobytes()))
-
-
-# The simulated time of a run, and what its clients' devices have to do with it.
-#
 # A device's speed is known (`fedrec.devices`), so what would happen in a round is known before it:
 # only the clients whose answers count are trained. Evaluations take no simulated time.
 #
@@ -65,8 +39,9 @@ SECONDS = "simulated-seconds"
 """Column of rounds.csv: simulated seconds from the beginning of the run to the end of the round."""
 
 
-class Timeline(LateDevices):
-    """The simulated time of a run.
+class Timeline(RunExtension):
+    """The simulated time of a run: chooses the clients of each round among those that the sampler
+    draws, and counts.
 
     Args:
         experiment: the experiment.
@@ -76,20 +51,26 @@ class Timeline(LateDevices):
     name = "devices"
 
     def __init__(self, experiment: Experiment, config: DevicesConfig) -> None:
-        super().__init__()
         self.experiment = experiment
         self.devices = Devices(config, experiment.seed)
         self.clock = 0.0
+        self._counts: Counter[str] = Counter()
+        self._columns: dict[str, Any] = {}
         self._bytes = 0
         self._planned = 0  # the round that is planned
         self._taken = np.empty(0, dtype=np.int64)
 
     def cohort(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
-        """The clients whose answers a round takes, `int64 [clients]`, ascending."""
+        """The clients whose answers a round takes, `int64 [clients]`, ascending; the same at
+        each call until the round is complete."""
         if self._planned != round_number:
             self._taken = self._plan(round_number, cohorts)
             self._planned = round_number
         return self._taken
+
+    def groups(self, clients: np.ndarray) -> Iterable[np.ndarray]:
+        """The clients of a round, `int64 [clients]`, in groups that get a message each."""
+        return [clients]
 
     def announce(self, theta: Mapping[str, np.ndarray]) -> list[str]:
         """Nothing; notes the size of the parameters, which counts whole in every round."""
@@ -101,13 +82,18 @@ class Timeline(LateDevices):
         if self._planned == round_number:
             self._columns = self._complete(round_number, arrays)
 
+    def columns(self) -> dict[str, Any]:
+        """Numbers of clients whose answers came late, and the like."""
+        return self._columns
+
     def memory(self) -> dict[str, np.ndarray]:
         """The time and the totals."""
-        return {"clock": np.asarray(self.clock), **super().memory()}
+        counts = np.frombuffer(json.dumps(self._counts).encode(), dtype=np.uint8)
+        return {"clock": np.asarray(self.clock), "counts": counts}
 
     def restore(self, memory: dict[str, np.ndarray]) -> None:
         """Restore what `memory` returned."""
-        super().restore(memory)
+        self._counts = Counter(parse_json(memory["counts"].tobytes()))
         self.clock = float(memory["clock"])
 
     def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
@@ -140,7 +126,7 @@ class Timeline(LateDevices):
         fixed = self.devices.config.examples
         if fixed is not None:
             return fixed
-        rows = POPULATIONS.population(self.experiment).learned_counts(clients)
+        rows = POPULATIONS.population(self.experiment).counts(clients)
         return rows * float(self.experiment.step.options.get("epochs", 1))
 
     def _present(self, clients: np.ndarray, at: float) -> np.ndarray:
@@ -164,9 +150,9 @@ class Timeline(LateDevices):
             if not np.isfinite(at):
                 break
         raise ExperimentError(
-            "so many clients are never available at one time",
-            expected=f"{number} clients",
-            got=f"fewer of the {len(clients)} clients",
+            f"a cohort of {number} is impossible",
+            expected=f"{number} clients that are available at the same time",
+            got=f"fewer of the {len(clients)} clients at any time",
             fix="set a smaller sampler.cohort, or more hours in devices.nightly",
         )
 
@@ -182,7 +168,7 @@ class Closed:
     """A round's answers.
 
     Attributes:
-        taken: `int64 [n]`, places of the clients whose answers are taken, the first answer first.
+        taken: `int64 [n]`, indices of the clients whose answers are taken, the first answer first.
         at: when the round closes, in simulated seconds.
     """
 
@@ -246,82 +232,58 @@ class SynchronousTimeline(Timeline):
         return f"{late} of {asked} answers ({share:.1%}) were late or did not come, and not taken."
 
 
-# Who starts next where a client that has answered is replaced at once: those that the sampler
-# draws, one cohort after the other.
+# Which experiments and strategies simulated time fits.
 
 
-class Starters:
-    """The order in which clients start."""
-
-    def __init__(self) -> None:
-        self._draws = 0  # of the sampler
-        self._next: list[int] = []  # drawn clients that have not started, the last one first
-
-    def start(
-        self,
-        number: int,
-        cohorts: SampledCohorts,
-        busy: set[int],
-        present: Callable[[np.ndarray], np.ndarray],
-    ) -> np.ndarray:
-        """Clients that start now, `int64 [clients]`, in the order in which they are drawn; fewer
-        than `number` if no others may.
-
-        Args:
-            number: how many may start.
-            cohorts: draws them.
-            busy: those who may not.
-            present: those of some clients `int64 [n]` that are available.
-        """
-        started: list[int] = []
-        taken = set(busy)
-        while len(started) < number:
-            client = self._drawn(cohorts, taken, present)
-            if client is None:
-                break
-            started.append(client)
-            taken.add(client)
-        return np.array(started, dtype=np.int64)
-
-    def _drawn(
-        self,
-        cohorts: SampledCohorts,
-        busy: set[int],
-        present: Callable[[np.ndarray], np.ndarray],
-    ) -> int | None:
-        """The next client; None: nobody else may start."""
-        while True:
-            while self._next:
-                client = self._next.pop()
-                if client not in busy and len(present(np.array([client]))):
-                    return client
-            if np.isin(present(cohorts.clients), list(busy)).all():
-                return None
-            self._draws += 1
-            self._next = cohorts.drawn(self._draws).tolist()[::-1]
-
-    def memory(self) -> dict[str, np.ndarray]:
-        """State between rounds."""
-        return {"draws": np.asarray(self._draws), "next": np.array(self._next, dtype=np.int64)}
-
-    def restore(self, memory: dict[str, np.ndarray]) -> None:
-        """Restore what `memory` returned."""
-        self._draws = int(memory["draws"])
-        self._next = memory["next"].tolist()
+def time_needed(table: str) -> ExperimentError:
+    """The error for a table that needs simulated time, which there is none."""
+    return ExperimentError(
+        f"[{table}] needs the time at which devices answer",
+        expected="[devices] in a simulation" + (", or real nodes" if table == "closing" else ""),
+        got="a simulation without simulated time",
+        fix="add [devices], such as --set 'devices={}'",
+    )
 
 
-def refuse_small(clients: int, buffer: int, concurrency: int) -> None:
-    """Refuse more clients at a time than there are, beside those in the buffer.
+def check_named_clients(strategy: Strategy, table: str) -> list[Strategy]:
+    """Check that a strategy sends the global parameters to clients by name.
+
+    Args:
+        strategy: that of the experiment.
+        table: the table that needs it.
+
+    Returns:
+        The strategies of its phases.
 
     Raises:
-        ExperimentError: `concurrency` is larger.
+        ExperimentError: it does not.
     """
-    most = clients - buffer + 1
-    if concurrency > max(most, buffer):
+    parts = parts_of(strategy)
+    if not all(isinstance(p, CohortStrategy) for p in parts) or any(
+        isinstance(part, GeneratingStrategy) for part in parts
+    ):
         raise ExperimentError(
-            "wrong value for 'asynchronous.concurrency'",
-            expected=f"at most {most}: the {clients} clients without those whose answers are in"
-            " the buffer",
-            got=str(concurrency),
-            fix="set a smaller number, or a smaller sampler.cohort",
+            f"strategy {type(strategy).__name__!r} does not work with [{table}]",
+            expected="a strategy of fedrec's that sends the global parameters to its clients",
+            got="one of Flower's, or one that makes parameters for each client",
+            fix=f"set strategy.name = 'reptile', or leave out [{table}]",
+        )
+    return parts
+
+
+def check_personal_noise(experiment: Experiment) -> None:
+    """Check that users' own budgets, which count those who are asked, are not combined with late
+    devices, where more are asked than answer.
+
+    Raises:
+        ExperimentError: they are.
+    """
+    known_cohorts = experiment.lateness.known_cohorts
+    if known_cohorts and isinstance(experiment.settings(STEP), PersonalNoise):
+        raise ExperimentError(
+            "users' own budgets count the rounds in which they are asked, and late devices upload"
+            " in others",
+            expected="no [closing], [asynchronous] or availability beside users' own noise",
+            got=f"step {experiment.step.name!r}",
+            fix="leave these tables out, or choose a step without users' own noise",
         )

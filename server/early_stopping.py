@@ -63,7 +63,7 @@ class EarlyStopping(RunExtension):
         validated = evaluator.roster.validated
         training = evaluator.roster.training
         self._of_training = int(np.isin(validated, training).sum())
-        _refuse_what_does_not_fit(experiment, config, evaluator, self._of_training)
+        _check_settings(experiment, config, evaluator, self._of_training)
         self.clients = sample_clients(validated, config.users, experiment.seed)
         self._uncounted = rounds_before_last_phase(experiment)
         self._sign = -1.0 if evaluator.metrics.columns[self.metric][0].lower_is_better else 1.0
@@ -79,15 +79,15 @@ class EarlyStopping(RunExtension):
         if round_number % self.config.every:
             return
         evaluator = self.evaluator
-        found = evaluator.evaluate(arrays, round_number, self.clients, held_out="validation")
-        value = found.means(evaluator.metrics)[self.metric]
+        evaluated = evaluator.evaluate(arrays, round_number, self.clients, held_out="validation")
+        value = evaluated.means(evaluator.metrics)[self.metric]
         self._last = {f"validation-{self.metric}": value}
         if self._improves(value):
             self._best = value
             self._round = round_number
             self._waited = 0
-            found = zero_copy_arrays(arrays).items()
-            self._parameters = {name: np.array(array) for name, array in found}
+            shared = zero_copy_arrays(arrays).items()
+            self._parameters = {name: np.array(array) for name, array in shared}
         elif round_number > self._uncounted:
             self._waited += 1
 
@@ -120,8 +120,8 @@ class EarlyStopping(RunExtension):
 
     def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
         """Best round, its value, and what stopping early means for privacy."""
-        said = self._words(rounds)
-        return said, {
+        lines = self._words(rounds)
+        return lines, {
             "metric": self.metric,
             "best": self._best if math.isfinite(self._best) else None,
             "best-round": self._round or None,
@@ -130,7 +130,7 @@ class EarlyStopping(RunExtension):
             "stopped": self._waited >= self.config.patience,
             "evaluations-since": self._waited,
             "validation-users": len(self.clients),
-            "in words": said,
+            "in words": lines,
         }
 
     def _improves(self, value: float) -> bool:
@@ -144,13 +144,10 @@ class EarlyStopping(RunExtension):
         planned = self.experiment.rounds
         if privacy is None:
             return []
-        said = []
-        if rounds < planned:
-            said.append(
-                f"Early stopping: {rounds} of {planned} rounds were run, and these alone are"
-                f" charged. Noise was set for {planned} rounds, so what was promised for all of"
-                " them holds."
-            )
+        stopped = (
+            f"Early stopping: {rounds} of {planned} rounds were run, and these alone are charged."
+            f" Noise was set for {planned} rounds, so what was promised for all of them holds."
+        )
         whom = (
             f"{self._of_training} of them are training users too, so that the epsilon does not"
             " cover what these choices tell about them"
@@ -158,7 +155,7 @@ class EarlyStopping(RunExtension):
             else "no epsilon here is about them"
         )
         return [
-            *said,
+            *([stopped] if rounds < planned else []),
             "The kept round is one of the charged releases, and picking it costs training users"
             f" nothing. When training ended and which round was kept was decided by"
             f" {len(self.clients):,} validation users, without noise: that is not charged, and"
@@ -189,7 +186,7 @@ def _watched_metric(evaluator: Evaluator, config: EarlyStoppingConfig) -> str:
     metric = config.metric or main_metric(known) or ""
     if metric not in known:
         raise ExperimentError(
-            f"validation users have no metric {metric!r} that could be watched",
+            f"unknown early-stopping metric {metric!r}",
             expected="one of " + ", ".join(known),
             got=f"early-stopping.metric = {metric!r}",
             fix=did_you_mean(metric, known),
@@ -197,7 +194,7 @@ def _watched_metric(evaluator: Evaluator, config: EarlyStoppingConfig) -> str:
     return metric
 
 
-def _refuse_what_does_not_fit(
+def _check_settings(
     experiment: Experiment, config: EarlyStoppingConfig, evaluator: Evaluator, of_training: int
 ) -> None:
     asked = any("validation" in key and value for key, value in experiment.split.options.items())

@@ -15,6 +15,7 @@ from fedrec.components.registry import STEP, resolve
 from fedrec.data.population import sample_clients
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.evaluation.tables import Evaluated, Metrics
+from fedrec.experiment.phases import step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
 from fedrec.protocol.messages import pack_evaluate, unpack_sums, unpack_table
@@ -62,8 +63,8 @@ class Evaluator:
         self.untrusted = untrusted
         self.dropped = dropped or DroppedReplies()
 
-    def refuse_misfits(self) -> None:
-        """Refuse settings with which the final evaluation would fail.
+    def check_settings(self) -> None:
+        """Check that the final evaluation can succeed.
 
         Raises:
             ExperimentError: nobody has held-out rows, or the server generates parameters, which
@@ -87,7 +88,7 @@ class Evaluator:
                 fix="hold out a larger share (see [split]), or lower positive-above",
             )
         if self.generating is not None:
-            _refuse_unknown(self.sampled_clients(evaluation.final_users), self.roster.training)
+            _check_known(self.sampled_clients(evaluation.final_users), self.roster.training)
 
     def sampled_clients(self, count: int | None) -> np.ndarray:
         """A fixed sample of the clients with held-out rows, `int64 [clients]`, ascending; None:
@@ -121,29 +122,25 @@ class Evaluator:
                 evaluated.
         """
         step = self._step(fine_tune)
-        own = self.generating is not None
-        size = (
-            FINE_TUNED_WAVE
-            if own or (fine_tune and has_fine_tuning(self.experiment))
-            else SHARED_WAVE
-        )
-        table = {"name": step.name, **step.options}
-        order = EvaluateOrder(round_number, None, table, own, held_out, sums and not self.untrusted)
-        waves = self._waves(clients, size)
-        found = Evaluated.joined(self._asked(arrays, order, waves, progress, len(clients)))
-        if not len(found) and self.untrusted and len(clients):
+        each = self.generating is not None
+        tuned = fine_tune and has_fine_tuning(self.experiment)
+        sums = sums and not self.untrusted
+        order = EvaluateOrder(round_number, None, step_table(step), each, held_out, sums)
+        waves = self._waves(clients, FINE_TUNED_WAVE if each or tuned else SHARED_WAVE)
+        evaluated = Evaluated.joined(self._asked(arrays, order, waves, progress, len(clients)))
+        if not len(evaluated) and self.untrusted and len(clients):
             log.warning(
                 "no metrics after round %d: no owner allows more evaluations, or no node answered",
                 round_number,
             )
-        elif not len(found):
+        elif not len(evaluated):
             raise ClientError(
                 "nothing was evaluated",
                 expected="clients with held-out rows",
                 got="none",
                 fix="hold out a larger share (see [split]), or lower positive-above",
             )
-        return found
+        return evaluated
 
     def _waves(self, clients: np.ndarray, size: int) -> Iterator[dict[int, np.ndarray]]:
         """Clients of each node, at most `size` of one node at a time."""
@@ -192,26 +189,24 @@ class Evaluator:
         )
         if not self.untrusted:
             # in a fixed order, because sums depend on it
-            contents = [one.content for one in sorted(good, key=lambda m: m.metadata.src_node_id)]
-            return [Evaluated(*unpack_table(one), unpack_sums(one)) for one in contents]
-        parts = list(self._that_count(good, groups))
-        if not parts:
+            contents = [m.content for m in sorted(good, key=lambda m: m.metadata.src_node_id)]
+            return [Evaluated(*unpack_table(table), unpack_sums(table)) for table in contents]
+        tables = list(self._valid(good, groups))
+        if not tables:
             return []
-        found = of_usual_size(Evaluated.joined(parts).table, self.metrics.ranges)
-        return [Evaluated.of_table(found)]
+        table = of_usual_size(Evaluated.joined(tables).table, self.metrics.ranges)
+        return [Evaluated.of_table(table)]
 
-    def _that_count(
-        self, replies: list[Message], groups: dict[int, np.ndarray]
-    ) -> Iterator[Evaluated]:
+    def _valid(self, replies: list[Message], groups: dict[int, np.ndarray]) -> Iterator[Evaluated]:
         ranges = self.metrics.ranges
         asked = dict(groups)
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
-                found = Evaluated(*unpack_table(reply.content))
-                evaluated(found.table, asked.pop(node), ranges)  # a second reply is ignored
-                if len(found):  # empty if the owners of all clients allow no more evaluations
-                    yield found
+                answer = Evaluated(*unpack_table(reply.content))
+                evaluated(answer.table, asked.pop(node), ranges)  # a second reply is ignored
+                if len(answer):  # empty if the owners of all clients allow no more evaluations
+                    yield answer
             except Exception as error:  # untrusted input may be anything
                 log.warning("node %d: its metrics are left out: %s", node, error)
                 self.dropped.dropped(node, f"its metrics: {error}")
@@ -249,7 +244,7 @@ def has_fine_tuning(experiment: Experiment) -> bool:
     return experiment.fine_tune_step().options["epochs"] > 0
 
 
-def _refuse_unknown(clients: np.ndarray, training: np.ndarray) -> None:
+def _check_known(clients: np.ndarray, training: np.ndarray) -> None:
     unknown = np.setdiff1d(clients, training)
     if len(unknown):
         raise ExperimentError(

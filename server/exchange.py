@@ -22,8 +22,7 @@ from fedrec.protocol.orders import ItemQuery, Purpose
 from fedrec.runtime.files import MOST_JSON, parse_json
 from server.checkpoint import RunExtension
 
-# A record of the replies that a run did without, or that it scaled down: how many in each round, of
-# which nodes, and why.
+# Log of replies that were dropped or norm-clipped: how many in each round, of which nodes, and why.
 #
 # In `rounds.csv`: `dropped-replies`, `bounded-replies` (numbers of replies) and
 # `dropped-or-bounded` (the nodes with the reasons; empty in rounds without any). A run on real
@@ -43,7 +42,7 @@ def with_names(text: str, names: Mapping[str, str]) -> str:
         text: any text.
         names: of the nodes, by Flower's id; others stay as they are.
     """
-    return _IDS.sub(lambda found: names.get(found[1], found[0]), text) if names else text
+    return _IDS.sub(lambda match: names.get(match[1], match[0]), text) if names else text
 
 
 def name_nodes(record: logging.LogRecord, names: Mapping[str, str]) -> bool:
@@ -93,17 +92,17 @@ class DroppedReplies(RunExtension):
 
     def columns(self) -> dict[str, Any]:
         """Numbers of replies in the round that ends, and the nodes."""
-        found = self._round
+        records = self._round
         self._round = []
-        if not (found or self._always):
+        if not (records or self._always):
             return {}
         self._always = True
-        self._counts["rounds"] += bool(found)
-        counts = Counter(what for what, _ in found)
+        self._counts["rounds"] += bool(records)
+        counts = Counter(what for what, _ in records)
         return {
             "dropped-replies": counts["dropped"],
             "bounded-replies": counts["bounded"],
-            "dropped-or-bounded": "; ".join(text for _, text in found),
+            "dropped-or-bounded": "; ".join(text for _, text in records),
         }
 
     def memory(self) -> dict[str, np.ndarray]:
@@ -158,14 +157,14 @@ _REFUSAL = f"{RefusalError.__module__}.{RefusalError.__qualname__}"
 
 def reason_of(error: Error) -> str:
     """The text of a node's error, without the class that Flower puts before it."""
-    found = _RAISED.fullmatch(str(error.reason))
-    return (found[2] if found else str(error.reason)).strip()
+    match = _RAISED.fullmatch(str(error.reason))
+    return (match[2] if match else str(error.reason)).strip()
 
 
 def is_refusal(error: Error) -> bool:
     """Whether a node refused an order, and did not fail."""
-    found = _RAISED.fullmatch(str(error.reason))
-    return found is not None and found[1] == _REFUSAL
+    match = _RAISED.fullmatch(str(error.reason))
+    return match is not None and match[1] == _REFUSAL
 
 
 def answers(
@@ -243,8 +242,8 @@ def request_items(
     ]
     replies = grid.send_and_receive(messages, timeout=engine.timeout) if messages else []
     good = answers(replies, sent=list(groups), max_failures=engine.max_failures)
-    found = {reply.metadata.src_node_id: unpack_item_requests(reply.content) for reply in good}
-    return {node: found[node] for node in groups if node in found}
+    requests = {reply.metadata.src_node_id: unpack_item_requests(reply.content) for reply in good}
+    return {node: requests[node] for node in groups if node in requests}
 
 
 # A Flower grid around another one, for grids that do some of its calls differently.

@@ -13,9 +13,14 @@ from flwr.serverapp.strategy import Strategy
 
 from fedrec.experiment.schema import Experiment
 from fedrec.protocol.messages import INITIAL, unpack_parameters
-from server.buffer import timeline_of
 from server.cohort import Roster, call_roster
-from server.devices import LateDevices
+from server.devices import (
+    SynchronousTimeline,
+    Timeline,
+    check_named_clients,
+    check_personal_noise,
+    time_needed,
+)
 from server.exchange import DroppedReplies, answers
 from server.privacy.secure_sums import secure_sums
 
@@ -74,17 +79,24 @@ class Federation:
         """Look for new nodes; whether `roster` has changed."""
         return False
 
-    def late_devices(self, strategy: Strategy) -> LateDevices | None:
-        """What decides, beside the sampler, who takes part in rounds; None: nothing.
+    def timeline(self, strategy: Strategy) -> Timeline | None:
+        """The simulated time, which decides who takes part in rounds; None: none is simulated.
 
         Args:
             strategy: makes the orders.
 
         Raises:
-            ExperimentError: the tables of late devices do not fit the nodes, the strategy or each
-                other.
+            ExperimentError: rounds close early and no time is simulated, or the strategy or step
+                does not fit.
         """
-        return timeline_of(self.experiment, strategy)
+        experiment = self.experiment
+        check_personal_noise(experiment)
+        if experiment.devices is not None:
+            check_named_clients(strategy, "devices")
+            return SynchronousTimeline(experiment, experiment.devices)
+        if experiment.closing is not None:
+            raise time_needed("closing")
+        return None
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
         """Initial parameters from one node, because the server need not have the catalogue; every
@@ -126,8 +138,8 @@ class Federation:
             replies, sent=nodes, max_failures=most, dropped=self.dropped, may_be_late=late
         )
         good = self._valid(sent, good, theta)
-        place = {node: place for place, node in enumerate(self.roster.nodes)}
-        return sorted(good, key=lambda one: place.get(one.metadata.src_node_id, len(place)))
+        rank = {node: index for index, node in enumerate(self.roster.nodes)}
+        return sorted(good, key=lambda reply: rank.get(reply.metadata.src_node_id, len(rank)))
 
     def _exchange(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Iterable[Message]]:
         """Send training messages; the messages of which the round has or misses a reply, and the

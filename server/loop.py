@@ -37,25 +37,33 @@ from fedrec.rng import seed_sequence
 from fedrec.runs.folder import TIED_SHARE, RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.process import raise_if_interrupted
-from server.callbacks.base import Callback, CallbackList
-from server.central import baseline_privacy
+from server.callbacks.base import Callback, CallbackList, RunEvent
+from server.central import baseline_privacy, check_federated
 from server.checkpoint import (
     Checkpoints,
     RunExtension,
     State,
     as_before,
     lasting_state,
+    make_strategy,
     own_memory,
     restore_strategy,
 )
-from server.early_stopping import NAME, ending
+from server.cohort import SampledCohorts
+from server.deployed.federation import federation_of
+from server.early_stopping import NAME, early_stopping_of, ending
 from server.evaluation import Evaluator, has_fine_tuning
-from server.setup import Setup
+from server.privacy.guard import guard_of
+from server.privacy.personal_budgets import accounts_of
 from server.training_paths import announce_paths, warn_without_user_features
 from strategies.base import (
     CohortStrategy,
-    refuse_non_finite,
-    refuse_other_parameters,
+    GeneratingStrategy,
+    check_additive,
+    check_enough_nodes,
+    check_finite,
+    check_same_parameters,
+    parts_of,
     strategy_errors,
 )
 
@@ -70,7 +78,7 @@ def conclude(
     *,
     evaluator: Evaluator,
     extensions: Sequence[RunExtension],
-    callbacks: Callback,
+    callbacks: CallbackList,
     baselines: dict[str, dict[str, float]],
 ) -> Result:
     """Evaluate the parameters that a run ends with on all final users and write the result.
@@ -87,17 +95,17 @@ def conclude(
         ClientError: nodes failed.
         RunError: the run folder cannot be written.
     """
-    kept, parameters = ending(state)
+    best_round, parameters = ending(state)
     arrays = to_record(parameters)
     started = time.perf_counter()
-    before = _evaluated(run, arrays, kept, evaluator, callbacks, fine_tune=False)
+    before = _evaluated(run, arrays, best_round, evaluator, callbacks, fine_tune=False)
     shared = time.perf_counter() - started
     tuned = has_fine_tuning(run.experiment)
     after = before
     if tuned:
-        after = _evaluated(run, arrays, kept, evaluator, callbacks, fine_tune=True)
+        after = _evaluated(run, arrays, best_round, evaluator, callbacks, fine_tune=True)
     reports = _reports(run, state, extensions)
-    tables = {name: found for name, (_, found) in reports.items() if found}
+    tables = {name: table for name, (_, table) in reports.items() if table}
     result = Result(
         experiment=run.experiment,
         folder=run.path,
@@ -108,7 +116,7 @@ def conclude(
         users=after.users,
         groups=after.groups(),
         parameters=parameters,
-        privacy=tuple(line for said, _ in reports.values() for line in said),
+        privacy=tuple(line for lines, _ in reports.values() for line in lines),
         baseline_users=run.baseline_users(),
         baseline_groups=run.baseline_groups(),
         early_stopping=tables.get(NAME, {}),
@@ -145,23 +153,22 @@ def _cost(state: State) -> dict[str, float]:
 
 def _reports(run: RunFolder, state: State, extensions: Sequence[RunExtension]) -> dict[str, Report]:
     """The privacy reports of a run by name: in words, and as JSON values."""
-    perturbation = perturbation_of(run.experiment)
-    perturbed = [] if perturbation is None else perturbation.words()
+    experiment = run.experiment
+    perturbation = perturbation_of(experiment)
+    statements = {
+        "leak": leak_words(experiment),
+        "perturb": [] if perturbation is None else perturbation.words(),
+        "adversary": _adversary(experiment),
+        "strategy": _remarks(experiment, state),
+    }
     return {
-        "leak": _in_words(leak_words(run.experiment)),
-        "perturb": _in_words(perturbed),
-        "adversary": _in_words(_of_adversary(run.experiment)),
-        "strategy": _in_words(_said(run.experiment, state)),
-        **{one.name: one.report(state.round) for one in reversed(extensions)},
+        **{name: _in_words(lines) for name, lines in statements.items()},
+        **{extension.name: extension.report(state.round) for extension in reversed(extensions)},
         "baselines-privacy": _in_words(list(baseline_privacy(run))),
     }
 
 
-def _in_words(lines: list[str]) -> Report:
-    return lines, {"in words": lines} if lines else {}
-
-
-def _of_adversary(experiment: Experiment) -> list[str]:
+def _adversary(experiment: Experiment) -> list[str]:
     """The malicious clients of a simulation, in words."""
     if experiment.adversary is None:
         return []
@@ -171,14 +178,16 @@ def _of_adversary(experiment: Experiment) -> list[str]:
     return [] if known is None else [adversary_words(attack, known, population.interactions)]
 
 
-def _said(experiment: Experiment, state: State) -> list[str]:
-    """The remarks of the strategy."""
+def _in_words(lines: list[str]) -> Report:
+    return lines, {"in words": lines} if lines else {}
+
+
+def _remarks(experiment: Experiment, state: State) -> list[str]:
     strategy = resolve(STRATEGY, experiment.strategy.name)
     if not issubclass(strategy, CohortStrategy):
         return []
-    config = experiment.settings(STRATEGY)
-    step = experiment.settings(STEP)
-    return strategy.remarks(config, step, state.parameters, state.round)
+    settings = experiment.settings(STRATEGY), experiment.settings(STEP)
+    return strategy.remarks(*settings, state.parameters, state.round)
 
 
 def _evaluated(
@@ -186,14 +195,16 @@ def _evaluated(
     arrays: ArrayRecord,
     number: int,
     evaluator: Evaluator,
-    callbacks: Callback,
+    callbacks: CallbackList,
     *,
     fine_tune: bool,
 ) -> Evaluated:
-    callbacks.on_message("evaluating " + ("with fine-tuning" if fine_tune else "the shared model"))
+    callbacks.on_event(
+        RunEvent("evaluating " + ("with fine-tuning" if fine_tune else "the shared model"))
+    )
     clients = evaluator.sampled_clients(run.experiment.evaluation.final_users)
     return evaluator.evaluate(
-        arrays, number, clients, fine_tune=fine_tune, sums=True, progress=callbacks.on_evaluation
+        arrays, number, clients, fine_tune=fine_tune, sums=True, progress=callbacks.evaluated
     )
 
 
@@ -217,15 +228,33 @@ class Loop:
         self.run = run
         self.experiment = run.experiment
         self.callbacks = CallbackList.of(callbacks)
-        setup = Setup.of(run, grid)
-        self.federation = setup.federation
-        self.cohorts = setup.cohorts
-        self.strategy = setup.strategy
-        self.extensions = setup.extensions
-        if self.callbacks.watches and isinstance(self.strategy, CohortStrategy):
-            for part in self.strategy.by_phase.values():
-                part.watch = self.callbacks.on_release
-        self.evaluator = setup.evaluator
+        check_federated(run.experiment)
+        self.federation = federation_of(run, grid)
+        roster = self.federation.roster
+        self.cohorts = SampledCohorts(run.experiment, self.federation.members, grid=grid)
+        self.strategy = make_strategy(run.experiment, self.cohorts)
+        if self.federation.secure is not None:
+            check_additive(self.strategy)
+        guard = guard_of(run, self.strategy)
+        budgets = accounts_of(run, self.strategy, self.cohorts)
+        self.ledgers = [ledger for ledger in (guard, budgets) if ledger is not None]
+        check_enough_nodes(self.strategy, len(roster.nodes))
+        timeline = self.federation.timeline(self.strategy)
+        if timeline is not None:
+            self.cohorts.follow(timeline)
+        self.evaluator = Evaluator(
+            run.experiment,
+            roster,
+            grid,
+            self.strategy if isinstance(self.strategy, GeneratingStrategy) else None,
+            untrusted=self.federation.untrusted,
+            dropped=self.federation.dropped,
+        )
+        self.evaluator.check_settings()
+        stopping = early_stopping_of(run.experiment, self.evaluator)
+        extensions = (stopping, *self.ledgers, self.federation.dropped, timeline)
+        self.extensions: list[RunExtension] = [e for e in extensions if e is not None]
+        self.callbacks.observe(self.strategy)
         self.checkpoints = Checkpoints.of(run)
         self._written = -math.inf
 
@@ -241,9 +270,9 @@ class Loop:
             RunError: the run folder cannot be written.
         """
         state = self._start()
-        if isinstance(self.strategy, CohortStrategy):
-            for part in self.strategy.by_phase.values():
-                part.refuse_misfits(state.parameters)
+        for part in parts_of(self.strategy):
+            if isinstance(part, CohortStrategy):
+                part.check_parameters(state.parameters)
         fitted = baselines()
         if state.round == 0:
             warn_without_user_features(self.experiment, state.parameters)
@@ -251,11 +280,12 @@ class Loop:
         steps = [section.name for section in self.experiment.steps().values()]
         announce_paths(self.federation.roster, steps, self._tell)
         self.callbacks.on_start(self.run, state.round + 1, self.experiment.rounds)
-        for line in (one for own in self.extensions for one in own.announce(state.parameters)):
-            self._tell(line)
+        for extension in self.extensions:
+            for line in extension.announce(state.parameters):
+                self._tell(line)
         state, stop = self._remaining(state)
         if stop or state.round < self.experiment.rounds:
-            refuse_non_finite(state.parameters, state.round, self.strategy)
+            check_finite(state.parameters, state.round, self.strategy)
             state = dataclasses.replace(state, strategy=self._memory())
             self.checkpoints.save(state)  # the last round, whatever checkpoint.every says
         result = conclude(
@@ -275,8 +305,8 @@ class Loop:
         """The state after the newest checkpoint, or before the first round."""
         state = self.checkpoints.latest()
         if state is None:
-            for extension in self.extensions:
-                extension.begin(self.run.status()["round"])
+            for ledger in self.ledgers:
+                ledger.begin(self.run.status()["round"])
             return State(0, self.federation.initial_parameters())
         names = {extension.name: extension for extension in self.extensions}
         restore_strategy(self.strategy, own_memory(state.strategy, "", names))
@@ -292,10 +322,8 @@ class Loop:
         try:
             while state.round < self.experiment.rounds and not stop and self._goes_on(state.round):
                 raise_if_interrupted()
-                before = self._watched(state)
                 state = self._round(state)
                 gc.collect(1)  # Flower's messages contain themselves, and hold arrays
-                self.callbacks.on_update(state.round, before, state.parameters)
                 self._save(state)
                 seconds = state.timings[-1]["seconds"] if state.timings else math.nan
                 took = f" in {seconds:.2f} s" if state.timings else ""
@@ -315,21 +343,15 @@ class Loop:
 
     def _goes_on(self, rounds: int) -> bool:
         """Whether another round may follow; if not, reports why."""
-        reason = next(filter(None, (one.why_stop(rounds + 1) for one in self.extensions)), "")
+        reasons = (extension.why_stop(rounds + 1) for extension in self.extensions)
+        reason = next(filter(None, reasons), "")
         if reason:
             self._tell(f"{reason} after {rounds} rounds")
         return not reason
 
-    def _watched(self, state: State) -> dict[str, np.ndarray]:
-        """The parameters for callbacks that compare them with the next ones; a round may change
-        them in place."""
-        if not self.callbacks.compares:
-            return state.parameters
-        return {name: np.array(value) for name, value in state.parameters.items()}
-
     def _tell(self, text: str) -> None:
         log.info(text)
-        self.callbacks.on_message(text)
+        self.callbacks.on_event(RunEvent(text))
 
     def _round(self, state: State) -> State:
         """One round: configure, send, aggregate, evaluate."""
@@ -344,7 +366,7 @@ class Loop:
         # Large tables are checked only in rounds with a checkpoint: a check takes as long as a
         # short round.
         checked = {n: v for n, v in parameters.items() if self._due(number) or v.size < _LARGE}
-        refuse_non_finite(checked, number, self.strategy)
+        check_finite(checked, number, self.strategy)
         for extension in self.extensions:
             extension.after_training(number, arrays)
         row: dict[str, Any] = {"round": number, **metrics, **self._evaluate_sample(arrays, number)}
@@ -355,8 +377,8 @@ class Loop:
             "train": trained - started,
             "evaluate": ended - trained,
         }
-        for one in self.extensions:
-            row |= one.columns()
+        for extension in self.extensions:
+            row |= extension.columns()
         memory = self._memory() if self._due(number) else {}
         # how long a round takes depends on who is in it
         timings = [] if self.experiment.hides_cohorts else [*state.timings, timing]
@@ -366,8 +388,9 @@ class Loop:
         """The state of the strategy, which the next round must not change in place, and that of
         the extensions."""
         memory = lasting_state(self.strategy)
-        for one in self.extensions:
-            memory |= {f"{one.name}:{name}": array for name, array in one.memory().items()}
+        for extension in self.extensions:
+            named = extension.memory().items()
+            memory |= {f"{extension.name}:{name}": array for name, array in named}
         return memory
 
     def _train(self, number: int, arrays: ArrayRecord) -> tuple[ArrayRecord, dict[str, Any]]:
@@ -378,15 +401,15 @@ class Loop:
         with strategy_errors(self.strategy, f"in round {number}, before training"):
             messages = list(self.strategy.configure_train(number, arrays, ConfigRecord(), grid))
         theta = zero_copy_arrays(arrays)  # before the arrays are sent, and converted to bytes
-        for extension in self.extensions:
-            extension.before_upload(number)
+        for ledger in self.ledgers:
+            ledger.before_upload(number)
         replies = self.federation.train(messages, theta)
         self.checkpoints.finish()  # the strategy may change in place what is being written
         with strategy_errors(self.strategy, f"in round {number}, after training"):
             updated, metrics = self.strategy.aggregate_train(number, replies)
-            found = arrays if updated is None else updated
-            refuse_other_parameters(self.strategy, number, found, arrays)
-            return found, dict(metrics or {})
+            after = arrays if updated is None else updated
+            check_same_parameters(self.strategy, number, after, arrays)
+            return after, dict(metrics or {})
 
     def _evaluate_sample(self, arrays: ArrayRecord, number: int) -> dict[str, float]:
         every = self.experiment.evaluation.every
@@ -400,7 +423,7 @@ class Loop:
         """Save a round: a checkpoint if one is due, and tables and status if they are more than a
         second old."""
         due = self._due(state.round)
-        if due and (self.federation.untrusted or any(one.costly for one in self.extensions)):
+        if due and (self.federation.untrusted or self.ledgers):
             self.checkpoints.save(state)
         elif due:
             self.checkpoints.begin(state)

@@ -58,7 +58,7 @@ class Sampler(ABC):
         mechanisms that need it; None: nothing."""
         return None
 
-    def refuse_more_than_there_are(self, cohort: float) -> None:
+    def check_cohort(self, cohort: float) -> None:
         """Raise an `ExperimentError` when a (mean) cohort is larger than the number of clients."""
         if cohort > len(self.clients):
             raise ExperimentError(
@@ -84,7 +84,7 @@ class SizedSampler(Sampler):
 
     def __init__(self, config: Config, clients: np.ndarray, seed: int) -> None:
         super().__init__(config, clients, seed)
-        self.refuse_more_than_there_are(self.config.cohort)
+        self.check_cohort(self.config.cohort)
 
     @property
     def expected_cohort(self) -> float:
@@ -99,16 +99,10 @@ class SizedSampler(Sampler):
 # sample.
 
 
-class FullConfig(Config):
-    """Full participation has no settings."""
-
-
 class FullSampler(Sampler):
     """All clients."""
 
     name = "full"
-    Config = FullConfig
-    config: FullConfig
 
     @property
     def expected_cohort(self) -> float:
@@ -163,14 +157,10 @@ class PoissonSampler(SizedSampler):
     Config = PoissonConfig
     config: PoissonConfig
 
-    @property
-    def probability(self) -> float:
-        """Probability q that a client takes part in a round."""
-        return self.config.cohort / len(self.clients)
-
     def draw(self, random: np.random.Generator) -> np.ndarray:
         """Draw distinct clients, `int64 [clients]`."""
-        return self.clients[random.random(len(self.clients)) < self.probability]
+        probability = self.config.cohort / len(self.clients)
+        return self.clients[random.random(len(self.clients)) < probability]
 
 
 # A cohort of fixed size among the clients with participations left. For users with personal
@@ -272,8 +262,8 @@ class MinSeparation(SizedSampler):
     def schedule(self) -> Scheduled:
         """Groups do not depend on data, and return after all others."""
         rate = self._rate if self.config.draw == "poisson" else 1.0
-        own = self.config.cohort, self.config.separation
-        return Scheduled(*own, rate=rate, joining=rate == 1)
+        config = self.config
+        return Scheduled(config.cohort, config.separation, rate=rate, joining=rate == 1)
 
     def eligible(self, round_number: int) -> np.ndarray:
         """The group whose turn it is, `int64 [clients]`, ascending."""
@@ -299,7 +289,7 @@ class MinSeparation(SizedSampler):
 
 def _dealt(clients: np.ndarray, groups: int, seed: int) -> np.ndarray:
     """The group of each client, `int64 [clients]`."""
-    blocks, places = np.divmod(clients, groups)
-    distinct, own = np.unique(blocks, return_inverse=True)
+    blocks, ranks = np.divmod(clients, groups)
+    distinct, block_of = np.unique(blocks, return_inverse=True)
     orders = [stream(seed, "min-separation", int(b)).permutation(groups) for b in distinct]
-    return np.array(orders)[own, places]
+    return np.array(orders)[block_of, ranks]

@@ -5,103 +5,60 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable
-from importlib import import_module
-from pathlib import Path
-from typing import NamedTuple
 
 from fedrec.components import registry
 from fedrec.components.registry import STEP, resolve
 from fedrec.experiment.schema import Experiment
-from fedrec.protocol.orders import COMPILED, COMPILED_LOSS, COMPILED_RECURRENCE
+from fedrec.kernel.compiled import is_compiled
 from server.cohort import Roster
 
 # Reports the nodes' training paths, and compiles what is not in the cache.
 
 
-class _Compilation(NamedTuple):
-    """How a function is compiled, and what is said of it.
-
-    Attributes:
-        sources: the package that it is in.
-        module: of the package, with `compiling`.
-        compiling: name of the function that compiles it.
-        text: what the user reads.
-    """
-
-    sources: str
-    module: str
-    compiling: str
-    text: str
-
-
-_KERNEL = ("fedrec.training", "warm_up", "compile_kernel")
-_IN_KERNEL = {
+_COMPILED = {
     "train_clients": "the kernel, once on this machine (half a minute to a minute)",
-    "move_by_meta_gradients": "the kernel of meta-learning, once on this machine (about 20 s)",
     "train_additive": "the kernel of FedRAP, once on this machine (about 4 s)",
 }
-_IN_BLOCKS = {
-    COMPILED_LOSS: _Compilation(
-        "fedrec.models",
-        "sequential_native",
-        "compile_losses",
-        "the loss, once on this machine (about 25 s)",
-    ),
-    COMPILED_RECURRENCE: _Compilation(
-        "fedrec.kernel",
-        "recurrence",
-        "compile_recurrence",
-        "the recurrence, once on this machine (about 10 s)",
-    ),
-}
+"""Texts for the user, by the name of a compiled function."""
 
 
 def announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], None]) -> None:
-    """Report the path of each step; nothing where nodes do not report it.
+    """Report the path of each step; nothing if nodes do not report it.
 
     Args:
         roster: the nodes, with the reply of each.
         steps: names of the experiment's steps; what nodes report of others compiles nothing.
         tell: prints a line for the user.
     """
-    said = dict.fromkeys(pair for presence in roster.presences for pair in presence.paths.items())
-    if not said:
+    reported = dict.fromkeys(
+        pair for presence in roster.presences for pair in presence.paths.items()
+    )
+    if not reported:
         return
-    tell("training paths: " + ", ".join(f"step {step}: {path}" for step, path in said))
+    tell("training paths: " + ", ".join(f"step {step}: {path}" for step, path in reported))
     # in this process, before several nodes of this machine do it at once
-    compile_ahead(said, steps, tell)
+    compile_ahead(reported, steps, tell)
 
 
 def compile_ahead(
-    said: Collection[tuple[str, str]], steps: Iterable[str], tell: Callable[[str], None]
+    reported: Collection[tuple[str, str]], steps: Iterable[str], tell: Callable[[str], None]
 ) -> None:
-    """Compile what the steps train with. Other paths need not wait for the import of Numba.
+    """Compile the kernels of the steps that train in them. Other paths need not wait for the import
+    of Numba.
 
     Args:
-        said: steps and paths, as nodes report them.
+        reported: steps and paths, as nodes report them.
         steps: names of the experiment's steps.
         tell: prints a line for the user before something is compiled.
     """
-    in_kernel = [step for step in steps if (step, "kernel") in said]
+    in_kernel = [step for step in steps if (step, "kernel") in reported]
     needed = {name for step in in_kernel for name in resolve(STEP, step).kernels}
-    for name, text in _IN_KERNEL.items():
-        if name in needed:
-            _compile(name, _Compilation(*_KERNEL, text), tell, name)
-    for name, how in _IN_BLOCKS.items():
-        if any(path.endswith(COMPILED[name]) for _, path in said):
-            _compile(name, how, tell)
+    for name, text in _COMPILED.items():
+        if name in needed and not is_compiled(name):
+            from fedrec.training.kernel import compile_kernel
 
-
-def _compile(
-    function: str, how: _Compilation, tell: Callable[[str], None], *arguments: str
-) -> None:
-    """Compile a function, unless an earlier process has."""
-    from fedrec.runtime.compiled_code import is_compiled
-
-    if not is_compiled(Path(*import_module(how.sources).__path__), function):
-        tell(f"compiling {how.text}")
-        module = import_module(f"{how.sources}.{how.module}")
-        getattr(module, how.compiling)(*arguments)
+            tell(f"compiling {text}")
+            compile_kernel(name)
 
 
 # Warns before training if a model represents users by features that the data do not have.

@@ -70,7 +70,7 @@ def write_amended(run: RunFolder, experiment: Experiment) -> None:
     # The file that accepts both versions is written first, so that a crash in between leaves the
     # earlier one valid.
     write_atomically(run.path / "run.json", json.dumps(about, indent=2) + "\n")
-    write_atomically(run.path / "experiment.toml", run.written(experiment.toml()))
+    write_atomically(run.path / "experiment.toml", experiment.toml())
     run.set_status("interrupted", run.status()["round"])
 
 

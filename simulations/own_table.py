@@ -26,8 +26,8 @@ import math
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -42,14 +42,14 @@ from fedrec.data.population import POPULATIONS, Population
 from fedrec.data.readers.table import Table
 from fedrec.data.recognition import ROLES, Recognised, recognise
 from fedrec.errors import DataError, ExperimentError
-from fedrec.experiment.loading import load
+from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.personal import PersonalNoise, epsilon_table
 from fedrec.runs.ids import runs_directory, stamp
 from fedrec.runs.result import Result
 from fedrec.runtime.files import require_new_folder, write_atomically
 from server.callbacks.base import Callback
-from server.privacy.personal_budgets import refuse_phases
+from server.privacy.personal_budgets import check_no_phases
 from simulations.runner import run
 from simulations.table_facts import (
     Signal,
@@ -117,9 +117,9 @@ class SystemChoice:
             for name, score in self.scores.items()
             if name != self.system
         )
-        own = f"{TITLES[self.system]}, the best on validation users"
+        best = f"{TITLES[self.system]}, the best on validation users"
         return (
-            f"system: {own} ({_METRIC} {self.scores[self.system]:.4f}; {others}; --system takes"
+            f"system: {best} ({_METRIC} {self.scores[self.system]:.4f}; {others}; --system takes"
             " another)"
         )
 
@@ -141,7 +141,7 @@ def choose(
     if asked is not None:
         if asked not in TITLES:
             raise ExperimentError(
-                f"there is no system {asked!r} for a table",
+                f"unknown system {asked!r}",
                 expected=", ".join(TITLES),
                 got=asked,
                 fix="name one of these, or run an experiment: fedrec list experiment",
@@ -183,11 +183,11 @@ def _scores(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, flo
         "baselines": ["popularity", "ials"],
     }
     with tempfile.TemporaryDirectory() as folder:
-        found = run(trial, output=Path(folder) / "run")
+        result = run(trial, output=Path(folder) / "run")
     return {
-        "linear": found.metrics[_METRIC],
-        "als": found.baselines["ials"][_METRIC],
-        "popularity": found.baselines["popularity"][_METRIC],
+        "linear": result.metrics[_METRIC],
+        "als": result.baselines["ials"][_METRIC],
+        "popularity": result.baselines["popularity"][_METRIC],
     }
 
 
@@ -200,37 +200,126 @@ _FEWEST_USERS = 20
 _TEST_USERS = 0.2  # default of the split
 _FEW_TEST_USERS = 25
 _LOW_RATED = 0.3  # of a rated row that is not positive, as on MovieLens-1M
+_NO_COLUMN = (None, "", "none")  # as the column of ratings
 _EASE_ITEMS = 6000  # a minute or so; it grows with the third power
 
 
 @dataclass(frozen=True)
-class OwnSystem:
-    """The experiment on a user's own table.
+class OwnTable:
+    """How a user's own table of interactions is read, and what is trained on it.
 
     Attributes:
-        experiment: the resolved experiment.
-        facts: what its settings take from the table.
-        epsilon: target of differential privacy; None without privacy.
-        signal: what its private model can learn; None without privacy.
-        choice: the system that is trained without privacy and item vectors.
+        columns: by role, the name of the column; None if it is to be recognised. For ratings,
+            "none" or nothing means that there are none.
+        unrated: whether no column holds ratings: every row counts as liked.
+        time_format: form of the dates, as of `strptime`; None: ISO or dotted.
+        epsilon: target of user-level differential privacy, > 0; None: no privacy.
+        system: `linear`, `als` or `popularity`; None: the best one on validation users. Not under
+            privacy or with item vectors, which have systems of their own.
+        item_vectors: files of dense vectors of the items.
+        header: whether the first line has names; None: as it looks.
     """
 
-    experiment: Experiment
-    facts: TableFacts
+    columns: Mapping[str, str | None] = field(default_factory=dict)
+    unrated: bool = False
+    time_format: str | None = None
     epsilon: float | None = None
-    signal: Signal | None = None
-    choice: SystemChoice | None = None
+    system: str | None = None
+    item_vectors: tuple[Path, ...] = ()
+    header: bool | None = None
 
-    def lines(self) -> list[str]:
-        """Who trains and who is tested; under privacy also what is public, what is trained, and
-        why."""
-        population = POPULATIONS.cached(self.experiment)
-        said = [] if population is None else [_split_line(population)]
-        said += [] if self.choice is None else [self.choice.line()]
-        said += self.facts.lines()
-        if self.epsilon is None or self.signal is None:
-            return said
-        return [*said, *self.signal.lines(self.epsilon)]
+    def is_empty(self) -> bool:
+        """Whether everything is left to its default."""
+        named = (self.time_format, self.system, self.epsilon, self.header, *self.columns.values())
+        return not (self.unrated or self.item_vectors) and all(value is None for value in named)
+
+    def experiment(self, path: Path, overrides: Sequence[str], quiet: bool = False) -> Experiment:
+        """The experiment on the table, after printing to standard error how its columns were
+        recognised, and what will be run. A run of it in this process does not read the table
+        again.
+
+        Args:
+            path: the table.
+            overrides: as for `--set`.
+            quiet: print nothing.
+
+        Raises:
+            ExperimentError: a column of ratings is named, and `unrated` is set; an override is
+                wrong, or names another dataset; epsilon is no number > 0, there are too few users
+                for it, or see `TableFacts.of`.
+            DataError: see `recognise`; or no user has two different items.
+        """
+
+        def tell(lines: Iterable[str]) -> None:
+            for line in () if quiet else lines:
+                print(f"  {line}", file=sys.stderr)
+
+        table = self._recognised(path, overrides)
+        if not quiet:
+            print(f"{path}:", file=sys.stderr)
+        tell([*table.lines(), *([] if self.item_vectors else [_NO_FEATURES]), *warnings(table)])
+        if self.epsilon is not None:
+            _check_epsilon(self.epsilon)
+        private = self.epsilon is not None or has_private_parts(overrides)
+        facts = TableFacts.of(table, overrides, private=private)
+        declared = _experiment(path, table, facts, self.epsilon, self.item_vectors)
+        signal = None if self.epsilon is None else _signal(declared, facts)
+        if self.epsilon is not None and signal is not None and not signal.suffices:
+            declared = _popularity_alone(declared, path, self.epsilon)
+        elif facts.divisible >= _FEWEST_USERS:
+            declared["early-stopping"] = {}
+        experiment = load(declared, overrides)
+        _check_same_data(experiment, declared["dataset"])
+        self._check_system()
+        _hold(experiment, table)
+        choice = None
+        if self.epsilon is None and not self.item_vectors:
+            if private and self.system is None:
+                choice = SystemChoice("linear", {}, "not compared with others under privacy")
+            else:
+                choice = choose(declared, self.system, overrides, facts.rows)
+            if choice.system != "linear":
+                experiment = load(with_system(declared, choice.system), overrides)
+        population = POPULATIONS.cached(experiment)
+        tell([] if population is None else [_split_line(population)])
+        tell([] if choice is None else [choice.line()])
+        tell(facts.lines())
+        if self.epsilon is not None and signal is not None:
+            tell(signal.lines(self.epsilon))
+        return experiment
+
+    def _recognised(self, path: Path, overrides: Sequence[str]) -> Recognised:
+        columns = {role: name for role, name in self.columns.items() if name is not None}
+        rating = columns.get("rating")
+        if rating in _NO_COLUMN:
+            columns.pop("rating", None)
+        if self.unrated and "rating" in columns:
+            raise ExperimentError(
+                "--rating and --no-rating contradict each other",
+                expected="--rating COLUMN or --no-rating",
+                got=f"--rating {rating} --no-rating",
+                fix="leave one of them out",
+            )
+        dataset = read({}, overrides).get("dataset")
+        header = dataset.get("header") if isinstance(dataset, dict) else None
+        return recognise(
+            path,
+            columns,
+            rated=not self.unrated and rating not in _NO_COLUMN[1:],
+            header=self.header if header is None else header,
+            time_format=self.time_format,
+            positive_above=given_threshold(overrides),
+        )
+
+    def _check_system(self) -> None:
+        if self.system is not None and (self.epsilon is not None or self.item_vectors):
+            raise ExperimentError(
+                "a system is named where another one is trained",
+                expected="no system under privacy or with item vectors, which have fold-in, or"
+                " private popularity where noise would cover what it learns",
+                got=self.system,
+                fix="leave it out",
+            )
 
 
 def try_table(
@@ -275,157 +364,60 @@ def try_table(
             see `simulations.table_facts`.
         RunError: the folder is not empty.
     """
-    _require_frame(table)
-    _require_roles(columns)
+    _check_frame(table)
+    _check_roles(columns)
     folder = Path(output) if output is not None else runs_directory() / f"table-{stamp()}"
     require_new_folder(folder, fix="choose another output")
     file = folder / "table.csv"
     write_atomically(file, table.to_csv(index=False))
-    experiment = own_experiment(
-        file,
-        {role: str(name) for role, name in columns.items()},
-        lambda line: print(line, file=sys.stderr),
-        rated=not unrated,
-        header=True,
-        time_format=time_format,
-        epsilon=epsilon,
-        system=system,
-        overrides=overrides,
-        item_vectors=[Path(path) for path in item_vectors],
-    )
-    return run(experiment, output=folder / "run", callbacks=callbacks)
+    roles = {role: str(name) for role, name in columns.items()}
+    files = tuple(map(Path, item_vectors))
+    settings = OwnTable(roles, unrated, time_format, epsilon, system, files, header=True)
+    return run(settings.experiment(file, overrides), output=folder / "run", callbacks=callbacks)
 
 
-def own_experiment(
-    path: Path,
-    columns: Mapping[str, str],
-    tell: Callable[[str], None],
-    *,
-    rated: bool = True,
-    header: bool | None = None,
-    time_format: str | None = None,
-    epsilon: float | None = None,
-    system: str | None = None,
-    overrides: Sequence[str] = (),
-    item_vectors: Sequence[Path] = (),
-) -> Experiment:
-    """The experiment on a table.
-
-    Args:
-        path: the table.
-        columns: by role, the names of columns that are known.
-        tell: gets one line after the other: how columns were recognised, and what will be run.
-        rated: whether a column may be taken for ratings.
-        header: see `recognise`.
-        time_format: form of the dates, as of `strptime`.
-        epsilon: see `own_system`, and so for the others.
-
-    Raises:
-        DataError: see `recognise` and `own_system`.
-        ExperimentError: see `own_system`.
-    """
-    found = recognise(
-        path,
-        columns,
-        rated=rated,
-        header=header,
-        time_format=time_format,
-        positive_above=given_threshold(overrides),
-    )
-    bare = [] if item_vectors else [_NO_FEATURES]
-    for line in [*found.lines(), *bare, *warnings(found)]:
-        tell(line)
-    own = own_system(
-        path,
-        found,
-        epsilon=epsilon,
-        system=system,
-        overrides=overrides,
-        item_vectors=item_vectors,
-    )
-    for line in own.lines():
-        tell(line)
-    return own.experiment
+def _signal(declared: Mapping[str, Any], facts: TableFacts) -> Signal:
+    """What the private model of an experiment can learn."""
+    if facts.users < _FEWEST_USERS:
+        raise ExperimentError(
+            "there are too few users for a private system",
+            expected=f"at least {_FEWEST_USERS} users; hundreds to learn",
+            got=f"{facts.users:,}",
+            fix="take data of more users, or leave out epsilon",
+        )
+    held_out = declared["split"].get("validation-users", 0.0) + _TEST_USERS
+    users = max(int(facts.users * (1 - held_out)), 1)
+    return signal_of(load(declared), users, facts.rows_per_user)
 
 
-def own_system(
-    path: Path,
-    found: Recognised,
-    *,
-    epsilon: float | None = None,
-    system: str | None = None,
-    overrides: Sequence[str] = (),
-    item_vectors: Sequence[Path] = (),
-) -> OwnSystem:
-    """The experiment on a table of interactions. A run of it in this process does not read the
-    table again.
-
-    Args:
-        path: the table.
-        found: its recognised columns.
-        epsilon: target of user-level differential privacy, > 0; None: no privacy.
-        system: see `try_table`.
-        overrides: as for `--set`.
-        item_vectors: files of dense vectors of the items.
-
-    Raises:
-        DataError: no user has two different items, or a value of the table is wrong.
-        ExperimentError: an override is wrong, or names another dataset; epsilon is no number > 0,
-            there are too few users for it, or see `TableFacts.of`.
-    """
-    if epsilon is not None:
-        _require_epsilon(epsilon)
-    private = epsilon is not None or has_private_parts(overrides)
-    facts = TableFacts.of(found, overrides, private=private)
-    table = _experiment(path, found, facts, epsilon, item_vectors)
-    signal = None
-    if epsilon is not None:
-        _refuse_hopeless(facts)
-        held_out = table["split"].get("validation-users", 0.0) + _TEST_USERS
-        users = max(int(facts.users * (1 - held_out)), 1)
-        signal = signal_of(load(table), users, facts.rows_per_user)
-    if epsilon is not None and signal is not None and not signal.suffices:
-        table = _popularity_alone(table, path, epsilon)
-    elif facts.divisible >= _FEWEST_USERS:
-        table["early-stopping"] = {}
-    experiment = load(table, overrides)
-    _refuse_other_data(experiment, table["dataset"])
-    _refuse_other_system(system, epsilon, item_vectors)
+def _hold(experiment: Experiment, table: Recognised) -> None:
+    """Keep the rows that were read, if the experiment reads them in the same way."""
     settings = experiment.settings(DATASET)
-    told = found.separator, found.header, found.time_format
-    if (settings.separator, settings.header, settings.time_format) == told:
+    form = table.separator, table.header, table.time_format
+    if (settings.separator, settings.header, settings.time_format) == form:
         reader = Table(experiment.dataset.name, settings)
-        rows = reader.described(reader.interactions(found.frame))
+        rows = reader.described(reader.interactions(table.frame))
         POPULATIONS.hold(experiment, Population.of(experiment, rows))
-    choice = None
-    if epsilon is None and not item_vectors:
-        if private and system is None:
-            choice = SystemChoice("linear", {}, "not compared with others under privacy")
-        else:
-            choice = choose(table, system, overrides, facts.rows)
-        if choice.system != "linear":
-            experiment = load(with_system(table, choice.system), overrides)
-    return OwnSystem(experiment, facts, epsilon, signal, choice)
 
 
 def _split_line(population: Population) -> str:
     """Numbers of users and rows that train, are tested and validate."""
-    parts = population.partition
+    rows = population.partition
     users = population.interactions.users
     trains = np.zeros(population.interactions.num_users, dtype=bool)
-    trains[parts.training_clients] = True
-    tested = np.zeros_like(trains)
-    tested[users[parts.test_rows]] = True
-    own = users[parts.train_rows]
-    said = (
-        f"split: {trains.sum():,} users train on {trains[own].sum():,} rows; {tested.sum():,} are"
-        f" tested on {len(parts.test_rows):,} held-out rows beside {tested[own].sum():,} known"
+    trains[rows.training_clients] = True
+    tests = np.zeros_like(trains)
+    tests[users[rows.test_rows]] = True
+    owners = users[rows.train_rows]
+    line = (
+        f"split: {trains.sum():,} users train on {trains[owners].sum():,} rows; {tests.sum():,} are"
+        f" tested on {len(rows.test_rows):,} held-out rows beside {tests[owners].sum():,} known"
     )
-    validating = len(pd.unique(users[parts.validation_rows]))
-    return f"{said}; {validating:,} validate" if validating else said
+    validating = len(pd.unique(users[rows.validation_rows]))
+    return f"{line}; {validating:,} validate" if validating else line
 
 
-def _require_frame(table: object) -> None:
+def _check_frame(table: object) -> None:
     """The error for a table in memory that is no DataFrame of pandas."""
     if isinstance(table, pd.DataFrame):
         return
@@ -442,7 +434,7 @@ def _require_frame(table: object) -> None:
     )
 
 
-def _require_roles(columns: Mapping[str, Hashable]) -> None:
+def _check_roles(columns: Mapping[str, Hashable]) -> None:
     """The error for arguments that are no roles of columns."""
     for role, name in columns.items():
         if role not in ROLES:
@@ -454,62 +446,39 @@ def _require_roles(columns: Mapping[str, Hashable]) -> None:
             )
 
 
-def _require_epsilon(epsilon: object) -> None:
+def _check_epsilon(epsilon: object) -> None:
     """The error for a target that no private run has."""
     number = math.nan if isinstance(epsilon, bool) or not isinstance(epsilon, Real) else epsilon
     if not 0 < float(number) < math.inf:
         raise ExperimentError(
-            "this epsilon is no target of a private run",
+            "invalid target epsilon",
             expected="a number > 0, such as 5; smaller is more private",
             got=repr(epsilon),
             fix="give another one, or leave it out for a run without privacy",
         )
 
 
-def _refuse_hopeless(facts: TableFacts) -> None:
-    if facts.users < _FEWEST_USERS:
-        raise ExperimentError(
-            "there are too few users for a private system",
-            expected=f"at least {_FEWEST_USERS} users; hundreds to learn",
-            got=f"{facts.users:,}",
-            fix="take data of more users, or leave out epsilon",
-        )
-
-
-def _refuse_other_data(experiment: Experiment, known: Mapping[str, Any]) -> None:
+def _check_same_data(experiment: Experiment, table: Mapping[str, Any]) -> None:
     """The columns were recognised in one table, and the run must not be about another."""
     dataset = experiment.dataset
     path = dataset.options.get("path")
-    if dataset.name != known["name"] or str(path) != known["path"]:
+    if dataset.name != table["name"] or str(path) != table["path"]:
         raise ExperimentError(
             "two datasets are given",
-            expected=f"the table {known['path']} alone",
+            expected=f"the table {table['path']} alone",
             got=f"dataset.name = {dataset.name!r}" + (f", dataset.path = {path}" if path else ""),
             fix="leave out this --set, or run an experiment instead of a table: fedrec run NAME",
         )
 
 
-def _refuse_other_system(
-    system: str | None, epsilon: float | None, item_vectors: Sequence[Path]
-) -> None:
-    if system is not None and (epsilon is not None or item_vectors):
-        raise ExperimentError(
-            "a system is named where another one is trained",
-            expected="no system under privacy or with item vectors, which have fold-in, or private"
-            " popularity where noise would cover what it learns",
-            got=system,
-            fix="leave it out",
-        )
-
-
 def _experiment(
     path: Path,
-    found: Recognised,
+    table: Recognised,
     facts: TableFacts,
     epsilon: float | None,
     item_vectors: Sequence[Path],
 ) -> dict[str, Any]:
-    """The experiment on a table, as a TOML table. `found` gives the form of the file, `facts` all
+    """The experiment on a table, as a TOML table. `table` gives the form of the file, `facts` all
     that depends on its rows."""
     if not facts.divisible:
         raise DataError(
@@ -519,13 +488,13 @@ def _experiment(
             fix="name the column of users with --user (not one of orders or sessions), or take data"
             " with more rows per user",
         )
-    dataset: dict[str, Any] = {"name": "table", "path": str(path.resolve()), **found.columns}
-    if found.separator != ",":
-        dataset["separator"] = found.separator
-    if not found.header:
+    dataset: dict[str, Any] = {"name": "table", "path": str(path.resolve()), **table.columns}
+    if table.separator != ",":
+        dataset["separator"] = table.separator
+    if not table.header:
         dataset["header"] = False
-    if found.time_format is not None:
-        dataset["time-format"] = found.time_format
+    if table.time_format is not None:
+        dataset["time-format"] = table.time_format
     if facts.positive_above is None:
         dataset.pop("rating", None)
     if item_vectors:
@@ -618,28 +587,28 @@ def _count_clip(rows_per_user: float) -> float:
     return min(6.0, max(1.0, rows_per_user**0.5))
 
 
-def warnings(found: Recognised) -> list[str]:
+def warnings(table: Recognised) -> list[str]:
     """Why results on a table will say little, one reason per line."""
-    test = max(int(_TEST_USERS * found.users + 0.5), 1)
-    said = []
-    if not found.divisible:
-        return said  # refused, see `own_experiment`
+    test = max(int(_TEST_USERS * table.users + 0.5), 1)
+    lines = []
+    if not table.divisible:
+        return lines  # refused by `_experiment`
     if test < _FEW_TEST_USERS:
-        said.append(
+        lines.append(
             f"warning: only {test} test user{'s' if test > 1 else ''}: differences between systems"
             " will be mostly chance"
         )
-    if 2 * found.divisible < found.users:
-        said.append(
-            f"warning: only {found.divisible:,} of {found.users:,} users have two different items;"
+    if 2 * table.divisible < table.users:
+        lines.append(
+            f"warning: only {table.divisible:,} of {table.users:,} users have two different items;"
             " the others cannot be tested"
         )
-    if 2 * found.shared < found.items:
-        said.append(
-            f"warning: only {found.shared:,} of {found.items:,} items have two users or more;"
+    if 2 * table.shared < table.items:
+        lines.append(
+            f"warning: only {table.shared:,} of {table.items:,} items have two users or more;"
             " about the others, nothing can be learned from other users"
         )
-    return said
+    return lines
 
 
 def _baselines(epsilon: float | None, facts: TableFacts) -> list[Any]:
@@ -695,7 +664,7 @@ def personal_epsilons(experiment: Experiment, rounds: int | None = None) -> pd.D
         ExperimentError: the experiment has another step, or phases with other steps.
     """
     settings = personal_noise(experiment)
-    refuse_phases(experiment)
+    check_no_phases(experiment)
     clients = Population.of(experiment).partition.training_clients
     sampler_class = registry.resolve(registry.SAMPLER, experiment.sampler.name)
     sampler = sampler_class(experiment.settings(registry.SAMPLER), clients, experiment.seed)

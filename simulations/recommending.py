@@ -134,7 +134,7 @@ def recommend(
     data = population.interactions
     frames = []
     for part, values in _scored(result, population, clients_of(population, users)):
-        values[population.whole_history(part, low_rated=True)] = -np.inf
+        values[population.rows(part, "all").mask()] = -np.inf
         best = best_items(torch.from_numpy(values), min(k, values.shape[1])).numpy()
         top = np.take_along_axis(values, best, axis=1)
         row, place = np.nonzero(np.isfinite(top))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation page of all settings, generated from the code: `python -m
+"""The documentation page of all settings, which `make docs` generates for the site: `python -m
 simulations.settings_page docs/settings.md`."""
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -26,7 +26,7 @@ from fedrec.components.errors import component_errors, finite, named, refuse_oth
 from fedrec.components.registry import STRATEGY
 from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError
-from fedrec.experiment.phases import MAIN, Phase, phase_at
+from fedrec.experiment.phases import MAIN, Phase
 from fedrec.experiment.sections import Section
 from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
@@ -40,7 +40,6 @@ from fedrec.protocol.updates import (
     apply_changes,
     dense_change,
     network_bytes,
-    scaled,
 )
 from fedrec.runtime.ragged import add_prefix, strip_prefix
 from strategies.dp import DpFedAvg
@@ -87,7 +86,8 @@ class Cohorts(Protocol):
         ...
 
     def by_node(self, clients: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
-        """A cohort `int64 [n]` grouped by the node that trains it, in node order."""
+        """A cohort `int64 [n]` grouped by the node that trains it, in node order; several groups of
+        a node get a message each."""
         ...
 
     def draw(self, name: str, share: float) -> np.ndarray:
@@ -103,32 +103,6 @@ class Cohorts(Protocol):
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> Cohorts:
         """Cohorts of some clients `int64 [n]` only, drawn by the same sampler or by another."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Clients of a round that start from the same parameters.
-
-    Attributes:
-        clients: `int64 [clients]`, ascending.
-        arrays: the parameters.
-        weight: of their updates in the sum.
-    """
-
-    clients: np.ndarray
-    arrays: ArrayRecord
-    weight: float = 1.0
-
-
-class Staleness(Protocol):
-    """Which of a round's clients start from parameters of earlier rounds."""
-
-    def parts(
-        self, round_number: int, clients: np.ndarray, arrays: ArrayRecord
-    ) -> Mapping[str, Part]:
-        """The cohort of a round, `int64 [clients]`, by the parameters that they start from. The
-        present parameters are `arrays`. Keys are texts for the messages."""
         ...
 
 
@@ -179,8 +153,7 @@ class CohortStrategy(Strategy):
     """Base of fedrec's strategies. A subclass says how updates are weighted and how their sum is
     applied, or asks for each of them.
 
-    A built-in has a `name` and lives in `strategies/`, its configuration class above it. State
-    that must survive a resumed run is in `memories`, or goes through `state` and `restore`.
+    A built-in has a `name` and lives in `strategies/`, its configuration class above it.
 
     Args:
         config: its settings.
@@ -190,77 +163,29 @@ class CohortStrategy(Strategy):
     Attributes:
         reply: what nodes reply with: the sum of their clients' updates, or the update of each. With
             `each` there is no secure aggregation, and no user-level guarantee by `[privacy]`.
-        sees: with `each`, what its server sees, in words.
-        instead: with `each`, what the user can do in place of `[privacy]`, in words.
+        weighting: weight of a client's update in the sum.
+        memories: what keeps state between rounds, by the prefix of its arrays' names.
         privacy: clip, noise and charge of its rounds; None: no differential privacy.
-        watch: told the number of each private round and its noisy mean update, before the rule.
-        staleness: which clients start from earlier parameters; None: none do.
     """
 
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
     reply: ClassVar[Reply] = "sum"
-    sees: ClassVar[str] = "reply = 'each': updates that no noise has reached"
-    instead: ClassVar[str] = "set strategy.name = 'reptile', or leave out the [privacy] table"
     weighting: Weighting = "uniform"
 
     def __init__(self, config: Config, cohorts: Cohorts, step: dict[str, Any]) -> None:
         self.config = config
         self.cohorts = cohorts
         self.step = step
+        self.memories: dict[str, Memory] = {}
+        self.privacy: DpFedAvg | None = None
         self._round = 0
-        self._arrays = to_record({})
         self._theta: dict[str, np.ndarray] = {}
-        self._asked: dict[tuple[int, str], int] = {}  # number of clients, by node and part
-        self._parts: dict[str, Part] = {}
+        self._asked: dict[tuple[int, str], int] = {}  # number of clients, by node and message group
         self._open: set[int] = set()  # clients of the round that have not answered
         self._whole = 0  # bytes of the shared parameters
         self._down = 0  # bytes to the clients of the round
         self._requested = 0  # bytes of what they asked for before
-        self.privacy: DpFedAvg | None = None
-        self.watch: Callable[[int, Mapping[str, np.ndarray]], None] | None = None
-        self.staleness: Staleness | None = None
-
-    @classmethod
-    def server_rate(cls, config: Any, round_number: int) -> float:
-        """Factor that multiplies the mean update in a round: the settings' `rate`, else their
-        constant `server_lr`, else 1. Accounting and audits use it; a strategy with another scale
-        overrides it.
-
-        Args:
-            config: settings of this strategy.
-            round_number: from 1.
-        """
-        if isinstance(config, ServerRate):
-            return config.rate(round_number)
-        return float(getattr(config, "server_lr", 1.0))
-
-    def protect(self, privacy: DpFedAvg) -> None:
-        """Make the rounds of this strategy differentially private.
-
-        Raises:
-            ExperimentError: clients do not all count the same, or the strategy needs the update of
-                each.
-        """
-        if self.reply == "each":
-            raise ExperimentError(
-                f"strategy {type(self).__name__!r} cannot be made private by [privacy]",
-                expected="a strategy that uses only the sum of the clients' updates",
-                got=self.sees,
-                fix=self.instead,
-            )
-        privacy.refuse_unequal(type(self).__name__, self.weighting)
-        self.privacy = privacy
-
-    @classmethod
-    def uses_only_sums(cls) -> bool:
-        """Whether rounds are those of this class: orders to nodes, and a rule that is given the sum
-        alone, under differential privacy the noisy one. A class that asks for each update, or with
-        messages or an aggregation of its own, reads replies that no noise has reached."""
-        if cls.reply == "each":
-            return False
-        own = cls.configure_train, cls.aggregate_train
-        return own == (CohortStrategy.configure_train, CohortStrategy.aggregate_train)
 
     @classmethod
     def schedule(cls, config: Any, step: Mapping[str, Any]) -> tuple[Phase, ...]:
@@ -271,6 +196,12 @@ class CohortStrategy(Strategy):
             step: name and settings of the experiment's local step.
         """
         return (Phase(MAIN, step),)
+
+    def phases(self) -> dict[str, CohortStrategy]:
+        """The strategies that send orders and aggregate, by the phases in `schedule`. A strategy
+        that contains others overrides this to return all of theirs, at any depth; clip and noise
+        are set on these."""
+        return {MAIN: self}
 
     @classmethod
     def remarks(
@@ -286,21 +217,8 @@ class CohortStrategy(Strategy):
         """
         return []
 
-    @property
-    def by_phase(self) -> dict[str, CohortStrategy]:
-        """The strategies that send orders and aggregate, by phase. A strategy that contains others
-        overrides this to return all of theirs, at any depth; clip and noise are set on these."""
-        return {self.phase(1): self}
-
-    @property
-    def volunteers(self) -> dict[str, str]:
-        """For each phase without noise, a description of the clients who agreed to it and are its
-        only participants; empty by default."""
-        return {}
-
-    def refuse_misfits(self, theta: Mapping[str, np.ndarray]) -> None:
-        """Refuse the initial global parameters, before the first round; all are accepted by
-        default.
+    def check_parameters(self, theta: Mapping[str, np.ndarray]) -> None:
+        """Check the initial global parameters, before the first round; all are accepted by default.
 
         Raises:
             ExperimentError: the strategy cannot aggregate updates of these parameters.
@@ -314,14 +232,8 @@ class CohortStrategy(Strategy):
         `theta` may be changed in place; it is not read afterwards.
         """
 
-    @property
-    def memories(self) -> Mapping[str, Memory]:
-        """What keeps state between rounds, by the prefix of its arrays' names; nothing by
-        default."""
-        return {}
-
     def state(self) -> dict[str, np.ndarray]:
-        """State that the strategy keeps between rounds: that of `memories`."""
+        """State that a resumed run needs, as named arrays: that of `memories`."""
         return add_prefix({prefix: memory.state() for prefix, memory in self.memories.items()})
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
@@ -329,61 +241,42 @@ class CohortStrategy(Strategy):
         for prefix, memory in self.memories.items():
             memory.restore(strip_prefix(prefix, state))
 
-    def phase(self, round_number: int) -> str:
-        """The phase of training that a round belongs to, as in `schedule`."""
-        return phase_at(self._phases, round_number).name
-
-    @functools.cached_property
-    def _phases(self) -> tuple[Phase, ...]:
-        return type(self).schedule(self.config, self.step)
-
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """One message per node that hosts a member of the round's cohort; several if these start
-        from different parameters."""
+        """One message for each node that hosts a member of the round's cohort; several where
+        `Cohorts.by_node` gives several groups of a node."""
         self._round = server_round
-        self._arrays = arrays
         self._theta = zero_copy_arrays(arrays)
-        self._open = set()
         self._whole = network_bytes(self._theta)
+        self._open = set()
+        self._asked = {}
         self._down = 0
         self._requested = 0
-        cohort = self.cohorts.sample(server_round)
-        self._parts = (
-            {"": Part(cohort, arrays)}
-            if self.staleness is None
-            else dict(self.staleness.parts(server_round, cohort, arrays))
-        )
-        self._asked = {}
-        for key, part in self._parts.items():
-            yield from self._messages_to(key, part)
-
-    def _messages_to(self, key: str, part: Part) -> Iterator[Message]:
-        """The messages to the clients of a part, whose key they carry as Flower's group."""
         protection = None if self.privacy is None else self.privacy.protection(list(self._theta))
-        groups = dict(self.cohorts.by_node(part.clients))
-        for node, clients, sent in self._sent(self._round, groups, part.arrays):
-            self._asked[node, key] = len(clients)
+        each = self.reply == "each"
+        groups = list(self.cohorts.by_node(self.cohorts.sample(server_round)))
+        for number, (node, clients, sent) in enumerate(self._sent(server_round, groups, arrays)):
+            group = str(number) if (node, "") in self._asked else ""
+            self._asked[node, group] = len(clients)
             self._open.update(clients.tolist())  # each may answer once
-            if sent is part.arrays:
+            if sent is arrays:
                 self._down += self._whole * len(clients)
             else:
-                own = zero_copy_arrays(sent)
-                self._down += network_bytes(own)
-                self._requested += ItemRequests.read(own).items.nbytes
-            each = self.reply == "each"
+                client_arrays = zero_copy_arrays(sent)
+                self._down += network_bytes(client_arrays)
+                self._requested += ItemRequests.read(client_arrays).items.nbytes
             order = TrainOrder(
-                self._round, clients, self.weighting, self.step, protection=protection, each=each
+                server_round, clients, self.weighting, self.step, protection=protection, each=each
             )
-            yield Message(pack_train(sent, order), node, MessageType.TRAIN, group_id=key)
+            yield Message(pack_train(sent, order), node, MessageType.TRAIN, group_id=group)
 
     def _sent(
-        self, server_round: int, groups: Mapping[int, np.ndarray], arrays: ArrayRecord
+        self, server_round: int, groups: Sequence[tuple[int, np.ndarray]], arrays: ArrayRecord
     ) -> Iterable[tuple[int, np.ndarray, ArrayRecord]]:
         """The nodes of a round, their clients, and the parameters that each gets: the global
         ones."""
-        return ((node, clients, arrays) for node, clients in groups.items())
+        return ((node, clients, arrays) for node, clients in groups)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -394,8 +287,8 @@ class CohortStrategy(Strategy):
         """
         good = [reply for reply in replies if not reply.has_error()]
         if self.reply == "each":
-            return self._aggregate_each(server_round, [unpack_each(one.content) for one in good])
-        sums = [self._weighted(reply) for reply in good]
+            return self._aggregate_each(server_round, [unpack_each(m.content) for m in good])
+        sums = [unpack_sum(reply.content) for reply in good]
         clients = sum(reply.clients for reply in sums)
         reported = clients if self.privacy is None else self.privacy.reported_clients(clients)
         metrics = MetricRecord(
@@ -410,14 +303,12 @@ class CohortStrategy(Strategy):
             metrics["loss"] = sum(reply.loss for reply in sums) / losses
         if self.privacy is not None:
             # a second reply is ignored
-            asked = [self._asked.pop(_sender(reply), 0) for reply in good]
+            senders = [(m.metadata.src_node_id, m.metadata.group_id) for m in good]
+            asked = [self._asked.pop(sender, 0) for sender in senders]
             answers = list(zip(sums, asked, strict=True))
             changes = self.privacy.release(server_round, self._theta, answers)
             denominator = self.privacy.plan.denominator
             aggregate = Aggregate(changes, denominator, denominator, server_round)
-            if self.watch is not None:
-                total = aggregate.total(self._theta)
-                self.watch(server_round, {n: value / denominator for n, value in total.items()})
         elif clients:
             changes = {
                 name: self._summed(name, [reply.total[name] for reply in sums])
@@ -428,21 +319,6 @@ class CohortStrategy(Strategy):
         else:
             return None, metrics
         return self._applied(aggregate), metrics
-
-    def _weighted(self, reply: Message) -> TrainSum:
-        """A node's sum, multiplied by the weight of its clients' updates."""
-        found = unpack_sum(reply.content)
-        _, key = _sender(reply)
-        part = self._parts.get(key)
-        if part is None or part.arrays is self._arrays:
-            return found
-        # what is relative to the parameters is so to those of the part
-        start = zero_copy_arrays(part.arrays)
-        total = {
-            name: scaled(_without_drift(change, start[name]), part.weight)
-            for name, change in found.total.items()
-        }
-        return replace(found, total=total)
 
     def _aggregate_each(
         self, server_round: int, answers: list[TrainEach]
@@ -463,21 +339,15 @@ class CohortStrategy(Strategy):
                 )
             self._open -= set(clients)
         answers = [reply for reply in answers if len(reply.clients)]
+        metrics = MetricRecord({"num-clients": 0, "num-examples": 0, "bytes-up": 0})
+        metrics["bytes-down"] = self._down
         if not answers:
-            return None, MetricRecord(
-                {"num-clients": 0, "num-examples": 0, "bytes-up": 0, "bytes-down": self._down}
-            )
+            return None, metrics
         each = TrainEach.joined(answers)
         count = len(each.clients)
-        up = self._requested + network_bytes(each.updates.arrays())
-        metrics = MetricRecord(
-            {
-                "num-clients": count,
-                "num-examples": int(each.examples.sum()),
-                "bytes-up": up,
-                "bytes-down": self._down,
-            }
-        )
+        metrics["num-clients"] = count
+        metrics["num-examples"] = int(each.examples.sum())
+        metrics["bytes-up"] = self._requested + network_bytes(each.updates.arrays())
         losses = each.losses[np.isfinite(each.losses)]
         if len(losses):
             metrics["loss"] = float(losses.mean())
@@ -507,7 +377,9 @@ class CohortStrategy(Strategy):
         """The nodes' sums of one parameter, in node order."""
         if len(changes) == 1 and not isinstance(changes[0], SparseUpdate):
             return changes[0].astype(np.float64)
-        return functools.reduce(lambda one, other: added(one, other, self._theta[name]), changes)
+        return functools.reduce(
+            lambda total, other: added(total, other, self._theta[name]), changes
+        )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -543,20 +415,80 @@ class GeneratingStrategy(CohortStrategy):
         """
 
 
-def _sender(reply: Message) -> tuple[int, str]:
-    """The node of a reply, and the part of the round that its order was for."""
-    return reply.metadata.src_node_id, reply.metadata.group_id
+def server_rate(config: Any, round_number: int) -> float:
+    """Factor that multiplies the mean update in a round, from 1: the `rate` of a strategy's
+    settings, else their constant `server_lr`, else 1. Accounting and audits use it."""
+    rate: Any = getattr(config, "rate", None)
+    return float(rate(round_number) if callable(rate) else getattr(config, "server_lr", 1.0))
 
 
-def _without_drift(change: Change, table: np.ndarray) -> Change:
-    """A change of a table `[...]` whose untouched rows stay."""
-    drifts = isinstance(change, SparseUpdate) and change.drift
-    return dense_change(change, table) if drifts else change
+def more_than_sums(strategy: type[Strategy]) -> str:
+    """Why the sum of the clients' updates is not all that a strategy reads: no noise would reach
+    the rest, and secure aggregation does not provide it. Empty where the sum is all."""
+    if not issubclass(strategy, CohortStrategy):
+        return "it is one of Flower's, whose averaging of updates cannot be controlled"
+    if strategy.reply == "each":
+        return "its server needs the update of each client"
+    methods = strategy.configure_train, strategy.aggregate_train
+    if methods != (CohortStrategy.configure_train, CohortStrategy.aggregate_train):
+        return "it has a configure_train or aggregate_train of its own"
+    return ""
 
 
-def refuse_to_wait(strategy: Strategy, nodes: int) -> None:
-    """Refuse a strategy that waits for more nodes than there are: Flower's strategies would wait
-    forever.
+def not_private(strategy: Strategy, reason: str) -> ExperimentError:
+    """The error for a strategy whose rounds cannot be made differentially private."""
+    return ExperimentError(
+        f"strategy {type(strategy).__name__!r} cannot be made private by [privacy]",
+        expected="one of fedrec's own strategies, with a rule in `apply` that uses the sum of the"
+        " clients' updates, each of which counts the same",
+        got=reason,
+        fix="set strategy.name = 'reptile' or strategy.weighting = 'uniform', or leave out"
+        " [privacy]; [perturb] perturbs the data on the devices",
+    )
+
+
+def protect(strategy: CohortStrategy, privacy: DpFedAvg) -> None:
+    """Make the rounds of a strategy differentially private.
+
+    Raises:
+        ExperimentError: it needs more than the sum of the updates, or weights clients by their
+            data.
+    """
+    reason = more_than_sums(type(strategy))
+    if not reason and strategy.weighting != "uniform":
+        reason = f"weighting {strategy.weighting!r}: one client's share of the sum has no bound"
+    if reason:
+        raise not_private(strategy, reason)
+    strategy.privacy = privacy
+
+
+def parts_of(strategy: Strategy) -> list[Strategy]:
+    """The strategies that send orders and aggregate: those of the phases, or the strategy itself if
+    it is one of Flower's."""
+    return list(strategy.phases().values()) if isinstance(strategy, CohortStrategy) else [strategy]
+
+
+def check_additive(strategy: Strategy) -> None:
+    """Check that a strategy needs no more of a round than the sum of its clients' updates.
+
+    Raises:
+        ExperimentError: it needs more.
+    """
+    for part in parts_of(strategy):
+        reason = more_than_sums(type(part))
+        if reason:
+            raise ExperimentError(
+                f"strategy {type(part).__name__!r} needs more than the sum, which is all that"
+                " secure aggregation provides",
+                expected="one of fedrec's additive strategies, such as 'reptile' or 'fedavg'",
+                got=reason,
+                fix="set strategy.name = 'reptile', or leave out secure-aggregation",
+            )
+
+
+def check_enough_nodes(strategy: Strategy, nodes: int) -> None:
+    """Check that a strategy does not wait for more nodes than there are: Flower's strategies would
+    wait forever.
 
     Raises:
         ExperimentError: its minimum is above `nodes`.
@@ -573,13 +505,11 @@ def refuse_to_wait(strategy: Strategy, nodes: int) -> None:
         )
 
 
-def refuse_non_finite(
-    parameters: Mapping[str, np.ndarray], number: int, strategy: Strategy
-) -> None:
-    """Refuse parameters with NaN or infinity after a round.
+def check_finite(parameters: Mapping[str, np.ndarray], number: int, strategy: Strategy) -> None:
+    """Check that no parameter has NaN or infinity after a round.
 
     Raises:
-        ClientError: NaN or infinity is in one of them.
+        ClientError: one has.
     """
     for name, array in parameters.items():
         if not finite(array):
@@ -599,32 +529,13 @@ def strategy_errors(strategy: Strategy, doing: str) -> AbstractContextManager[No
     return component_errors(STRATEGY.name, strategy, doing)
 
 
-def refuse_other_parameters(
-    strategy: Strategy, number: int, found: ArrayRecord, before: ArrayRecord
+def check_same_parameters(
+    strategy: Strategy, number: int, after: ArrayRecord, before: ArrayRecord
 ) -> None:
-    """Refuse aggregated parameters whose names or shapes differ from those before the round.
+    """Check that aggregated parameters have the names and shapes of those before the round.
 
     Raises:
         ComponentError: they differ.
     """
     shapes = {name: tuple(array.shape) for name, array in before.items()}
-    refuse_other_arrays(STRATEGY.name, strategy, f"in round {number}", found, shapes)
-
-
-def refuse_non_additive(strategy: Strategy) -> None:
-    """Refuse a strategy that needs more of a round than the sum of its clients' updates.
-
-    Raises:
-        ExperimentError: it is one of Flower's own, sends each client parameters of its own, or
-            aggregates by itself.
-    """
-    parts = list(strategy.by_phase.values()) if isinstance(strategy, CohortStrategy) else [strategy]
-    for part in parts:
-        if not isinstance(part, CohortStrategy) or not part.uses_only_sums():
-            raise ExperimentError(
-                f"strategy {type(part).__name__!r} needs more than the sum, which is all that"
-                " secure aggregation provides",
-                expected="one of fedrec's additive strategies, such as 'reptile' or 'fedavg'",
-                got="a strategy that needs the replies of single nodes or clients",
-                fix="set strategy.name = 'reptile', or leave out secure-aggregation",
-            )
+    refuse_other_arrays(STRATEGY.name, strategy, f"in round {number}", after, shapes)

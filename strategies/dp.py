@@ -24,12 +24,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from fedrec.errors import ExperimentError
-from fedrec.privacy.accounting.events import Event
 from fedrec.privacy.clipping import AdaptiveClip, Clip
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.protection import Protection
-from fedrec.protocol.orders import TrainSum, Weighting
+from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.updates import Change, SparseUpdate, added, dense_change, scaled
 from fedrec.rng import NoiseSource, noisy_count
 
@@ -43,12 +41,12 @@ class DpFedAvg:
         plan: sampler, clip, noise and denominator.
         phase: the phase that the plan is for.
         source: where noise comes from.
-        charge: charges a round; called before the server draws its noise. If clients add the noise,
-            the guard charges instead, before their messages are sent.
+        charge: charges a round, by its number; called before the server draws its noise. If clients
+            add the noise, the guard charges instead, before their messages are sent.
     """
 
     def __init__(
-        self, plan: Plan, phase: str, source: NoiseSource, charge: Callable[[int, Event], None]
+        self, plan: Plan, phase: str, source: NoiseSource, charge: Callable[[int], None]
     ) -> None:
         self.plan = plan
         self.phase = phase
@@ -59,27 +57,6 @@ class DpFedAvg:
         self._drawn: list[int] = []  # rounds with correlated noise from the seed
         self._missing: list[int] = []  # those that the memory does not have since a restart
         self._warned = False
-
-    def refuse_unequal(self, strategy: str, weighting: Weighting) -> None:
-        """Refuse a strategy that weights clients by their data.
-
-        Raises:
-            ExperimentError: it does.
-        """
-        if weighting != "uniform":
-            raise ExperimentError(
-                f"strategy {strategy!r} cannot be made private as it is",
-                expected="every client counts the same",
-                got=f"weighting {weighting!r}: one client's share of the sum has no bound",
-                fix="set strategy.weighting = 'uniform', or strategy.name = 'reptile'",
-            )
-
-    @property
-    def event(self) -> Event:
-        """What one round costs (the first one of correlated rounds: all of them); a subclass that
-        releases more states it here. The charge of a round is this event, and so is what is planned
-        and explained before a run."""
-        return self.plan.event(self.phase)
 
     def protection(self, names: Sequence[str]) -> Protection:
         """What clients do to their updates in the next round."""
@@ -101,7 +78,7 @@ class DpFedAvg:
         """
         # else the guard has charged it before the messages were sent
         if not self.plan.client_noise_scale:
-            self.charge(round_number, self.event)
+            self.charge(round_number)
         names = self.plan.trained(theta)
         bounded = [self._bounded(reply.total, names, theta, asked) for reply, asked in sums]
         total = {name: _total(name, bounded, theta) for name in names}
@@ -216,9 +193,9 @@ class DpFedAvg:
                 "a sum that was not asked for, has wrong shapes or is not finite counts as zero"
             )
             return {name: _nothing(theta[name]) for name in names}
-        own = {name: total[name] for name in names}
+        protected = {name: total[name] for name in names}
         numbers = sum(theta[name].size for name in names)
-        return _scaled(own, theta, self.plan.clip_of_sum(asked, numbers))
+        return _scaled(protected, theta, self.plan.clip_of_sum(asked, numbers))
 
     def _follow_quantile(self, round_number: int, sums: Sequence[tuple[TrainSum, int]]) -> None:
         adaptive = self.plan.config.adaptive_clip
@@ -235,9 +212,9 @@ class DpFedAvg:
         )
 
 
-def _within(said: int, most: int) -> int:
+def _within(reported: int, most: int) -> int:
     """The number of clients that a node reports, bounded to [0, `most`]."""
-    return min(max(said, 0), most)
+    return min(max(reported, 0), most)
 
 
 def is_change(change: Change, table: np.ndarray) -> bool:
@@ -290,8 +267,8 @@ def _total(
 ) -> Change:
     """The nodes' sums of a parameter, float64."""
     total: Change = _nothing(theta[name])
-    for own in sums:
-        total = added(total, own[name], theta[name])
+    for node_sum in sums:
+        total = added(total, node_sum[name], theta[name])
     return total
 
 

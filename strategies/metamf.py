@@ -38,7 +38,7 @@ from fedrec.errors import ClientError
 from fedrec.models.metamf import generate
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.orders import TrainEach
-from strategies.base import Aggregate, Cohorts, GeneratingStrategy, Memory
+from strategies.base import Aggregate, Cohorts, GeneratingStrategy
 from strategies.per_client import PerClientConfig, PerClientStrategy
 
 LOW = "item.low"
@@ -68,10 +68,6 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
     Config = MetaMfStrategyConfig
     paper = "MetaMF (Lin et al. 2020)"
     config: MetaMfStrategyConfig
-    sees = (
-        "strategy 'metamf': its server needs each client's gradient separately, under the client's"
-        " user id"
-    )
 
     def __init__(
         self, config: MetaMfStrategyConfig, cohorts: Cohorts, step: dict[str, Any]
@@ -81,18 +77,13 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
         self._leaves: dict[str, Tensor] = {}
         self._made: tuple[ItemRequests, dict[str, Tensor], Tensor] | None = None
 
-    @property
-    def memories(self) -> Mapping[str, Memory]:
-        """The optimiser."""
-        return {"": self._optimiser}
-
     def generate(
         self, theta: Mapping[str, np.ndarray], clients: np.ndarray, requests: ItemRequests | None
     ) -> ClientArrays:
         """The generated parameters of some clients."""
-        own = {name: torch.from_numpy(np.asarray(value)) for name, value in theta.items()}
+        tensors = {name: torch.from_numpy(np.asarray(value)) for name, value in theta.items()}
         with torch.no_grad():
-            values, low = generate(own, torch.from_numpy(clients.copy()), requests)
+            values, low = generate(tensors, torch.from_numpy(clients.copy()), requests)
         if requests is not None:
             return ClientArrays.of(requests, {**values, LOW: low}, [LOW])
         nothing = ItemRequests.of(clients, [clients[:0]] * len(clients))
@@ -127,7 +118,7 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
         self._leaves = {}
         if not directions:
             return theta
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             outputs, list(leaves.values()), directions, materialize_grads=True
         )
         with torch.no_grad():
@@ -137,31 +128,31 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
             decays = {
                 name: 0.0 if self._undecayed(name) else self.config.weight_decay for name in moved
             }
-            self._optimiser.step(moved, dict(zip(moved, found, strict=True)), rates, decays)
+            self._optimiser.step(moved, dict(zip(moved, gradients, strict=True)), rates, decays)
         return theta
 
     def _directions(self, each: TrainEach) -> tuple[list[Tensor], list[Tensor]]:
         """Everything that was generated, and the weighted mean gradients with respect to it; none
         without any example."""
         requests, values, low = self._made  # type: ignore[misc]
-        places = np.searchsorted(requests.clients, each.clients)
+        ranks = np.searchsorted(requests.clients, each.clients)
         weights = each.examples if self.weighting == "examples" else (each.examples > 0)
         weights = weights.astype(np.float32)
         whole = np.float32(float(weights.sum()))
         outputs = [*values.values(), low]
         if not whole:
             return outputs, []
-        found = []
+        gradients = []
         for name, value in values.items():
             change = each.updates.values[name]
             total = np.zeros(value.shape, dtype=np.float32)
-            total[places] = -change * weights.reshape(-1, *[1] * (change.ndim - 1))
-            found.append(total)
+            total[ranks] = -change * weights.reshape(-1, *[1] * (change.ndim - 1))
+            gradients.append(total)
         total = np.zeros(low.shape, dtype=np.float32)
         counts = np.diff(each.updates.requests.offsets)
         rows = np.repeat(weights, counts)[:, None]
-        total[requests.rows_of(places)] = -each.updates.rows[LOW] * rows
-        return outputs, [torch.from_numpy(array / whole) for array in [*found, total]]
+        total[requests.rows_of(ranks)] = -each.updates.rows[LOW] * rows
+        return outputs, [torch.from_numpy(array / whole) for array in [*gradients, total]]
 
     def _undecayed(self, name: str) -> bool:
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.config.undecayed)

@@ -204,9 +204,9 @@ class Optimiser:
         optimiser.step()
         self._memory = {
             name: {
-                key: kept
-                for key, kept in optimiser.state[value].items()
-                if isinstance(kept, Tensor)
+                key: moment
+                for key, moment in optimiser.state[value].items()
+                if isinstance(moment, Tensor)
             }
             for name, value in values.items()
         }
@@ -215,8 +215,8 @@ class Optimiser:
         """The optimiser's state as named arrays."""
         return {
             f"{name}/{key}": v.numpy()
-            for name, own in self._memory.items()
-            for key, v in own.items()
+            for name, moments in self._memory.items()
+            for key, v in moments.items()
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from fedrec.errors import ExperimentError
 from fedrec.graphs import ThirdParty, add_products, merge_rows, weighted_sums
 from fedrec.protocol.client_arrays import ClientArrays, ItemRequests
 from fedrec.protocol.serialization import to_record
-from strategies.base import Aggregate, Cohorts, CohortStrategy, Memory, ServerRate
+from strategies.base import Aggregate, Cohorts, CohortStrategy, ServerRate, server_rate
 from strategies.optimisers import Kind, Optimiser
 
 # Shared code of strategies that send each client parameters of its own and need its reply
@@ -38,7 +38,7 @@ class PerClientConfig(ServerRate):
 
 class PerClientStrategy(CohortStrategy):
     """Base of strategies whose server sends each client parameters of its own. A subclass makes
-    these parameters in `sent`, and says in `sees` why there is no sum to protect.
+    these parameters in `sent`.
 
     Args:
         config: its settings.
@@ -51,43 +51,24 @@ class PerClientStrategy(CohortStrategy):
     """
 
     reply = "each"
-    instead = "perturb the data on the device with a [perturb] table, or choose another system"
     own_step: ClassVar[str] = ""
 
     def __init__(self, config: PerClientConfig, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
         self._optimiser = Optimiser(config.optimiser)
+        self.memories = {"optimiser/": self._optimiser}
 
     @abstractmethod
     def sent(self, requests: ItemRequests) -> ClientArrays:
         """The parameters of a round's clients, with the rows of the items that they need."""
 
-    @property
-    def memories(self) -> Mapping[str, Memory]:
-        """The optimiser."""
-        return {"optimiser/": self._optimiser}
-
     def _sent(
-        self, server_round: int, groups: Mapping[int, np.ndarray], arrays: ArrayRecord
+        self, server_round: int, groups: Sequence[tuple[int, np.ndarray]], arrays: ArrayRecord
     ) -> Iterable[tuple[int, np.ndarray, ArrayRecord]]:
         """Nodes whose request for items failed get none.
 
         Raises:
             ExperimentError: the step is another one.
-        """
-        self._refuse_other_step()
-        asked = self.cohorts.item_requests(groups, server_round)
-        requests = ItemRequests.joined(list(asked.values()))
-        whole = self.sent(requests)
-        for node, part in asked.items():
-            own = whole.arranged(np.searchsorted(requests.clients, part.clients))
-            yield node, part.clients, to_record(own.arrays())
-
-    def _refuse_other_step(self) -> None:
-        """Refuse models and steps that do not belong to a strategy.
-
-        Raises:
-            ExperimentError: they are others.
         """
         if self.own_step and self.step.get("name") != self.own_step:
             raise ExperimentError(
@@ -96,6 +77,12 @@ class PerClientStrategy(CohortStrategy):
                 got=f"step {self.step.get('name')!r}",
                 fix=f"set model.name and step.name to {self.own_step!r}",
             )
+        asked = self.cohorts.item_requests(dict(groups), server_round)
+        requests = ItemRequests.joined(list(asked.values()))
+        client_arrays = self.sent(requests)
+        for node, request in asked.items():
+            rows = np.searchsorted(requests.clients, request.clients)
+            yield node, request.clients, to_record(client_arrays.arranged(rows).arrays())
 
     def _moved(
         self, gradients: Mapping[str, np.ndarray], server_round: int
@@ -104,7 +91,7 @@ class PerClientStrategy(CohortStrategy):
         round's rate."""
         values = {name: torch.from_numpy(np.array(self._theta[name])) for name in gradients}
         along = {n: torch.from_numpy(g.astype(np.float32)) for n, g in gradients.items()}
-        rates = dict.fromkeys(gradients, self.server_rate(self.config, server_round))
+        rates = dict.fromkeys(gradients, server_rate(self.config, server_round))
         self._optimiser.step(values, along, rates, dict.fromkeys(gradients, 0.0))
         return {**self._theta, **{n: v.detach().numpy() for n, v in values.items()}}
 
@@ -140,21 +127,21 @@ class Changes:
         begin, `int64 [m + 1]`."""
         return _starts(self.items)
 
-    def products(self, places: np.ndarray, start: np.ndarray) -> np.ndarray:
+    def products(self, ranks: np.ndarray, start: np.ndarray) -> np.ndarray:
         """Inner products `float64 [places + 1, users]` of some users' changes, and of the shared
         table, with everybody's changes.
 
         Args:
-            places: `int64 [places]`, places in `clients`, distinct.
+            ranks: `int64 [places]`, places in `clients`, distinct.
             start: the shared table `[items, d]`.
         """
         items, starts = self.changed
-        found = np.zeros((len(self.clients), len(places) + 1))
+        products = np.zeros((len(self.clients), len(ranks) + 1))
         column = np.full(len(self.clients), -1)
-        column[places] = np.arange(len(places))
+        column[ranks] = np.arange(len(ranks))
         shared = start[items].astype(np.float32, copy=False)
-        add_products(starts, self.users, self.values, column, shared, found)
-        return np.ascontiguousarray(found.T)
+        add_products(starts, self.users, self.values, column, shared, products)
+        return np.ascontiguousarray(products.T)
 
     @cached_property
     def squares(self) -> np.ndarray:
@@ -162,20 +149,20 @@ class Changes:
         squares = np.einsum("nd,nd->n", self.values, self.values)
         return np.bincount(self.users, squares, minlength=len(self.clients))
 
-    def similarities(self, places: np.ndarray, start: np.ndarray) -> np.ndarray:
+    def similarities(self, ranks: np.ndarray, start: np.ndarray) -> np.ndarray:
         """Cosines `float64 [places, users]` between tables; 0 with one that is zero.
 
         Args:
-            places: `int64 [places]`, places in `clients`, distinct.
+            ranks: `int64 [places]`, places in `clients`, distinct.
             start: the shared table `[items, d]`.
         """
         shared = np.square(start, dtype=np.float64).sum()
-        products = self.products(places, start)
+        products = self.products(ranks, start)
         along = products[-1]
-        found = products[:-1] + (shared + along[places, None] + along)
+        inner = products[:-1] + (shared + along[ranks, None] + along)
         squares = np.maximum(shared + 2 * along + self.squares, 0)
         norms = np.maximum(np.sqrt(squares), 1e-12)
-        return found / norms[places, None] / norms
+        return inner / norms[ranks, None] / norms
 
     def mean(self, weights: np.ndarray, items: int) -> np.ndarray:
         """Sum of the changes by the weights `[users]` of their users, `float32 [items, d]`."""
@@ -193,26 +180,26 @@ class Changes:
         """
         asking = np.repeat(np.arange(len(requests.clients)), np.diff(requests.offsets))
         order = np.argsort(requests.items, kind="stable")
-        found = np.empty((len(order), self.values.shape[1]), dtype=np.float32)
-        found[order] = self._sums(requests.items[order], asking[order], weights)
-        return found
+        means = np.empty((len(order), self.values.shape[1]), dtype=np.float32)
+        means[order] = self._sums(requests.items[order], asking[order], weights)
+        return means
 
     def _sums(self, wanted: np.ndarray, asking: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Sums of the changes of items `int64 [n]`, ascending, by the weights `[askers, users]` of
         whoever asks for each, `int64 [n]`; `float32 [n, d]`."""
         items, asked = _starts(wanted)
         begins, ends = (np.searchsorted(self.items, items, side) for side in ("left", "right"))
-        found = np.zeros((len(wanted), self.values.shape[1]), dtype=np.float32)
+        sums = np.zeros((len(wanted), self.values.shape[1]), dtype=np.float32)
         weights = weights.astype(np.float32)
-        weighted_sums(begins, ends, self.users, self.values, asked, asking, weights, found)
-        return found
+        weighted_sums(begins, ends, self.users, self.values, asked, asking, weights, sums)
+        return sums
 
 
 def _starts(items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The distinct ones of ascending items `int64 [n]`, and where each begins, with the end: `int64
     [m]` and `[m + 1]`."""
-    found, starts = np.unique(items, return_index=True)
-    return found, np.append(starts, len(items))
+    distinct_items, starts = np.unique(items, return_index=True)
+    return distinct_items, np.append(starts, len(items))
 
 
 def edges(similar: np.ndarray, neighbours: int) -> np.ndarray:
@@ -276,22 +263,22 @@ class Uploads:
         order = order if self.limit is None else order[-self.limit :]
         new = np.flatnonzero(np.isin(requests.clients, order))
         rows = requests.rows_of(new)
-        kept = np.isin(old.clients, np.intersect1d(before, order))
+        remaining = np.isin(old.clients, np.intersect1d(before, order))
         self._order = order
-        self.changes = self._merged(old, kept, requests.take(new), values, rows)
+        self.changes = self._merged(old, remaining, requests.take(new), values, rows)
 
     def _merged(
         self,
         old: Changes,
-        kept: np.ndarray,
+        remaining: np.ndarray,
         requests: ItemRequests,
         values: np.ndarray,
         rows: np.ndarray,
     ) -> Changes:
         """Changes of some clients from before, `bool [clients]`, and of new ones, which are the
         given rows of `float32 [P, d]`, in the memory of the former ones."""
-        clients = np.sort(np.concatenate([old.clients[kept], requests.clients]))
-        remain = np.flatnonzero(kept[old.users])
+        clients = np.sort(np.concatenate([old.clients[remaining], requests.clients]))
+        remain = np.flatnonzero(remaining[old.users])
         before = np.searchsorted(clients, old.clients)[old.users[remain]]
         new = np.searchsorted(clients, requests.clients).repeat(np.diff(requests.offsets))
         users = np.concatenate([before, new])
@@ -304,10 +291,10 @@ class Uploads:
             self._table = np.empty((size, values.shape[1]), dtype=np.float32)
             self._table[: len(old.values)] = old.values
             self._start = 0
-        places = np.concatenate([remain, len(old.values) + rows])[order]
-        self._start = merge_rows(self._table, self._start, len(old.values), values, places)
-        found = self._table[self._start : self._start + len(order)]
-        return Changes(clients, users[order], items[order], found)
+        sources = np.concatenate([remain, len(old.values) + rows])[order]
+        self._start = merge_rows(self._table, self._start, len(old.values), values, sources)
+        table = self._table[self._start : self._start + len(order)]
+        return Changes(clients, users[order], items[order], table)
 
     def state(self) -> dict[str, np.ndarray]:
         """The state as named arrays, in the order of the uploads."""
@@ -383,8 +370,6 @@ class FedgnnStrategy(PerClientStrategy):
     Config = FedgnnStrategyConfig
     paper = "FedGNN (Wu et al. 2021), algorithm 1"
     config: FedgnnStrategyConfig
-    sees = "strategy 'fedgnn': its server needs each client's message separately"
-    instead = "set step.noise and step.clip, or choose another system"
     own_step = "fedgnn"
 
     def __init__(
@@ -392,11 +377,7 @@ class FedgnnStrategy(PerClientStrategy):
     ) -> None:
         super().__init__(config, cohorts, step)
         self._third = ThirdParty(config.neighbours)
-
-    @property
-    def memories(self) -> Mapping[str, Memory]:
-        """The messages to the third party, and the optimiser."""
-        return {"third/": self._third, **super().memories}
+        self.memories |= {"third/": self._third}
 
     @classmethod
     def remarks(
@@ -430,10 +411,10 @@ class FedgnnStrategy(PerClientStrategy):
         if each is None or not learned:
             return theta
         updates = each.updates
-        for place in np.flatnonzero(each.examples).tolist():
-            own = updates.values[TOKENS][place]
-            embedding = updates.values[EMBEDDING][place]
-            self._third.register(int(each.clients[place]), own.copy(), embedding.copy())
+        for index in np.flatnonzero(each.examples).tolist():
+            client_tokens = updates.values[TOKENS][index]
+            embedding = updates.values[EMBEDDING][index]
+            self._third.register(int(each.clients[index]), client_tokens.copy(), embedding.copy())
         names = [name for name in theta if name == ITEMS or name.startswith(LAYERS)]
         sums = {name: np.zeros(theta[name].shape) for name in names}
         rows = torch.from_numpy(updates.requests.items)
@@ -451,7 +432,7 @@ class FedgnnStrategy(PerClientStrategy):
         clients = requests.clients.tolist()
         slots = self.config.history
         table = np.asarray(self._theta[ITEMS])
-        given, counts = self._third.found(clients, slots, table.shape[1])
+        given, counts = self._third.matched(clients, slots, table.shape[1])
         layers = {
             name: np.repeat(np.asarray(value)[None], len(clients), axis=0)
             for name, value in self._theta.items()
@@ -517,9 +498,6 @@ class GpfedrecStrategy(PerClientStrategy):
     Config = GpfedrecStrategyConfig
     paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
     config: GpfedrecStrategyConfig
-    sees = (
-        "strategy 'gpfedrec': its server keeps each client's item embeddings, under the client's id"
-    )
     own_step = "gpfedrec"
 
     def __init__(
@@ -527,11 +505,7 @@ class GpfedrecStrategy(PerClientStrategy):
     ) -> None:
         super().__init__(config, cohorts, step)
         self._uploads = Uploads(config.remembered)
-
-    @property
-    def memories(self) -> Mapping[str, Memory]:
-        """Each client's last upload, and the optimiser."""
-        return {"uploads/": self._uploads, **super().memories}
+        self.memories |= {"uploads/": self._uploads}
 
     @classmethod
     def remarks(
@@ -568,15 +542,15 @@ class GpfedrecStrategy(PerClientStrategy):
         config = self.config
         start = np.asarray(self._theta[ITEMS])
 
-        def neighbours(places: np.ndarray) -> np.ndarray:
-            return edges(changes.similarities(places, start), config.neighbours)
+        def neighbours(ranks: np.ndarray) -> np.ndarray:
+            return edges(changes.similarities(ranks, start), config.neighbours)
 
-        found = neighbours(np.searchsorted(changes.clients, clients))
+        shares = neighbours(np.searchsorted(changes.clients, clients))
         if config.layers > 1:
             between = neighbours(np.arange(len(changes.clients)))
             for _ in range(config.layers - 1):
-                found = found @ between
-        return found
+                shares = shares @ between
+        return shares
 
     def sent(self, requests: ItemRequests) -> ClientArrays:
         """The rows that some clients start from, and their guidance: these rows for a client that
@@ -585,9 +559,9 @@ class GpfedrecStrategy(PerClientStrategy):
         guide = rows.copy()
         changes = self._uploads.changes
         known = requests.clients[:0] if changes is None else changes.clients
-        places = np.flatnonzero(np.isin(requests.clients, known))
-        if changes is not None and len(places):
-            asked = requests.take(places)
+        indices = np.flatnonzero(np.isin(requests.clients, known))
+        if changes is not None and len(indices):
+            asked = requests.take(indices)
             weights = self._weights(changes, asked.clients)
-            guide[requests.rows_of(places)] += changes.means_of_rows(weights, asked)
+            guide[requests.rows_of(indices)] += changes.means_of_rows(weights, asked)
         return ClientArrays(requests, {}, {ITEMS: rows, GUIDE: guide})

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -14,36 +14,43 @@ from flwr.serverapp import Grid
 from pydantic import Field, model_validator
 
 from fedrec.components import registry
-from fedrec.components.registry import STRATEGY, resolve
+from fedrec.components.registry import STRATEGY
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
-from fedrec.experiment.phases import MAIN, Phase, step_table
+from fedrec.experiment.phases import MAIN, Phase, phase_at, step_table
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.neighbourhood.learned import Scale, means_of
+from fedrec.sums.fold_in import expected_counts
 from fedrec.sums.products import BIAS
-from fedrec.sums.residual import expected_counts
-from strategies.base import Aggregate, Cohorts, CohortStrategy, Memory
+from strategies.base import Aggregate, Cohorts, CohortStrategy, server_rate
 from strategies.sums import FACTORS, Products, ProductsStrategy, with_factors
 
-# Strategies that delegate each round to one of several others.
+# Strategies that delegate each round to that of its phase.
 
 
-class ByRound(CohortStrategy):
-    """Delegates each round to the strategy that `strategy_of` returns."""
+class PhasesConfig(Config):
+    """Settings of strategies with phases."""
 
-    def __init__(self, config: Any, cohorts: Cohorts, step: dict[str, Any]) -> None:
-        super().__init__(config, cohorts, step)
-        self._round = 1
+    main: Annotated[Section, registry.STRATEGY] = Section(name="reptile")
+    """Strategy of the last phase; its clients run the experiment's step."""
 
-    @classmethod
-    def server_rate(cls, config: Any, round_number: int) -> float:
+    def rate(self, round_number: int) -> float:
         """The factor of the main strategy, which runs the later rounds."""
-        main: Any = resolve(STRATEGY, config.main.name)
-        return main.server_rate(component_settings(STRATEGY, config.main), round_number)
+        return server_rate(component_settings(STRATEGY, self.main), round_number)
 
-    @abstractmethod
+
+class ByPhase(CohortStrategy):
+    """Delegates each round to the strategy of its phase."""
+
+    _round = 1
+
     def strategy_of(self, round_number: int) -> CohortStrategy:
         """The strategy of a round."""
+        return self.phases()[phase_at(self._schedule, round_number).name]
+
+    @cached_property
+    def _schedule(self) -> tuple[Phase, ...]:
+        return self.schedule(self.config, self.step)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -114,16 +121,21 @@ class StageOneConfig(Config):
         return self
 
 
-class TwoStageConfig(Config):
+class TwoStageConfig(PhasesConfig):
     """Settings of two-stage training."""
 
     stage_one: StageOneConfig
     """Stage one."""
-    main: Annotated[Section, registry.STRATEGY] = Section(name="reptile")
-    """Strategy of the main stage; its clients run the experiment's step."""
 
 
-class TwoStage(ByRound):
+_VOLUNTEERS = {
+    "all": "",
+    "opted-in": "clients who opted in",
+    "public": "clients whose data are public, and who are in no other stage",
+}
+
+
+class TwoStage(ByPhase):
     """Runs one strategy for the rounds of stage one and another one after it.
 
     Attributes:
@@ -144,56 +156,37 @@ class TwoStage(ByRound):
         first = config.stage_one
         inside, outside = _participants(first, cohorts)
         self.stages = {
-            STAGE_ONE: _inner(
+            STAGE_ONE: _stage(
                 first.strategy,
                 cohorts.among(inside, first.sampler),
                 step_table(first.step),
                 "stage-one.strategy",
             ),
-            MAIN: _inner(config.main, cohorts.among(outside), step, "main"),
+            MAIN: _stage(config.main, cohorts.among(outside), step, "main"),
         }
+        self.memories = {f"{stage}/": inner for stage, inner in self.stages.items()}
 
     @classmethod
     def schedule(cls, config: TwoStageConfig, step: Mapping[str, Any]) -> tuple[Phase, ...]:
         """The phases in order: `stage-one` for its rounds, from 1, and `main` for all later
         ones."""
         first = config.stage_one
+        volunteers = _VOLUNTEERS[first.clients]
         return Phase(
-            STAGE_ONE, step_table(first.step), first.rounds, first.clients != "all", first.sampler
+            STAGE_ONE, step_table(first.step), first.rounds, volunteers, first.sampler
         ), Phase(MAIN, step)
 
-    @property
-    def by_phase(self) -> dict[str, CohortStrategy]:
-        """The strategy of each stage, by phase."""
+    def phases(self) -> dict[str, CohortStrategy]:
+        """The strategy of each stage."""
         return self.stages
-
-    @property
-    def volunteers(self) -> dict[str, str]:
-        """The volunteers of stage one, in words; none if all clients take part in it."""
-        count = len(self.stages[STAGE_ONE].cohorts.clients)
-        words = {
-            "opted-in": f"{count} clients who opted in",
-            "public": f"{count} clients whose data are public, and who are in no other stage",
-        }
-        kind = self.config.stage_one.clients
-        return {} if kind == "all" else {STAGE_ONE: words[kind]}
-
-    def strategy_of(self, round_number: int) -> CohortStrategy:
-        """The strategy of a round's stage."""
-        return self.stages[self.phase(round_number)]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The aggregate of the stage's strategy; the metrics contain the `stage`, 1 or 2."""
         arrays, metrics = super().aggregate_train(server_round, replies)
-        stage = 1 if self.phase(server_round) == STAGE_ONE else 2
+        stage = 1 if self.strategy_of(server_round) is self.stages[STAGE_ONE] else 2
         return arrays, MetricRecord({"stage": stage, **(metrics or {})})
-
-    @property
-    def memories(self) -> Mapping[str, Memory]:
-        """Both strategies, each under the name of its stage."""
-        return {f"{stage}/": inner for stage, inner in self.stages.items()}
 
 
 def _participants(config: StageOneConfig, cohorts: Cohorts) -> tuple[np.ndarray, np.ndarray]:
@@ -206,16 +199,8 @@ def _participants(config: StageOneConfig, cohorts: Cohorts) -> tuple[np.ndarray,
     ) if config.clients == "public" else cohorts.clients
 
 
-def _inner(section: Section, cohorts: Cohorts, step: dict[str, Any], at: str) -> CohortStrategy:
-    cls = registry.resolve(registry.STRATEGY, section.name)
-    if not issubclass(cls, CohortStrategy):
-        raise ExperimentError(
-            f"strategy {section.name!r} cannot be a stage",
-            expected="one of fedrec's own strategies",
-            got=repr(section.name),
-            fix=f"set strategy.{at}.name = 'reptile'",
-        )
-    settings = component_settings(registry.STRATEGY, section, at=f"strategy.{at}")
+def _stage(section: Section, cohorts: Cohorts, step: dict[str, Any], at: str) -> CohortStrategy:
+    cls, settings = _inner(section, at)
     if len(cls.schedule(settings, step)) > 1:
         raise ExperimentError(
             f"strategy {section.name!r} has phases of its own and cannot be a stage",
@@ -229,17 +214,28 @@ def _inner(section: Section, cohorts: Cohorts, step: dict[str, Any], at: str) ->
     return cls(settings, cohorts, step)
 
 
-class FirstRoundConfig(Config):
+def _inner(section: Section, at: str) -> tuple[type[CohortStrategy], Any]:
+    """The class and settings of an inner strategy, which the setting `at` names."""
+    cls = registry.resolve(registry.STRATEGY, section.name)
+    if not issubclass(cls, CohortStrategy):
+        raise ExperimentError(
+            f"strategy {section.name!r} cannot run the rounds of a phase",
+            expected="one of fedrec's own strategies",
+            got=repr(section.name),
+            fix=f"set strategy.{at}.name = 'reptile'",
+        )
+    return cls, component_settings(registry.STRATEGY, section, at=f"strategy.{at}")
+
+
+class FirstRoundConfig(PhasesConfig):
     """Settings of strategies with a special first round; a subclass adds `step`, the clients' step
     in it."""
 
     sampler: Annotated[Section | None, registry.SAMPLER] = None
     """Sampler of the first round; default: that of the experiment."""
-    main: Annotated[Section, registry.STRATEGY] = Section(name="reptile")
-    """Strategy of all rounds after the first; its clients run the experiment's step."""
 
 
-class FirstRound(ByRound):
+class FirstRound(ByPhase):
     """One strategy in the first round, another in all that follow.
 
     Rounds keep their numbers, on which cohorts and noise depend: the main strategy starts with
@@ -261,10 +257,11 @@ class FirstRound(ByRound):
 
     def __init__(self, config: Any, cohorts: Cohorts, step: dict[str, Any]) -> None:
         super().__init__(config, cohorts, step)
-        own = cohorts.among(cohorts.clients, config.sampler)
-        self.first = self.first_class(config, own, step_table(config.step))
+        first_cohorts = cohorts.among(cohorts.clients, config.sampler)
+        self.first = self.first_class(config, first_cohorts, step_table(config.step))
         cls, settings = _following(config)
         self.main: CohortStrategy = cls(settings, cohorts, step)
+        self.memories = {"": self.main}
 
     @classmethod
     def schedule(cls, config: Any, step: Mapping[str, Any]) -> tuple[Phase, ...]:
@@ -273,36 +270,18 @@ class FirstRound(ByRound):
         first = Phase(cls.first_phase, step_table(config.step), 1, sampler=config.sampler)
         return first, *following.schedule(settings, step)
 
-    @property
-    def by_phase(self) -> dict[str, CohortStrategy]:
-        """The strategy of the first round and those of the main strategy, by phase."""
-        return {self.first_phase: self.first, **self.main.by_phase}
-
-    @property
-    def volunteers(self) -> dict[str, str]:
-        """Phases without noise and their volunteers: those of the main strategy."""
-        return self.main.volunteers
+    def phases(self) -> dict[str, CohortStrategy]:
+        """The strategy of the first round and those of the main strategy."""
+        return {self.first_phase: self.first, **self.main.phases()}
 
     def strategy_of(self, round_number: int) -> CohortStrategy:
         """The strategy of a round."""
         return self.first if round_number == 1 else self.main
 
-    @property
-    def memories(self) -> Mapping[str, Memory]:
-        """The main strategy."""
-        return {"": self.main}
-
 
 def _following(config: Any) -> tuple[type[CohortStrategy], Any]:
     """The strategy of all rounds after the first, and its settings."""
-    cls = registry.resolve(registry.STRATEGY, config.main.name)
-    if not issubclass(cls, CohortStrategy):
-        raise ExperimentError(
-            f"strategy {config.main.name!r} cannot follow a special first round",
-            expected="one of fedrec's own strategies",
-            got=repr(config.main.name),
-            fix="set strategy.main.name = 'reptile'",
-        )
+    cls, settings = _inner(config.main, "main")
     if issubclass(cls, FirstRound):
         raise ExperimentError(
             f"strategy {config.main.name!r} would never run its first round, as round 1 is taken",
@@ -310,7 +289,7 @@ def _following(config: Any) -> tuple[type[CohortStrategy], Any]:
             got=f"strategy.main.name = {config.main.name!r} inside another one",
             fix="leave one of the two out",
         )
-    return cls, component_settings(registry.STRATEGY, config.main, at="strategy.main")
+    return cls, settings
 
 
 # Item means in the first round, by sums and counts of ratings; then another strategy.
@@ -345,7 +324,7 @@ class _Averaging(CohortStrategy):
 
     config: MeansStartConfig
 
-    def refuse_misfits(self, theta: Mapping[str, np.ndarray]) -> None:
+    def check_parameters(self, theta: Mapping[str, np.ndarray]) -> None:
         if "item.mean" not in theta or "item.count" not in theta:
             raise ExperimentError(
                 "the model has no item means",
@@ -355,7 +334,7 @@ class _Averaging(CohortStrategy):
             )
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        self.refuse_misfits(theta)  # for loops that do not call it before the first round
+        self.check_parameters(theta)  # for loops that do not call it before the first round
         total = aggregate.total(theta)
         config = self.config
         sums = np.concatenate([total["item.mean"], total["item.count"]], axis=1)
@@ -365,9 +344,6 @@ class _Averaging(CohortStrategy):
             )
         means = means_of(sums, config.damping, config.scale)
         return {**theta, "item.mean": means[:, None], "item.count": total["item.count"]}
-
-    def phase(self, round_number: int) -> str:
-        return MEANS
 
 
 class MeansStart(FirstRound):
@@ -449,9 +425,6 @@ class _Counting(CohortStrategy):
         noise = 0.0 if self.privacy is None else self.privacy.plan.mean_noise_std
         return max(self.config.floor, self.config.noise_floor * noise)
 
-    def phase(self, round_number: int) -> str:
-        return POPULARITY
-
 
 class PopularityStart(FirstRound):
     """Counts likes in the first round, then runs another strategy, see `FirstRound`."""
@@ -506,10 +479,10 @@ class _Starting(ProductsStrategy):
         """The items' factors, leading ones last, and their Gram matrix."""
         values, vectors = torch.linalg.eigh(products.gram)
         factors = np.array(theta[FACTORS], dtype=np.float64)
-        kept = min(int((values > products.edge).sum()), factors.shape[1])
-        if kept:
-            start = vectors[:, -kept:] * values[-kept:] ** 0.25 / products.scale[:, None]
-            factors[:, -kept:] = start.numpy()
+        count = min(int((values > products.edge).sum()), factors.shape[1])
+        if count:
+            start = vectors[:, -count:] * values[-count:] ** 0.25 / products.scale[:, None]
+            factors[:, -count:] = start.numpy()
         return with_factors(dict(theta), factors)
 
 

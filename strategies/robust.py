@@ -46,17 +46,19 @@ class ClientChanges:
     @classmethod
     def of(cls, changes: Sequence[Change], table: np.ndarray) -> Self:
         """The changes of a parameter, whose value before is `table [...]`."""
-        sparse = [one for one in changes if isinstance(one, SparseUpdate) and not one.drift]
+        sparse = [
+            change for change in changes if isinstance(change, SparseUpdate) and not change.drift
+        ]
         if len(sparse) < len(changes):
             values = np.stack([dense_change(change, table) for change in changes])
             return cls(table, None, values, np.ones(values.shape[:2], dtype=bool))
         rows = np.unique(np.concatenate([change.rows for change in sparse]))
         values = np.zeros((len(sparse), len(rows), *table.shape[1:]))
         touched = np.zeros(values.shape[:2], dtype=bool)
-        for place, change in enumerate(sparse):
-            own = np.searchsorted(rows, change.rows)
-            values[place, own] = change.values
-            touched[place, own] = True
+        for index, change in enumerate(sparse):
+            positions = np.searchsorted(rows, change.rows)
+            values[index, positions] = change.values
+            touched[index, positions] = True
         return cls(table, rows, values, touched)
 
     def change(self, combined: np.ndarray) -> Change:
@@ -76,10 +78,6 @@ class RobustRule(CohortStrategy):
 
     Config = ServerRate
     reply = "each"
-    sees = "a robust rule, which needs the update of each client"
-    instead = (
-        "leave out [privacy], or set strategy.name = 'reptile': a clip bounds each client, too"
-    )
     config: ServerRate
 
     @abstractmethod
@@ -100,20 +98,20 @@ class RobustRule(CohortStrategy):
             for name, table in theta.items()
         }
         moved = self.combined(changes, aggregate.round)
-        moves = {name: own.change(moved[name]) for name, own in changes.items()}
+        moves = {name: change.change(moved[name]) for name, change in changes.items()}
         return apply_changes(theta, moves, self.config.rate(aggregate.round))
 
 
 def squared_distances(changes: Mapping[str, ClientChanges]) -> np.ndarray:
     """`float64 [clients, clients]`: squared L2 distances between the clients' whole updates."""
-    gram = sum(own.flat @ own.flat.T for own in changes.values())
+    gram = sum(change.flat @ change.flat.T for change in changes.values())
     norms = np.diag(gram)
     return np.maximum(norms[:, None] + norms[None, :] - 2 * gram, 0.0)
 
 
 def mean_of(changes: Mapping[str, ClientChanges], chosen: np.ndarray) -> dict[str, np.ndarray]:
     """Mean updates of some clients `int64 [n]`, `[R, ...]` by parameter."""
-    return {name: own.values[chosen].mean(axis=0) for name, own in changes.items()}
+    return {name: change.values[chosen].mean(axis=0) for name, change in changes.items()}
 
 
 class CoordinateRuleConfig(ServerRate):
@@ -143,21 +141,21 @@ class CoordinateRule(RobustRule):
         self, changes: Mapping[str, ClientChanges], round_number: int
     ) -> dict[str, np.ndarray]:
         """The combination for each parameter, `float64 [R, ...]`."""
-        return {name: self._combined(own) for name, own in changes.items()}
+        return {name: self._combined(change) for name, change in changes.items()}
 
-    def _combined(self, own: ClientChanges) -> np.ndarray:
-        clients = len(own.values)
-        if own.rows is None or self.config.over == "cohort":
-            counts = np.full(own.values.shape[1:], clients)
-            return self.of_sorted(np.sort(own.values, axis=0), counts)
-        tail = (1,) * (own.values.ndim - 2)
-        touched = own.touched.reshape(*own.touched.shape, *tail)
-        values = np.sort(np.where(touched, own.values, np.nan), axis=0)
-        enough = own.touched.sum(axis=0) >= self.config.least
-        counts = np.broadcast_to(touched.sum(axis=0), own.values.shape[1:])
-        found = np.zeros(own.values.shape[1:])
-        found[enough] = self.of_sorted(values[:, enough], counts[enough])
-        return found
+    def _combined(self, change: ClientChanges) -> np.ndarray:
+        clients = len(change.values)
+        if change.rows is None or self.config.over == "cohort":
+            counts = np.full(change.values.shape[1:], clients)
+            return self.of_sorted(np.sort(change.values, axis=0), counts)
+        tail = (1,) * (change.values.ndim - 2)
+        touched = change.touched.reshape(*change.touched.shape, *tail)
+        values = np.sort(np.where(touched, change.values, np.nan), axis=0)
+        enough = change.touched.sum(axis=0) >= self.config.least
+        counts = np.broadcast_to(touched.sum(axis=0), change.values.shape[1:])
+        combined = np.zeros(change.values.shape[1:])
+        combined[enough] = self.of_sorted(values[:, enough], counts[enough])
+        return combined
 
 
 # Mean of the clients' updates, each scaled down to a bound on its norm (Sun et al. 2019).
@@ -189,11 +187,13 @@ class NormBound(RobustRule):
         self, changes: Mapping[str, ClientChanges], round_number: int
     ) -> dict[str, np.ndarray]:
         """The mean of the bounded updates, `float64 [R, ...]` by parameter."""
-        squares = sum(np.square(own.flat).sum(axis=1) for own in changes.values())
+        squares = sum(np.square(change.flat).sum(axis=1) for change in changes.values())
         norms = np.sqrt(squares)
         bound = float(np.median(norms)) if self.config.norm is None else self.config.norm
         factors = np.minimum(1.0, bound / np.maximum(norms, 1e-300)) / len(norms)
-        return {name: np.tensordot(factors, own.values, axes=1) for name, own in changes.items()}
+        return {
+            name: np.tensordot(factors, change.values, axes=1) for name, change in changes.items()
+        }
 
 
 # Coordinate-wise trimmed mean of the clients' updates (Yin et al. 2018, option II): the mean
@@ -221,9 +221,9 @@ class TrimmedMean(CoordinateRule):
     def of_sorted(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """The means of the middle values, `[R, ...]`, of `values [clients, R, ...]`."""
         out = (self.config.cut * counts).astype(np.int64)
-        places = np.arange(len(values)).reshape(-1, *[1] * counts.ndim)
-        kept = (places >= out) & (places < counts - out)
-        return np.where(kept, values, 0.0).sum(axis=0) / kept.sum(axis=0)
+        ranks = np.arange(len(values)).reshape(-1, *[1] * counts.ndim)
+        middle = (ranks >= out) & (ranks < counts - out)
+        return np.where(middle, values, 0.0).sum(axis=0) / middle.sum(axis=0)
 
 
 # How Krum, Multi-Krum and Bulyan choose clients: by the distances to their neighbours.
@@ -304,7 +304,7 @@ class Union(RobustRule):
         self, changes: Mapping[str, ClientChanges], round_number: int
     ) -> dict[str, np.ndarray]:
         """The mean of the updates that are kept, `float64 [R, ...]` by parameter."""
-        table = changes[self._table({name: own.before for name, own in changes.items()})]
+        table = changes[self._table({name: change.before for name, change in changes.items()})]
         items = len(table.before)
         random = stream(0, "union", round_number)
         drawn = np.sort(random.choice(items, min(self.config.sample, items), replace=False))
@@ -312,7 +312,7 @@ class Union(RobustRule):
         expected = self.config.expected(len(uniformities))
         return mean_of(changes, np.flatnonzero(~outlying(uniformities, expected)))
 
-    def refuse_misfits(self, theta: Mapping[str, np.ndarray]) -> None:
+    def check_parameters(self, theta: Mapping[str, np.ndarray]) -> None:
         """Refuse a model without the table of item embeddings."""
         self._table(theta)
 
@@ -341,9 +341,9 @@ def mean_distances(table: ClientChanges, items: np.ndarray) -> np.ndarray:
     if table.rows is None:
         changed += table.values[:, items]
     elif len(table.rows):
-        places = np.minimum(np.searchsorted(table.rows, items), len(table.rows) - 1)
-        known = table.rows[places] == items
-        changed[:, known] = table.values[:, places[known]]
+        positions = np.minimum(np.searchsorted(table.rows, items), len(table.rows) - 1)
+        known = table.rows[positions] == items
+        changed[:, known] = table.values[:, positions[known]]
     rows = table.before[items].astype(np.float64) + changed
     rows /= np.maximum(np.linalg.norm(rows, axis=2, keepdims=True), 1e-300)
     products = np.einsum("cik,cjk->cij", rows, rows)
@@ -367,22 +367,26 @@ def outlying(numbers: np.ndarray, expected: int) -> np.ndarray:
         return np.zeros(len(numbers), dtype=bool)
     scaled = (numbers - low) / (high - low)
     order = np.argsort(scaled, kind="stable")
-    one, two, first = (found[0] for found in _spreads(scaled[order][None]))
+    spread_of_one, spread_of_two, first = (
+        outliers[0] for outliers in _spreads(scaled[order][None])
+    )
     members = order[:first] if 2 * first <= len(numbers) else order[first:]
-    found = np.zeros(len(numbers), dtype=bool)
-    found[members] = len(members) <= expected or _are_two(one, two, len(numbers))
-    return found
+    outliers = np.zeros(len(numbers), dtype=bool)
+    outliers[members] = len(members) <= expected or _are_two(
+        spread_of_one, spread_of_two, len(numbers)
+    )
+    return outliers
 
 
-def _are_two(one: float, two: float, count: int) -> bool:
+def _are_two(spread_of_one: float, spread_of_two: float, count: int) -> bool:
     """Whether numbers in [0, 1], with these sums of squares around one and two centres, form two
     clusters rather than one: Gap(1) < Gap(2) - s(2)."""
     uniform = np.sort(stream(0, "gap", count).random((_REFERENCES, count)), axis=1)
     references = _spreads(uniform)
     gaps = []
-    for own, reference in zip((one, two), references[:2], strict=True):
+    for spread, reference in zip((spread_of_one, spread_of_two), references[:2], strict=True):
         logarithms = np.log(np.maximum(reference, 1e-300))
-        gap = logarithms.mean() - np.log(max(own, 1e-300))
+        gap = logarithms.mean() - np.log(max(spread, 1e-300))
         gaps.append((gap, logarithms.std() * np.sqrt(1 + 1 / _REFERENCES)))
     return bool(gaps[0][0] < gaps[1][0] - gaps[1][1])
 
@@ -443,15 +447,15 @@ class Bulyan(RobustRule):
             )
         chosen = nearest(distances, malicious, clients - 2 * malicious)
         count = clients - 4 * malicious
-        return {name: _central(own.values[chosen], count) for name, own in changes.items()}
+        return {name: _central(change.values[chosen], count) for name, change in changes.items()}
 
 
 def _central(values: np.ndarray, count: int) -> np.ndarray:
     """Mean of the `count` values `[clients, ...]` of each coordinate that are closest to its
     median."""
     away = np.abs(values - np.median(values, axis=0))
-    places = np.argsort(away, axis=0, kind="stable")[:count]
-    return np.take_along_axis(values, places, axis=0).mean(axis=0)
+    nearest_to_median = np.argsort(away, axis=0, kind="stable")[:count]
+    return np.take_along_axis(values, nearest_to_median, axis=0).mean(axis=0)
 
 
 # Krum and Multi-Krum (Blanchard et al. 2017): the mean of the updates that are closest to their
@@ -510,5 +514,5 @@ class Median(CoordinateRule):
 
     def of_sorted(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """The middle values, `[R, ...]`, of `values [clients, R, ...]`."""
-        places = np.stack([(counts - 1) // 2, counts // 2])
-        return np.take_along_axis(values, places, axis=0).mean(axis=0)
+        ranks = np.stack([(counts - 1) // 2, counts // 2])
+        return np.take_along_axis(values, ranks, axis=0).mean(axis=0)

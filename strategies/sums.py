@@ -21,6 +21,7 @@ from fedrec.config import Config, Width
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.models.linear import LEARNED, PRODUCTS, PUBLIC, WEIGHTS
+from fedrec.sums.fold_in import LearnedConfig, placed_embeddings
 from fedrec.sums.products import (
     BIAS,
     SmoothingConfig,
@@ -34,7 +35,6 @@ from fedrec.sums.products import (
     transition_weights,
     unpacked,
 )
-from fedrec.sums.residual import LearnedConfig, placed_embeddings
 from strategies.base import Aggregate, Cohorts, CohortStrategy, ServerRate
 
 # Strategies that compute a model from the sum of the clients' products of items (steps `gram` and
@@ -103,15 +103,15 @@ class ProductsStrategy(CohortStrategy):
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
         """The next global parameters from the present ones and a round's aggregate with at least
         one client."""
-        self.refuse_misfits(theta)  # for loops that do not call it before the first round
-        own = aggregate.total(theta)[self.products]
-        self._total = own + self._total if self._total.size else own
+        self.check_parameters(theta)  # for loops that do not call it before the first round
+        products = aggregate.total(theta)[self.products]
+        self._total = products + self._total if self._total.size else products
         self._clients += aggregate.clients
         if self.privacy is not None:
             self._variance += (self.privacy.plan.mean_noise_std * aggregate.clients) ** 2
         return {**theta, **self.solved(theta, self._scaled(theta.get(BIAS)))}
 
-    def refuse_misfits(self, theta: Mapping[str, np.ndarray]) -> None:
+    def check_parameters(self, theta: Mapping[str, np.ndarray]) -> None:
         """Refuse a model that is not computed from products of items."""
         if self.products not in theta:
             raise ExperimentError(
@@ -135,8 +135,8 @@ class ProductsStrategy(CohortStrategy):
         """The sum so far, scaled to all clients; noise is made symmetric. Without biases all items
         are chosen and count alike."""
         factor = len(self.cohorts.clients) / max(self._clients, 1.0)
-        own = (self._total + self._total.T) / 2 if self.symmetric else self._total
-        gram = torch.from_numpy(own * factor)
+        total = (self._total + self._total.T) / 2 if self.symmetric else self._total
+        gram = torch.from_numpy(total * factor)
         biases = torch.zeros(len(gram)) if bias is None else torch.from_numpy(np.array(bias[:, 0]))
         chosen = chosen_items(biases, len(gram))
         scale = item_scale(biases[chosen], self._exponent())
@@ -267,8 +267,8 @@ def _denoised(total: Tensor, edge: float, limit: int) -> Tensor:
     if edge == 0:
         return total
     left, values, right = torch.linalg.svd(total, full_matrices=False)
-    kept = (values.square() - edge**2).clamp(min=0).sqrt()[:limit]
-    return (left[:, :limit] * kept) @ right[:limit]
+    shrunk = (values.square() - edge**2).clamp(min=0).sqrt()[:limit]
+    return (left[:, :limit] * shrunk) @ right[:limit]
 
 
 # Federated collaborative filtering (Ammad-ud-din et al. 2019, equations 7 to 10): the server's step
@@ -326,7 +326,7 @@ class Fcf(CohortStrategy):
         Raises:
             ExperimentError: the model has no such parameters, or its clients send moments.
         """
-        refuse_other_models(theta, moments=False)
+        check_model(theta, moments=False)
         factors = theta[FACTORS].astype(np.float64)
         gradient = self.gradient(factors, summed(aggregate, theta, len(self.cohorts.clients)))
         if self._first is None or self._second is None:
@@ -376,8 +376,8 @@ def with_factors(theta: dict[str, np.ndarray], factors: np.ndarray) -> dict[str,
     return {**theta, FACTORS: factors, "item.gram": factors.T @ factors}
 
 
-def refuse_other_models(theta: dict[str, np.ndarray], *, moments: bool) -> None:
-    """Refuse parameters that are not those of implicit matrix factorization.
+def check_model(theta: dict[str, np.ndarray], *, moments: bool) -> None:
+    """Check that parameters are those of implicit matrix factorization.
 
     Raises:
         ExperimentError: they are not, or clients send other sums than those that are needed.
@@ -437,7 +437,7 @@ class FedAls(CohortStrategy):
         Raises:
             ExperimentError: the model has no such parameters, or its clients send no moments.
         """
-        refuse_other_models(theta, moments=True)
+        check_model(theta, moments=True)
         sums = {
             name: torch.from_numpy(value)
             for name, value in summed(aggregate, theta, len(self.cohorts.clients)).items()
@@ -448,7 +448,7 @@ class FedAls(CohortStrategy):
             gram = semi_definite(gram)
         width = len(gram)
         at_once = max(1, _NUMBERS_AT_ONCE // width**2)
-        found = []
+        solved = []
         for start in range(0, len(sums[RIGHT]), at_once):
             part = slice(start, start + at_once)
             moments = unpacked(sums[MOMENTS][part])
@@ -457,8 +457,8 @@ class FedAls(CohortStrategy):
             matrix = moments.mul_(self.config.weight - 1).add_(gram)
             matrix.diagonal(dim1=1, dim2=2).add_(self.config.regularisation)
             right = self.config.weight * sums[RIGHT][part].unsqueeze(-1)
-            found.append(torch.cholesky_solve(right, torch.linalg.cholesky(matrix)).squeeze(-1))
-        return with_factors(theta, torch.cat(found).numpy())
+            solved.append(torch.cholesky_solve(right, torch.linalg.cholesky(matrix)).squeeze(-1))
+        return with_factors(theta, torch.cat(solved).numpy())
 
 
 # Item embeddings from the sum of the clients' products, public features and popularity, to which
@@ -474,7 +474,7 @@ class FedAls(CohortStrategy):
 # second round and tell how popular all are, and its products of those items (step `gram`). The
 # server needs the sums alone. It takes what popularity and public features explain from the sum of
 # the products; the leading eigenvectors of the rest are further coordinates of the items
-# (`fedrec.sums.residual`). Under noise those below the noise edge are left out. That is
+# (`fedrec.sums.fold_in`). Under noise those below the noise edge are left out. That is
 # post-processing and costs no privacy, and neither do tastes, which never leave the devices.
 #
 # With every client in both rounds this is the centralised baseline `dp-fold-in`.

@@ -18,12 +18,10 @@ from fedrec.data.splits.rules import partition_by
 from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import TARGET_METRICS
 from fedrec.privacy.accounting.accountant import Accountant, releases_of
-from fedrec.privacy.accounting.events import Release
 from fedrec.privacy.accounting.sampling import Full, Scheduled
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
-from fedrec.privacy.mechanisms.base import Mechanism
-from fedrec.privacy.mechanisms.blt import refuse_understated
+from fedrec.privacy.mechanisms.base import Mechanism, longest_noise
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainOrder
@@ -169,8 +167,7 @@ class MechanismChecks(MechanismContract):
         sampling = Full() if self.schedule is None else self.schedule
         separation = 1 if self.schedule is None else self.schedule.separation
         scale = 3.0
-        release = Release(mechanism.name, sampling, "add-remove", scale)
-        cost = mechanism.releases(release, ROUNDS, sampling)
+        cost = mechanism.releases(scale, ROUNDS, sampling, "add-remove")
         backend = Accountant("pld").backend
         noise = scale * self._drawn(Reproducible(0))
         moved = np.zeros(ROUNDS)
@@ -189,16 +186,6 @@ class MechanismChecks(MechanismContract):
                         f"epsilon {charged:.4g} is charged at delta {least:.3g}; a test of all"
                         f" rounds reaches more than {epsilon:g}",
                     )
-
-    def test_the_charge_is_not_below_that_of_any_noise(self) -> None:
-        """The epsilon of all rounds is finite and at least that of some of them, and no noise of
-        the stated standard deviation and correlation costs so little."""
-        sampling = Full() if self.schedule is None else self.schedule
-        for multiplier in (0.5, 3.0):
-            for rounds in (1, ROUNDS):
-                refuse_understated(
-                    self.mechanism(), sampling, "add-remove", multiplier, rounds, 1e-5
-                )
 
     def test_noise_is_correlated_as_stated(self) -> None:
         """What `mixing` states, undone, leaves independent noise of standard deviation 1; audits
@@ -221,7 +208,7 @@ class MechanismChecks(MechanismContract):
         drawn = mechanism.draw("x", 1000, memory, Reproducible(0), 1, 5)
         assert_that(not memory, "noise on clients keeps a memory, which clients do not have")
         length = float(np.linalg.norm(drawn, mechanism.order))
-        bound = mechanism.longest(1.0, 1, 1000)
+        bound = longest_noise(mechanism.order, 1.0, 1, 1000)
         assert_that(length <= bound, f"norm {length:.4g} above the bound {bound:.4g}")
 
     def test_a_private_run_is_charged_for_all_its_rounds(self, tmp_path: Any) -> None:

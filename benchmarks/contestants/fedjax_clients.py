@@ -29,7 +29,7 @@ import numpy as np
 import optax
 from fedjax.algorithms.fed_avg import create_train_for_each_client
 
-from benchmarks.archive import BATCH, LEARNING_RATE, Arrays, RoundClock
+from benchmarks.contestants.archive import BATCH, LEARNING_RATE, Arrays, RoundClock
 
 
 def network(work: Arrays) -> fedjax.Model:
@@ -48,7 +48,7 @@ def network(work: Arrays) -> fedjax.Model:
         params: fedjax.Params, batch: fedjax.BatchExample, rng: fedjax.PRNGKey | None = None
     ) -> jax.Array:
         items = batch["items"]
-        parts = [params[name][batch["user"][:, place]] for place, name in enumerate(users)]
+        parts = [params[name][batch["user"][:, index]] for index, name in enumerate(users)]
         here = present[items]
         pooled = (params["item.genres"][genres[items]] * here).sum(1) / jnp.maximum(here.sum(1), 1)
         hidden = jnp.concatenate([*parts, params["item.id"][items], pooled], 1)
@@ -63,11 +63,11 @@ def network(work: Arrays) -> fedjax.Model:
     return fedjax.Model(lambda rng: work.initial(), apply, apply, loss, {})
 
 
-def batches(work: Arrays, place: int) -> Iterator[fedjax.BatchExample]:
-    """The padded batches of one user in one round; `place` counts through the rounds and their
+def batches(work: Arrays, index: int) -> Iterator[fedjax.BatchExample]:
+    """The padded batches of one user in one round; `index` counts through the rounds and their
     cohorts."""
-    user = work["users"].reshape(-1, work["users"].shape[-1])[place].astype(np.int32)
-    for items, labels in work.epochs(place):
+    user = work["users"].reshape(-1, work["users"].shape[-1])[index].astype(np.int32)
+    for items, labels in work.epochs(index):
         examples = {
             "items": items.astype(np.int32),
             "labels": labels,
@@ -101,8 +101,8 @@ def main(path: str, backend: str) -> None:
     for number in range(rounds):
         clock.begin()
         clients = [
-            (place, batches(work, place), key)
-            for place in range(number * cohort, (number + 1) * cohort)
+            (index, batches(work, index), key)
+            for index in range(number * cohort, (number + 1) * cohort)
         ]
         mean = fedjax.tree_util.tree_mean(
             (clipped(change, work.clip), 1.0) for _, change in train(params, clients)

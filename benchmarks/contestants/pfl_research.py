@@ -35,8 +35,8 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from pfl.privacy.privacy_mechanism import NormClippingOnly
 
-from benchmarks.archive import BATCH, LEARNING_RATE, Arrays, RoundClock
-from benchmarks.contestants.plain_torch import Net
+from benchmarks.contestants.archive import BATCH, LEARNING_RATE, Arrays, RoundClock
+from benchmarks.contestants.loop import Net
 
 
 class PflNet(Net):
@@ -56,10 +56,10 @@ class UserDataset(PyTorchTensorDataset):
     """One user. One pass goes through all epochs of the work: pfl has one order of examples for all
     its epochs."""
 
-    def __init__(self, work: Arrays, place: int) -> None:
-        self._epochs = [tuple(map(torch.from_numpy, epoch)) for epoch in work.epochs(place)]
-        user = {"user": torch.from_numpy(work["users"].reshape(-1, work["users"].shape[-1])[place])}
-        super().__init__(self._epochs[0], user_id=place, train_kwargs=user, eval_kwargs=user)
+    def __init__(self, work: Arrays, index: int) -> None:
+        self._epochs = [tuple(map(torch.from_numpy, epoch)) for epoch in work.epochs(index)]
+        user = {"user": torch.from_numpy(work["users"].reshape(-1, work["users"].shape[-1])[index])}
+        super().__init__(self._epochs[0], user_id=index, train_kwargs=user, eval_kwargs=user)
 
     def iter(self, batch_size: int | None) -> Iterator[tuple[torch.Tensor, ...]]:
         for items, labels in self._epochs:
@@ -90,11 +90,11 @@ def main(path: str, sparse: bool) -> None:
     work = Arrays(path)
     net = PflNet(work, sparse=sparse)
     rounds, cohort = work["cohorts"].shape
-    places = range(rounds * cohort)
+    indices = range(rounds * cohort)
     users = FederatedDataset(
-        lambda place: UserDataset(work, place),
-        itertools.cycle(places).__next__,
-        user_id_to_weight={place: int(work["lengths"][place]) for place in places},
+        lambda index: UserDataset(work, index),
+        itertools.cycle(indices).__next__,
+        user_id_to_weight={index: int(work["lengths"][index]) for index in indices},
     )
     timer = Timer()
     postprocessors = [NormClippingOnly(2.0, work.clip)] if work.clip else []

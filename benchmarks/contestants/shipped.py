@@ -2,7 +2,8 @@
 """A step of a shipped experiment on one node, one thread: users per second in training, and the
 final evaluation.
 
-Arguments: experiment, step, path, users per round, rounds, seed of the users, whether to evaluate.
+Arguments: experiment, step, path, users per round, rounds, whether to evaluate; or experiment,
+`generated`, path, rounds for a whole run of a system whose server generates clients' parameters.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from clients.evaluation import evaluate_clients
@@ -24,6 +26,7 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
 from fedrec.protocol.orders import EvaluateOrder, TrainOrder
 from fedrec.protocol.updates import dense_change
+from simulations.runner import run
 
 Numbers = dict[str, np.ndarray]
 
@@ -75,8 +78,8 @@ def evaluated(node: Node, arrays: Numbers) -> float:
         step={"name": node.experiment.step.name, **node.experiment.step.options, "epochs": 0},
     )
     begun = time.perf_counter()
-    for own in (shared, order):
-        evaluate_clients(node, arrays, own)
+    for evaluation in (shared, order):
+        evaluate_clients(node, arrays, evaluation)
     return time.perf_counter() - begun
 
 
@@ -92,27 +95,50 @@ def peak_mib() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**10
 
 
-def main(name: str, step: str, path: str, users: int, rounds: int, evaluation: bool) -> None:
-    """Train, and print what was seen as JSON."""
+def generated(name: str, path: str, rounds: int) -> dict[str, Any]:
+    """Some rounds as a whole run on the serial engine, for clients whose parameters the server
+    generates: users per second of each round but the first, seconds of the evaluation, memory."""
+    engine = {"name": "serial", "nodes": 1, "threads": 1, "device": "cpu", "path": path}
+    overrides = [f"engine.{key}={value}" for key, value in engine.items()]
+    overrides += [f"rounds={rounds + 1}", "evaluation.every=0", "evaluation.baselines=[]"]
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(name, overrides, output=Path(folder) / "run")
+        timings = pd.read_csv(result.folder / "timings.csv")["train"].tolist()
+        report = json.loads((result.folder / "result.json").read_text())
+    cohort = result.experiment.sampler.options["cohort"]
+    return {
+        "users_per_second": [cohort / seconds for seconds in timings[1:]],
+        "evaluation": report["seconds"]["evaluation"],
+        "peak_mib": peak_mib(),
+    }
+
+
+def stepped(
+    name: str, step: str, path: str, users: int, rounds: int, evaluation: bool
+) -> dict[str, Any]:
+    """Some rounds of one step on one node: seconds of each but the first, and memory."""
     node = node_of(name, path)
     arrays = initial(node)
-    taken = str(node.path(node.step(section_of(node, step))))
-    seconds = [trained(node, arrays, order)[0] for order in orders(node, step, users, rounds + 1)][
-        1:
-    ]
-    report = {"users": min(users, len(node.training)), "seconds": seconds, "path": taken}
+    seconds = [trained(node, arrays, order)[0] for order in orders(node, step, users, rounds + 1)]
+    report = {
+        "users": min(users, len(node.training)),
+        "seconds": seconds[1:],
+        "path": str(node.path(node.step(section_of(node, step)))),
+    }
     if evaluation:
         report["evaluation"] = evaluated(node, arrays)
-    report["peak_mib"] = peak_mib()
+    return {**report, "peak_mib": peak_mib()}
+
+
+def main(arguments: list[str]) -> None:
+    """Print what was measured as JSON."""
+    name, step, path, *numbers = arguments
+    if step == "generated":
+        report = generated(name, path, int(numbers[0]))
+    else:
+        report = stepped(name, step, path, int(numbers[0]), int(numbers[1]), numbers[2] == "True")
     print(json.dumps(report))
 
 
 if __name__ == "__main__":
-    main(
-        sys.argv[1],
-        sys.argv[2],
-        sys.argv[3],
-        int(sys.argv[4]),
-        int(sys.argv[5]),
-        sys.argv[6] == "True",
-    )
+    main(sys.argv[1:])

@@ -2,10 +2,9 @@
 """The same step as most people write it: PyTorch modules with whole tables, `torch.optim.SGD`, one
 user at a time.
 
-There is a module for PrivRec's network, one for matrix factorization, and one for models of
-sequences (`sequence_loop`). Counts and products of
-users' items are added to one array by numpy; the variational autoencoder and self-supervised
-training take fedrec's own `reference` path, which is such a loop.
+There is a module for PrivRec's network and one for matrix factorization. Counts and products of
+users' items are added to one array by numpy; all other models take fedrec's own `reference` path,
+which is such a loop.
 Arguments as for `shipped.py`, without the path.
 """
 
@@ -21,10 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.contestants.sequence_loop import SequenceLoop
 from benchmarks.contestants.shipped import Numbers, initial, node_of, orders, trained
 from clients.node import Node
-from clients.steps.sequence import SequenceStep
 from clients.steps.sgd import Sgd
 from clients.steps.statistics import Counts, GramStep
 from fedrec.experiment.sections import Section
@@ -52,8 +49,8 @@ class PrivRecNet(nn.Module):
             {n.replace(".", "_"): torch.from_numpy(v.copy()) for n, v in start.items()}
         )
         self.users = [
-            (place, f"user_{name}")
-            for place, (name, _) in enumerate(model.schema.user_features)
+            (index, f"user_{name}")
+            for index, (name, _) in enumerate(model.schema.user_features)
             if f"user.{name}" in start
         ]
         self.features = []
@@ -69,8 +66,8 @@ class PrivRecNet(nn.Module):
 
     def forward(self, user: list[Tensor], items: Tensor) -> Tensor:
         parts = [
-            self.values[name][user[place]].mean(0).expand(len(items), -1)
-            for place, name in self.users
+            self.values[name][user[index]].mean(0).expand(len(items), -1)
+            for index, name in self.users
         ]
         parts.append(F.embedding(items, self.values["item_id"]))
         for name, codes, present in self.features:
@@ -133,7 +130,7 @@ class PlainLoop:
         for value in by_name.values():
             value.requires_grad_(value in self.rates)
         self.private = set(step.private_names(list(start)))
-        self.kept = {}
+        self.private_values = {}
 
     def round(self, order: TrainOrder) -> tuple[float, Numbers]:
         """Seconds of a round, and the sums of updates."""
@@ -143,17 +140,19 @@ class PlainLoop:
         for client in order.clients.tolist():
             self._train(client, order.round, start)
             for name, value in start.items():
-                found = self.net.values[name.replace(".", "_")].detach()
+                value_after = self.net.values[name.replace(".", "_")].detach()
                 if name in self.private:
-                    self.kept[client, name] = found.clone()
+                    self.private_values[client, name] = value_after.clone()
                 else:
-                    total[name] += found - value
+                    total[name] += value_after - value
         return time.perf_counter() - begun, {name: value.numpy() for name, value in total.items()}
 
     def _train(self, client: int, round_: int, start: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, value in start.items():
-                self.net.values[name.replace(".", "_")].copy_(self.kept.get((client, name), value))
+                self.net.values[name.replace(".", "_")].copy_(
+                    self.private_values.get((client, name), value)
+                )
         data = self.node.population.client(client)
         config = self.step.config
         user = [torch.from_numpy(codes) for codes in data.features]
@@ -175,7 +174,7 @@ class PlainLoop:
 
     def _groups(self, late: bool) -> list[dict[str, object]]:
         moving = [
-            value for value in self.rates if late or not any(value is own for own in self.late)
+            value for value in self.rates if late or not any(value is other for other in self.late)
         ]
         return [{"params": [value], "lr": self.rates[value]} for value in moving]
 
@@ -209,7 +208,7 @@ class SumLoop:
         """Seconds of a round, and the sums of updates."""
         begun = time.perf_counter()
         total = {name: np.zeros_like(value, dtype=np.float64) for name, value in self.start.items()}
-        own = total[self.name]
+        sums = total[self.name]
         for client in order.clients.tolist():
             data = self.node.population.client(client)
             items, weights = data.weighted_items(self.step.config.low_rated)
@@ -217,10 +216,10 @@ class SumLoop:
             weights = weights[rows >= 0].astype(np.float64)
             rows = rows[rows >= 0]
             if isinstance(self.step, Counts):
-                own[rows, 0] += weights
+                sums[rows, 0] += weights
             else:
                 values = weights * self.scale[rows]
-                own[np.ix_(rows, rows)] += np.outer(values, values)
+                sums[np.ix_(rows, rows)] += np.outer(values, values)
         return time.perf_counter() - begun, total
 
 
@@ -236,9 +235,6 @@ def rounds_of(
     if isinstance(made, Counts | GramStep):
         sums = SumLoop(node, made, arrays)
         return [sums.round(order) for order in given]
-    if isinstance(made, SequenceStep):
-        loop = SequenceLoop(node, made, arrays)
-        return [loop.round(order) for order in given]
     if type(made) is not Sgd or not isinstance(node.model, PrivRec | Mf):
         return [trained(node, arrays, order) for order in given]
     names = node.model.initial(torch.Generator()).keys()

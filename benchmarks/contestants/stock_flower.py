@@ -20,8 +20,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from benchmarks.archive import RoundClock, loaded
-from benchmarks.contestants.plain_torch import Net, batches, train, update
+from benchmarks.contestants.archive import RoundClock, loaded
+from benchmarks.contestants.loop import Net, batches, train, update
 
 USERS = 4800
 client_app = ClientApp()
@@ -38,11 +38,11 @@ def local(message: Message, context: Context) -> Message:
     theta = message.content["arrays"].to_torch_state_dict()
     net.load_state_dict(theta)
     cohort = work["cohorts"].shape[1]
-    place = int(config["place"])
+    index = int(config["place"])
     train(
         net,
-        torch.from_numpy(work["users"].reshape(-1, work["users"].shape[-1])[place]),
-        batches(work, place),
+        torch.from_numpy(work["users"].reshape(-1, work["users"].shape[-1])[index]),
+        batches(work, index),
     )
     trained = net.state_dict()
     if work.clip:
@@ -73,13 +73,13 @@ def main(grid: Grid, context: Context) -> None:
                 RecordDict(
                     {
                         "arrays": arrays,
-                        "config": ConfigRecord({"path": path, "place": number * cohort + place}),
+                        "config": ConfigRecord({"path": path, "place": number * cohort + index}),
                     }
                 ),
-                nodes[(number * cohort + place) % USERS],
+                nodes[(number * cohort + index) % USERS],
                 "train",
             )
-            for place in range(cohort)
+            for index in range(cohort)
         ]
         answers = list(grid.send_and_receive(messages))
         for answer in answers:

@@ -35,6 +35,7 @@ from fedrec.experiment.phases import (
 )
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings, sections_within
+from fedrec.privacy.accounting.events import GAUSSIAN, LAPLACE
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.mechanisms.base import mechanism_of
@@ -73,13 +74,15 @@ def rho_of(protection: Protection | None, noise: PersonalNoise | None) -> float 
     if protection is None or protection.noise_scale <= 0:
         return None
     moved = Clip(protection.clip_norm).sensitivity("replace-one")
-    pair = mechanism_of(protection.mechanism).pair(protection.noise_scale / moved)
-    if pair.mu is not None:
-        return pair.mu**2 / 2
-    from scipy.special import ndtri  # importing it is slow, and most noise has a mu
+    multiplier = protection.noise_scale / moved
+    name = mechanism_of(protection.mechanism).name
+    if name == GAUSSIAN:
+        return multiplier**-2 / 2
+    if name != LAPLACE:
+        return None
+    from scipy.special import ndtri  # importing it is slow, and most noise is Gaussian
 
-    mu = -2 * ndtri(1 / (1 + math.exp(min(pair.pure_epsilon, 700.0))))
-    return float(mu) ** 2 / 2 if math.isfinite(pair.pure_epsilon) else None
+    return float(-2 * ndtri(1 / (1 + math.exp(min(1 / multiplier, 700.0))))) ** 2 / 2
 
 
 def largest_rho(epsilon: float) -> float:

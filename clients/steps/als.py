@@ -27,8 +27,9 @@ no weight; here they have 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ from fedrec.models.base import Parameters
 from fedrec.models.mf import Ials
 from fedrec.protocol.updates import SparseAccumulator
 from fedrec.sums.products import packed
-from fedrec.training.block import Batches, Block
+from fedrec.training.block import Batches, Block, UserCodes
 from fedrec.training.results import Trained
 
 MOMENTS = "item.moments"
@@ -76,12 +77,12 @@ class SolvedUsers(Trained):
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
         """`float64 [C]`: norm of each client's whole update, sparse and dense parts together."""
-        found = super().norms(names, order)
+        norms = super().norms(names, order)
         if self.moments is None or (names is not None and MOMENTS not in names):
-            return found
+            return norms
         counts = (self.shares.double().cpu() ** order).sum(1)
-        own = torch.linalg.vector_norm(self.moments.double().cpu(), order, dim=1)
-        return (found**order + counts * own**order) ** (1 / order)
+        moment_norms = torch.linalg.vector_norm(self.moments.double().cpu(), order, dim=1)
+        return (norms**order + counts * moment_norms**order) ** (1 / order)
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
         """The same for an item table, by rows; `shares` is `float64 [C]`."""
@@ -97,15 +98,23 @@ class SolvedUsers(Trained):
         slots = total.slots_of(self.block.touched.numpy(force=True)[users, rows])
         add_shares(total.values, slots, users, amounts, self.moments.numpy(force=True))
 
-    def parameter_of(self, name: str, place: int) -> Tensor:
+    def parameter_of(self, name: str, index: int) -> Tensor:
         """One client's value of a parameter, `[1, ...]`, an item table at full size."""
-        value = super().parameter_of(name, place)
+        value = super().parameter_of(name, index)
         if name == MOMENTS and self.moments is not None:
             value = value.clone()
-            count = self.block.touched_counts[place]
-            shares = self.shares[place, :count, None]
-            value[0, self.block.touched[place, :count]] = shares * self.moments[place]
+            count = self.block.touched_counts[index]
+            shares = self.shares[index, :count, None]
+            value[0, self.block.touched[index, :count]] = shares * self.moments[index]
         return value
+
+
+class _BlockOfLikes(Block):
+    """A block whose rows are those of the liked items, on all paths."""
+
+    def on_whole_tables(self, items: int) -> Self:
+        """The same block: whole tables would have rows of items that nobody likes."""
+        return self
 
 
 class Als(Step):
@@ -117,7 +126,6 @@ class Als(Step):
     private = ("user.factors",)
     replaced = ("user.factors",)
     symmetric = ("user.gram",)
-    whole_tables = False
     block_clients = 128  # rows are read once, and moments of many summed by item
     paper = "FCF (Ammad-ud-din et al. 2019), section 4"
     config: AlsConfig
@@ -129,8 +137,12 @@ class Als(Step):
         items, weights = data.weighted_items(self.config.low_rated)
         return Batches.whole([(items, weights)] if len(items) else [])
 
+    def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
+        """Build a block from the data of some clients, see `Block.of`."""
+        return _BlockOfLikes.of(users, batches, device)
+
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> SolvedUsers:
         """Train every client of a block. The linear systems of all users are solved together."""
         with products_in("float32", block.touched.device):  # its linear systems
@@ -139,9 +151,9 @@ class Als(Step):
         own_shares = solved.shares.unsqueeze(-1)
         outer = factors.unsqueeze(2) * factors.unsqueeze(1)
         # in a round nothing is saved for who has nothing to solve for
-        before = (own or {}).get("user.factors", factors)
-        kept = torch.where(self._idle(block), before, factors)
-        values = {"user.factors": kept, "user.gram": outer}
+        before = (client_params or {}).get("user.factors", factors)
+        private = torch.where(self._idle(block), before, factors)
+        values = {"user.factors": private, "user.gram": outer}
         if MOMENTS in parameters:
             values["item.right"] = factors.unsqueeze(1) * own_shares
         else:
@@ -159,14 +171,14 @@ class Als(Step):
         if block.active:  # items are distinct and ascending, so that these are the table's rows
             shares = block.labels[0, :, : shares.shape[1]].to(shares)
         rows = parameters["item.factors"][block.touched]
-        own = rows * shares.unsqueeze(-1)
+        weighted = rows * shares.unsqueeze(-1)
         gram = parameters["item.gram"]
         extra = self.config.weight - 1
         matrix = torch.baddbmm(
-            gram.expand(len(rows), -1, -1), own.transpose(1, 2), rows, alpha=extra
+            gram.expand(len(rows), -1, -1), weighted.transpose(1, 2), rows, alpha=extra
         )
         matrix.diagonal(dim1=1, dim2=2).add_(self.config.regularisation)
-        right = self.config.weight * own.sum(1, keepdim=True).transpose(1, 2)
+        right = self.config.weight * weighted.sum(1, keepdim=True).transpose(1, 2)
         factors = torch.cholesky_solve(right, torch.linalg.cholesky(matrix)).squeeze(-1)
         fitted = torch.bmm(rows, factors.unsqueeze(-1)).squeeze(-1)
         return _Solved(factors, fitted, shares)

@@ -29,7 +29,6 @@ from fedrec.pretext.contrast import (
     SessionTask,
 )
 from fedrec.pretext.views import PREFIX
-from fedrec.protocol.orders import COMPILED_RECURRENCE
 from fedrec.training.block import Batches, Block, OwnData, UserCodes
 from fedrec.training.descent import Objective, descend
 from fedrec.training.results import Trained
@@ -80,18 +79,18 @@ class DescentStep(Step):
         """Settings of the gradient steps for the parameters of these names."""
         return self.config.sgd()
 
-    def refuse_misfits(self, parameters: Parameters) -> None:
-        """Refuse settings by parameter names that fit none."""
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Check that each setting by parameter names fits one."""
         self.settings(list(self.trained(parameters)))
 
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Trained:
         """Train every client of a block."""
         trained = self.trained(parameters)
         settings = self.settings(list(trained))
-        found = descend(self.model, trained, block, settings, self.objective(), own)
-        return replace(found, start=parameters)
+        moved = descend(self.model, trained, block, settings, self.objective(), client_params)
+        return replace(moved, start=parameters)
 
 
 # The labelled examples that a client learns from: its rated rows, or its positives and drawn
@@ -148,11 +147,6 @@ class SessionStep(DescentStep):
     def __init__(self, config: SessionStepConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
         self.task = SessionTask(config, model)
-
-    @property
-    def compiled(self) -> str | None:
-        """That of the recurrence."""
-        return COMPILED_RECURRENCE if self.config.encoder == "gru" else None
 
     def objective(self) -> SessionObjective:
         """The loss on masked views of the client's sessions."""
@@ -214,11 +208,11 @@ def fits(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
-def refuse_idle(names: Iterable[str], patterns: Iterable[str], key: str) -> None:
-    """Refuse a pattern that no name matches.
+def check_patterns(names: Iterable[str], patterns: Iterable[str], key: str) -> None:
+    """Check that each pattern matches a name.
 
     Raises:
-        ExperimentError: there is one; names the setting, `step.KEY`.
+        ExperimentError: one does not; names the setting, `step.KEY`.
     """
     names = list(names)
     for pattern in patterns:
@@ -243,13 +237,13 @@ def rates_by_name(names: Iterable[str], rates: Mapping[str, float]) -> dict[str,
             order.
     """
     names = list(names)
-    refuse_idle(names, rates, "rates")
+    check_patterns(names, rates, "rates")
     factors = {}
     for name in names:
         fitting = [pattern for pattern in rates if fits(name, [pattern])]
         if len(fitting) > 1:
             raise ExperimentError(
-                f"parameter {name!r} fits several patterns of step.rates",
+                f"parameter {name!r} matches more than one pattern in step.rates",
                 expected="one of them",
                 got=" and ".join(map(repr, fitting)),
                 fix="narrow one, for example `layer[1-4].*`",
@@ -290,7 +284,7 @@ Train = Callable[[dict[str, Tensor], ClientData, np.random.Generator], Update]
 def one_by_one(
     parameters: Mapping[str, Tensor],
     block: Block,
-    own: Mapping[str, Tensor] | None,
+    client_params: Mapping[str, Tensor] | None,
     train: Train,
 ) -> Updates:
     """Train a block of clients one after the other, as a step's `train_block` does.
@@ -298,27 +292,30 @@ def one_by_one(
     Args:
         parameters: the global ones, without cohort dimension, unchanged.
         block: the clients, with the batches of `Step.batches` by default: their data.
-        own: the clients' saved private parameters, `[C, ...]` each.
+        client_params: the clients' saved private parameters, `[C, ...]` each.
         train: one client's training, from its parameters (without cohort dimension, not to be
             changed), its data and its random stream.
 
     Raises:
         TypeError: the clients' batches are others, or what `train` returns is no update.
     """
-    found = []
-    for place, member in enumerate(block.members):
+    updates = []
+    for index, member in enumerate(block.members):
         if not isinstance(member, OwnData):
             raise TypeError(f"Expected the clients' data (OwnData), got {type(member).__name__}.")
-        start = {**parameters, **{name: value[place] for name, value in (own or {}).items()}}
+        start = {
+            **parameters,
+            **{name: value[index] for name, value in (client_params or {}).items()},
+        }
         update = train(start, member.data, member.random)
         if not isinstance(update, Update):
             raise TypeError(f"Expected an Update, got {type(update).__name__}.")
-        found.append(update)
-    names = found[0].delta if found else {}
-    changes = {name: torch.stack([update.delta[name] for update in found]) for name in names}
-    counted = replace(block, examples=tuple(update.examples for update in found))
-    losses = [update.loss for update in found]
-    return Updates(parameters, counted, changes, losses, own or {})
+        updates.append(update)
+    names = updates[0].delta if updates else {}
+    changes = {name: torch.stack([update.delta[name] for update in updates]) for name in names}
+    counted = replace(block, examples=tuple(update.examples for update in updates))
+    losses = [update.loss for update in updates]
+    return Updates(parameters, counted, changes, losses, client_params or {})
 
 
 # Self-supervised training of the item embedding on a client's own sessions (PrivRec section 2.4.2,

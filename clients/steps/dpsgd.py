@@ -84,11 +84,11 @@ class DpSgd(OwnNoiseStep):
         return super().uploads if self.config.upload else None
 
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Updates:
         """Train every client of a block. In mode `sound` the reported number of examples and the
         loss are constants, so that they reveal nothing of the user."""
-        return one_by_one(parameters, block, own, self._upload)
+        return one_by_one(parameters, block, client_params, self._upload)
 
     def _upload(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
@@ -97,11 +97,11 @@ class DpSgd(OwnNoiseStep):
         if not self.config.epochs:
             return Update(delta, 1, math.nan)
         examples = labelled(data, self.model.schema, self.config.negatives, "ignore", random)
-        own = self._fitted(parameters, data, examples, random)
-        delta |= {name: value - parameters[name] for name, value in own.items()}
+        fitted = self._fitted(parameters, data, examples, random)
+        delta |= {name: value - parameters[name] for name, value in fitted.items()}
         if not self.config.upload:
             return Update(delta, 1, math.nan)
-        gradients, loss = self.gradients({**parameters, **own}, data, examples, random)
+        gradients, loss = self.gradients({**parameters, **fitted}, data, examples, random)
         norms = gradients.double().norm(dim=1)
         bound = self.bound(parameters, gradients, data.client)
         uploaded = self.uploaded(clipped_mean(gradients, bound), bound, norms, data.client, random)
@@ -140,15 +140,15 @@ class DpSgd(OwnNoiseStep):
         losses = self._losses({**fixed, **leaves}, data, (items[drawn], labels[drawn]))
         clipped = losses if self.config.clip == "examples" else losses.mean(0, keepdim=True)
         rows = []
-        for one in clipped:
-            found = torch.autograd.grad(
-                one,
+        for direction in clipped:
+            gradients = torch.autograd.grad(
+                direction,
                 list(leaves.values()),
                 retain_graph=True,
                 allow_unused=True,
                 materialize_grads=True,
             )
-            rows.append(torch.cat([gradient.flatten() for gradient in found]))
+            rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
         return torch.stack(rows), float(losses.detach().mean())
 
     def _fitted(
@@ -172,10 +172,10 @@ class DpSgd(OwnNoiseStep):
                 leaves = {name: value.requires_grad_() for name, value in values.items()}
                 given = {**whole, **leaves}
                 loss = self._losses(given, data, (items[batch], labels[batch])).mean()
-                found = torch.autograd.grad(
+                gradients = torch.autograd.grad(
                     loss, list(leaves.values()), allow_unused=True, materialize_grads=True
                 )
-                for value, gradient in zip(values.values(), found, strict=True):
+                for value, gradient in zip(values.values(), gradients, strict=True):
                     value.detach_().sub_(gradient, alpha=self.config.private_rate)
         return {name: value.squeeze(0) for name, value in values.items()}
 

@@ -84,7 +84,7 @@ class DpVae(HistoryStep, OwnNoiseStep):
         return self.history_batches(data, int(len(drawn) > 0), random, drawn=drawn, examples=1)
 
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Outcome:
         """Train every client of a block. One backward pass for all examples of all clients."""
         if not isinstance(block, HistoryBlock):
@@ -137,19 +137,19 @@ class DpVae(HistoryStep, OwnNoiseStep):
         new = torch.empty if self.config.epochs else torch.zeros
         flat = new(len(block), sum(sizes), dtype=self.noise_dtype)
         bound_shape = {name: v for name, v in parameters.items() if name == BOUND}
-        found = {name: v.new_zeros(len(block), *v.shape) for name, v in bound_shape.items()}
+        noise = {name: v.new_zeros(len(block), *v.shape) for name, v in bound_shape.items()}
         members = zip(block.histories_of, bounds.tolist(), strict=True)
-        for place, (member, bound) in enumerate(members if self.config.epochs else ()):
+        for index, (member, bound) in enumerate(members if self.config.epochs else ()):
             normal = self.normal(member.random)
-            normal(flat[place]).mul_(self.noise_std(member.client, bound))
+            normal(flat[index]).mul_(self.noise_std(member.client, bound))
             if self.config.quantile is not None:
-                before = norms[: int(real[place].sum()), place]
+                before = norms[: int(real[index].sum()), index]
                 change = self.bound_change(before, bound, member.client, normal)
-                found[BOUND][place] = on_device(change, self.device)
+                noise[BOUND][index] = on_device(change, self.device)
         parts = on_device(flat, self.device).split(sizes, dim=1)
         for (name, value), part in zip(network.items(), parts, strict=True):
-            found[name] = part.view(len(block), *value.shape)
-        return found
+            noise[name] = part.view(len(block), *value.shape)
+        return noise
 
     def _summed(
         self,
@@ -163,8 +163,8 @@ class DpVae(HistoryStep, OwnNoiseStep):
         clipped mean, `bounds [C]` the clip norms."""
         clients = [member.client for member in block.histories_of]
         config = self.config
-        own = torch.tensor([config.upload_weight(client) for client in clients]).double()
-        rates = config.learning_rate * own
+        weights_of = torch.tensor([config.upload_weight(client) for client in clients]).double()
+        rates = config.learning_rate * weights_of
         multipliers = torch.tensor([config.gradient_multiplier(client) for client in clients])
         stds = multipliers * bounds.cpu() * rates * config.epochs
         factors = gradients.weighted(-rates.to(weights) * weights)
@@ -205,8 +205,8 @@ class DpVae(HistoryStep, OwnNoiseStep):
             )
         coordinates = sum(value.numel() for value in _network(parameters).values())
         bounds = []
-        for place, member in enumerate(block.histories_of):
-            rows, counts = gradients.rows(place, int(real[place].sum()))
+        for index, member in enumerate(block.histories_of):
+            rows, counts = gradients.rows(index, int(real[index].sum()))
             bounds.append(self.bound(parameters, rows, member.client, counts, coordinates))
         return torch.tensor(bounds, dtype=torch.float64, device=real.device)
 

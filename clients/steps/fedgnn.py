@@ -101,13 +101,13 @@ class _Graphs:
         items: of each client the items of its examples, `int64 [examples]`.
         liked: of each client the items of its local graph.
         labels: `float32 [C, R]`: 1, 0, or -1 for pseudo items and padding.
-        places: `int64 [C, n]`, which examples are the items of the local graph, -1 for padding.
+        positions: `int64 [C, n]`, which examples are the items of the local graph, -1 for padding.
     """
 
     items: list[np.ndarray]
     liked: list[list[int]]
     labels: Tensor
-    places: Tensor
+    positions: Tensor
 
     @classmethod
     def of(cls, block: Block, clients: Tensor, slots: int) -> _Graphs:
@@ -120,12 +120,12 @@ class _Graphs:
         labels = block.labels[0, :, :rows].index_select(0, clients)
         real = torch.arange(rows, device=device) < sizes[:, None]
         labels = torch.where(real, labels, _PSEUDO)
-        chosen = [_chosen(np.flatnonzero(own == 1), slots) for own in labels.cpu().numpy()]
+        chosen = [_chosen(np.flatnonzero(row == 1), slots) for row in labels.cpu().numpy()]
         at = np.full((len(clients), max(map(len, chosen))), -1)
-        for place, own in enumerate(chosen):
-            at[place, : len(own)] = own
-        items = [own[:size] for own, size in zip(given, sizes.tolist(), strict=True)]
-        liked = [own[which].tolist() for own, which in zip(items, chosen, strict=True)]
+        for index, row in enumerate(chosen):
+            at[index, : len(row)] = row
+        items = [row[:size] for row, size in zip(given, sizes.tolist(), strict=True)]
+        liked = [row[which].tolist() for row, which in zip(items, chosen, strict=True)]
         return cls(items, liked, labels, torch.from_numpy(at).to(device))
 
 
@@ -150,7 +150,7 @@ class FedgnnStep(Step):
         return replace(Batches.whole([(items, labels)]), examples=int((labels >= 0).sum()))
 
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Updates:
         """Minus the clipped and noisy gradient of every client of a block, the message to the third
         party, and the change of what it keeps.
@@ -158,11 +158,11 @@ class FedgnnStep(Step):
         Raises:
             ExperimentError: there are no neighbours among what the server sent.
         """
-        given = own or {}
+        given = client_params or {}
         still = {name: value for name, value in given.items() if name not in (NEIGHBOURS, COUNTS)}
-        found = Updates.none(parameters, block, still, (ITEMS,))
+        updates = Updates.none(parameters, block, still, (ITEMS,))
         if not self.config.epochs:
-            return found
+            return updates
         if NEIGHBOURS not in given:
             raise ExperimentError(
                 "step 'fedgnn' needs neighbours from the third party of its strategy",
@@ -171,17 +171,17 @@ class FedgnnStep(Step):
                 fix="--set evaluation.fine-tune={epochs=0}",
             )
         if not block.active:
-            return found
+            return updates
         clients = (block.labels[0] == 1).any(1).nonzero()[:, 0]  # padding has label 0
         if not len(clients):
-            return found
+            return updates
         graphs = _Graphs.of(block, clients, given[NEIGHBOURS].shape[1])
         theirs = {name: value.index_select(0, clients) for name, value in given.items()}
         changed, losses = self._changes(theirs, graphs)
         for name, value in changed.items():
-            found.changes[name].index_copy_(0, clients, value)
+            updates.changes[name].index_copy_(0, clients, value)
         means = losses.new_full((len(block),), torch.nan).index_copy_(0, clients, losses)
-        return replace(found, last_losses=means)
+        return replace(updates, last_losses=means)
 
     def _changes(
         self, parameters: Mapping[str, Tensor], graphs: _Graphs
@@ -205,51 +205,53 @@ class FedgnnStep(Step):
         each = F.binary_cross_entropy_with_logits(logits.squeeze(-1), targets, reduction="none")
         losses = (each * weights).sum(1) / weights.sum(1)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
-        found = dict(zip(leaves, gradients, strict=True))
-        kept = {
-            USER: self.config.user_rate * found.pop(USER),
+        upload = dict(zip(leaves, gradients, strict=True))
+        private = {
+            USER: self.config.user_rate * upload.pop(USER),
             VECTOR: parameters[VECTOR] - vector.detach(),
         }
-        self._protect(found, graphs)
-        changes = {name: -value for name, value in (found | kept).items()}
-        own = torch.full_like(parameters[TOKENS], NOTHING)
-        for place, liked in enumerate(graphs.liked):
-            own[place, : len(liked)] = torch.from_numpy(tokens(liked, self.config.token_key))
-        message = {TOKENS: own, EMBEDDING: parameters[USER] - kept[USER]}
+        self._protect(upload, graphs)
+        changes = {name: -value for name, value in (upload | private).items()}
+        item_tokens = torch.full_like(parameters[TOKENS], NOTHING)
+        for index, liked in enumerate(graphs.liked):
+            item_tokens[index, : len(liked)] = torch.from_numpy(
+                tokens(liked, self.config.token_key)
+            )
+        message = {TOKENS: item_tokens, EMBEDDING: parameters[USER] - private[USER]}
         return changes | message, losses.detach()
 
     def _vector(
         self, leaves: Mapping[str, Tensor], parameters: Mapping[str, Tensor], graphs: _Graphs
     ) -> Tensor:
         """The users' vectors from their local graphs, `[C, d]`."""
-        most = graphs.places.shape[1]
+        most = graphs.positions.shape[1]
         near = parameters[NEIGHBOURS][:, :most]
         counts = parameters[COUNTS][:, :most, None]
-        real = graphs.places >= 0
+        real = graphs.positions >= 0
         there = torch.arange(near.shape[2], device=near.device) < counts
-        liked = gather_rows(leaves[ITEMS], graphs.places.clamp(min=0))
+        liked = gather_rows(leaves[ITEMS], graphs.positions.clamp(min=0))
         return self.model.vector(leaves, liked, real, near, there & real.unsqueeze(-1))
 
-    def _protect(self, found: dict[str, Tensor], graphs: _Graphs) -> None:
+    def _protect(self, upload: dict[str, Tensor], graphs: _Graphs) -> None:
         """Replace gradients `[C, ...]` by what is sent: with random rows for pseudo items, clipped,
         and with noise on all coordinates that are sent, of the item table the named rows."""
         random = bool(self.config.noise or self.config.pseudo)
         # the noise of a simulation: a function of the examples, which are drawn from the stream
         sources = [np.random.default_rng(items) for items in graphs.items] if random else []
-        for place, source in enumerate(sources):
-            size = len(graphs.items[place])
-            _fill_pseudo(found[ITEMS][place, :size], graphs.labels[place, :size] >= 0, source)
+        for index, source in enumerate(sources):
+            size = len(graphs.items[index])
+            _fill_pseudo(upload[ITEMS][index, :size], graphs.labels[index, :size] >= 0, source)
         bound = self.config.clip_norm
         if self.config.clip == "message":
-            norms = sum(value.double().abs().flatten(1).sum(1) for value in found.values())
+            norms = sum(value.double().abs().flatten(1).sum(1) for value in upload.values())
             factors = (bound / torch.as_tensor(norms).clamp(min=1e-30)).clamp(max=1.0)
-            for name, value in found.items():
-                found[name] = value * factors.to(value).view(-1, *[1] * (value.dim() - 1))
+            for name, value in upload.items():
+                upload[name] = value * factors.to(value).view(-1, *[1] * (value.dim() - 1))
         else:
-            found |= {name: value.clamp(-bound, bound) for name, value in found.items()}
-        for place, source in enumerate(sources if self.config.noise else []):
-            for name, value in found.items():
-                sent = value[place, : len(graphs.items[place])] if name == ITEMS else value[place]
+            upload |= {name: value.clamp(-bound, bound) for name, value in upload.items()}
+        for index, source in enumerate(sources if self.config.noise else []):
+            for name, value in upload.items():
+                sent = value[index, : len(graphs.items[index])] if name == ITEMS else value[index]
                 drawn = self.config.noise * source.laplace(size=tuple(sent.shape))
                 sent += torch.from_numpy(drawn).to(sent)
 

@@ -99,11 +99,11 @@ class FedrapStep(ShuffledStep):
         return type(self)(config.model_copy(update=changes), self.model, self.device)
 
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Trained:
         """Train every client of a block. Gradients in closed form, for all clients of a block at
         once: of the touched rows of the shared part, and of the whole table of the personal one."""
-        values = _start(parameters, block, own or {})
+        values = _start(parameters, block, client_params or {})
         losses = run_steps(block, partial(self._descend_together, values))
         return _trained(parameters, block, values, block.last_epoch_means(losses))
 
@@ -112,14 +112,14 @@ class FedrapStep(ShuffledStep):
         return device_refusal(self.device)
 
     def train_in_kernel(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Trained:
         """The same as `train_block` in native code; called if `kernel_refusal` is None."""
         from fedrec.training.steps import (
             train_additive,  # imports Numba, which the other paths do not need
         )
 
-        values = _start(parameters, block, own or {})
+        values = _start(parameters, block, client_params or {})
         arrays = {name: value.numpy() for name, value in values.items()}
         losses = np.full(len(block), np.nan)
         rates = self._rates()
@@ -154,12 +154,12 @@ class FedrapStep(ShuffledStep):
         width = values[SHARED].shape[-1]
         flat = {name: values[name].view(-1, width) for name in (SHARED, PERSONAL)}
         first = torch.arange(active, device=block.items.device)[:, None] * values[PERSONAL].shape[1]
-        places = {
+        rows = {
             SHARED: block.places[step, :active].flatten(),
             PERSONAL: (block.items[step, :active] + first).flatten(),
         }
         shared, personal = (
-            flat[name].index_select(0, places[name]).view(active, -1, width)
+            flat[name].index_select(0, rows[name]).view(active, -1, width)
             for name in (SHARED, PERSONAL)
         )
         labels = block.labels[step, :active]
@@ -180,16 +180,16 @@ class FedrapStep(ShuffledStep):
         values[BIAS][:active].sub_(error.sum(1, keepdim=True), alpha=rates[BIAS])
         for name, move in moves.items():
             if rates[name]:
-                add_to_rows(flat[name], places[name], move.flatten(0, 1), -rates[name])
+                add_to_rows(flat[name], rows[name], move.flatten(0, 1), -rates[name])
         return losses
 
 
-def _start(parameters: Parameters, block: Block, own: Parameters) -> dict[str, Tensor]:
+def _start(parameters: Parameters, block: Block, client_params: Parameters) -> dict[str, Tensor]:
     """What the clients train, `[C, ...]` each: of the shared part the touched rows."""
     values = {
-        name: own.get(name, parameters[name].expand(len(block), *parameters[name].shape)).clone(
-            memory_format=torch.contiguous_format
-        )
+        name: client_params.get(
+            name, parameters[name].expand(len(block), *parameters[name].shape)
+        ).clone(memory_format=torch.contiguous_format)
         for name in PRIVATE
     }
     return values | {SHARED: rows_at(parameters[SHARED], block.touched)}
@@ -198,11 +198,11 @@ def _start(parameters: Parameters, block: Block, own: Parameters) -> dict[str, T
 def _trained(
     parameters: Parameters, block: Block, values: dict[str, Tensor], losses: Tensor | np.ndarray
 ) -> Trained:
-    _refuse_divergence(values, None)
+    _check_finite(values, None)
     return Trained(parameters, block, values, (SHARED,), torch.ones(len(block)), losses)
 
 
-def _refuse_divergence(values: Mapping[str, Tensor], client: int | None) -> None:
+def _check_finite(values: Mapping[str, Tensor], client: int | None) -> None:
     # sums are infinite or NaN if a number is, and faster than looking at each
     if all(math.isfinite(float(value.sum())) for value in values.values()):
         return

@@ -35,7 +35,7 @@ from fedrec.models.base import Parameters
 from fedrec.models.personal import Gpfedrec, Pfedrec
 from fedrec.nn.layers import all_rows, single_output, weighted_cross_entropy
 from fedrec.training.block import Block
-from fedrec.training.kernel import kernel_refusal, required
+from fedrec.training.kernel import Guidance, kernel_refusal, train_block
 from fedrec.training.recorded_steps import run_steps
 from fedrec.training.results import Trained, add_to_rows, rows_at
 from fedrec.training.sgd import SgdSettings
@@ -87,11 +87,11 @@ class PfedrecStep(ShuffledStep):
     config: PfedrecStepConfig
 
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Trained:
         """Train all clients of a block at once, with gradients in closed form."""
         score = {
-            name: (own or {})
+            name: (client_params or {})
             .get(name, parameters[name].expand(len(block), *parameters[name].shape))
             .clone()
             for name in (WEIGHT, BIAS)
@@ -110,8 +110,8 @@ class PfedrecStep(ShuffledStep):
         """The same of the first `active` clients; their losses `[active]`."""
         flat = table.view(-1, table.shape[-1])
         rate = self.config.learning_rate
-        places = block.places[step, :active].flatten()
-        rows = flat.index_select(0, places).view(active, -1, table.shape[-1])
+        positions = block.places[step, :active].flatten()
+        rows = flat.index_select(0, positions).view(active, -1, table.shape[-1])
         labels = block.labels[step, :active]
         weights = block.weights[step, :active]
         weight = score[WEIGHT][:active]
@@ -124,7 +124,7 @@ class PfedrecStep(ShuffledStep):
         predicted = single_output(rows, weight) + bias
         error = (torch.sigmoid(predicted) - labels) * weights
         moved = (error.unsqueeze(-1) * weight.transpose(1, 2)).flatten(0, 1)
-        add_to_rows(flat, places, moved, -rate * self.config.item_rate)
+        add_to_rows(flat, positions, moved, -rate * self.config.item_rate)
         return losses
 
 
@@ -169,32 +169,32 @@ class GpfedrecStep(ShuffledStep):
     model: Gpfedrec
 
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Updates:
         """Train every client of a block under guidance.
 
         Raises:
             ExperimentError: there is no guidance among what the server sent.
         """
-        return self._guided(parameters, block, own or {}, self._descend)
+        return self._guided(parameters, block, client_params or {}, self._descend)
 
     def kernel_refusal(self) -> str | None:
         """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
-        return kernel_refusal(self.model, self.model.network(), self._settings(), self.device)
+        return kernel_refusal(self.model.network(), self._settings(), self.device)
 
     def train_in_kernel(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Updates:
         """The same as `train_block` in native code; called if `kernel_refusal` is None."""
-        return self._guided(parameters, block, own or {}, self._descend_in_kernel)
+        return self._guided(parameters, block, client_params or {}, self._descend_in_kernel)
 
     def _guided(
         self, parameters: Parameters, block: Block, given: Parameters, descend: _Descent
     ) -> Updates:
         """What the clients of a block send and keep after their steps."""
         if not block.active:
-            kept = {name: value for name, value in given.items() if name != GUIDE}
-            return Updates.none(parameters, block, kept, (ITEMS,))
+            start = {name: value for name, value in given.items() if name != GUIDE}
+            return Updates.none(parameters, block, start, (ITEMS,))
         if GUIDE not in given:
             raise ExperimentError(
                 "step 'gpfedrec' learns under the guidance of its server only",
@@ -208,8 +208,8 @@ class GpfedrecStep(ShuffledStep):
         guide = torch.where(real, given[GUIDE], given[ITEMS])
         start = {name: value for name, value in given.items() if name not in (GUIDE, OWN)}
         values, means = descend(start, guide, block)
-        found = {name: value - given[name] for name, value in values.items()}
-        return Updates(parameters, block, found, means, given, (ITEMS,), {OWN: found[ITEMS]})
+        changes = {name: value - given[name] for name, value in values.items()}
+        return Updates(parameters, block, changes, means, given, (ITEMS,), {OWN: changes[ITEMS]})
 
     def _settings(self) -> SgdSettings:
         """Settings of the gradient steps."""
@@ -221,15 +221,11 @@ class GpfedrecStep(ShuffledStep):
         self, start: Parameters, guide: Tensor, block: Block
     ) -> tuple[dict[str, Tensor], Tensor]:
         """All steps in native code, as `_descend`."""
-        from fedrec.training.kernel import (  # imports Numba, which the other paths do not need
-            Guidance,
-            train_block,
-        )
-
-        declared = required(self.model.network(), self.model)
         shared = {name: value[0] for name, value in start.items()}
         guidance = Guidance(self.config.pull, guide)
-        trained = train_block(declared, shared, block, self._settings(), start, guidance)
+        trained = train_block(
+            self.model.network(), shared, block, self._settings(), start, guidance
+        )
         return trained.values, torch.as_tensor(trained.last_losses).float()
 
     def _descend(
@@ -239,7 +235,7 @@ class GpfedrecStep(ShuffledStep):
         the last epoch, `[C]`."""
         values = {name: value.clone() for name, value in start.items()}
         work = partial(self._descend_together, values, guide)
-        losses = run_steps(block, work, capturable=self.model.declared_capturable)
+        losses = run_steps(block, work)
         return values, block.last_epoch_means(losses).float()
 
     def _descend_together(
@@ -250,20 +246,20 @@ class GpfedrecStep(ShuffledStep):
         sgd = self._settings()
         table = values[ITEMS]
         width = block.items.shape[2]
-        places = block.places[step, :active, :width]
+        positions = block.places[step, :active, :width]
         shift = torch.arange(active, device=self.device)[:, None] * table.shape[1]
         real = block.weights[step, :active] > 0
-        places = torch.where(real, places, shift).flatten()
+        positions = torch.where(real, positions, shift).flatten()
         flat = table.view(-1, table.shape[-1])
         leaves = {n: v[:active].detach().requires_grad_() for n, v in values.items() if n != ITEMS}
-        own = flat.index_select(0, places).view(active, width, -1)
-        leaves[ITEMS] = own.requires_grad_()
+        touched = flat.index_select(0, positions).view(active, width, -1)
+        leaves[ITEMS] = touched.requires_grad_()
         rows = all_rows(active, width, flat.device)
         predicted = self.model.predict(leaves, (), block.items[step, :active], rows=rows)
         losses = self.model.loss(
             predicted, block.labels[step, :active], block.weights[step, :active]
         )
-        found = dict(
+        gradients = dict(
             zip(leaves, torch.autograd.grad(losses.sum(), list(leaves.values())), strict=True)
         )
         if block.training is None:
@@ -271,8 +267,8 @@ class GpfedrecStep(ShuffledStep):
         else:
             pull = self.config.pull * block.training[:active, None, None]
             table[:active].lerp_(guide[:active], pull)
-        moved = found.pop(ITEMS).flatten(0, 1)
-        add_to_rows(flat, places, moved, -sgd.rate(ITEMS))
-        for name, gradient in found.items():
+        moved = gradients.pop(ITEMS).flatten(0, 1)
+        add_to_rows(flat, positions, moved, -sgd.rate(ITEMS))
+        for name, gradient in gradients.items():
             values[name][:active].sub_(gradient, alpha=sgd.rate(name))
         return losses.detach()

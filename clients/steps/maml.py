@@ -13,9 +13,6 @@ adaptation; a strategy such as `reptile` moves along the mean of these, with a2 
 instead. When a user is served there is no query: with `query-share = 0` the step is only the
 adaptation, on all of the user's data.
 
-`train_block` computes it by autograd, and `train_in_kernel` in native code
-(`fedrec.training.second_order`).
-
 Where this differs from the papers: Chen et al. do not say how they divide support and query; here a
 share of the positives, at random in each round, with negatives of their own each. Parameters may
 have different rates (`rates`) in the adaptation.
@@ -38,9 +35,7 @@ from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.models.base import Parameters
 from fedrec.training.block import Batches, Block
 from fedrec.training.descent import Recommending
-from fedrec.training.kernel import kernel_refusal, required
 from fedrec.training.results import Trained
-from fedrec.training.sgd import SgdSettings
 
 _Examples = tuple[np.ndarray, np.ndarray]
 
@@ -71,7 +66,6 @@ class Maml(Step):
 
     name = "maml"
     Config = MamlConfig
-    kernels = ("train_clients", "move_by_meta_gradients")
     paper = "Finn et al. 2017, algorithm 1; Chen et al. 2018 (NN-SELF in PrivRec)"
     config: MamlConfig
 
@@ -84,7 +78,7 @@ class Maml(Step):
         return Batches.whole([support] * self.config.epochs + queries)
 
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Trained:
         """Train every client of a block. Clients without examples, which come last in a block, stay
         as they are."""
@@ -110,28 +104,6 @@ class Maml(Step):
                 values[name][:active] += moved
             losses[:active] = loss.detach().double()
         return Trained(parameters, block, values, tables, torch.ones(len(block)), losses)
-
-    def kernel_refusal(self) -> str | None:
-        """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
-        declared = self.model.declared_kernel()
-        if declared is not None and declared.product is not None:
-            return "the kernel of step 'maml' takes no products of embeddings"
-        settings = SgdSettings(self.config.learning_rate)
-        return kernel_refusal(self.model, declared, settings, self.device)
-
-    def train_in_kernel(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
-    ) -> Trained:
-        """The same as `train_block` in native code; called if `kernel_refusal` is None."""
-        # imports Numba, which the other paths do not need
-        from fedrec.training.kernel import train_block
-        from fedrec.training.meta_learning import meta_learn_block
-
-        declared = required(self.model.declared_kernel(), self.model)
-        sgd = SgdSettings(self.config.learning_rate, rates=self._rates(list(parameters)))
-        if not self.config.query_share:
-            return train_block(declared, parameters, block, sgd)
-        return meta_learn_block(declared, parameters, block, sgd, self.config.order == 2)
 
     def _moved(
         self,
@@ -162,7 +134,7 @@ class Maml(Step):
         """One step of the adaptation."""
         second = self.config.order == 2 and self.config.query_share > 0
         names = list(values)
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             loss,
             [values[n] for n in names],
             create_graph=second,
@@ -170,12 +142,12 @@ class Maml(Step):
             materialize_grads=True,
         )
         moved = {}
-        for name, gradient in zip(names, found, strict=True):
+        for name, gradient in zip(names, gradients, strict=True):
             value = values[name] - self.config.learning_rate * rates[name] * gradient
             moved[name] = value if second else value.detach().requires_grad_()
         return moved
 
-    def refuse_misfits(self, parameters: Parameters) -> None:
+    def check_parameters(self, parameters: Parameters) -> None:
         """Refuse rates of parameters that do not exist."""
         self._rates(list(parameters))
 
@@ -220,9 +192,9 @@ def _gathered(
 ) -> dict[str, Tensor]:
     """Parameters as an objective takes them: of item tables the rows of a step's items,
     `[active, N, d]`."""
-    places = block.places[step, :active].flatten()
+    rows = block.places[step, :active].flatten()
     return {
-        name: value.flatten(0, 1).index_select(0, places).view(active, -1, value.shape[-1])
+        name: value.flatten(0, 1).index_select(0, rows).view(active, -1, value.shape[-1])
         if name in tables
         else value
         for name, value in values.items()
@@ -230,7 +202,7 @@ def _gathered(
 
 
 def _minus_gradients(loss: Tensor, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         loss, list(values.values()), allow_unused=True, materialize_grads=True
     )
-    return {name: -gradient for name, gradient in zip(values, found, strict=True)}
+    return {name: -gradient for name, gradient in zip(values, gradients, strict=True)}

@@ -54,11 +54,11 @@ class MetaMfStep(Step):
         return Batches.cut(epochs, _WIDTH)
 
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Updates:
         """Minus the gradient of every client's mean loss at its generated parameters."""
         counts = torch.tensor(block.examples, device=self.device)
-        given = own or {}
+        given = client_params or {}
         tables = tuple(name for name in self.model.item_tables if name in given)
         if not block.active:
             return Updates.none(parameters, block, given, tables)
@@ -71,8 +71,8 @@ class MetaMfStep(Step):
         losses = self.model.loss(
             predicted, _side_by_side(block.labels), real / counts.clamp(min=1)[:, None]
         )
-        found = torch.autograd.grad(losses.sum(), list(leaves.values()))
-        changes = {name: -gradient for name, gradient in zip(leaves, found, strict=True)}
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
+        changes = {name: -gradient for name, gradient in zip(leaves, gradients, strict=True)}
         reported = torch.where(counts > 0, losses.detach(), torch.nan)
         return Updates(parameters, block, changes, reported.tolist(), given, tables)
 

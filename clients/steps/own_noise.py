@@ -117,10 +117,10 @@ class OwnNoiseStep(Step):
         noisy *= self.noise_std(client, bound)
         if math.isfinite(float(mean.sum())):  # otherwise only the noise, as without a gradient
             noisy.sub_(mean.cpu(), alpha=self.rate(client))
-        found: dict[str | None, np.ndarray] = {None: noisy.float().numpy()}
+        upload: dict[str | None, np.ndarray] = {None: noisy.float().numpy()}
         if self.config.quantile is not None:
-            found[BOUND] = self.bound_change(norms, bound, client, normal)
-        return found
+            upload[BOUND] = self.bound_change(norms, bound, client, normal)
+        return upload
 
     @property
     def noise_dtype(self) -> torch.dtype:
@@ -133,8 +133,8 @@ class OwnNoiseStep(Step):
         third of the time of numpy's float64, which was half the time of a run."""
         if self.config.noise == "secure":
             return lambda out: out.copy_(torch.from_numpy(Secure().gaussian(len(out), "own-noise")))
-        own = torch.Generator().manual_seed(int(random.integers(2**63)))
-        return lambda out: out.normal_(generator=own)
+        generator = torch.Generator().manual_seed(int(random.integers(2**63)))
+        return lambda out: out.normal_(generator=generator)
 
     def rate(self, client: int) -> float:
         """Factor of a client's gradient in its upload, without its sign."""
@@ -230,11 +230,11 @@ class FactoredGradients:
         `[C, in]` and the weighted sum of g `[C, out]`, `float32`. An example of weight 0 adds
         nothing, even if its gradient is not finite."""
         counts = (weights != 0).any(0)[:, None]
-        found = {}
+        factors = {}
         for name, outputs in self.outputs.items():
             each = torch.where(weights[..., None] != 0, weights[..., None] * outputs.double(), 0.0)
-            found[name] = torch.where(counts, self.inputs[name], 0.0), each.sum(0).float()
-        return found
+            factors[name] = torch.where(counts, self.inputs[name], 0.0), each.sum(0).float()
+        return factors
 
     def rows(self, client: int, examples: int) -> tuple[Tensor, Tensor]:
         """One client's first examples with all layers concatenated, and the norms of the layers'
@@ -248,11 +248,11 @@ class FactoredGradients:
         columns = []
         counts = []
         for name, outputs in self.outputs.items():
-            own = outputs[:examples, client].double()
+            gradients = outputs[:examples, client].double()
             inputs = self.inputs[name][client].double()
             both = torch.stack([inputs.square().sum() + 1, inputs.abs().sum() + 1])
-            columns.append(own)
-            counts.append(both[:, None].expand(2, own.shape[1]))
+            columns.append(gradients)
+            counts.append(both[:, None].expand(2, gradients.shape[1]))
         return torch.cat(columns, 1), torch.cat(counts, 1)
 
 
@@ -279,8 +279,10 @@ class Recorder:
         each = torch.eye(examples, device=losses.device)[:, None, :].expand(
             examples, clients, examples
         )
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             losses, list(self.outputs.values()), each, is_grads_batched=True
         )
-        outputs = {name: gradient[:, 0] for name, gradient in zip(self.outputs, found, strict=True)}
+        outputs = {
+            name: gradient[:, 0] for name, gradient in zip(self.outputs, gradients, strict=True)
+        }
         return FactoredGradients(self.inputs, outputs)

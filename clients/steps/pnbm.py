@@ -56,16 +56,16 @@ class PnbmStep(Step):
         return Batches.whole([(data.positives, ratings)] if self.config.epochs else [])
 
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> PartialUpdates:
         """Train the clients of a block one after the other."""
         shared = _Shared(self.model, parameters)
         changes = []
         losses = []
-        for place, steps in enumerate(block.steps):
-            count = int(block.sizes[0, place]) if steps else 0
+        for index, steps in enumerate(block.steps):
+            count = int(block.sizes[0, index]) if steps else 0
             items, ratings = (
-                part[0, place, :count].numpy(force=True) if count else np.empty(0, np.int64)
+                part[0, index, :count].numpy(force=True) if count else np.empty(0, np.int64)
                 for part in (block.items, block.labels)
             )
             parts, loss = self._trained(shared, items, ratings)
@@ -137,15 +137,15 @@ class _Shared:
         return parts, float(np.square(errors).mean())
 
     def _descend(
-        self, own: dict[str, np.ndarray], deviations: np.ndarray, rest: Rest, rate: float
+        self, learned: dict[str, np.ndarray], deviations: np.ndarray, rest: Rest, rate: float
     ) -> np.ndarray:
         """One step, in place; gives the errors before it."""
         if self._config.rank is None:
-            gradient, errors = own_gradient(own["similarity"], deviations, rest)
-            own["similarity"] -= rate * gradient
+            gradient, errors = own_gradient(learned["similarity"], deviations, rest)
+            learned["similarity"] -= rate * gradient
             return errors
-        left = own["similarity.left"]
-        right = own["similarity.right"]
+        left = learned["similarity.left"]
+        right = learned["similarity.right"]
         gradient, errors = own_gradient(self._config.start + left @ right.T, deviations, rest)
         to_left = gradient @ right
         to_right = gradient.T @ left

@@ -83,13 +83,14 @@ class SequenceStep(DescentStep):
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """All batches of one client's local work; none without an item and a next one."""
         model = self.model
-        sequence = data.sequence()[-model.longest - 1 :]
+        longest = model.config.longest
+        sequence = data.sequence()[-longest - 1 :]
         if len(sequence) < 2 or not self.config.epochs:
             return Batches.none()
         steps = self.config.epochs
-        places = int(padded_width(np.array(len(sequence) - 1), model.longest))
-        drawn = model.drawn(places)
-        items = np.zeros((steps, drawn + places + 1), dtype=np.int64)
+        width = int(padded_width(np.array(len(sequence) - 1), longest))
+        drawn = model.drawn(width)
+        items = np.zeros((steps, drawn + width + 1), dtype=np.int64)
         if drawn:
             outside = data.never_negative, model.schema.num_items
             items[:, :drawn] = draw_negatives(*outside, steps * drawn, random).reshape(steps, drawn)
@@ -104,11 +105,6 @@ class SequenceStep(DescentStep):
             seeds=random.integers(2**62, size=steps),
             catalogue=None if drawn else model.schema.num_items,
         )
-
-    @property
-    def compiled(self) -> str | None:
-        """That of the model."""
-        return self.model.compiled
 
     def objective(self) -> SequenceObjective:
         """The mean loss of a client's places."""
@@ -134,25 +130,27 @@ class SequenceObjective:
     def __call__(
         self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int
     ) -> Tensor:
-        own = [one for one in block.members[:active] if isinstance(one, SequenceBatches)]
-        if len(own) != active:
+        members = [
+            member for member in block.members[:active] if isinstance(member, SequenceBatches)
+        ]
+        if len(members) != active:
             raise TypeError("Expected SequenceBatches.")
-        drawn = own[0].drawn
+        drawn = members[0].drawn
         items = block.items[step, :active]
         counts = (block.sizes[step, :active] - drawn - 1)[:, None]
-        kept = self._kept(own, step, items)
-        if own[0].catalogue is None:
+        dropout = self._kept(members, step, items)
+        if members[0].catalogue is None:
             embedded = self.model.embeddings(parameters, items)[:, None]
-            return self.model.drawn_loss(parameters, embedded, drawn, counts, kept, 1 / counts)
+            return self.model.drawn_loss(parameters, embedded, drawn, counts, dropout, 1 / counts)
         sequences = items[:, None]
         none = sequences[..., :0]
-        return self.model.sequence_loss(parameters, sequences, counts, none, kept, 1 / counts)
+        return self.model.sequence_loss(parameters, sequences, counts, none, dropout, 1 / counts)
 
-    def _kept(self, own: list[SequenceBatches], step: int, items: Tensor) -> Tensor | None:
+    def _kept(self, members: list[SequenceBatches], step: int, items: Tensor) -> Tensor | None:
         """What dropout multiplies by, `[dropped, C, 1, W, d]`, of each client from its own seed."""
-        generators = [torch.Generator().manual_seed(int(one.seeds[step])) for one in own]
-        kept = self.model.keep(generators, 1, items.shape[-1] - own[0].drawn - 1)
-        return None if kept is None else kept.to(items.device)
+        generators = [torch.Generator().manual_seed(int(member.seeds[step])) for member in members]
+        factors = self.model.keep(generators, 1, items.shape[-1] - members[0].drawn - 1)
+        return None if factors is None else factors.to(items.device)
 
 
 # Local SGD on recommendation and self-supervision together (PrivRec section 2.4.3, equation 11).

@@ -31,17 +31,17 @@ from clients.step import PrivateParameters
 from clients.steps.descent import (
     DescentConfig,
     DescentStep,
+    check_patterns,
     fits,
     labelled,
     rates_by_name,
-    refuse_idle,
 )
 from fedrec.data.client_data import ClientData
 from fedrec.models.base import Parameters
 from fedrec.models.privrec import ITEMS, PROFILE, PrivRecProfile
 from fedrec.pretext.views import mean_directions, recommender_part
 from fedrec.training.block import Batches, Block
-from fedrec.training.kernel import kernel_refusal, required
+from fedrec.training.kernel import kernel_refusal, train_block
 from fedrec.training.results import Trained
 from fedrec.training.sgd import SgdSettings
 
@@ -82,21 +82,16 @@ class Sgd(DescentStep):
 
     def kernel_refusal(self) -> str | None:
         """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
-        declared = self.model.declared_kernel()
-        return kernel_refusal(self.model, declared, self.config.sgd(), self.device)
+        return kernel_refusal(self.model.kernel(), self.config.sgd(), self.device)
 
     def train_in_kernel(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Trained:
         """The same as `train_block` in native code; called if `kernel_refusal` is None."""
-        from fedrec.training.kernel import (
-            train_block,  # imports Numba, which the other paths do not need
-        )
-
-        declared = required(self.model.declared_kernel(), self.model)
         trained = self.trained(parameters)
-        found = train_block(declared, trained, block, self.settings(list(trained)), own)
-        return replace(found, start=parameters)
+        settings = self.settings(list(trained))
+        moved = train_block(self.model.kernel(), trained, block, settings, client_params)
+        return replace(moved, start=parameters)
 
     def settings(self, names: list[str]) -> SgdSettings:
         """Settings of the gradient steps for the parameters of these names."""
@@ -105,7 +100,7 @@ class Sgd(DescentStep):
 
     def _late(self, names: list[str]) -> frozenset[str]:
         """The late parameters."""
-        refuse_idle(names, self.config.late_parameters, "late-parameters")
+        check_patterns(names, self.config.late_parameters, "late-parameters")
         return frozenset(name for name in names if fits(name, self.config.late_parameters))
 
     def _epochs(
@@ -163,38 +158,41 @@ class SgdProfile(Sgd):
         self.model = model.network
 
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Trained:
         """Train every client of a block."""
-        found = super().train_block(_network(parameters), block, own)
-        return self._with_profiles(found, parameters, own)
+        moved = super().train_block(_network(parameters), block, client_params)
+        return self._with_profiles(moved, parameters, client_params)
 
     def train_in_kernel(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Trained:
         """The same as `train_block` in native code; asked for where `kernel_refusal` gives None."""
-        found = super().train_in_kernel(_network(parameters), block, own)
-        return self._with_profiles(found, parameters, own)
+        moved = super().train_in_kernel(_network(parameters), block, client_params)
+        return self._with_profiles(moved, parameters, client_params)
 
     @property
     def keeps(self) -> bool:
         return bool(self.config.private_parameters)
 
     def _with_profiles(
-        self, found: Trained, start: Mapping[str, Tensor], own: Mapping[str, Tensor] | None
+        self,
+        moved: Trained,
+        start: Mapping[str, Tensor],
+        client_params: Mapping[str, Tensor] | None,
     ) -> Trained:
         """A trained block with the profiles of its clients, `[C, d]`, from the positives in their
         batches."""
-        block = found.block
-        table = found.values[ITEMS]
+        block = moved.block
+        table = moved.values[ITEMS]
         if self.config.epochs:
             liked = torch.zeros(table.shape[:2], dtype=torch.bool, device=table.device)
-            places = block.places[:, :, : block.items.shape[2]]
-            liked.view(-1)[places[block.labels > 0]] = True
+            rows = block.places[:, :, : block.items.shape[2]]
+            liked.view(-1)[rows[block.labels > 0]] = True
             profiles = mean_directions(table, liked)
         else:
-            profiles = (own or {}).get(PROFILE, start[PROFILE].expand(len(block), -1))
-        return replace(found, start=start, values={**found.values, PROFILE: profiles})
+            profiles = (client_params or {}).get(PROFILE, start[PROFILE].expand(len(block), -1))
+        return replace(moved, start=start, values={**moved.values, PROFILE: profiles})
 
 
 def _network(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

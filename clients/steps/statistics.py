@@ -4,30 +4,145 @@ transitions."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from clients.step import Step, StepConfig
 from clients.steps.descent import Update, one_by_one
-from clients.steps.sufficient_statistics import (
-    OnceConfig,
-    SufficientStatistics,
-    SufficientStatisticsConfig,
-)
-from clients.steps.updates import Updates
+from clients.steps.updates import Updates, VectorUpdates
+from fedrec.components.registry import covers_overrides
 from fedrec.data.client_data import ClientData
-from fedrec.data.interactions import RecencyConfig
+from fedrec.data.interactions import LowRatedConfig, RecencyConfig
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Model, Parameters
 from fedrec.models.linear import PRODUCTS, WEIGHTS
 from fedrec.neighbourhood.learned import Scale, scaled
 from fedrec.sums.products import BIAS, ItemScaleConfig, chosen_items, item_scale, transitions
-from fedrec.training.block import Block
+from fedrec.training.block import Batches, Block
+
+# Base of steps that do not train but send sufficient statistics of a client's history, once.
+
+
+class OnceConfig(StepConfig):
+    """Settings of what is sent once; with `epochs = 0` nothing is, with any other number once."""
+
+    epochs: int = Field(default=1, ge=0)
+    """0 sends nothing, any other number sends the statistics once."""
+
+
+class SufficientStatisticsConfig(OnceConfig, LowRatedConfig):
+    """Settings of what counts in a history."""
+
+
+class SufficientStatistics(Step):
+    """Base of steps whose update is a sparse vector of a client's items, or its outer product with
+    itself.
+
+    A subclass defines in `entries` what each item adds, and in `contributions` whether updates have
+    signs. A subclass with other `entries` is `signed` unless it declares otherwise. With `epochs =
+    0` nothing is sent, with any other number once. Nothing is drawn, so any number of clients is
+    computed at once from their rows (`whole_block`).
+
+    Attributes:
+        outer: whether the parameter changes by the outer product of the vector with itself.
+    """
+
+    Config: ClassVar[type[OnceConfig]] = SufficientStatisticsConfig
+    config: OnceConfig
+    outer: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if "entries" in vars(cls) and "contributions" not in vars(cls):
+            cls.contributions = "signed"
+
+    @abstractmethod
+    def entries(
+        self, parameters: Mapping[str, Tensor], items: np.ndarray, weights: np.ndarray
+    ) -> tuple[str, np.ndarray, np.ndarray]:
+        """The vector's entries, each a function of its item and weight alone.
+
+        Args:
+            parameters: the global ones, without cohort dimension, unchanged.
+            items: `int64 [n]`.
+            weights: `float32 [n]`, in (0, 1], how much each is liked.
+
+        Returns:
+            The name of the parameter that changes; for each item the row that its entry changes,
+            `int64 [n]`, -1 for none; and the entry, `float64 [n]`.
+        """
+
+    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+        """The whole history as one batch; nothing is drawn."""
+        return Batches.whole([self._history(data)] if self.config.epochs else [])
+
+    def train_block(
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
+    ) -> VectorUpdates:
+        """What every client of a block adds."""
+        if not block.active:
+            return self._outcome(parameters, block, *_NOTHING)
+        items = block.items[0].numpy(force=True)
+        weights = block.labels[0].numpy(force=True)
+        real = np.arange(items.shape[1]) < np.array(block.examples)[:, None]
+        return self._outcome(parameters, block, items[real], weights[real])
+
+    @property
+    def whole(self) -> bool:
+        """Whether `whole_block` gives the same as the other methods, of which a subclass may have
+        its own."""
+        return covers_overrides(type(self), "whole_block", ("batches", "block", "train_block"))
+
+    def whole_block(
+        self, parameters: Mapping[str, Tensor], population: Population, clients: np.ndarray
+    ) -> VectorUpdates:
+        """The same as `train_block`, of some clients `int64 [clients]` at once."""
+        if not self.config.epochs:
+            block = Block.without_batches([0] * len(clients))
+            return self._outcome(parameters, block, *_NOTHING)
+        offsets, items, weights = self._histories(population, clients)
+        block = Block.without_batches(np.diff(offsets).tolist())
+        return self._outcome(parameters, block, items, weights)
+
+    def kernel_refusal(self) -> str:
+        """Nothing is trained."""
+        return f"step {type(self).__name__} adds up all clients at once and trains nothing"
+
+    def _history(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
+        """What counts of a client's items, and their weights."""
+        return data.weighted_items(self._low_rated) if self.config.epochs else _NOTHING
+
+    def _histories(
+        self, population: Population, clients: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The same of some clients, one after the other, with offsets `int64 [clients + 1]`."""
+        return population.weighted_items(clients, self._low_rated)
+
+    @property
+    def _low_rated(self) -> float:
+        return self.config.low_rated if isinstance(self.config, LowRatedConfig) else 0.0
+
+    def _outcome(
+        self, parameters: Mapping[str, Tensor], block: Block, items: np.ndarray, weights: np.ndarray
+    ) -> VectorUpdates:
+        """The updates of a block from the items of its clients, given one after the other."""
+        name, rows, values = self.entries(parameters, items, weights)
+        sent = rows >= 0
+        clients = np.arange(len(block) + 1)
+        owners = np.repeat(clients[:-1], block.examples)[sent]
+        offsets = np.searchsorted(owners, clients)
+        return VectorUpdates(parameters, block, name, offsets, rows[sent], values[sent], self.outer)
+
+
+_NOTHING = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
+
 
 # A client's part in a linear item-to-item model: the products of its own history, once.
 #
@@ -115,13 +230,13 @@ class RatingSums(Step):
     config: RatingSumsConfig
 
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Updates:
         """The ratings of every client of a block."""
-        return one_by_one(parameters, block, own, self._sums)
+        return one_by_one(parameters, block, client_params, self._sums)
 
-    def refuse_misfits(self, parameters: Parameters) -> None:
-        """Refuse a model without item means."""
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Check that the model has item means."""
         if "item.mean" not in parameters or "item.count" not in parameters:
             raise ExperimentError(
                 "the model has no item means",
@@ -170,8 +285,8 @@ class Counts(SufficientStatistics):
         """The weight of each item, in the item's own row."""
         return BIAS, items, weights.astype(np.float64)
 
-    def refuse_misfits(self, parameters: Parameters) -> None:
-        """Refuse a model without a table of item biases."""
+    def check_parameters(self, parameters: Parameters) -> None:
+        """Check that the model has a table of item biases."""
         shape: tuple[int, ...] = tuple(parameters[BIAS].shape) if BIAS in parameters else (0,)
         # an audit's model has rows after the items'
         if shape[1:] != (1,) or shape[0] < self.model.schema.num_items:
@@ -214,7 +329,7 @@ class TransitionsStep(SufficientStatistics):
 
     def __init__(self, config: TransitionsStepConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
-        recency = model.recency if isinstance(model, HistoryModel) else None
+        recency = model.form.recency if isinstance(model, HistoryModel) else None
         if recency is None:
             raise ExperimentError(
                 f"model {type(model).__name__!r} has no transitions of items",
@@ -237,22 +352,22 @@ class TransitionsStep(SufficientStatistics):
         row_of = np.full(catalogue, -1)
         row_of[chosen.numpy()] = np.arange(size)
         first, second = (row_of[side] for side in np.divmod(items, catalogue))
-        places = np.where((first >= 0) & (second >= 0), first * size + second, -1)
-        return WEIGHTS, places, weights * scale[first] * scale[second]
+        cells = np.where((first >= 0) & (second >= 0), first * size + second, -1)
+        return WEIGHTS, cells, weights * scale[first] * scale[second]
 
     def _history(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
-        own = data.sequence() if self.config.epochs else data.items[:0]
-        return self._pairs(np.array([0, len(own)]), own)[1:]
+        sequence = data.sequence() if self.config.epochs else data.items[:0]
+        return self._pairs(np.array([0, len(sequence)]), sequence)[1:]
 
     def _histories(
         self, population: Population, clients: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self._pairs(*population.sequences(clients))
+        return self._pairs(*population.rows(clients, positive=True).sequences())
 
     def _pairs(
         self, offsets: np.ndarray, items: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Offsets, numbers of pairs and weights of sequences."""
         catalogue = self.model.schema.num_items
-        found = transitions(offsets, items, catalogue, self.recency)
-        return found.offsets, found.first * catalogue + found.second, found.weights
+        pairs = transitions(offsets, items, catalogue, self.recency)
+        return pairs.offsets, pairs.first * catalogue + pairs.second, pairs.weights

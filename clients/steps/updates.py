@@ -34,7 +34,8 @@ class Updates(Outcome):
         changes: `[C, ...]` per parameter, each client's update; of compact tables that of the
             touched rows, `[C, R, d]`.
         last_losses: `[C]`, mean loss of each client; NaN if it reports none.
-        own: what the clients started from instead of the global parameters, `[C, ...]` each.
+        client_params: what the clients started from instead of the global parameters, `[C, ...]`
+            each.
         item_tables: names of the parameters that are compact.
         rows: new values of the touched rows, `[C, R, d]`, of private tables that are not among the
             changes; all other rows of these tables become zero.
@@ -44,7 +45,7 @@ class Updates(Outcome):
     block: Block
     changes: dict[str, Tensor]
     last_losses: Sequence[float] | Tensor
-    own: Mapping[str, Tensor] = field(default_factory=dict)
+    client_params: Mapping[str, Tensor] = field(default_factory=dict)
     item_tables: tuple[str, ...] = ()
     rows: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -53,13 +54,13 @@ class Updates(Outcome):
         cls,
         start: Mapping[str, Tensor],
         block: Block,
-        own: Mapping[str, Tensor],
+        client_params: Mapping[str, Tensor],
         item_tables: Collection[str] = (),
     ) -> Updates:
         """Clients that do not train: zero for everything that they start from."""
-        still = {name: torch.zeros_like(value) for name, value in own.items()}
-        tables = tuple(name for name in item_tables if name in own)
-        return cls(start, block, still, [math.nan] * len(block), own, tables)
+        still = {name: torch.zeros_like(value) for name, value in client_params.items()}
+        tables = tuple(name for name in item_tables if name in client_params)
+        return cls(start, block, still, [math.nan] * len(block), client_params, tables)
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
         total = torch.zeros(len(self.block), dtype=torch.float64)
@@ -72,25 +73,25 @@ class Updates(Outcome):
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
         for name in (name for name in self.changes if name in totals):
-            for place, share in enumerate(shares.tolist()):
+            for index, share in enumerate(shares.tolist()):
                 if share:  # a client of weight 0 must not add NaN
-                    totals[name].add_(self.changes[name][place], alpha=share)
+                    totals[name].add_(self.changes[name][index], alpha=share)
 
     def changed_rows(self, name: str) -> np.ndarray | None:
         return self.block.changed_rows(name in self.changes, name in self.item_tables)
 
-    def parameter_of(self, name: str, place: int) -> Tensor:
+    def parameter_of(self, name: str, index: int) -> Tensor:
         if name in self.rows:
-            whole = self._table(name, place).dense(self.start[name].numpy(force=True))
+            whole = self._table(name, index).dense(self.start[name].numpy(force=True))
             return torch.from_numpy(whole).to(self.rows[name]).unsqueeze(0)
-        before = self.own[name][place] if name in self.own else self.start[name]
+        before = self.client_params[name][index] if name in self.client_params else self.start[name]
         if name in self.changes:
-            before = before + self.changes[name][place]
+            before = before + self.changes[name][index]
         return before.unsqueeze(0)
 
-    def changes_of(self, place: int) -> dict[str, Tensor]:
+    def changes_of(self, index: int) -> dict[str, Tensor]:
         still = {n: torch.zeros_like(v) for n, v in self.start.items() if n not in self.changes}
-        return still | {name: change[place] for name, change in self.changes.items()}
+        return still | {name: change[index] for name, change in self.changes.items()}
 
     @property
     def names(self) -> list[str]:
@@ -104,14 +105,14 @@ class Updates(Outcome):
         cohort = len(self.block)
         rows = torch.arange(self.block.touched.shape[1])
         real = rows < torch.tensor(self.block.touched_counts)[:, None]
-        found = {
+        changes = {
             name: self.changes[name]
             if name in self.changes
             else torch.zeros(cohort, *self.start[name].shape)
             for name in names
         }
-        found |= {name: found[name][real.to(found[name].device)] for name in tables}
-        return ClientArrays.of(self.block.requests(clients), found, tables)
+        changes |= {name: changes[name][real.to(changes[name].device)] for name in tables}
+        return ClientArrays.of(self.block.requests(clients), changes, tables)
 
     def kept(
         self, names: Collection[str]
@@ -119,20 +120,21 @@ class Updates(Outcome):
         """The block without the named private parameters, and their new values, `[C, ...]` each, or
         for each client the rows that are not zero."""
         private: dict[str, Tensor | Sequence[SparseUpdate]] = {
-            name: (self.own[name] if name in self.own else self.start[name]) + self.changes[name]
+            name: (self.client_params[name] if name in self.client_params else self.start[name])
+            + self.changes[name]
             for name in names
             if name in self.changes
         }
         shared = {name: value for name, value in self.changes.items() if name not in private}
         for name in (name for name in self.rows if name in names):
-            private[name] = [self._table(name, place) for place in range(len(self.block))]
+            private[name] = [self._table(name, index) for index in range(len(self.block))]
         return replace(self, changes=shared, rows={}), private
 
-    def _table(self, name: str, place: int) -> SparseUpdate:
+    def _table(self, name: str, index: int) -> SparseUpdate:
         """The new values of a table of which only `rows` are not zero."""
-        count = self.block.touched_counts[place]
-        items = self.block.touched[place, :count].numpy(force=True)
-        values = self.rows[name][place, :count].numpy(force=True)
+        count = self.block.touched_counts[index]
+        items = self.block.touched[index, :count].numpy(force=True)
+        values = self.rows[name][index, :count].numpy(force=True)
         return SparseUpdate(tuple(self.start[name].shape), items, values)
 
 
@@ -177,23 +179,25 @@ class PartialUpdates(Outcome):
     last_losses: tuple[float, ...]
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
-        found = [
+        powers = [
             sum(
                 float(torch.linalg.vector_norm(part.values, order)) ** order
-                for name, part in own.items()
+                for name, part in parts.items()
                 if names is None or name in names
             )
-            for own in self.changes
+            for parts in self.changes
         ]
-        total = torch.tensor(found, dtype=torch.float64)
+        total = torch.tensor(powers, dtype=torch.float64)
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        for name in dict.fromkeys(name for own in self.changes for name in own if name in totals):
+        for name in dict.fromkeys(
+            name for parts in self.changes for name in parts if name in totals
+        ):
             with summed_on_processor(totals[name]) as total:
-                for own, share in zip(self.changes, shares.tolist(), strict=True):
-                    if name in own and share:
-                        own[name].add_to(total, share)
+                for parts, share in zip(self.changes, shares.tolist(), strict=True):
+                    if name in parts and share:
+                        parts[name].add_to(total, share)
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
         """Add the changes of an item table, weighted by `shares` `float64 [C]`, to the running sum
@@ -202,22 +206,22 @@ class PartialUpdates(Outcome):
         Raises:
             ValueError: some columns of an item table change, and others do not.
         """
-        for own, share in zip(self.changes, shares.tolist(), strict=True):
-            if name in own and share:
-                part = own[name]
+        for parts, share in zip(self.changes, shares.tolist(), strict=True):
+            if name in parts and share:
+                part = parts[name]
                 if part.columns is not None:
                     raise ValueError(f"Expected whole rows of {name!r}, got some columns.")
                 total.add(part.rows.cpu().numpy(), (share * part.values).cpu().numpy())
 
     def changed_rows(self, name: str) -> np.ndarray:
-        own = [len(parts[name].rows) if name in parts else 0 for parts in self.changes]
-        return np.array(own, dtype=np.int64)
+        counts = [len(parts[name].rows) if name in parts else 0 for parts in self.changes]
+        return np.array(counts, dtype=np.int64)
 
-    def parameter_of(self, name: str, place: int) -> Tensor:
+    def parameter_of(self, name: str, index: int) -> Tensor:
         value = self.start[name]
-        if name in self.changes[place]:
+        if name in self.changes[index]:
             value = value.clone()
-            self.changes[place][name].add_to(value, 1.0)
+            self.changes[index][name].add_to(value, 1.0)
         return value.unsqueeze(0)
 
 
@@ -255,24 +259,24 @@ class FactoredUpdates(Outcome):
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
         for layer, (inputs, outputs) in self.factors.items():
-            own = on_device(shares, outputs.device)[:, None]
+            weights = on_device(shares, outputs.device)[:, None]
             # a client of weight 0 must not add NaN
-            weighted = torch.where(own != 0, own * outputs.double(), 0.0)
+            weighted = torch.where(weights != 0, weights * outputs.double(), 0.0)
             if f"{layer}.weight" in totals:
                 totals[f"{layer}.weight"].addmm_(
-                    torch.where(own != 0, inputs.double(), 0.0).T, weighted
+                    torch.where(weights != 0, inputs.double(), 0.0).T, weighted
                 )
             if f"{layer}.bias" in totals:
                 totals[f"{layer}.bias"].add_(weighted.sum(0))
 
-    def parameter_of(self, name: str, place: int) -> Tensor:
+    def parameter_of(self, name: str, index: int) -> Tensor:
         layer, _, part = name.rpartition(".")
         value = self.start[name].unsqueeze(0)
         if layer not in self.factors:
             return value
         inputs, outputs = self.factors[layer]
-        change = outputs[place]
-        return value + (torch.outer(inputs[place], change) if part == "weight" else change)
+        change = outputs[index]
+        return value + (torch.outer(inputs[index], change) if part == "weight" else change)
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,7 +296,7 @@ class SummedNoiseUpdates(FactoredUpdates):
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
         raise self._no_single_update()
 
-    def parameter_of(self, name: str, place: int) -> Tensor:
+    def parameter_of(self, name: str, index: int) -> Tensor:
         raise self._no_single_update()
 
     def _no_single_update(self) -> ExperimentError:
@@ -341,12 +345,12 @@ class VectorUpdates(Outcome):
         clients = len(self.block)
         if names is not None and self.name not in names:
             return torch.zeros(clients, dtype=torch.float64)
-        found = np.bincount(self._places, np.abs(self.values) ** order, clients)
+        norms = np.bincount(self._places, np.abs(self.values) ** order, clients)
         if order == 2 and not self.outer:
-            found = np.sqrt(found)
+            norms = np.sqrt(norms)
         elif order == 1 and self.outer:
-            found **= 2
-        return torch.from_numpy(found)
+            norms **= 2
+        return torch.from_numpy(norms)
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
         if self.name not in totals:
@@ -390,11 +394,11 @@ class VectorUpdates(Outcome):
         rows = self.changed_rows(name)
         return int(bytes_of_triangle(rows, number, self.start[name].nbytes).sum())
 
-    def parameter_of(self, name: str, place: int) -> Tensor:
+    def parameter_of(self, name: str, index: int) -> Tensor:
         if name != self.name:
             return self.start[name].unsqueeze(0)
-        own = slice(*self.offsets[place : place + 2].tolist())
-        given = self.rows[own], self.values[own], self.outer
+        entries = slice(*self.offsets[index : index + 2].tolist())
+        given = self.rows[entries], self.values[entries], self.outer
         return changed(self.start[name], *given).unsqueeze(0)
 
     @cached_property
@@ -404,8 +408,8 @@ class VectorUpdates(Outcome):
 
     def _weighted_sum(self, shares: Tensor, size: int) -> np.ndarray:
         """Sum of the vectors, `float64 [size]`."""
-        own = shares.numpy(force=True)[self._places]
-        return np.bincount(self.rows, own * self.values, size)
+        weights = shares.numpy(force=True)[self._places]
+        return np.bincount(self.rows, weights * self.values, size)
 
 
 def changed(table: Tensor, rows: np.ndarray, values: np.ndarray, outer: bool) -> Tensor:
@@ -417,10 +421,10 @@ def changed(table: Tensor, rows: np.ndarray, values: np.ndarray, outer: bool) ->
         values: `float64 [n]`.
         outer: whether the outer product is added.
     """
-    found = table.clone()
-    places = torch.from_numpy(rows).to(table.device)
+    result = table.clone()
+    indices = torch.from_numpy(rows).to(table.device)
     if outer:
-        found[places[:, None], places] += torch.from_numpy(np.outer(values, values)).to(found)
+        result[indices[:, None], indices] += torch.from_numpy(np.outer(values, values)).to(result)
     else:
-        found.view(-1)[places] += torch.from_numpy(values).to(found)
-    return found
+        result.view(-1)[indices] += torch.from_numpy(values).to(result)
+    return result

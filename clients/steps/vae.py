@@ -35,7 +35,7 @@ class HistoryBatches(Batches):
     Attributes:
         history: `int64 [N]`, distinct items.
         amounts: `float32 [N]`, how much each is liked.
-        kept: `bool [S, N]`, which of them dropout leaves in each step.
+        retained: `bool [S, N]`, which of them dropout leaves in each step.
         noise: `float32 [S, K]`, standard normal, for the code.
         prior: mean and variance of the client's prior, `float32 [K]` each; None: the standard one.
         drawn: `int64 [J]`, the items that are examples, if an example is a single item.
@@ -45,7 +45,7 @@ class HistoryBatches(Batches):
 
     history: np.ndarray
     amounts: np.ndarray
-    kept: np.ndarray
+    retained: np.ndarray
     noise: np.ndarray
     prior: tuple[np.ndarray, np.ndarray] | None
     drawn: np.ndarray
@@ -76,7 +76,7 @@ class HistoryBatches(Batches):
             last_epoch=min(steps, 1),
             history=history,
             amounts=amounts,
-            kept=np.array([draw.kept[0, 0].numpy()[history] for draw in draws], bool).reshape(
+            retained=np.array([draw.kept[0, 0].numpy()[history] for draw in draws], bool).reshape(
                 steps, len(history)
             ),
             noise=np.array([draw.noise[0, 0].numpy() for draw in draws], np.float32).reshape(
@@ -95,7 +95,7 @@ class HistoryBlock(Block):
 
     Attributes:
         histories: `float32 [C, items]`.
-        kept: `bool [S, C, items]`.
+        retained: `bool [S, C, items]`.
         noise: `float32 [S, C, K]`.
         prior: `[C, 1, K]`; None where every client has the standard one.
         drawn: `int64 [C, J]`, padded with item 0.
@@ -103,7 +103,7 @@ class HistoryBlock(Block):
     """
 
     histories: Tensor
-    kept: Tensor
+    retained: Tensor
     noise: Tensor
     prior: Prior | None
     drawn: Tensor
@@ -119,33 +119,35 @@ class HistoryBlock(Block):
     ) -> Self:
         """Make a block of clients from `HistoryBatches`; the model determines the number of items
         and of random numbers."""
-        own = [batch for batch in batches if isinstance(batch, HistoryBatches)]
-        if model is None or len(own) != len(batches):
+        members = [batch for batch in batches if isinstance(batch, HistoryBatches)]
+        if model is None or len(members) != len(batches):
             raise TypeError("Expected HistoryBatches and the model that they are for.")
-        steps = max(1, *(len(batch.sizes) for batch in own))
+        steps = max(1, *(len(batch.sizes) for batch in members))
         items = model.schema.num_items
         latent = model.config.latent
-        histories = np.zeros((len(own), items), dtype=np.float32)
-        kept = np.zeros((steps, *histories.shape), dtype=bool)
-        noise = np.zeros((steps, len(own), latent), np.float32)
-        drawn = np.zeros((len(own), max(1, *(len(batch.drawn) for batch in own))), dtype=np.int64)
-        for place, batch in enumerate(own):
+        histories = np.zeros((len(members), items), dtype=np.float32)
+        retained = np.zeros((steps, *histories.shape), dtype=bool)
+        noise = np.zeros((steps, len(members), latent), np.float32)
+        drawn = np.zeros(
+            (len(members), max(1, *(len(batch.drawn) for batch in members))), dtype=np.int64
+        )
+        for index, batch in enumerate(members):
             count = len(batch.sizes)
-            histories[place, batch.history] = batch.amounts
+            histories[index, batch.history] = batch.amounts
             if count:
-                kept[:count, place, batch.history] = batch.kept
-                noise[:count, place] = batch.noise
-            drawn[place, : len(batch.drawn)] = batch.drawn
+                retained[:count, index, batch.history] = batch.retained
+                noise[:count, index] = batch.noise
+            drawn[index, : len(batch.drawn)] = batch.drawn
         plain = Block.of(users, batches, device)
         shared = {field.name: getattr(plain, field.name) for field in fields(Block)}
         return cls(
             **shared,
             histories=on_device(histories, device),
-            kept=on_device(kept, device),
+            retained=on_device(retained, device),
             noise=on_device(noise, device),
-            prior=_prior(own, device),
+            prior=_prior(members, device),
             drawn=on_device(drawn, device),
-            drawn_counts=on_device(np.array([len(batch.drawn) for batch in own]), device),
+            drawn_counts=on_device(np.array([len(batch.drawn) for batch in members]), device),
         )
 
     @property
@@ -155,7 +157,7 @@ class HistoryBlock(Block):
 
     def draw(self, step: int) -> Draw:
         """The random numbers of a step for all clients, with the clients as cohort dimension."""
-        return Draw(self.kept[step].unsqueeze(1), self.noise[step].unsqueeze(1))
+        return Draw(self.retained[step].unsqueeze(1), self.noise[step].unsqueeze(1))
 
     def parts(
         self, model: Vae, parameters: Mapping[str, Tensor], tap: Tap
@@ -167,7 +169,7 @@ class HistoryBlock(Block):
         prior = (
             None if self.prior is None else Prior(self.prior.mean[:, 0], self.prior.variance[:, 0])
         )
-        draw = Draw(self.kept[:1], self.noise[:1])
+        draw = Draw(self.retained[:1], self.noise[:1])
         log_chances, distances = model.parts(shared, self.histories.unsqueeze(0), draw, prior, tap)
         return log_chances[0], distances[0]
 
@@ -254,7 +256,7 @@ class HistoryStep(Step):
         draws = [self.model.draw((1, 1), generator_of(random)) for _ in range(steps)]
         return HistoryBatches.of(
             data.positives,
-            data.amounts(self.model.rated),
+            data.amounts(self.model.form.rated),
             draws,
             random,
             client=data.client,
@@ -304,7 +306,7 @@ class VaeStep(HistoryStep):
         return self.history_batches(data, steps, random)
 
     def train_block(
-        self, parameters: Parameters, block: Block, own: Parameters | None = None
+        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Outcome:
         """Train every client of a block. One epoch is one backward pass for all clients
         together."""

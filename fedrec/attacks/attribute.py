@@ -59,9 +59,9 @@ class Success:
         balanced_accuracy: mean of the shares of right answers among members and among others; 1/2
             is chance.
         auc: area under the ROC curve (interval of DeLong et al. 1988); 1/2 is chance.
-        found: share of members whose score lies above the threshold that `alarms` of the others
-            pass; Clopper-Pearson at that threshold, whose own uncertainty is not in it. Chance is
-            `false_alarms`.
+        members_found: share of members whose score lies above the threshold that `alarms` of the
+            others pass; Clopper-Pearson at that threshold, whose own uncertainty is not in it.
+            Chance is `false_alarms`.
         false_alarms: share of the others that pass it, at most the requested one.
         wanted: the requested largest share of false alarms, such as .01.
     """
@@ -72,16 +72,17 @@ class Success:
     majority: float
     balanced_accuracy: Figure
     auc: Figure
-    found: Figure
+    members_found: Figure
     false_alarms: float
     wanted: float
 
     def table(self) -> dict[str, Any]:
         """All figures as plain numbers."""
-        return asdict(self)
+        table = asdict(self)
+        return {**table, "found": table.pop("members_found")}
 
     def ceilings(self, epsilon: float, delta: float) -> dict[str, float]:
-        """The most that (epsilon, delta)-DP allows: see
+        """Upper bounds implied by (epsilon, delta)-DP, see
         `fedrec.privacy.statement.attack_ceiling` and `found_ceiling`."""
         return {
             "balanced_accuracy": attack_ceiling(epsilon, delta),
@@ -138,7 +139,7 @@ def measure(
             mean_of([(right_in, sizes[0]), (right_out, sizes[1])], confidence),
         ),
         auc=_area(inside, outside, confidence),
-        found=Figure.of(caught / sizes[0], clopper_pearson(caught, sizes[0], confidence)),
+        members_found=Figure.of(caught / sizes[0], clopper_pearson(caught, sizes[0], confidence)),
         false_alarms=float((outside > cut).mean()),
         wanted=wanted,
     )
@@ -257,7 +258,7 @@ class Classifier:
         decay = self.training.weight_decay
         optimiser = AdamW(leaves, lr=rate, weight_decay=decay)
         best = float("inf")
-        kept = [leaf.detach().clone() for leaf in leaves]
+        best_leaves = [leaf.detach().clone() for leaf in leaves]
         waited = 0
         for _ in range(self.training.epochs):
             shuffled = learn[torch.randperm(len(learn), generator=self._random)]
@@ -273,11 +274,11 @@ class Classifier:
                 )
             if loss < best:
                 best = loss
-                kept = [leaf.detach().clone() for leaf in leaves]
+                best_leaves = [leaf.detach().clone() for leaf in leaves]
                 waited = 0
             elif (waited := waited + 1) > self.training.patience:
                 break
-        self._layers = list(zip(kept[::2], kept[1::2], strict=True))
+        self._layers = list(zip(best_leaves[::2], best_leaves[1::2], strict=True))
         return self
 
     def scores(self, described: np.ndarray) -> np.ndarray:
@@ -286,8 +287,8 @@ class Classifier:
             return torch.softmax(self._logits(torch.from_numpy(described)).double(), 1).numpy()
 
     def _logits(self, inputs: Tensor) -> Tensor:
-        for place, (weight, bias) in enumerate(self._layers):
-            inputs = (F.relu(inputs) if place else inputs) @ weight + bias
+        for layer, (weight, bias) in enumerate(self._layers):
+            inputs = (F.relu(inputs) if layer else inputs) @ weight + bias
         return inputs
 
     def _uniform(self, fan_in: int, fan_out: int) -> Tensor:
@@ -390,12 +391,12 @@ def infer_attribute(
         )
     fold = stratified_folds(labels, folds, seed)
     chances = np.empty((len(labels), len(counts)))
-    for place in range(folds):
-        known = fold != place
-        asked = fold == place
+    for number in range(folds):
+        known = fold != number
+        asked = fold == number
         learn, test = _scaled(described[known], described[asked], scaling)
         model = Classifier(
-            attacker, described.shape[1], len(counts), training or Training(), seed, place
+            attacker, described.shape[1], len(counts), training or Training(), seed, number
         )
         chances[asked] = model.fit(learn, labels[known]).scores(test)
     return judged(chances, labels, fold)
@@ -445,10 +446,10 @@ def judged(chances: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> Inferen
     within = [
         float(
             np.mean(
-                [right[(fold == place) & (labels == label)].mean() for label in range(len(counts))]
+                [right[(fold == number) & (labels == label)].mean() for label in range(len(counts))]
             )
         )
-        for place in range(int(fold.max()) + 1)
+        for number in range(int(fold.max()) + 1)
     ]
     return Inference(
         users=len(labels),
@@ -465,10 +466,12 @@ def _mean_area(scores: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> floa
     """Mean over folds of the area under the ROC curve; scores of different classifiers are never
     compared."""
     areas = []
-    for place in range(int(fold.max()) + 1):
-        own = scores[fold == place]
-        positive = labels[fold == place] == 1
+    for number in range(int(fold.max()) + 1):
+        fold_scores = scores[fold == number]
+        positive = labels[fold == number] == 1
         first = int(positive.sum())
         second = int((~positive).sum())
-        areas.append((rankdata(own)[positive].sum() - first * (first + 1) / 2) / (first * second))
+        areas.append(
+            (rankdata(fold_scores)[positive].sum() - first * (first + 1) / 2) / (first * second)
+        )
     return float(np.mean(areas))

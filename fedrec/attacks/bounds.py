@@ -6,8 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import bdtr, bdtrc, betaincinv, expit, log_ndtr, ndtr, ndtri
 from scipy.stats import binomtest
 
@@ -38,17 +40,17 @@ def epsilon_of_normals(
     """
     (m0, m1) = np.atleast_1d(*means)
     (s0, s1) = np.atleast_1d(*sds)
-    found = np.full(len(m0), np.inf)
+    epsilons = np.full(len(m0), np.inf)
     same = (m0 == m1) & (s0 == s1)
-    found[same] = 0.0
+    epsilons[same] = 0.0
     usable = (s0 > 0) & (s1 > 0) & ~same
     # In units of the second distribution: N(a, s^2) against N(0, 1).
     shift = (m0[usable] - m1[usable]) / s1[usable]
     scale = s0[usable] / s1[usable]
-    found[usable] = np.maximum(
+    epsilons[usable] = np.maximum(
         _one_way(shift, scale, delta), _one_way(-shift / scale, 1 / scale, delta)
     )
-    return found
+    return epsilons
 
 
 def _one_way(shift: np.ndarray, scale: np.ndarray, delta: float) -> np.ndarray:
@@ -164,16 +166,15 @@ def one_run_epsilon(
         )
     if correct == 0 or _chance(0.0, canaries, guesses, correct, delta) >= significance:
         return 0.0
-    low = 0.0
+
+    def excess(epsilon: float) -> float:
+        return _chance(epsilon, canaries, guesses, correct, delta) - significance
+
     high = 1.0
-    while _chance(high, canaries, guesses, correct, delta) < significance:
-        low = high
+    while excess(high) < 0:
         high = 2 * high
-    while high - low > 1e-7:
-        middle = (low + high) / 2
-        refuted = _chance(middle, canaries, guesses, correct, delta) < significance
-        low, high = (middle, high) if refuted else (low, middle)
-    return low
+    root: Any = brentq(excess, 0.0, high, xtol=1e-8)
+    return max(0.0, root - 1e-7)  # on the side that is refuted
 
 
 def one_run_bound(
@@ -196,14 +197,14 @@ def one_run_bound(
     order = np.argsort(-np.abs(scores), kind="stable")
     right = np.cumsum((np.sign(scores) == signs)[order])
     total = len(scores)
-    found = OneRunBound(0.0, 0, 0)
+    best = OneRunBound(0.0, 0, 0)
     counts = sorted({max(1, round(share * total)) for share in shares})
     for guesses in counts:
         correct = int(right[guesses - 1])
         epsilon = one_run_epsilon(total, guesses, correct, delta, significance / len(counts))
-        if epsilon > found.epsilon or not found.guesses:
-            found = OneRunBound(epsilon, guesses, correct)
-    return found
+        if epsilon > best.epsilon or not best.guesses:
+            best = OneRunBound(epsilon, guesses, correct)
+    return best
 
 
 def _chance(epsilon: float, canaries: int, guesses: int, correct: int, delta: float) -> float:
@@ -226,12 +227,7 @@ Interval = tuple[float, float]
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
-    """Exact two-sided interval of a proportion; `(0, 1)` without a trial.
-
-    Raises:
-        ValueError: not `0 <= successes <= trials`, or the confidence is not in (0, 1).
-    """
-    _check(successes, trials, confidence)
+    """Exact two-sided interval of a proportion; `(0, 1)` without a trial."""
     tail = (1 - confidence) / 2
     return exact_lower(successes, trials, tail), exact_upper(successes, trials, tail)
 
@@ -252,16 +248,11 @@ def exact_upper(successes: int, trials: int, tail: float) -> float:
 
 
 def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
-    """Wilson's score interval of a proportion; `(0, 1)` without a trial.
-
-    Raises:
-        ValueError: see `clopper_pearson`.
-    """
-    _check(successes, trials, confidence)
+    """Wilson's score interval of a proportion; `(0, 1)` without a trial."""
     if not trials:
         return 0.0, 1.0
-    found = binomtest(successes, trials).proportion_ci(confidence, "wilson")
-    return float(found.low), float(found.high)
+    interval = binomtest(successes, trials).proportion_ci(confidence, "wilson")
+    return float(interval.low), float(interval.high)
 
 
 def mean_of(proportions: Sequence[tuple[int, int]], confidence: float = 0.95) -> Interval:
@@ -276,13 +267,6 @@ def mean_of(proportions: Sequence[tuple[int, int]], confidence: float = 0.95) ->
         high = high + (above - share) ** 2
     count = len(proportions)
     return (centre - math.sqrt(low)) / count, (centre + math.sqrt(high)) / count
-
-
-def _check(successes: int, trials: int, confidence: float) -> None:
-    if not 0 <= successes <= trials:
-        raise ValueError(f"Expected 0 <= successes <= trials, got {successes!r} of {trials!r}.")
-    if not 0 < confidence < 1:
-        raise ValueError(f"Expected a confidence in (0, 1), got {confidence!r}.")
 
 
 # A point estimate of epsilon (Andrew et al. 2023, section 4): no guarantee, but no slack either.
@@ -338,8 +322,8 @@ def estimate_epsilon(
     ]
     means = tuple(group.mean(axis=1) for group in drawn)
     sds = tuple(group.std(axis=1, ddof=1) for group in drawn)
-    found = epsilon_of_normals(means, sds, delta)  # type: ignore[arg-type]
-    return EpsilonEstimate(float(found[0]), *_interval(found[0], found[1:]))
+    epsilons = epsilon_of_normals(means, sds, delta)  # type: ignore[arg-type]
+    return EpsilonEstimate(float(epsilons[0]), *_interval(epsilons[0], epsilons[1:]))
 
 
 def _interval(value: float, resampled: np.ndarray) -> tuple[float, float]:
@@ -480,14 +464,14 @@ def audit_one_rating(
         raise ValueError("Expected an epsilon, one iteration and start = 'constant'.")
     plain = config.model_copy(update={"epsilon": None, "sample": 1.0})
     data = neighbours(ratings)
-    first, second = (_released(plain, one) for one in data)
+    first, second = (_released(plain, rows) for rows in data)
     entry = sensitivity(1, config.spread, config.floor) * config.sample / config.epsilon
     scale = config.learning_rate * config.rescale * entry
     called = [0, 0]
     for trial in range(trials):
-        for place, one in enumerate(data):
-            release = _released(config.model_copy(update={"seed": seed + 2 * trial + place}), one)
-            called[place] += laplace_score(release, first, second, scale) > 0
+        for side, rows in enumerate(data):
+            release = _released(config.model_copy(update={"seed": seed + 2 * trial + side}), rows)
+            called[side] += laplace_score(release, first, second, scale) > 0
     return lower_bound(called[0], called[1], trials, confidence)
 
 

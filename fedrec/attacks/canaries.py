@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The canaries of an audit: ids, uploads, secret signs, scores and observations."""
+"""The canaries of an audit: ids, uploads, secret signs, scores, observations, and the claim."""
 
 from __future__ import annotations
 
@@ -7,18 +7,126 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 from scipy.linalg import toeplitz
+from scipy.stats import binom
 
-from fedrec.attacks.claim import PrivacyClaim
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
-from fedrec.privacy.accounting.rdp import gdp_parameter
+from fedrec.privacy.accounting.rdp import gdp_epsilon, gdp_parameter, smallest_epsilon
 from fedrec.privacy.mechanisms.banded import inverse
 from fedrec.rng import stream
+
+# The privacy claim of a run as an audit tests it, and the distribution of its canaries' scores.
+#
+# Adjacency is replace-one: canary j uploads +S u_j or -S u_j, and both are clipped to the norm S.
+
+
+@dataclass(frozen=True)
+class PrivacyClaim:
+    """The claimed release of a round: a clipped sum over the cohort, divided by a fixed number,
+    plus normal noise.
+
+    Attributes:
+        clip: S, largest L2 norm of one client's update, > 0; S / sqrt(2) where updates never point
+            in opposite directions: half of how far two clients can be apart.
+        denominator: M, what the sum is divided by, > 0.
+        noise_std: standard deviation of the noise in each coordinate of the mean, >= 0; PrivRec:
+            `z * 2 S / M`.
+        sampling_rate: q, chance that a client takes part in a round, in (0, 1].
+        rounds: T, number of releases.
+        delta: delta of the claim, in (0, 1).
+        mixing: `[T]`, what the noise of a round has of the independent noise of that round
+            and of those before; then `noise_std` is that of the independent noise. None: noise is
+            independent in every round.
+        epsilon: the claim: an upper bound at `delta` for all rounds together, computed for the
+            population that was trained, canaries included; infinite if nothing is claimed.
+
+    Raises:
+        ExperimentError: a value is out of range.
+    """
+
+    clip: float
+    denominator: float
+    noise_std: float
+    sampling_rate: float
+    rounds: int
+    delta: float
+    epsilon: float
+    mixing: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "clip": self.clip > 0,
+            "denominator": self.denominator > 0,
+            "noise-std": self.noise_std >= 0,
+            "sampling rate": 0 < self.sampling_rate <= 1,
+            "rounds": self.rounds >= 1,
+            "delta": 0 < self.delta < 1,
+            "epsilon": self.epsilon >= 0,
+        }
+        wrong = [name for name, right in ranges.items() if not right]
+        if wrong:
+            raise ExperimentError(
+                f"the mechanism to audit has a wrong {wrong[0]}",
+                expected=(
+                    "clip, denominator > 0; noise-std, epsilon >= 0; sampling rate in (0, 1]; delta"
+                    " in (0, 1)"
+                ),
+                got=repr(self),
+                fix=f"give {wrong[0]} a value in its range",
+            )
+
+    @property
+    def signal(self) -> float:
+        """`S / M`: how far one client moves the mean."""
+        return self.clip / self.denominator
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z: noise over replace-one sensitivity, `noise_std M / (2 S)`."""
+        return self.noise_std / (2 * self.signal)
+
+    def known_epsilon(self, releases: float) -> float:
+        """Epsilon at `delta` against an observer who knows in how many releases a client took part;
+        of correlated noise, the squared norm of what it moved."""
+        return gdp_epsilon(
+            math.sqrt(releases) / self.noise_multiplier if self.noise_std else math.inf, self.delta
+        )
+
+    @cached_property
+    def shown(self) -> float:
+        """The attack's own epsilon: the largest that the sum of a canary's releases can show at
+        `delta` if the claim holds.
+
+        A canary's number of releases is binomial, so the two hypotheses are mixtures of normal
+        distributions.
+        """
+        if not self.noise_std:
+            return math.inf
+        if self.mixing is not None:
+            return self.epsilon
+        times = np.arange(self.rounds + 1)
+        weight = np.exp(binom.logpmf(times, self.rounds, self.sampling_rate))
+        sd = self.noise_std * math.sqrt(self.rounds)
+        reach = times[weight > 1e-18].max() * self.signal + 12 * sd
+        points = np.linspace(-reach, reach, 20_001)
+        keep = times[weight > 1e-18]
+        density = np.zeros_like(points)
+        for count in keep.tolist():
+            density += weight[count] * np.exp(-np.square((points - count * self.signal) / sd) / 2)
+        plus = density / density.sum()
+        minus = density[::-1] / density.sum()
+
+        def spent(epsilon: float) -> float:
+            return float(np.maximum(plus - math.exp(epsilon) * minus, 0.0).sum())
+
+        return smallest_epsilon(spent, self.delta, largest=500.0)
+
 
 # The observations of an audit: released means along the canaries' directions, participation, and
 # the secret signs.
@@ -73,8 +181,8 @@ class Observations:
     @property
     def parameters(self) -> list[str]:
         """The parameters in which canaries are, if there are several."""
-        found = [] if self.groups is None else np.unique(self.groups).tolist()
-        return found if len(found) > 1 else []
+        names = [] if self.groups is None else np.unique(self.groups).tolist()
+        return names if len(names) > 1 else []
 
     @property
     def canaries(self) -> int:
@@ -125,10 +233,9 @@ def all_scores(seen: Observations, claim: PrivacyClaim) -> list[Scores]:
     """The scores of every observer that the claim allows; without claimed noise only the first."""
     if claim.mixing is not None:
         return [known_scores(seen, claim)]
-    found = [final_scores(seen, claim)]
-    if claim.noise_std:
-        found += [trace_scores(seen, claim), known_scores(seen, claim)]
-    return found
+    if not claim.noise_std:
+        return [final_scores(seen, claim)]
+    return [final_scores(seen, claim), trace_scores(seen, claim), known_scores(seen, claim)]
 
 
 def final_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
@@ -229,7 +336,7 @@ class CanaryPlan(Config):
 # antisymmetric part of the sum is noise alone.
 
 Upload = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""For each parameter that it changes, places in the flat array, `int64 [n]`, and values there,
+"""For each parameter that it changes, indices in the flat array, `int64 [n]`, and values there,
 `float64 [n]`."""
 
 
@@ -286,11 +393,12 @@ class Directions:
 
     def upload(self, client: int) -> Upload:
         """What a canary uploads, before it is clipped."""
-        place = client - self.plan.first
-        pair = self.pairs[place]
+        number = client - self.plan.first
+        pair = self.pairs[number]
+        upload = pair.up if self.signs[number] > 0 else pair.down
         return {
-            name: (places, self.plan.magnitude * values)
-            for name, (places, values) in (pair.up if self.signs[place] > 0 else pair.down).items()
+            name: (indices, self.plan.magnitude * values)
+            for name, (indices, values) in upload.items()
         }
 
     def project(self, mean: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -323,19 +431,19 @@ class Directions:
         names = [name for name in room if name in trained]
         if not names:
             return []
-        own = {name: min(count // len(names), room[name]) for name in names}
-        own[names[0]] += count - sum(own.values())
-        if own[names[0]] > room[names[0]]:
+        rows_of = {name: min(count // len(names), room[name]) for name in names}
+        rows_of[names[0]] += count - sum(rows_of.values())
+        if rows_of[names[0]] > room[names[0]]:
             return []
-        self.groups = [name for name in names for _ in range(own[name])]
+        self.groups = [name for name in names for _ in range(rows_of[name])]
         pairs = []
         for name in names:
             rows, *rest = trained[name]
             width = math.prod(rest)
-            for row in range(rows - room[name], rows - room[name] + own[name]):
-                places = row * width + np.arange(width)
+            for row in range(rows - room[name], rows - room[name] + rows_of[name]):
+                indices = row * width + np.arange(width)
                 values = np.full(width, width**-0.5)
-                pairs.append(UploadPair({name: (places, values)}, {name: (places, -values)}))
+                pairs.append(UploadPair({name: (indices, values)}, {name: (indices, -values)}))
         return pairs
 
 
@@ -362,12 +470,11 @@ def _products(
         return []
     drawn = stream(plan.seed, "canary-pairs").permutation(len(firsts))[: plan.count]
     pairs = []
-    for one, other in zip(firsts[drawn].tolist(), seconds[drawn].tolist(), strict=True):
-        places = np.array([(size + 1) * one, (size + 1) * other])
-        places = np.append(places, [size * one + other, size * other + one])
+    for i, j in zip(firsts[drawn].tolist(), seconds[drawn].tolist(), strict=True):
+        indices = np.array([(size + 1) * i, (size + 1) * j, size * i + j, size * j + i])
         same = np.full(4, 0.5)
         opposite = np.array([0.5, 0.5, -0.5, -0.5])
-        pairs.append(UploadPair({table: (places, same)}, {table: (places, opposite)}))
+        pairs.append(UploadPair({table: (indices, same)}, {table: (indices, opposite)}))
     return pairs
 
 
@@ -378,8 +485,8 @@ def _square(shape: tuple[int, ...]) -> bool:
 def _along(flat: Mapping[str, np.ndarray], upload: Upload) -> float:
     return float(
         sum(
-            flat[name][places].astype(np.float64) @ values
-            for name, (places, values) in upload.items()
+            flat[name][indices].astype(np.float64) @ values
+            for name, (indices, values) in upload.items()
         )
     )
 

@@ -249,16 +249,14 @@ def fit_signals(
     Returns:
         `float64 [n]`; 0 for a user without positives (without rows, for ratings).
     """
-    found = np.zeros(len(users))
-    for place, user in enumerate(users.tolist()):
+    signals = np.zeros(len(users))
+    for index, user in enumerate(users.tolist()):
         data = population.client(user)
-        own = scores[place].astype(np.float64)
-        if population.task == "rating":
-            found[place] = (
-                -np.square(own[data.items] - data.labels).mean() if len(data.items) else 0.0
-            )
-        elif len(data.positives):
-            found[place] = own[data.positives].mean()
-            if signal == "contrast" and len(data.positives) < len(own):
-                found[place] -= np.delete(own, data.positives).mean()
-    return found
+        logits = scores[index].astype(np.float64)
+        if population.task == "rating" and len(data.items):
+            signals[index] = -np.square(logits[data.items] - data.labels).mean()
+        elif population.task != "rating" and len(data.positives):
+            signals[index] = logits[data.positives].mean()
+            if signal == "contrast" and len(data.positives) < len(logits):
+                signals[index] -= np.delete(logits, data.positives).mean()
+    return signals

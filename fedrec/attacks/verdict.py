@@ -20,8 +20,7 @@ from fedrec.attacks.bounds import (
     gdp_bound,
     one_run_bound,
 )
-from fedrec.attacks.canaries import Observations, Scores, all_scores
-from fedrec.attacks.claim import PrivacyClaim
+from fedrec.attacks.canaries import Observations, PrivacyClaim, Scores, all_scores
 
 # Level 0 checks: tests of the noise, and of how far one client moves the mean.
 #
@@ -66,19 +65,19 @@ def all_checks(seen: Observations, claim: PrivacyClaim, significance: float) -> 
     """The checks that are possible for a run: those of the noise and its independence need claimed
     noise."""
     if seen.shared:
-        found = [check_shared_reach(seen, claim, significance)]
+        checks = [check_shared_reach(seen, claim, significance)]
     else:
-        found = [
+        checks = [
             check_reach(seen, claim, significance, parameter)
             for parameter in ("", *seen.parameters)
         ]
-        found.append(check_farthest(seen, claim, significance))
+        checks.append(check_farthest(seen, claim, significance))
     quiet = _noise_of(seen)
     if claim.noise_std and (quiet.taking_part == 0).sum() > 1:
-        found.append(check_noise(quiet, claim, significance))
+        checks.append(check_noise(quiet, claim, significance))
     if claim.noise_std and seen.rounds > 1:
-        found.append(check_independence(quiet, significance))
-    return [check for check in found if not math.isnan(check.measured)]
+        checks.append(check_independence(quiet, significance))
+    return [check for check in checks if not math.isnan(check.measured)]
 
 
 def _noise_of(seen: Observations) -> Observations:
@@ -103,8 +102,8 @@ def differences(seen: Observations) -> Observations:
     """
     signed = seen.released * seen.signs
     groups = [np.flatnonzero(seen.groups == name) for name in seen.parameters] or [slice(None)]
-    parts = [signed[:, own] for own in groups]
-    return _absent(np.hstack([part @ helmert(part.shape[1]).T for part in parts]))
+    blocks = [signed[:, members] for members in groups]
+    return _absent(np.hstack([block @ helmert(block.shape[1]).T for block in blocks]))
 
 
 def check_charges(released: Collection[int], charged: Collection[int]) -> Check:
@@ -321,13 +320,9 @@ class ScoreFindings:
     @property
     def verdict(self) -> Verdict:
         """The verdict for this observer alone."""
-        return (
-            "FAIL"
-            if self.lower > self.upper
-            else "WARN"
-            if self.estimate.epsilon > self.upper
-            else "PASS"
-        )
+        if self.lower > self.upper:
+            return "FAIL"
+        return "WARN" if self.estimate.epsilon > self.upper else "PASS"
 
     @property
     def _advice(self) -> str:
@@ -345,20 +340,20 @@ class ScoreFindings:
     def reasons(self) -> list[str]:
         """Why it is not PASS, and what to do about a WARN."""
         bounds = {"one-run": self.one_run.epsilon, "GDP": self.gdp}
-        found = [
+        texts = [
             f"{self.observer}: the {name} lower bound {bound:.3f} is above the claimed epsilon"
             f" {self.upper:.3f}"
             for name, bound in bounds.items()
             if bound > self.upper
         ]
-        if not found and self.verdict == "WARN":
+        if not texts and self.verdict == "WARN":
             estimate = self.estimate
-            found = [
+            texts = [
                 f"{self.observer}: the point estimate {estimate.epsilon:.3f} (95 % interval"
                 f" {estimate.low:.3f} to {estimate.high:.3f}) is above the claimed epsilon"
                 f" {self.upper:.3f}; {self._advice}"
             ]
-        return found
+        return texts
 
 
 @dataclass(frozen=True)
@@ -462,11 +457,12 @@ def audit(audited: Sequence[Audited], *, significance: float = 0.05, seed: int =
         significance: chance of a wrong FAIL, in (0, 1).
         seed: of the bootstrap.
     """
-    share = significance / sum(one.tests for one in audited)
-    found = [
-        audit_run(one, significance=share, seed=seed + place) for place, one in enumerate(audited)
+    share = significance / sum(phase.tests for phase in audited)
+    runs = [
+        audit_run(phase, significance=share, seed=seed + number)
+        for number, phase in enumerate(audited)
     ]
-    return Audit(tuple(found), significance)
+    return Audit(tuple(runs), significance)
 
 
 def audit_run(audited: Audited, *, significance: float, seed: int = 0) -> RunFindings:

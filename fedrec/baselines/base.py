@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of centralised recommenders, and how their native code is compiled and run in
-threads."""
+"""The interface of centralised recommenders, the baselines of the federated ones."""
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
+from scipy import sparse
 
 from fedrec.config import Config
 from fedrec.data.features import FeatureNames, FeatureTable
@@ -21,8 +17,6 @@ from fedrec.data.interactions import Schema
 from fedrec.errors import ExperimentError
 from fedrec.privacy.statement import Stated
 from fedrec.runtime.ragged import spans
-
-# The interface of centralised recommenders, the baselines of the federated ones.
 
 Sparse: TypeAlias = Any
 """A `scipy.sparse.csr_array`; according to scipy's annotations its shape may be unknown."""
@@ -66,13 +60,12 @@ class Histories:
         return np.full(self.num_users, -1) if self.users is None else self.users
 
     def schema(self) -> Schema:
-        """What a model may know of these users and items before training."""
-        described = None if self.users is None else self.user_features
-        users = described.features if described else ()
+        """Catalogue and features of these users and items, as a model needs them."""
+        features = () if self.users is None else (self.user_features or FeatureTable(0)).features
         return Schema(
             self.num_items,
             self.item_features or FeatureTable(self.num_items),
-            tuple((one.name, len(one.categories)) for one in users),
+            tuple((feature.name, len(feature.categories)) for feature in features),
             "ranking",
         )
 
@@ -92,18 +85,17 @@ class Histories:
         """Users `start` to `stop - 1`."""
         return self.take(np.arange(start, min(stop, self.num_users)))
 
-    def take(self, places: np.ndarray) -> Histories:
-        """The users at some places `int64 [n]`, in that order."""
-        counts = np.diff(self.offsets)[places]
-        taken = spans(self.offsets[places], counts)
-        users = None if self.users is None else self.users[places]
+    def take(self, positions: np.ndarray) -> Histories:
+        """The users at some positions `int64 [n]`, in that order."""
+        counts = np.diff(self.offsets)[positions]
+        entries = spans(self.offsets[positions], counts)
         return replace(
             self,
             offsets=np.concatenate([[0], np.cumsum(counts)]),
-            items=self.items[taken],
-            users=users,
-            low_rated=None if self.low_rated is None else self.low_rated.take(places),
-            times=None if self.times is None else self.times[taken],
+            items=self.items[entries],
+            users=None if self.users is None else self.users[positions],
+            low_rated=None if self.low_rated is None else self.low_rated.take(positions),
+            times=None if self.times is None else self.times[entries],
         )
 
     def in_order(self) -> Histories:
@@ -114,38 +106,36 @@ class Histories:
         order = np.lexsort((self.times, self.rows()))
         return replace(self, items=self.items[order], times=self.times[order])
 
-    def among(self, items: np.ndarray) -> Histories:
-        """The users' items that are among `items`, `int64 [n]`, distinct, numbered by their place
-        there; nothing else is known of users and items."""
-        place = np.full(self.num_items, -1)
-        place[items] = np.arange(len(items))
-        new = place[self.items]
-        counts = np.bincount(self.rows()[new >= 0], minlength=self.num_users)
+    def only(self, items: np.ndarray) -> Histories:
+        """The users' items that are in a catalogue of `items`, `int64 [n]`, distinct, numbered by
+        their position there, without features of users and items."""
+        positions = np.full(self.num_items, -1)
+        positions[items] = np.arange(len(items))
+        renumbered = positions[self.items]
+        listed = renumbered >= 0
+        counts = np.bincount(self.rows()[listed], minlength=self.num_users)
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return Histories(len(items), offsets, new[new >= 0])
+        return Histories(len(items), offsets, renumbered[listed])
 
     def sums(self, rows: torch.Tensor, low_rated: float = 0.0) -> torch.Tensor:
         """Sum of the rows `float [items, width]` of each user's distinct items, `[users, width]`,
         with the weights of `csr`."""
-        own = self.csr(low_rated=low_rated)
-        items, offsets, weights = (
-            torch.from_numpy(part).to(rows.device)
-            for part in (own.indices.astype(np.int64), own.indptr[:-1].astype(np.int64), own.data)
-        )
+        table = self.csr(low_rated=low_rated)
+        arrays = table.indices.astype(np.int64), table.indptr[:-1].astype(np.int64), table.data
+        items, offsets, weights = (torch.from_numpy(array).to(rows.device) for array in arrays)
         return torch.nn.functional.embedding_bag(
             items, rows, offsets, mode="sum", per_sample_weights=weights.to(rows)
         )
 
-    def places(self, others: Histories) -> np.ndarray:
+    def positions(self, others: Histories) -> np.ndarray:
         """`int64 [others]`: the position of each of the other users among these; -1 if absent or
         unknown."""
         if self.users is None or others.users is None or not len(self.users):
             return np.full(others.num_users, -1, dtype=np.int64)
         order = np.argsort(self.users)
-        found = order[
-            np.searchsorted(self.users, others.users, sorter=order).clip(max=len(order) - 1)
-        ]
-        return np.where(self.users[found] == others.users, found, -1)
+        ranks = np.searchsorted(self.users, others.users, sorter=order)
+        nearest = order[ranks.clip(max=len(order) - 1)]
+        return np.where(self.users[nearest] == others.users, nearest, -1)
 
     def matrix(self) -> torch.Tensor:
         """Binary `float32 [users, items]`; for a block of users only."""
@@ -170,12 +160,10 @@ class Histories:
     def csr(self, dtype: type[np.floating] = np.float32, low_rated: float = 0.0) -> Sparse:
         """Sparse `[users, items]` with sorted columns: 1 for liked items, `low_rated`, in [0, 1],
         for other rated ones, 0 elsewhere; an item that a user has several times counts once."""
-        from scipy import sparse  # slow to import, and not needed without baselines
-
-        once = self.distinct()
-        ones = np.ones(len(once.items), dtype)
+        distinct = self.distinct()
+        ones = np.ones(len(distinct.items), dtype)
         shape = self.num_users, self.num_items
-        liked = sparse.csr_array((ones, once.items, once.offsets), shape)
+        liked = sparse.csr_array((ones, distinct.items, distinct.offsets), shape)
         if self.low_rated is None or low_rated == 0:
             return liked
         rated = sparse.csr_array(liked.maximum(self.low_rated.csr(dtype) * dtype(low_rated)))
@@ -183,18 +171,18 @@ class Histories:
         return rated
 
 
+class TooLarge(ExperimentError):
+    """The data are too large for a baseline."""
+
+
 class Baseline(ABC):
     """A centralised recommender: it sees the data of all training users.
 
     A built-in has a `name` and lives in `fedrec/baselines/`, its configuration class above it.
-
-    Attributes:
-        stand_in: the baseline to use instead if the data are too large for this one; empty: none.
     """
 
     Config: ClassVar[type[Config]] = Config
     paper: ClassVar[str] = ""
-    stand_in: ClassVar[str] = ""
     device: torch.device = torch.device("cpu")
     """Device for its computations, set before `fit`; the scores may be on it. Ignored by systems
     that do not use torch."""
@@ -204,28 +192,26 @@ class Baseline(ABC):
 
     @classmethod
     def features_used(cls, config: Any, known: FeatureNames) -> FeatureNames:
-        """Which of the data's side features it uses; none by default. Tables of results state
-        it."""
+        """The side features of the data that it uses, for tables of results; none by default."""
         return FeatureNames()
 
     @property
     def ordered(self) -> bool:
-        """Whether it needs the order of users' items, and refuses data without times; no by
-        default."""
+        """True for systems that need the order of users' items, and refuse data without times."""
         return False
 
     @property
     def transductive(self) -> bool:
-        """Whether it must also be fitted to the known items of the evaluated users."""
+        """True for systems that are also fitted to the known items of the evaluated users."""
         return False
-
-    def too_large(self, num_users: int, num_items: int) -> str:
-        """The reason why data of this size cannot be fitted; empty if they can."""
-        return ""
 
     @abstractmethod
     def fit(self, histories: Histories) -> None:
-        """Learn from the positive items of the training users."""
+        """Learn from the positive items of the training users.
+
+        Raises:
+            TooLarge: the data are too large for this baseline, which is then left out.
+        """
 
     @abstractmethod
     def scores(self, histories: Histories) -> torch.Tensor:
@@ -288,49 +274,3 @@ class RatingBaseline(Baseline):
 
     def scores(self, histories: Histories) -> torch.Tensor:
         raise NotImplementedError("Expected a baseline that ranks.")
-
-
-# Native code of centralised systems: compiled when it is first called, on rows in threads.
-
-
-def native(**flags: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates a function that Numba compiles at its first call: importing Numba is slow, and not
-    needed to read settings.
-
-    Args:
-        flags: of `numba.njit`.
-    """
-
-    def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.cache
-        def code() -> Any:
-            from fedrec.runtime.compilation import compiled
-
-            return compiled(function, flags)
-
-        return functools.wraps(function)(lambda *given: code()(*given))
-
-    return decorated
-
-
-def pointers(table: Sparse) -> tuple[np.ndarray, np.ndarray]:
-    """Where each row begins, `int64 [rows + 1]`, and its columns, `int64 [entries]`: native code is
-    compiled for each type."""
-    return table.indptr.astype(np.int64, copy=False), table.indices.astype(np.int64, copy=False)
-
-
-def over_rows(
-    function: Callable[..., Any], given: tuple[Any, ...], bounds: np.ndarray, found: np.ndarray
-) -> np.ndarray:
-    """Rows `found`, which native code writes in a thread for each part of them.
-
-    Args:
-        function: takes `given`, the first row, the row after the last, and `found`.
-        given: its first arguments.
-        bounds: ascending, `int64 [threads + 1]`, rows between the parts.
-        found: `[rows, ...]`.
-    """
-    function(*given, 0, 0, found)  # compiled by one thread
-    with ThreadPoolExecutor(len(bounds) - 1) as pool:
-        list(pool.map(lambda part: function(*given, *part, found), pairwise(bounds.tolist())))
-    return found

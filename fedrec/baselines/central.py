@@ -2,24 +2,22 @@
 """Models of the federation trained in one place: NeuMF, MF, GMF, MLP, and autoencoders."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings
 from fedrec.baselines.training import (
-    FOLD_IN_STEPS,
-    HELD_OUT,
     ExampleBatch,
     ExamplesBaseline,
     ExamplesConfig,
-    PatienceConfig,
+    TrainingConfig,
     train,
 )
 from fedrec.components.registry import MODEL, resolve
@@ -46,14 +44,9 @@ from fedrec.runtime.ragged import within_groups
 # the user does not like, drawn again in each epoch. Without a tower it is GMF, without factors MLP,
 # and GMF with h = 1 is matrix factorization; they are the baselines `gmf`, `mlp` and `mf`.
 #
-# With `pretrain-epochs` both parts are first trained separately and then joined: rows and layers
-# are kept, and output weights and bias are multiplied by alpha and 1 - alpha (section 3.4.1), so
-# that training continues from the weighted mean of both logits.
-#
 # With `average` the parameters that rank are the exponential moving average of those of all steps.
 #
-# Where this differs from the paper: by default both parts are trained together from the start, and
-# the joined model by Adam also after pre-training (`optimiser = "sgd"` is the paper's); an L2
+# Where this differs from the paper: both parts are trained together from the start, by Adam; an L2
 # penalty applies to the users' and items' rows in a batch.
 
 _INIT_STD = 0.01  # of the initial embeddings
@@ -70,22 +63,6 @@ class CentralNeumfConfig(ExamplesConfig, NeumfConfig):
     tower: tuple[Width, ...] = (64, 32, 16)
     """Widths of the tower: of the two embeddings together (even), and of each layer; empty: no
     tower."""
-    epochs: int = Field(default=10, ge=0)
-    """Epochs over the liked pairs."""
-    pretrain_epochs: int = Field(default=0, ge=0)
-    """Epochs before these in which the product and the tower are trained separately; 0: none."""
-    product_share: float = Field(default=0.5, ge=0, le=1)
-    """alpha, the product's share in the logit when both are joined after pre-training."""
-    optimiser: Literal["adam", "sgd"] = "adam"
-    """Of the whole model: Adam, or plain gradient descent. Parts are pre-trained by Adam."""
-
-    @model_validator(mode="after")
-    def _is_trained(self) -> Self:
-        if not self.epochs and not self.pretrain_epochs:
-            raise ValueError("epochs, or pretrain-epochs, of 1 or more")
-        if self.pretrain_epochs and not (self.factors and self.tower):
-            raise ValueError("both factors and a tower, for pretrain-epochs")
-        return self
 
 
 class CentralNeumf(ExamplesBaseline):
@@ -97,52 +74,26 @@ class CentralNeumf(ExamplesBaseline):
     config: CentralNeumfConfig
 
     def fit(self, histories: Histories) -> None:
-        """Train from fresh parameters, or from those of the parts."""
+        """Train from fresh parameters."""
         config = self.config
         self.fitted = histories
-        users = self._joined(histories) if config.pretrain_epochs else self._start(histories)
-        part = "joined" if config.pretrain_epochs else "neumf"
-        self.train_pairs(users, stream(config.seed, f"baseline-{part}-triples"))
-
-    def _start(self, histories: Histories) -> Tensor:
-        """Draws all parameters; the users' rows are returned."""
-        generator = torch_stream(self.config.seed, "baseline-neumf")
-        users = self._fresh_rows(histories.num_users, generator)
+        generator = torch_stream(config.seed, "baseline-neumf")
+        width = config.factors + (config.tower[0] // 2 if config.tower else 0)
+        users = torch.randn(histories.num_users, width, generator=generator) * _INIT_STD
         fresh = self.fresh(generator)
-        fresh["items"] = self._fresh_rows(histories.num_items, generator)
+        fresh["items"] = torch.randn(histories.num_items, width, generator=generator) * _INIT_STD
         self.shared = {name: value.to(self.device) for name, value in fresh.items()}
-        return users.to(self.device)
-
-    def _joined(self, histories: Histories) -> Tensor:
-        """Trains both parts alone and takes their parameters; the users' rows are returned."""
-        alone = {"epochs": self.config.pretrain_epochs, "pretrain_epochs": 0, "optimiser": "adam"}
-        product = CentralNeumf(self.config.model_copy(update={**alone, "tower": ()}))
-        tower = CentralNeumf(self.config.model_copy(update={**alone, "factors": 0}))
-        for part in (product, tower):
-            part.device = self.device
-            part.fit(histories)
-        share = self.config.product_share
-        ours = product.shared
-        theirs = tower.shared
-        self.shared = theirs | {
-            "h": torch.cat([share * ours["h"], (1 - share) * theirs["h"]]),
-            "b": share * ours["b"] + (1 - share) * theirs["b"],
-            "items": torch.cat([ours["items"], theirs["items"]], dim=1),
-        }
-        rows = torch.cat([torch.from_numpy(part.own) for part in (product, tower)], dim=1)
-        return rows.to(self.device)
+        self.train_pairs(users.to(self.device), stream(config.seed, "baseline-neumf-triples"))
 
     def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Initial parameters other than the rows: Glorot-uniform layers, zero biases."""
         tower = self.config.tower
         last = self.config.factors + (tower[-1] if tower else 0)
-        found = {"h": glorot(1, last, generator)[0], "b": torch.zeros(())}
-        for place, (before, after) in enumerate(itertools.pairwise(tower)):
-            found |= {
-                f"W{place}": glorot(after, before, generator),
-                f"b{place}": torch.zeros(after),
-            }
-        return found
+        parameters = {"h": glorot(1, last, generator)[0], "b": torch.zeros(())}
+        for layer, (before, after) in enumerate(itertools.pairwise(tower)):
+            parameters[f"W{layer}"] = glorot(after, before, generator)
+            parameters[f"b{layer}"] = torch.zeros(after)
+        return parameters
 
     def logits(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
         """Logits `[n, B]` of items `int64 [n, B]` for the users' rows `[n, width]`."""
@@ -159,17 +110,15 @@ class CentralNeumf(ExamplesBaseline):
         width = self.config.factors
         total = parameters["b"]
         if width:
-            total = total + (
-                (users[..., :width] * parameters["h"][:width]) * items[..., :width]
-            ).sum(-1)
+            weighted = users[..., :width] * self._product_weights()
+            total = total + (weighted * items[..., :width]).sum(-1)
         if self.config.tower:
-            half = self.config.tower[0] // 2
             # The first layer of a pair is a sum of one of the user and one of the item, each
             # computed once.
-            own, their = parameters["W0"].split(half, dim=1)
-            hidden = users[..., width:] @ own.T + items[..., width:] @ their.T + parameters["b0"]
-            for place in range(1, len(self.config.tower) - 1):
-                hidden = hidden.relu() @ parameters[f"W{place}"].T + parameters[f"b{place}"]
+            left, right = parameters["W0"].split(self.config.tower[0] // 2, dim=1)
+            hidden = users[..., width:] @ left.T + items[..., width:] @ right.T + parameters["b0"]
+            for layer in range(1, len(self.config.tower) - 1):
+                hidden = hidden.relu() @ parameters[f"W{layer}"].T + parameters[f"b{layer}"]
             total = total + hidden.relu() @ parameters["h"][width:]
         return total
 
@@ -179,39 +128,37 @@ class CentralNeumf(ExamplesBaseline):
         users = torch.from_numpy(self.rows(histories)).to(self.device)
         items = self.shared["items"]
         width = self.config.factors
+        product = (users[:, :width] * self._product_weights()) @ items[:, :width].T
         if not self.config.tower:
-            return (users * self.shared["h"]) @ items.T + self.shared["b"]
+            return product + self.shared["b"]
         block = max(1, _CELLS_AT_ONCE // histories.num_items)
-        towers = [self._tower_logits(part, items) for part in users.split(block)]
-        return (
-            torch.cat(towers) + (users[:, :width] * self.shared["h"][:width]) @ items[:, :width].T
-        )
+        return torch.cat([self._tower_logits(some, items) for some in users.split(block)]) + product
+
+    def _product_weights(self) -> Tensor:
+        """h of the product, `[factors]`."""
+        return self.shared["h"][: self.config.factors]
 
     def batch_loss(self, rows: Tensor, items: Tensor, labels: Tensor, users: np.ndarray) -> Tensor:
         """Mean over a batch's liked pairs: rows `[batch, width]`, and items
         `[batch, 1 + negatives]`, liked first."""
-        their = F.embedding(items, self.shared["items"])
-        logits = self.joined_logits(rows[:, None], their)
+        item_rows = F.embedding(items, self.shared["items"])
+        logits = self.joined_logits(rows[:, None], item_rows)
         loss = F.softplus(-logits[:, 0]).sum() + F.softplus(logits[:, 1:]).sum()
         if self.config.regularisation:
-            loss = loss + self.config.regularisation * (rows.square().sum() + their.square().sum())
+            squares = rows.square().sum() + item_rows.square().sum()
+            loss = loss + self.config.regularisation * squares
         return loss / len(rows)
 
     def _tower_logits(self, users: Tensor, items: Tensor) -> Tensor:
         """`[users, items]`: the contribution of the tower and b for every pair."""
         parameters = self.shared
         width = self.config.factors
-        own, their = parameters["W0"].split(self.config.tower[0] // 2, dim=1)
-        hidden = (users[:, width:] @ own.T)[:, None] + (
-            items[:, width:] @ their.T + parameters["b0"]
-        )
-        for place in range(1, len(self.config.tower) - 1):
-            hidden = F.linear(hidden.relu_(), parameters[f"W{place}"], parameters[f"b{place}"])
+        left, right = parameters["W0"].split(self.config.tower[0] // 2, dim=1)
+        of_items = items[:, width:] @ right.T + parameters["b0"]
+        hidden = (users[:, width:] @ left.T)[:, None] + of_items
+        for layer in range(1, len(self.config.tower) - 1):
+            hidden = F.linear(hidden.relu_(), parameters[f"W{layer}"], parameters[f"b{layer}"])
         return hidden.relu_() @ parameters["h"][width:] + parameters["b"]
-
-    def _fresh_rows(self, number: int, generator: torch.Generator) -> Tensor:
-        width = self.config.factors + (self.config.tower[0] // 2 if self.config.tower else 0)
-        return torch.randn(number, width, generator=generator) * _INIT_STD
 
 
 # Training of models of whole histories in one place, on batches of users.
@@ -221,7 +168,7 @@ class CentralNeumf(ExamplesBaseline):
 _MANY = 1e9  # multiplications of a step that takes tenths of a second
 
 
-class HistoriesConfig(PatienceConfig):
+class HistoriesConfig(TrainingConfig):
     """Settings of the training of models of histories."""
 
     beta: float = Field(default=0.5, ge=0)
@@ -254,45 +201,23 @@ def train_histories(
     """
     drawn = model.initial(generator)
     values = [value.unsqueeze(0).to(device).requires_grad_() for value in drawn.values()]
+    parameters = dict(zip(drawn, values, strict=True))
     users = torch.from_numpy(histories.offsets).diff().nonzero()[:, 0]
-    held_out = users[:0]
-    if config.patience is not None:
-        out = stream(config.seed, "baseline-held-out").random(len(users)) < HELD_OUT
-        held_out = users[torch.from_numpy(out)]
-        users = users[torch.from_numpy(~out)]
     steps = -(-len(users) // config.batch_size)
-    numbers = sum(value.numel() for value in values)
-
-    def loss(
-        values: Sequence[Tensor], some: Tensor, source: torch.Generator, beta: float
-    ) -> Tensor:
-        rows = _given(model, histories.take(some.numpy()), more=1).unsqueeze(0).to(device)
-        parameters = dict(zip(drawn, values, strict=True))
-        return model.training_loss(parameters, rows, source, beta).mean()
+    coordinates = sum(value.numel() for value in values)
 
     def epoch(number: int) -> Iterator[tuple[Tensor, float]]:
         order = users[torch.randperm(len(users), generator=generator)]
-        for place, batch in enumerate(order.split(config.batch_size)):
-            done = number * steps + place + 1
-            yield batch, config.beta * done / (config.epochs * steps)
+        for step, batch in enumerate(order.split(config.batch_size), number * steps + 1):
+            yield batch, config.beta * step / (config.epochs * steps)
 
-    @torch.no_grad()
-    def measured(values: Sequence[Tensor]) -> float:
-        return float(
-            loss(values, held_out, torch_stream(config.seed, "baseline-held-out"), config.beta)
-        )
+    def backward(batch: tuple[Tensor, float]) -> None:
+        some, beta = batch
+        rows = _inputs(model, histories.take(some.numpy()), more=1).unsqueeze(0).to(device)
+        model.training_loss(parameters, rows, generator, beta).mean().backward()
 
-    last = train(
-        values,
-        config,
-        epoch,
-        lambda batch: loss(values, batch[0], generator, batch[1]).backward(),
-        steps=steps,
-        fused=fused,
-        patience=config.patience,
-        held_out=measured if len(held_out) else None,
-        long_steps=numbers * config.batch_size * (model.longest or 1) >= _MANY,
-    )
+    long_steps = coordinates * config.batch_size * (model.form.longest or 1) >= _MANY
+    last = train(values, config, epoch, backward, steps=steps, fused=fused, long_steps=long_steps)
     return dict(zip(drawn, last, strict=True))
 
 
@@ -305,54 +230,29 @@ def history_scores(
 ) -> Tensor:
     """Scores of the catalogue for users' histories, `float32 [users, items]`; parameters are
     `[1, ...]`."""
-    return model.history_scores(parameters, _given(model, histories).unsqueeze(0).to(device))[0]
+    return model.history_scores(parameters, _inputs(model, histories).unsqueeze(0).to(device))[0]
 
 
-def _given(model: HistoryModel, histories: Histories, more: int = 0) -> Tensor:
-    """What the model takes of users: weights of the catalogue, or their last items, so many
-    `more`."""
-    if model.longest is None:
+def _inputs(model: HistoryModel, histories: Histories, more: int = 0) -> Tensor:
+    """Inputs of the model: each user's weights of the catalogue, or its last items, `more` of
+    them than the model's length."""
+    if model.form.longest is None:
         return histories.matrix()
-    own = histories.in_order()
-    return torch.from_numpy(last_items(own.offsets, own.items, model.longest + more))
-
-
-class HistoryBaseline(Baseline):
-    """A model of histories whose settings are the baseline's.
-
-    Attributes:
-        network: the model.
-        stream: name of its random stream.
-    """
-
-    network: type[HistoryModel]
-    stream: str
-    config: HistoriesConfig
-
-    def fit(self, histories: Histories) -> None:
-        """Train from fresh parameters; users without a positive item are left out."""
-        generator = torch_stream(self.config.seed, self.stream)
-        self.model = self.network(self.config, histories.schema())
-        self.parameters = train_histories(
-            self.model, histories, self.config, generator, self.device, fused=False
-        )
-
-    def scores(self, histories: Histories) -> Tensor:
-        """Scores of each user's history, `float32 [users, items]`."""
-        return history_scores(self.model, self.parameters, histories, self.device)
+    ordered = histories.in_order()
+    return torch.from_numpy(last_items(ordered.offsets, ordered.items, model.form.longest + more))
 
 
 # Any model trained in one place, with the data of all training users.
 #
-# What a model says of its loss and its predictions is the same as on devices; only the training is
-# not federated. Three kinds of models:
+# The model's loss and predictions are the same as on devices; only the training is not federated.
+# Three kinds of models:
 #
 # * with parameters of users that never leave a device (`private-parameters`): each user has a row
-# of   them, trained together with the shared ones, on likes and drawn items (`task = "ranking"`) or
-# on   ratings (`task = "rating"`); * with users represented by their features
-# (`Model.by_features`): the same without rows; * of whole histories (`HistoryModel` with a
-# `training_loss`): trained on batches of users, and   applied to anyone's history. The weight
-# `beta` of a divergence rises linearly over all steps.
+#   of them, trained together with the shared ones, on likes and drawn items (`task = "ranking"`) or
+#   on ratings (`task = "rating"`);
+# * with users represented by their features (`Model.by_features`): the same without rows;
+# * of whole histories (`HistoryModel` with a `training_loss`): trained on batches of users, and
+#   applied to anyone's history. The weight `beta` of a divergence rises linearly over all steps.
 #
 # Users' first rows are the model's initial parameters, equal for all, as on devices. Models that a
 # server generates for each client, and those that are solved for in closed form, have no such
@@ -393,12 +293,12 @@ class Central(ExamplesBaseline, RatingBaseline):
 
     @property
     def ordered(self) -> bool:
-        """Whether its model takes sequences."""
+        """True if its model takes sequences."""
         return issubclass(self._kind, SequenceModel)
 
     @property
     def transductive(self) -> bool:
-        """Whether it must also be fitted to the known items of the users to be scored."""
+        """True if users have rows, which are also fitted to the users to be scored."""
         return bool(self._private) and super().transductive
 
     @classmethod
@@ -442,21 +342,16 @@ class Central(ExamplesBaseline, RatingBaseline):
             )
         random = stream(self.config.seed, "baseline-central-ratings")
         values = ratings.values.astype(np.float32)
-        held_out = np.zeros(len(values), bool)
-        if self.config.patience is not None:
-            held_out = stream(self.config.seed, "baseline-held-out").random(len(values)) < HELD_OUT
-        rows = np.flatnonzero(~held_out)
         size = self.config.batch_size
 
-        def examples(some: np.ndarray) -> ExampleBatch:
-            return ExampleBatch(ratings.users[some], ratings.items[some, None], values[some, None])
-
         def epoch() -> Iterator[ExampleBatch]:
-            order = random.permutation(rows)
-            return (examples(order[at : at + size]) for at in range(0, len(order), size))
+            order = random.permutation(len(values))
+            for start in range(0, len(order), size):
+                batch = order[start : start + size]
+                items = ratings.items[batch, None]
+                yield ExampleBatch(ratings.users[batch], items, values[batch, None])
 
-        out = [examples(np.flatnonzero(held_out))] if held_out.any() else []
-        self.train_examples(users, epoch, -(-len(rows) // size), out)
+        self.train_examples(users, epoch, -(-len(values) // size))
 
     @torch.no_grad()
     def scores(self, histories: Histories) -> Tensor:
@@ -470,9 +365,9 @@ class Central(ExamplesBaseline, RatingBaseline):
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`. Training users keep their fitted rows, new users are
         folded in by their known ratings."""
-        table = self.own.copy()
+        table = self.user_rows.copy()
         new = np.setdiff1d(known.users, np.flatnonzero(self._trained))
-        table[~self._trained] = self.own[self._trained].mean(0)
+        table[~self._trained] = self.user_rows[self._trained].mean(0)
         if len(new) and table.shape[1]:
             table[new] = self._folded_in_by_ratings(known, new)
         rows = torch.from_numpy(table[users]).to(self.device)
@@ -483,11 +378,10 @@ class Central(ExamplesBaseline, RatingBaseline):
         """Predictions `[n, B]` of items `int64 [n, B]`, from the users' rows `[n, width]`; `users`
         are their numbers in the dataset, `int64 [n]`, -1 for unknown ones."""
 
-        def predicted(own: Tensor, codes: tuple[Tensor, ...], items: Tensor) -> Tensor:
-            parameters = self.shared | self._own_parameters(own[None])
-            return self.model.predict(parameters, tuple(code[None] for code in codes), items[None])[
-                0
-            ]
+        def predicted(row: Tensor, codes: tuple[Tensor, ...], items: Tensor) -> Tensor:
+            parameters = self.shared | self._user_parameters(row[None])
+            features = tuple(code[None] for code in codes)
+            return self.model.predict(parameters, features, items[None])[0]
 
         # as one user's shared parameters, whose gradients are then not computed user by user
         return torch.func.vmap(predicted)(rows, self._codes(users), items)
@@ -523,10 +417,14 @@ class Central(ExamplesBaseline, RatingBaseline):
                 fix="choose another model",
             )
         drawn = self.model.initial(torch_stream(self.config.seed, "baseline-central"))
-        own = {n: v for n, v in drawn.items() if any(fnmatchcase(n, one) for one in self._private)}
-        self._shapes = {name: value.shape for name, value in own.items()}
-        self.shared = {n: v[None].to(self.device) for n, v in drawn.items() if n not in own}
-        row = torch.cat([value.flatten() for value in own.values()] or [torch.empty(0)])
+        private = {
+            name: value
+            for name, value in drawn.items()
+            if any(fnmatchcase(name, pattern) for pattern in self._private)
+        }
+        self._shapes = {name: value.shape for name, value in private.items()}
+        self.shared = {n: v[None].to(self.device) for n, v in drawn.items() if n not in private}
+        row = torch.cat([value.flatten() for value in private.values()] or [torch.empty(0)])
         return row.repeat(self.fitted.num_users, 1).to(self.device)
 
     def _parameters(self, rows: Tensor) -> Parameters:
@@ -534,39 +432,34 @@ class Central(ExamplesBaseline, RatingBaseline):
         shared = {
             name: value.expand(len(rows), *value.shape[1:]) for name, value in self.shared.items()
         }
-        return shared | self._own_parameters(rows)
+        return shared | self._user_parameters(rows)
 
-    def _own_parameters(self, rows: Tensor) -> dict[str, Tensor]:
-        """The users' own parameters `[n, ...]` in their rows `[n, width]`."""
+    def _user_parameters(self, rows: Tensor) -> dict[str, Tensor]:
+        """The users' private parameters `[n, ...]` in their rows `[n, width]`."""
         parts = rows.split([shape.numel() for shape in self._shapes.values()], dim=1)
         named = zip(self._shapes.items(), parts, strict=True)
         return {name: part.view(-1, *shape) for (name, shape), part in named}
 
     def _codes(self, users: np.ndarray) -> tuple[Tensor, ...]:
         """Codes of users' features, see `Histories.codes`."""
-        found = self.fitted.codes(self.model.schema, users)
-        return tuple(torch.from_numpy(code).to(self.device) for code in found)
+        codes = self.fitted.codes(self.model.schema, users)
+        return tuple(torch.from_numpy(code).to(self.device) for code in codes)
 
     def _folded_in_by_ratings(self, known: Ratings, new: np.ndarray) -> np.ndarray:
         """Rows of users `int64 [n]` that were not in training, by gradient descent on their known
         ratings."""
         order = np.argsort(known.users, kind="stable")
+        entries = order[np.isin(known.users[order], new)]
         counts = np.bincount(known.users, minlength=known.num_users)
-        mine = order[np.isin(known.users[order], new)]
-        place = np.repeat(np.arange(len(new)), counts[new])
-        within = within_groups(counts[new])
+        cells = (np.repeat(np.arange(len(new)), counts[new]), within_groups(counts[new]))
         shape = (len(new), int(counts[new].max()))
-        columns = (
-            np.zeros(shape, np.int64),
-            np.zeros(shape, np.float32),
-            np.zeros(shape, np.float32),
-        )
-        given = known.items[mine], known.values[mine], 1 / counts[known.users[mine]]
-        for column, values in zip(columns, given, strict=True):
-            column[place, within] = values
-        rows, labels, weights = (torch.from_numpy(column).to(self.device) for column in columns)
-        step = (rows, labels, weights)
-        return self.descended(np.ones(len(new), bool), new, lambda: iter([step] * FOLD_IN_STEPS))
+        items = np.zeros(shape, np.int64)
+        labels = np.zeros(shape, np.float32)
+        weights = np.zeros(shape, np.float32)
+        items[cells] = known.items[entries]
+        labels[cells] = known.values[entries]
+        weights[cells] = 1 / counts[known.users[entries]]
+        return self.descended(new, items[None], labels, weights)
 
 
 # The central variational autoencoder (Liang et al. 2018), the reference for the federated one.
@@ -587,15 +480,30 @@ class CentralVaeConfig(HistoriesConfig, VaeConfig):
     """Final weight beta of the divergence from the prior (paper: 0.5 for MovieLens-100K)."""
 
 
-class CentralVae(HistoryBaseline):
-    """Trained with Adam on batches of users."""
+class CentralVae(Baseline):
+    """Trained with Adam on batches of users.
+
+    Attributes:
+        network: class of the model, whose settings are among the baseline's.
+    """
 
     name = "vae"
     Config = CentralVaeConfig
     paper = "Mult-VAE (Liang et al. 2018)"
-    network = Vae
-    stream = "baseline-vae"
+    network: type[HistoryModel] = Vae
     config: CentralVaeConfig
+
+    def fit(self, histories: Histories) -> None:
+        """Train from fresh parameters; users without a positive item are left out."""
+        generator = torch_stream(self.config.seed, "baseline-vae")
+        self.model = self.network(self.config, histories.schema())
+        self.parameters = train_histories(
+            self.model, histories, self.config, generator, self.device, fused=False
+        )
+
+    def scores(self, histories: Histories) -> Tensor:
+        """Scores of each user's history, `float32 [users, items]`."""
+        return history_scores(self.model, self.parameters, histories, self.device)
 
 
 # The central denoising autoencoder (Mult-DAE, Liang et al. 2018): `vae` without a distribution of
@@ -660,20 +568,12 @@ class CentralMf(CentralNeumf):
     config: CentralMfConfig
 
     def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Initial parameters other than the rows: Glorot-uniform layers, zero biases."""
+        """The bias, 0."""
         return {"b": torch.zeros(())}
 
-    def joined_logits(self, users: Tensor, items: Tensor) -> Tensor:
-        """Logits of pairs of embeddings `[..., width]`, which broadcast."""
-        return (users * items).sum(-1) + self.shared["b"]
-
-    @torch.no_grad()
-    def scores(self, histories: Histories) -> Tensor:
-        """Logits of the catalogue, `float32 [users, items]`."""
-        return (
-            torch.from_numpy(self.rows(histories)).to(self.device) @ self.shared["items"].T
-            + self.shared["b"]
-        )
+    def _product_weights(self) -> Tensor:
+        """All 1."""
+        return torch.ones(self.config.factors, device=self.device)
 
 
 # MLP, a tower of layers over the embeddings of a user and an item (He et al. 2017, section 3.3):

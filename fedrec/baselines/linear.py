@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,12 +12,9 @@ from scipy import sparse
 from scipy.sparse.linalg import svds
 from torch import Tensor
 
-from fedrec.baselines.base import Baseline, Histories, Sparse
-from fedrec.baselines.ials_steps import improved
-from fedrec.baselines.neighbours import dense_product
+from fedrec.baselines.base import Baseline, Histories, Sparse, TooLarge
 from fedrec.config import Width
 from fedrec.data.interactions import LowRatedConfig
-from fedrec.errors import ExperimentError
 from fedrec.rng import stream, torch_stream
 from fedrec.sums.products import item_weights
 
@@ -39,10 +36,7 @@ from fedrec.sums.products import item_weights
 # liked pair and 1 - r of that of any other, so that sums over liked items become sums over rated
 # ones with weights 1 and r.
 #
-# With `solver = "cg"` a row takes a few steps of conjugate gradients from its previous value
-# instead (Takacs, Pilaszy and Tikk 2011), which reduces the cost by the square of the width. Users
-# to be scored are always solved for exactly from their known items, whether they were training
-# users or not.
+# Users to be scored are solved for from their known items, whether they were training users or not.
 #
 # Where this differs from Hu et al.: c is a setting, where they have 1 + alpha r (`implicit` and
 # other libraries have alpha r, which is this); an item that a user has several times counts once.
@@ -64,11 +58,6 @@ class CentralIalsConfig(LowRatedConfig):
     lambda for all."""
     sweeps: int = Field(default=15, ge=1)
     """Number of sweeps over users and items."""
-    solver: Literal["exact", "cg"] = "exact"
-    """Solver during fitting: Cholesky decomposition (`exact`), or a few steps of conjugate
-    gradients (`cg`)."""
-    cg_steps: int = Field(default=3, ge=1)
-    """Steps of conjugate gradients in each sweep."""
     seed: int = Field(default=0, ge=0)
     """Seed of the initial item factors."""
 
@@ -88,15 +77,10 @@ class CentralIals(Baseline):
         generator = torch_stream(self.config.seed, "baseline-ials")
         width = self.config.factors
         items = torch.randn(histories.num_items, width, generator=generator) * (0.1 / width**0.5)
-        users = torch.zeros(histories.num_users, width)
-        improve = self.config.solver == "cg"
-        if not improve:  # conjugate gradients are native code of the processor
-            users = users.to(self.device)
-            items = items.to(self.device)
-        for _ in range(self.config.sweeps):
-            users = solved(by_user, items, self.config, users if improve else None)
-            items = solved(by_item, users, self.config, items if improve else None)
         self._items = items.to(self.device)
+        for _ in range(self.config.sweeps):
+            users = solved(by_user, self._items, self.config)
+            self._items = solved(by_item, users, self.config)
 
     def scores(self, histories: Histories) -> Tensor:
         """Products of the users' factors, solved for now, and the items',
@@ -105,17 +89,13 @@ class CentralIals(Baseline):
         return solved(rows, self._items, self.config) @ self._items.T
 
 
-def solved(
-    liked: Sparse, fixed: Tensor, config: CentralIalsConfig, start: Tensor | None = None
-) -> Tensor:
+def solved(liked: Sparse, fixed: Tensor, config: CentralIalsConfig) -> Tensor:
     """Factors of each row given those of the columns; zero for an empty row.
 
     Args:
         liked: `[rows, columns]`, how much of each pair is liked, in (0, 1]; 0 elsewhere.
         fixed: `float [columns, factors]`; its precision is that of the computation.
         config: weights and penalty.
-        start: `[rows, factors]`, initial values of conjugate gradients; None: rows are solved for
-            exactly.
 
     Returns:
         `[rows, factors]`.
@@ -124,43 +104,41 @@ def solved(
     extra = config.weight - 1
     totals = torch.from_numpy(extra * liked.sum(1) + liked.shape[1]).to(fixed)
     penalty = config.regularisation * totals**config.frequency_exponent
-    if start is not None:
-        given = {"weight": config.weight, "penalty": penalty.numpy(), "steps": config.cg_steps}
-        return torch.from_numpy(improved(liked, fixed.numpy(), start.numpy(), **given))
     gram = fixed.T @ fixed
     padded = torch.cat([fixed, fixed.new_zeros(1, width)])
-    found = fixed.new_zeros(liked.shape[0], width)
+    factors = fixed.new_zeros(liked.shape[0], width)
 
     def solve(rows: Tensor, columns: Tensor, shares: Tensor) -> None:
         rows = rows.to(fixed.device)
-        part = padded[columns.to(fixed.device)]
-        own = part * shares.to(fixed).unsqueeze(-1)
-        right = config.weight * own.sum(1)
+        others = padded[columns.to(fixed.device)]
+        weighted = others * shares.to(fixed).unsqueeze(-1)
+        right = config.weight * weighted.sum(1)
         matrix = torch.baddbmm(
-            gram.expand(len(rows), -1, -1), own.transpose(1, 2), part, alpha=extra
+            gram.expand(len(rows), -1, -1), weighted.transpose(1, 2), others, alpha=extra
         )
         matrix.diagonal(dim1=1, dim2=2).add_(penalty[rows][:, None])
-        found[rows] = torch.cholesky_solve(right[..., None], torch.linalg.cholesky(matrix))[..., 0]
+        cholesky = torch.linalg.cholesky(matrix)
+        factors[rows] = torch.cholesky_solve(right[..., None], cholesky)[..., 0]
 
     threads = torch.get_num_threads() if fixed.device.type == "cpu" else 1
-    _in_threads(solve, _alike(liked, width), threads)
-    return found
+    _in_threads(solve, _groups(liked, width), threads)
+    return factors
 
 
 def _in_threads(
-    work: Callable[..., None], parts: Iterator[tuple[Tensor, ...]], threads: int
+    solve: Callable[..., None], groups: Iterator[tuple[Tensor, ...]], threads: int
 ) -> None:
-    """Each part on one thread: the products are too small to be split among PyTorch's threads."""
+    """Solve each group on one thread: its products are too small to be split among threads."""
     if threads == 1:
-        for part in parts:
-            work(*part)
+        for group in groups:
+            solve(*group)
         return
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        list(pool.map(lambda part: work(*part), parts))
+        list(pool.map(lambda group: solve(*group), groups))
     torch.set_num_threads(threads)  # the products of this thread were set back with the others
 
 
-def _alike(liked: Sparse, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _groups(liked: Sparse, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Non-empty rows in groups of about equal length: `int64 [group]`, and columns and values
     `[group, length]`.
 
@@ -177,10 +155,10 @@ def _alike(liked: Sparse, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]
         stop = max(start + 1, min(stop, int(np.searchsorted(counts[order], longest, side="right"))))
         rows = order[start:stop]
         length = int(counts[rows[-1]])
-        places = np.arange(length)
-        inside = places < counts[rows][:, None]
+        position = np.arange(length)
+        inside = position < counts[rows][:, None]
         columns = np.full((len(rows), length), liked.shape[1])
-        entries = (liked.indptr[rows][:, None] + places)[inside]
+        entries = (liked.indptr[rows][:, None] + position)[inside]
         columns[inside] = liked.indices[entries]
         values = np.zeros(columns.shape, liked.dtype)
         values[inside] = liked.data[entries]
@@ -217,41 +195,32 @@ class Ease(Baseline):
     name = "ease"
     Config = EaseConfig
     paper = "Steck 2019"
-    stand_in = "ials"
     config: EaseConfig
 
     def fit(self, histories: Histories) -> None:
         """Solve for the item-to-item weights.
 
         Raises:
-            ExperimentError: the catalogue is larger than `max-items`.
+            TooLarge: the catalogue is larger than `max-items`.
         """
-        reason = self.too_large(histories.num_users, histories.num_items)
-        if reason:
-            raise ExperimentError(
+        num_items = histories.num_items
+        if num_items > self.config.max_items:
+            minutes = num_items**3 / _MULTIPLICATIONS / 60
+            gibibytes = _DENSE_MATRICES * 4 * num_items**2 / 2**30
+            raise TooLarge(
                 "the catalogue is too large for EASE",
-                expected=f"at most {self.config.max_items} items",
-                got=reason,
+                expected=f"at most {self.config.max_items} items (max-items)",
+                got=f"{num_items} items would take about {gibibytes:.1f} GiB and, on two cores,"
+                f" about {minutes:.0f} min",
                 fix="leave EASE out, or raise its max-items if the machine has that much",
             )
         rows = histories.csr(low_rated=self.config.low_rated)
-        gram = torch.from_numpy(dense_product(rows.T.tocsr(), rows)).to(self.device)
+        gram = torch.from_numpy((rows.T @ rows).toarray()).to(self.device)
         self._weights = item_weights(gram, self.config.regularisation)
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights of each user's items, `float32 [users, items]`."""
         return histories.sums(self._weights, self.config.low_rated)
-
-    def too_large(self, num_users: int, num_items: int) -> str:
-        """Why data of this size cannot be fitted, in a few words; empty: they can."""
-        if num_items <= self.config.max_items:
-            return ""
-        minutes = num_items**3 / _MULTIPLICATIONS / 60
-        gibibytes = _DENSE_MATRICES * 4 * num_items**2 / 2**30
-        return (
-            f"{num_items} items would take about {gibibytes:.1f} GiB and, on two cores, about"
-            f" {minutes:.0f} min; max-items is {self.config.max_items}"
-        )
 
 
 # PureSVD (Cremonesi, Koren and Turrin 2010): the best low-rank approximation of who likes what.
@@ -335,8 +304,8 @@ class GfCf(Baseline):
     def fit(self, histories: Histories) -> None:
         """Normalise the matrix and find its singular vectors."""
         rows = histories.csr(np.float64, self.config.low_rated)
-        users = _roots(rows.sum(1))
-        items = _roots(rows.sum(0))
+        users = np.sqrt(np.asarray(rows.sum(1)))
+        items = np.sqrt(np.asarray(rows.sum(0)))
         shares = sparse.csr_array(
             sparse.diags_array(_inverse(users)) @ rows @ sparse.diags_array(_inverse(items))
         )
@@ -349,17 +318,10 @@ class GfCf(Baseline):
     def scores(self, histories: Histories) -> torch.Tensor:
         """Filtered histories, `float32 [users, items]`."""
         rows = histories.csr(low_rated=self.config.low_rated)
-        found = torch.from_numpy(
-            dense_product(sparse.csr_array(rows @ self._filter.T), self._filter)
-        )
+        scores = torch.from_numpy((rows @ self._filter.T @ self._filter).toarray())
         if self.config.alpha:
-            found += torch.from_numpy(rows @ self._into) @ self._out
-        return found
-
-
-def _roots(sums: np.ndarray) -> np.ndarray:
-    """Square roots of the sums of rows or columns, `float64 [n]`."""
-    return np.sqrt(np.asarray(sums))
+            scores += torch.from_numpy(rows @ self._into) @ self._out
+        return scores
 
 
 def _inverse(roots: np.ndarray) -> np.ndarray:

@@ -3,7 +3,6 @@
 ratings."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -17,9 +16,6 @@ from fedrec.baselines.base import (
     RatingBaseline,
     Ratings,
     Sparse,
-    native,
-    over_rows,
-    pointers,
 )
 from fedrec.config import Config
 from fedrec.data.interactions import LowRatedConfig
@@ -34,7 +30,7 @@ from fedrec.neighbourhood.similarity import (
     pearson,
     shrunk,
 )
-from fedrec.neighbourhood.similarity import nearest as nearest_users
+from fedrec.neighbourhood.similarity import nearest as nearest_items
 
 # Shared code of neighbourhood predictors of ratings: settings, means, fallback and clipping.
 
@@ -45,7 +41,7 @@ class ScaleConfig(Config):
     scale: Scale = (1.0, 5.0)
     """Lowest and highest rating; public."""
 
-    def within(self, ratings: np.ndarray) -> np.ndarray:
+    def clipped(self, ratings: np.ndarray) -> np.ndarray:
         """Predictions `float64 [rows]`, clipped to the scale."""
         return np.clip(ratings, *self.scale)
 
@@ -56,9 +52,6 @@ class NeighboursConfig(ScaleConfig):
     neighbours: int | None = Field(default=None, ge=1)
     """Number of neighbours N_k, the most similar items; default: all. PNBM has 900 on ML-100K and
     1,300 on ML-1M."""
-    neighbours_of: Literal["catalogue", "user"] = "catalogue"
-    """Candidates for neighbours: all items, or those that the user has rated, as in the library
-    Surprise."""
     positive_only: bool = False
     """Whether negative similarities are set to 0."""
     shrinkage: float = Field(default=0.0, ge=0)
@@ -83,25 +76,18 @@ class Neighbours(RatingBaseline):
         """Compute means and similarities."""
         config = self.config
         profiles = profiles_of(ratings)
-        self._means, _ = item_means(profiles)
-        found = self.similarity(profiles)
+        self._means = item_means(profiles)
+        similarity = self.similarity(profiles)
         if config.shrinkage:
-            found = shrunk(found, co_raters(profiles), config.shrinkage)
+            similarity = shrunk(similarity, co_raters(profiles), config.shrinkage)
         if config.positive_only:
-            found = np.maximum(found, 0.0)
-        self._similarity = (
-            nearest_users(found, config.neighbours or EVERY)
-            if config.neighbours_of == "catalogue"
-            else found
-        )
+            similarity = np.maximum(similarity, 0.0)
+        self._similarity = nearest_items(similarity, config.neighbours or EVERY)
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`."""
-        own = profiles_of(known)
-        config = self.config
-        limit = config.neighbours or EVERY if config.neighbours_of == "user" else EVERY
-        found = predicted(self._similarity, own, self._means, users, items, limit=limit)
-        return config.within(np.where(np.isnan(found), self._means[items], found))
+        ratings = predicted(self._similarity, profiles_of(known), self._means, users, items)
+        return self.config.clipped(np.where(np.isnan(ratings), self._means[items], ratings))
 
 
 def profiles_of(ratings: Ratings) -> Profiles:
@@ -114,41 +100,9 @@ def profiles_of(ratings: Ratings) -> Profiles:
 def user_deviations(known: Profiles, means: np.ndarray, damping: float = 0.0) -> np.ndarray:
     """Mean over each user's ratings of the deviation from the item's mean, `float64 [users]`, with
     `damping` additional deviations of 0."""
-    own = known.centred(means)
-    sums = np.bincount(own.users, own.values, own.num_users)
-    return sums / np.maximum(own.counts + damping, 1e-300)
-
-
-# Products of two sparse matrices into a dense one, in native code.
-#
-# scipy computes a sparse product first, whose non-zero entries it has to count, and converts it to
-# a dense one. If the result is dense anyway, adding into it directly takes about a third of the
-# time.
-
-
-def dense_product(left: Sparse, right: Sparse) -> np.ndarray:
-    """The product, `float32 [rows, columns]`; each number is summed in the order of its row of
-    `left`.
-
-    Args:
-        left: `[rows, n]`.
-        right: `[n, columns]`.
-    """
-    data = (matrix.data.astype(np.float32, copy=False) for matrix in (left, right))
-    found = np.zeros((left.shape[0], right.shape[1]), dtype=np.float32)
-    threads = max(1, min(torch.get_num_threads(), left.shape[0]))
-    bounds = np.linspace(0, left.shape[0], threads + 1).astype(np.int64)
-    return over_rows(_add, (*pointers(left), *pointers(right), *data), bounds, found)
-
-
-@native()
-def _add(offsets, places, other_offsets, columns, amounts, others, start, stop, found) -> None:
-    """Rows `start` to `stop - 1` of the product, added to `found`."""
-    for row in range(start, stop):
-        for n in range(offsets[row], offsets[row + 1]):
-            amount = amounts[n]
-            for m in range(other_offsets[places[n]], other_offsets[places[n] + 1]):
-                found[row, columns[m]] += amount * others[m]
+    centred = known.centred(means)
+    sums = np.bincount(centred.users, centred.values, centred.num_users)
+    return sums / np.maximum(centred.counts + damping, 1e-300)
 
 
 # Similarity of rows, and the nearest ones: what `item-knn` and `user-knn` share.
@@ -191,22 +145,22 @@ def similarities(rows: Sparse, columns: Sparse, metric: Metric, shrinkage: float
         metric: which similarity.
         shrinkage: h.
     """
-    found = dense_product(rows, columns)
-    own = _sums(rows**2, 1)[:, None]
-    their = _sums(columns**2, 0)[None, :]
+    products = (rows @ columns).toarray()
+    left = _sums(rows**2, 1)[:, None]
+    right = _sums(columns**2, 0)[None, :]
     if metric == "euclidean":
-        return 1 / (1 + np.sqrt(np.maximum(own + their - 2 * found, 0)))
+        return 1 / (1 + np.sqrt(np.maximum(left + right - 2 * products, 0)))
     if metric == "pearson":
-        places = rows.shape[1]
-        total = _sums(rows, 1)[:, None]
-        their_total = _sums(columns, 0)[None, :]
-        found -= total * their_total / places
-        own = own - total * (total / places)  # exactly 0 for a row of ones
-        their = their - their_total * (their_total / places)
-    norm = _root(own) * _root(their)
-    norm += np.float32(shrinkage)
-    found /= norm
-    return found
+        width = rows.shape[1]
+        left_sums = _sums(rows, 1)[:, None]
+        right_sums = _sums(columns, 0)[None, :]
+        products -= left_sums * right_sums / width
+        left = left - left_sums * (left_sums / width)  # exactly 0 for a row of ones
+        right = right - right_sums * (right_sums / width)
+    norms = _root(left) * _root(right)
+    norms += np.float32(shrinkage)
+    products /= norms
+    return products
 
 
 def _sums(table: Sparse, axis: int) -> np.ndarray:
@@ -230,27 +184,21 @@ def nearest(rows: Sparse, columns: Sparse, config: NeighbourConfig, itself: np.n
         itself: `int64 [rows]`, which of the others a row is, and must not be counted; -1: none of
             them.
     """
-    parts = list(_nearest_blocks(rows, columns, config, itself))
-    if not parts:
-        return sparse.csr_array((0, columns.shape[1]), dtype=np.float32)
-    return sparse.csr_array(sparse.vstack(parts))
-
-
-def _nearest_blocks(
-    rows: Sparse, columns: Sparse, config: NeighbourConfig, itself: np.ndarray
-) -> Iterator[Sparse]:
-    count = columns.shape[1]
-    kept = min(config.neighbours, count)
-    block = max(1, _CELLS_AT_ONCE // max(count, 1))
-    for start in range(0, rows.shape[0], block):
-        part = similarities(rows[start : start + block], columns, config.metric, config.shrinkage)
-        own = itself[start : start + block]
-        part[np.flatnonzero(own >= 0), own[own >= 0]] = -np.inf
-        part[part <= 0] = -np.inf
-        places = best_items(torch.from_numpy(part), kept).numpy()
-        values = np.maximum(np.take_along_axis(part, places, 1), 0.0)
-        offsets = np.arange(len(part) + 1) * kept
-        yield sparse.csr_array((values.ravel(), places.ravel(), offsets), part.shape)
+    others = columns.shape[1]
+    number = min(config.neighbours, others)
+    size = max(1, _CELLS_AT_ONCE // max(others, 1))
+    blocks = [sparse.csr_array((0, others), dtype=np.float32)]
+    for start in range(0, rows.shape[0], size):
+        block = similarities(rows[start : start + size], columns, config.metric, config.shrinkage)
+        same = itself[start : start + size]
+        block[np.flatnonzero(same >= 0), same[same >= 0]] = -np.inf
+        block[block <= 0] = -np.inf
+        nearest_columns = best_items(torch.from_numpy(block), number).numpy()
+        values = np.maximum(np.take_along_axis(block, nearest_columns, 1), 0.0)
+        offsets = np.arange(len(block) + 1) * number
+        arrays = values.ravel(), nearest_columns.ravel(), offsets
+        blocks.append(sparse.csr_array(arrays, block.shape))
+    return sparse.csr_array(sparse.vstack(blocks))
 
 
 # User-based nearest neighbours (Herlocker et al. 1999) on what users like.
@@ -285,8 +233,8 @@ class UserKnn(Baseline):
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of neighbours' similarities, `float32 [users, items]`."""
         rows = histories.csr(low_rated=self.config.low_rated)
-        weights = nearest(rows, self._columns, self.config, self._fitted.places(histories))
-        return torch.from_numpy(dense_product(weights, self._liked))
+        weights = nearest(rows, self._columns, self.config, self._fitted.positions(histories))
+        return torch.from_numpy((weights @ self._liked).toarray())
 
 
 # Item-based nearest neighbours (Sarwar et al. 2001; Deshpande and Karypis 2004) on what users like.
@@ -317,7 +265,7 @@ class ItemKnn(Baseline):
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of similarities, `float32 [users, items]`."""
         rows = histories.csr(low_rated=self.config.low_rated)
-        return torch.from_numpy(dense_product(rows, self._similar))
+        return torch.from_numpy((rows @ self._similar).toarray())
 
 
 # Item-item neighbourhoods by Pearson correlation (PCC in PNBM, section 5.1).

@@ -2,16 +2,18 @@
 """Systems trained on pairs of a liked and another item: LightGCN, BPR-MF and WARP."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
+from numba import njit
 from pydantic import Field
 from scipy import sparse
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.baselines.base import Histories, Sparse, native, pointers
+from fedrec.baselines.base import Histories, Sparse
 from fedrec.baselines.training import (
     TrainingConfig,
     Triples,
@@ -22,8 +24,10 @@ from fedrec.baselines.training import (
 )
 from fedrec.config import Width
 from fedrec.data.features import FeatureNames, FeatureTable
-from fedrec.errors import DataError, ExperimentError
+from fedrec.errors import ExperimentError
+from fedrec.kernel.compiled import compiled
 from fedrec.rng import stream, torch_stream
+from fedrec.sums.fold_in import memberships
 
 # LightGCN (He et al. 2020): matrix factorization whose factors are averaged over the graph of users
 # and items.
@@ -83,21 +87,21 @@ class Lightgcn(UserRowsBaseline):
     def fit(self, histories: Histories) -> None:
         """Train from fresh rows."""
         config = self.config
-        liked = histories.csr()
+        table = histories.csr()
         self.fitted = histories
         users = histories.num_users
-        self._graph = Graph(liked, _PRECISIONS[config.precision], self.device)
+        self._graph = Graph(table, _PRECISIONS[config.precision], self.device)
         generator = torch_stream(config.seed, "baseline-lightgcn")
         first = (
             torch.randn(users + histories.num_items, config.factors, generator=generator)
             * _INIT_STD
         ).to(self.device)
-        triples = Triples(liked, "users", stream(config.seed, "baseline-lightgcn-triples"))
+        triples = Triples(table, "users", stream(config.seed, "baseline-lightgcn-triples"))
         steps = -(-triples.per_epoch // config.batch_size)
 
         def backward(batch: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
-            own, good, other = batch
-            rows = torch.from_numpy(np.stack([own, good + users, other + users]))
+            drawn, liked, other = batch
+            rows = torch.from_numpy(np.stack([drawn, liked + users, other + users]))
             first.grad = self._gradient(first, rows.to(self.device))
 
         trained = train(
@@ -121,27 +125,26 @@ class Lightgcn(UserRowsBaseline):
         to a user who is folded in."""
         layers = self._graph.layers(first, self.config.layers)
         users = self.fitted.num_users
-        everything = torch.stack(layers).mean(0)
-        self.own = everything[:users].cpu().numpy()
-        self._items = everything[users:]
+        averaged = torch.stack(layers).mean(0)
+        self.user_rows = averaged[:users].cpu().numpy()
+        self._items = averaged[users:]
         passed_on = (torch.stack(layers).sum(0) - layers[-1]) / (self.config.layers + 1)
         self._arriving = (passed_on * self._graph.scale[:, None])[users:].cpu().numpy()
 
     def _gradient(self, first: Tensor, rows: Tensor) -> Tensor:
         """Gradient of the mean loss of a batch of triples `int64 [3, batch]` with respect to
         E^(0)."""
-        own, good, other = self._graph.average_at(rows, first, self.config.layers)
-        slope = -torch.sigmoid((own * (other - good)).sum(1, keepdim=True)) / rows.shape[1]
+        users, liked, others = self._graph.average_at(rows, first, self.config.layers)
+        slope = -torch.sigmoid((users * (others - liked)).sum(1, keepdim=True)) / rows.shape[1]
         outer = torch.zeros_like(first)
-        for place, part in zip(
-            rows, (slope * (good - other), slope * own, -slope * own), strict=True
-        ):
-            outer.index_add_(0, place, part)
-        found = self._graph.average(outer, self.config.layers)
-        share = self.config.decay / len(own)
-        for place in rows:  # a product first: `alpha` would take index_add_ on a slow path
-            found.index_add_(0, place, F.embedding(place, first).mul_(share))
-        return found
+        changes = slope * (liked - others), slope * users, -slope * users
+        for index, change in zip(rows, changes, strict=True):
+            outer.index_add_(0, index, change)
+        gradient = self._graph.average(outer, self.config.layers)
+        share = self.config.decay / len(users)
+        for index in rows:  # a product first: `alpha` would take index_add_ on a slow path
+            gradient.index_add_(0, index, F.embedding(index, first).mul_(share))
+        return gradient
 
 
 class Graph:
@@ -172,7 +175,8 @@ class Graph:
         full = torch.from_numpy(weights).to(device)
         self._weights = {full.dtype: full, precision: full.to(precision)}
         self._columns, self._offsets = (
-            torch.from_numpy(p.astype(np.int64)).to(device) for p in (both.indices, both.indptr)
+            torch.from_numpy(array.astype(np.int64)).to(device)
+            for array in (both.indices, both.indptr)
         )
 
     def propagate(self, rows: Tensor) -> Tensor:
@@ -189,21 +193,21 @@ class Graph:
 
     def layers(self, rows: Tensor, number: int) -> list[Tensor]:
         """E^(0), which is given, to E^(number), each `[users + items, width]`."""
-        found = [rows]
+        layers = [rows]
         for _ in range(number):
-            found.append(self.propagate(found[-1]))
-        return found
+            layers.append(self.propagate(layers[-1]))
+        return layers
 
-    def average_at(self, places: Tensor, rows: Tensor, number: int) -> list[Tensor]:
+    def average_at(self, indices: Tensor, rows: Tensor, number: int) -> list[Tensor]:
         """The rows of `average` at some positions `int64 [n, batch]`, n times `float32 [batch,
         width]`, without computing all others."""
         # one after the other: large temporary arrays would take most of the time
-        totals = [F.embedding(own, rows) for own in places]
+        totals = [F.embedding(index, rows) for index in indices]
         rows = rows.to(self._precision)
         for _ in range(number):
             rows = self.propagate(rows)
-            for total, own in zip(totals, places, strict=True):
-                total += F.embedding(own, rows)
+            for total, index in zip(totals, indices, strict=True):
+                total += F.embedding(index, rows)
         return [total.div_(number + 1) for total in totals]
 
     def average(self, rows: Tensor, number: int) -> Tensor:
@@ -231,6 +235,9 @@ class Graph:
 # of its items' factors, each minus the mean of all.
 
 
+_BPR_INIT_STD = 0.1  # of the factors
+
+
 class BprmfConfig(UserRowsConfig):
     """Settings of BPR-MF; the defaults were chosen on validation rows of Amazon Office."""
 
@@ -242,14 +249,6 @@ class BprmfConfig(UserRowsConfig):
     """Learning rate."""
     regularisation: float = Field(default=0.05, ge=0)
     """Lambda: weight of the squared norms of the three rows of a triple."""
-    negatives: Literal["uniform", "popular"] = "uniform"
-    """Sampling of j: uniformly from the items that the user does not have, or in proportion to
-    popularity, skipping its own items."""
-    biases: bool = False
-    """Whether items have biases, which are added to p_u . q_i and trained and penalised like
-    factors."""
-    spread: float = Field(default=0.1, gt=0)
-    """Standard deviation of the initial factors."""
 
 
 class Bprmf(UserRowsBaseline):
@@ -257,7 +256,6 @@ class Bprmf(UserRowsBaseline):
 
     Attributes:
         items: `float32 [items, factors]`.
-        biases: `float32 [items]`; zero without them.
     """
 
     name = "bprmf"
@@ -290,52 +288,20 @@ class Bprmf(UserRowsBaseline):
         config = self.config
         random = stream(self.config.seed, "baseline-bprmf")
         sizes = (histories.num_users, config.factors), (histories.num_items, config.factors)
-        self.own, self.items = (
-            random.normal(0, config.spread, size).astype(np.float32) for size in sizes
+        self.user_rows, self.items = (
+            random.normal(0, _BPR_INIT_STD, size).astype(np.float32) for size in sizes
         )
         self.fitted = histories
-        self.biases = np.zeros(histories.num_items, dtype=np.float32)
-        liked = histories.distinct()
-        own_users = liked.rows()
-        own_items = liked.items
-        offsets = liked.offsets
-        counts = np.diff(offsets)
-        trained = np.flatnonzero((histories.num_items - counts)[own_users] > 0)
-        if not len(trained):
-            raise DataError(
-                "there is nothing to rank",
-                expected="a user with positives and other items",
-                got="none",
-                fix="lower positive-above, or choose another split or dataset",
-            )
-        triples = Triples(liked.csr(), "pairs", random)
-        keys = own_users * histories.num_items + own_items
-        steps = (np.float32(config.learning_rate), np.float32(config.regularisation))
+        triples = Triples(histories.csr(), "pairs", random)
+        rates = np.float32(config.learning_rate), np.float32(config.regularisation)
         for epoch in range(config.epochs):
-            order = random.permutation(trained)
-            if config.negatives == "uniform":
-                others = triples.others(own_users[order])
-            else:
-                others = own_items[random.integers(0, len(own_items), len(order))]
-                pairs = own_users[order] * histories.num_items + others
-                new = keys[np.searchsorted(keys, pairs).clip(max=len(keys) - 1)] != pairs
-                order = order[new]
-                others = others[new]
-            _epoch(
-                self.own,
-                self.items,
-                self.biases,
-                own_users[order],
-                own_items[order],
-                others,
-                *steps,
-                config.biases,
-            )
+            for columns in triples.epoch(triples.per_epoch):
+                _epoch(self.user_rows, self.items, *columns, *rates)
             yield epoch + 1
 
     def scores(self, histories: Histories) -> torch.Tensor:
-        """`p_u . q_i`, and biases, `float32 [users, items]`."""
-        return torch.from_numpy(self.rows(histories) @ self.items.T + self.biases)
+        """`p_u . q_i`, `float32 [users, items]`."""
+        return torch.from_numpy(self.rows(histories) @ self.items.T)
 
     def folded_in(self, histories: Histories) -> np.ndarray:
         """`float32 [users, width]`: rows of users that were not in training, each computed from its
@@ -345,41 +311,36 @@ class Bprmf(UserRowsBaseline):
         return rows
 
 
-@native(fastmath=True)
-def _epoch(users, items, biases, own_users, own_items, others, rate, penalty, biased) -> None:
+@partial(compiled, flags={"fastmath": True})
+def _epoch(user_rows, item_rows, users, liked, others, rate, penalty):
     """One step for each triple.
 
     Args:
-        users: `float32 [users, factors]`, changed in place.
-        items: `float32 [items, factors]`, changed in place.
-        biases: `float32 [items]`, changed in place if `biased`.
-        own_users: `int64 [triples]`.
-        own_items: `int64 [triples]`, a positive of each.
+        user_rows: `float32 [users, factors]`, changed in place.
+        item_rows: `float32 [items, factors]`, changed in place.
+        users: `int64 [triples]`.
+        liked: `int64 [triples]`, a positive of each.
         others: `int64 [triples]`, an item that each has not.
         rate: step size.
         penalty: lambda.
-        biased: whether biases learn.
     """
-    width = users.shape[1]
+    width = user_rows.shape[1]
     for n in range(len(others)):
-        u = own_users[n]
-        i = own_items[n]
+        u = users[n]
+        i = liked[n]
         j = others[n]
-        difference = biases[i] - biases[j]
+        difference = np.float32(0)
         for d in range(width):
-            difference += users[u, d] * (items[i, d] - items[j, d])
+            difference += user_rows[u, d] * (item_rows[i, d] - item_rows[j, d])
         slope = rate / (np.float32(1) + np.exp(difference))
         shrink = np.float32(1) - rate * penalty
         for d in range(width):
-            own = users[u, d]
-            liked = items[i, d]
-            other = items[j, d]
-            users[u, d] = shrink * own + slope * (liked - other)
-            items[i, d] = shrink * liked + slope * own
-            items[j, d] = shrink * other - slope * own
-        if biased:
-            biases[i] = shrink * biases[i] + slope
-            biases[j] = shrink * biases[j] - slope
+            p = user_rows[u, d]
+            q_i = item_rows[i, d]
+            q_j = item_rows[j, d]
+            user_rows[u, d] = shrink * p + slope * (q_i - q_j)
+            item_rows[i, d] = shrink * q_i + slope * p
+            item_rows[j, d] = shrink * q_j - slope * p
 
 
 # LightFM with the WARP loss (Kula 2015; Weston, Bengio and Usunier 2011).
@@ -440,138 +401,167 @@ class Warp(UserRowsBaseline):
         Raises:
             ExperimentError: there is no side feature of a name in `features`.
         """
-        config = self.config
-        random = stream(self.config.seed, "baseline-warp")
         self.fitted = histories
-        liked = histories.csr()
-        user_has, item_has = self._described(histories)
-        self._item_has = pointers(item_has)
-        users, items = (
-            ((random.random((part.shape[1], config.factors)) - 0.5) / config.factors).astype(
-                np.float32
-            )
-            for part in (user_has, item_has)
+        users, items = self._parts(histories)
+        random = stream(self.config.seed, "baseline-warp")
+        factors, item_factors = (
+            (random.random((parts.shape[1], self.config.factors)) - 0.5) / self.config.factors
+            for parts in (users, items)
         )
-        biases = np.zeros(len(items), np.float32)
-        tables = (
-            users,
-            np.ones_like(users),
-            items,
-            np.ones_like(items),
-            biases,
-            np.ones_like(biases),
-        )
+        user_table = factors.astype(np.float32)
+        # the last column is the bias
+        self._table = np.pad(item_factors, ((0, 0), (0, 1))).astype(np.float32)
+        self._squares = np.ones_like(self._table)
+        self._of_items = items
         state = random.integers(1, 2**63, 1).astype(np.uint64)
-        owner = np.repeat(np.arange(histories.num_users), np.diff(liked.indptr))
-        for _ in range(config.epochs):
-            order = random.permutation(len(owner))
-            self._epoch(order, owner, liked, pointers(user_has), tables, True, state)
-        self._features = users
-        self._item_tables = tables[2:]
-        self.own = np.asarray(user_has @ users, dtype=np.float32)
-        self._items = np.asarray(item_has @ items, dtype=np.float32)
-        self._biases = np.asarray(item_has @ biases, dtype=np.float32)
+        squares = np.ones_like(user_table)
+        liked = histories.csr()
+        for _ in range(self.config.epochs):
+            order = random.permutation(liked.nnz)
+            self._descend(order, liked, users, user_table, squares, True, state)
+        self._features = user_table[histories.num_users :]
+        self.user_rows = np.asarray(users @ user_table, dtype=np.float32)
+        *columns, self._biases = np.asarray(items @ self._table, dtype=np.float32).T
+        self._items = np.stack(columns)
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Scores of the catalogue, `float32 [users, items]`."""
-        return torch.from_numpy(self.rows(histories) @ self._items.T + self._biases)
+        return torch.from_numpy(self.rows(histories) @ self._items + self._biases)
 
     def folded_in(self, histories: Histories) -> np.ndarray:
         """`float32 [users, width]`: rows of users that were not in training, each computed from its
         own items only."""
-        codes = _codes(
-            histories.user_features, self._of_users, histories.users, histories.num_users
-        )
-        start = codes @ self._features[self.fitted.num_users :] if codes.shape[1] else 0.0
-        rows = np.zeros((histories.num_users, self.config.factors), np.float32) + start
-        alone = np.arange(2), np.zeros(1, np.int64)  # its own row only
+        codes = self._parts(histories)[0][:, histories.num_users :]
+        rows = np.asarray(codes @ self._features, dtype=np.float32)
+        alone = sparse.csr_array(np.ones((1, 1), np.float32))
         for user in range(histories.num_users):
-            block = histories.block(user, user + 1)
-            liked = block.csr()
-            own = rows[user : user + 1]
-            random = stream(own_seed(block.items), "fold-in")
+            liked = histories.block(user, user + 1)
+            random = stream(own_seed(liked.items), "fold-in")
             state = random.integers(1, 2**63, 1).astype(np.uint64)
-            pairs = np.concatenate(
-                [random.permutation(liked.nnz) for _ in range(self.config.epochs)]
+            table = liked.csr()
+            order = np.concatenate(
+                [random.permutation(table.nnz) for _ in range(self.config.epochs)]
             )
-            tables = (own, np.ones_like(own), *self._item_tables)
-            self._epoch(pairs, np.zeros(liked.nnz, np.int64), liked, alone, tables, False, state)
+            row = rows[user : user + 1]
+            self._descend(order, table, alone, row, np.ones_like(row), False, state)
         return rows
 
-    def _epoch(
+    def _descend(
         self,
         order: np.ndarray,
-        owner: np.ndarray,
         liked: Sparse,
-        user_has: tuple[np.ndarray, np.ndarray],
-        tables: tuple[np.ndarray, ...],
+        users: Sparse,
+        user_table: np.ndarray,
+        user_squares: np.ndarray,
         learn_items: bool,
         state: np.ndarray,
     ) -> None:
         """Steps on the liked pairs in an order; the tables change in place."""
-        from fedrec.baselines.warp_steps import (
-            descend,  # imports Numba, which is slow and not needed to read settings
-        )
+        owners = np.repeat(np.arange(liked.shape[0]), np.diff(liked.indptr))
+        matrices = [
+            array.astype(np.int64)
+            for table in (liked, users, self._of_items)
+            for array in (table.indptr, table.indices)
+        ]
+        tables = user_table, user_squares, self._table, self._squares
+        settings = learn_items, self.config.learning_rate, self.config.max_sampled
+        _warp_steps(order, owners, *matrices, *tables, *settings, state)
 
-        native: Any = descend  # pyright counts arguments that are unpacked as one each
-        matrices = (*pointers(liked), *user_has, *self._item_has)
-        config = self.config
-        native(
-            order,
-            owner,
-            *matrices,
-            *tables,
-            learn_items,
-            config.learning_rate,
-            config.max_sampled,
-            state,
-        )
-
-    def _described(self, histories: Histories) -> tuple[Sparse, Sparse]:
+    def _parts(self, histories: Histories) -> tuple[Sparse, Sparse]:
         """The ids and feature codes that sum to the row of each user, `[users, ids + codes]`, and
         of each item, `[items, ids + codes]`."""
-        tables = (
-            (None if histories.users is None else histories.user_features),
-            histories.item_features,
-        )
-        names = [() if table is None else table.names for table in tables]
-        unknown = sorted(set(self.config.features) - {name for part in names for name in part})
+        names = self.config.features
+        users = None if histories.users is None else histories.user_features
+        items = histories.item_features
+        known = [name for table in (users, items) if table is not None for name in table.names]
+        unknown = sorted(set(names) - set(known))
         if unknown:
             raise ExperimentError(
                 f"there is no side feature {unknown[0]!r}",
                 expected="names of side features of the dataset's users or items",
-                got=", ".join(self.config.features),
-                fix="known: " + (", ".join(name for part in names for name in part) or "none"),
+                got=", ".join(names),
+                fix="known: " + (", ".join(known) or "none"),
             )
-        self._of_users, of_items = (
-            [n for n in self.config.features if n in part] for part in names
+        return (
+            _ids_and_codes(users, names, histories.users, histories.num_users),
+            _ids_and_codes(items, names, np.arange(histories.num_items), histories.num_items),
         )
-        ids = np.arange(histories.num_items)
-        number = histories.num_users
-        codes = (
-            _codes(tables[0], self._of_users, histories.users, number),
-            _codes(tables[1], of_items, ids, histories.num_items),
-        )
-        ids_and_codes = (
-            [sparse.eye_array(part.shape[0]).astype(np.float32), part] for part in codes
-        )
-        users, items = (sparse.csr_array(sparse.hstack(parts)) for parts in ids_and_codes)
-        return users, items
 
 
-def _codes(
+def _ids_and_codes(
     table: FeatureTable | None, names: Sequence[str], rows: np.ndarray | None, number: int
 ) -> Sparse:
-    """Which categories some rows have, binary
-    `float32 [rows, categories of all these features]`."""
-    parts: list[Sparse] = [sparse.csr_array((number, 0), dtype=np.float32)]
-    if table is None or rows is None:
-        return parts[0]
-    for name in names:
-        feature = table[name]
-        shape = (feature.rows, len(feature.categories))
-        whole: Sparse = sparse.csr_array(
-            (np.ones(len(feature.codes), np.float32), feature.codes, feature.offsets), shape
-        )
-        parts.append(whole[rows])
-    return sparse.csr_array(sparse.hstack(parts))
+    """The id and the categories of some rows of a table, binary `float32 [rows, ids +
+    categories]`."""
+    columns: list[Sparse] = [sparse.eye_array(number, dtype=np.float32)]
+    for name in names if table is not None else ():
+        if name in table.names:
+            codes = memberships(table[name]).astype(np.float32)
+            columns.append(sparse.csr_array(codes[rows]))
+    return sparse.csr_array(sparse.hstack(columns))
+
+
+@njit
+def _drawn(state, below):
+    """A random number below another, by xorshift64*."""
+    x = state[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    state[0] = x
+    return np.int64(((x * np.uint64(2685821657736338717)) >> np.uint64(33)) % np.uint64(below))
+
+
+@njit
+def _sum(starts, parts, row, table, out):
+    """Write the sum of the parts of a row."""
+    out[:] = 0
+    for entry in range(starts[row], starts[row + 1]):
+        out += table[parts[entry]]
+
+
+@njit
+def _move(starts, parts, row, table, squares, gradient, rate):
+    """A step of Adagrad on each of a row's parts."""
+    for entry in range(starts[row], starts[row + 1]):
+        part = parts[entry]
+        for d in range(len(gradient)):
+            table[part, d] -= rate / np.sqrt(squares[part, d]) * gradient[d]
+            squares[part, d] += gradient[d] * gradient[d]
+
+
+@partial(compiled, flags={})
+def _warp_steps(
+    order, owners, liked_from, liked, user_from, user_parts, item_from, item_parts,
+    users, user_squares, items, item_squares, learn_items, rate, max_sampled, state,
+):  # fmt: skip
+    """One step for each liked pair in `order`; `owners[n]` is the user of pair n, `liked[n]` its
+    item, ascending. Rows of items, and of `p`, which then is 1, end with the bias."""
+    num_items = len(item_from) - 1
+    width = users.shape[1]
+    p = np.ones(width + 1, np.float32)
+    q = np.empty(width + 1, np.float32)
+    other = np.empty(width + 1, np.float32)
+    for pair in order:
+        user = owners[pair]
+        item = liked[pair]
+        liked_items = liked[liked_from[user] : liked_from[user + 1]]
+        _sum(user_from, user_parts, user, users, p[:width])
+        _sum(item_from, item_parts, item, items, q)
+        score = np.dot(p[:width], q[:width]) + q[width]
+        for tries in range(1, max_sampled + 1):
+            drawn = _drawn(state, num_items)
+            _sum(item_from, item_parts, drawn, items, other)
+            if np.dot(p[:width], other[:width]) + other[width] <= score - 1:
+                continue
+            rank = np.searchsorted(liked_items, drawn)
+            if rank < len(liked_items) and liked_items[rank] == drawn:
+                continue
+            # ln of the estimated rank, at most 10
+            weight = np.float32(min(10.0, np.log(max(1.0, np.floor((num_items - 1) / tries)))))
+            difference = weight * (other - q)
+            if learn_items:
+                _move(item_from, item_parts, item, items, item_squares, -weight * p, rate)
+                _move(item_from, item_parts, drawn, items, item_squares, weight * p, rate)
+            _move(user_from, user_parts, user, users, user_squares, difference[:width], rate)
+            break

@@ -13,8 +13,7 @@ Where this differs from the paper:
   what is indexed (u, i).
 - Equation 5 leaves out the sign of s_ij. It is here (`fedrec.neighbourhood.learned`).
 - f does not change when S is scaled, so the penalty only makes S shrink and steps grow; early
-  stopping is what regularises. `renormalise` keeps each row's sum of magnitudes, and `prior` makes
-  the scale mean something.
+  stopping is what regularises. `prior` makes the scale mean something.
 - The initial similarities, the batches and the choice of neighbours are not in the paper; they are
   settings.
 """
@@ -35,7 +34,6 @@ from fedrec.neighbourhood.learned import (
     Start,
     initial_similarity,
     predicted,
-    renormalised,
 )
 from fedrec.neighbourhood.similarity import Profiles, item_means, nearest
 from fedrec.rng import stream
@@ -70,7 +68,7 @@ class LearnedSimilarities(RatingBaseline):
     stream: ClassVar[str]
     similarity: np.ndarray
 
-    def kept(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
+    def selected(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
         """The ratings to learn from; all by default."""
         return profiles
 
@@ -93,19 +91,19 @@ class LearnedSimilarities(RatingBaseline):
             ExperimentError: there is nothing to learn from, or it diverged.
         """
         random = stream(self.config.seed, self.stream)
-        profiles = self.kept(profiles_of(ratings), random)
-        self._means, _ = item_means(profiles)
+        profiles = self.selected(profiles_of(ratings), random)
+        self._means = item_means(profiles)
         start = initial_similarity(self.config.start, profiles, random)
         self.similarity = self.learned(start, profiles, random)
-        refuse_divergence(self.similarity)
+        check_divergence(self.similarity)
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`; the item's mean without neighbours."""
         config = self.config
-        kept = nearest(self.similarity, config.neighbours or EVERY)
+        similarity = nearest(self.similarity, config.neighbours or EVERY)
         means = self._means
-        found = predicted(kept, profiles_of(known), means, users, items, prior=config.prior)
-        return config.within(np.where(np.isnan(found), means[items], found))
+        ratings = predicted(similarity, profiles_of(known), means, users, items, prior=config.prior)
+        return config.clipped(np.where(np.isnan(ratings), means[items], ratings))
 
 
 class CentralPnbmConfig(SimilarityConfig):
@@ -117,8 +115,6 @@ class CentralPnbmConfig(SimilarityConfig):
     """Ratings per step; default 1000, null: all."""
     learning_rate: float = Field(default=0.1, gt=0)
     """Step size eta, on the sum over a batch."""
-    renormalise: bool = False
-    """Whether each row is rescaled to keep its sum of magnitudes."""
 
 
 class CentralPnbm(LearnedSimilarities):
@@ -135,39 +131,34 @@ class CentralPnbm(LearnedSimilarities):
     ) -> np.ndarray:
         """Descend the loss."""
         config = self.config
-        found = start
-        sums = np.abs(found).sum(axis=1)
+        similarity = start
         examples = Examples(profiles, self._means)
-        size = len(examples) if config.batch is None else config.batch
+        size = config.batch or len(examples)
         for _ in range(config.epochs):
             order = random.permutation(len(examples))
             for first in range(0, len(order), size):
-                gradient, _ = examples.gradient(
-                    found, order[first : first + size], Bounds(prior=config.prior)
-                )
-                found = descended(found, gradient, config.learning_rate, config.regularisation)
-            if config.renormalise:
-                found = renormalised(found, sums)
-        return found
+                batch = order[first : first + size]
+                gradient, _ = examples.gradient(similarity, batch, Bounds(prior=config.prior))
+                descend(similarity, gradient, config.learning_rate, config.regularisation)
+        return similarity
 
 
-def descended(
+def descend(
     similarity: np.ndarray, gradient: np.ndarray, rate: float, regularisation: float
-) -> np.ndarray:
-    """Similarities `[items, items]` after a step (equation 4); changes both arrays in place."""
+) -> None:
+    """One step on similarities `[items, items]` (equation 4); changes both arrays in place."""
     similarity *= 1 - rate * regularisation
     gradient *= rate
     similarity -= gradient
-    return similarity
 
 
-def refuse_divergence(*learned: np.ndarray) -> None:
+def check_divergence(parameters: np.ndarray) -> None:
     """Check that parameters are finite.
 
     Raises:
         ExperimentError: they are not.
     """
-    if not all(np.isfinite(one).all() for one in learned):
+    if not np.isfinite(parameters).all():
         raise ExperimentError(
             "training diverged",
             expected="finite parameters",

@@ -31,6 +31,7 @@ from fedrec.nn.layers import Activation
 from fedrec.rng import stream, torch_stream
 from fedrec.training.block import Batches, Block
 from fedrec.training.descent import descend
+from fedrec.training.kernel import kernel_refusal, train_block
 from fedrec.training.results import Trained
 from fedrec.training.sgd import SgdSettings
 
@@ -94,7 +95,8 @@ class Privrec(Baseline):
             copies = self._copies(theta, histories.take(chosen), randoms, config.item_rate)
             rate = (1 - round_ / config.rounds) / len(copies)
             theta = {
-                name: value + rate * sum((own[name][0] - value for own in copies), torch.zeros(()))
+                name: value
+                + rate * sum((copy[name][0] - value for copy in copies), torch.zeros(()))
                 for name, value in theta.items()
             }
         self._theta = theta
@@ -104,18 +106,18 @@ class Privrec(Baseline):
         """Logits of each user's fine-tuned copy, `float32 [users, items]`; without items the shared
         network's."""
         shared = {name: value.unsqueeze(0) for name, value in self._theta.items()}
-        found = []
+        rows = [torch.zeros(0, histories.num_items, device=self.device)]
         able = set(_able(histories).tolist())
         for user in range(histories.num_users):
             alone = histories.block(user, user + 1)
-            own = shared
+            parameters = shared
             if user in able:
                 random = stream(own_seed(alone.items), "baseline-privrec-fine-tuning")
-                own = self._copies(self._theta, alone, [random], 0.0)[0]
+                parameters = self._copies(self._theta, alone, [random], 0.0)[0]
             with torch.no_grad():
                 codes = tuple(torch.from_numpy(code).to(self.device) for code in self._codes(alone))
-                found.append(self._model.scores(own, codes))
-        return torch.cat(found) if found else torch.zeros(0, histories.num_items)
+                rows.append(self._model.scores(parameters, codes))
+        return torch.cat(rows)
 
     def _copies(
         self,
@@ -126,9 +128,8 @@ class Privrec(Baseline):
     ) -> list[Mapping[str, Tensor]]:
         """The fine-tuned parameters of each user, `[1, ...]` each, in the order of the users."""
         config = self.config
-        rates = {name: _LAYER_RATE for name in theta if name.startswith("layer")} | {
-            "item.id": item_rate
-        }
+        rates = {name: _LAYER_RATE for name in theta if name.startswith("layer")}
+        rates["item.id"] = item_rate
         sgd = SgdSettings(config.learning_rate, rates=rates, late=frozenset({"item.id"}))
         codes = self._codes(histories)
         batches = [
@@ -138,11 +139,11 @@ class Privrec(Baseline):
             for user, random in enumerate(randoms)
         ]
         # the order of clients in a block
-        order = np.argsort([-len(own.sizes) for own in batches], kind="stable")
+        order = np.argsort([-len(batch.sizes) for batch in batches], kind="stable")
         users = [tuple(code[user] for code in codes) for user in order]
         block = Block.of(users, [batches[user] for user in order], self.device)
         trained = self._trained(theta, block, sgd)
-        return [trained.parameters_of(place) for place in np.argsort(order).tolist()]
+        return [trained.parameters_of(index) for index in np.argsort(order).tolist()]
 
     def _batches(self, liked: np.ndarray, num_items: int, random: np.random.Generator) -> Batches:
         """All batches of one user: liked items and drawn negatives, in a different order in each
@@ -161,11 +162,6 @@ class Privrec(Baseline):
 
     def _trained(self, theta: Mapping[str, Tensor], block: Block, sgd: SgdSettings) -> Trained:
         """A block of users after training, in native code if it supports the model."""
-        from fedrec.training.kernel import (
-            kernel_refusal,
-            train_block,  # imports Numba, which is slow and not needed to read settings
-        )
-
         kernel = self._model.kernel()
         if kernel is not None and kernel_refusal(self._model, kernel, sgd, self.device) is None:
             return train_block(kernel, theta, block, sgd)

@@ -9,6 +9,7 @@ from pydantic import Field
 from fedrec.baselines.base import RatingBaseline, Ratings
 from fedrec.config import Config, Width
 from fedrec.rng import stream
+from fedrec.sums.products import descend_factors
 
 # Biased matrix factorization by stochastic gradient descent (Funk 2006; Koren et al. 2009), which
 # libraries call SVD.
@@ -59,16 +60,14 @@ class Svd(RatingBaseline):
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`. Training users keep their fitted factors, new users
         are folded in."""
-        own = self._users.copy()
-        biases = self._user_biases.copy()
-        own[~self._trained] = 0.0
-        biases[~self._trained] = 0.0
+        factors = np.where(self._trained[:, None], self._users, 0.0)
+        biases = np.where(self._trained, self._user_biases, 0.0)
         new = ~self._trained[known.users]
         fresh = Ratings(
             known.num_users, known.num_items, known.users[new], known.items[new], known.values[new]
         )
-        self._descend(fresh, own, biases, self._items, self._item_biases, False)
-        product = np.einsum("nk,nk->n", own[users], self._items[items])
+        self._descend(fresh, factors, biases, self._items, self._item_biases, False)
+        product = np.einsum("nk,nk->n", factors[users], self._items[items])
         return (self._mean + biases[users] + self._item_biases[items] + product).clip(*self._range)
 
     def _learn(self, ratings: Ratings, users: np.ndarray, items: np.ndarray) -> None:
@@ -94,8 +93,6 @@ class Svd(RatingBaseline):
         learn_items: bool,
     ) -> None:
         """All epochs; the tables change in place."""
-        from fedrec.sums.products import descend_factors
-
         config = self.config
         rates = (config.learning_rate, config.regularisation, np.inf)
         order = np.argsort(ratings.users, kind="stable")
@@ -151,48 +148,52 @@ class BiasedMf(RatingBaseline):
         self._items[:, 1:] = stream(self.config.seed, "baseline-biased-mf").normal(
             0, 0.1, (ratings.num_items, width)
         )
-        by_user = _Grouped(ratings.users, ratings.num_users)
-        by_item = _Grouped(ratings.items, ratings.num_items)
+        num_users = ratings.num_users
         for _ in range(self.config.sweeps):
-            users = self._solved(by_user, ratings.items, ratings.values, self._items)
-            self._items = self._solved(by_item, ratings.users, ratings.values, users)
+            users = self._solved(
+                ratings.users, num_users, ratings.items, ratings.values, self._items
+            )
+            self._items = self._solved(
+                ratings.items, ratings.num_items, ratings.users, ratings.values, users
+            )
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`. Users are solved for from their known ratings."""
-        own = self._solved(
-            _Grouped(known.users, known.num_users), known.items, known.values, self._items
-        )
-        product = np.einsum("nk,nk->n", own[users, 1:], self._items[items, 1:])
-        return self._mean + own[users, 0] + self._items[items, 0] + product
+        factors = self._solved(known.users, known.num_users, known.items, known.values, self._items)
+        product = np.einsum("nk,nk->n", factors[users, 1:], self._items[items, 1:])
+        return self._mean + factors[users, 0] + self._items[items, 0] + product
 
     def _solved(
-        self, rows: _Grouped, others: np.ndarray, values: np.ndarray, fixed: np.ndarray
+        self,
+        rows: np.ndarray,
+        number: int,
+        others: np.ndarray,
+        values: np.ndarray,
+        fixed: np.ndarray,
     ) -> np.ndarray:
         """Bias and factors of each user (or item), given those of the other side; zero without
-        ratings."""
-        found = np.zeros((rows.count, fixed.shape[1]))
+        ratings.
+
+        Args:
+            rows: `int64 [ratings]`, the user (or item) of each rating.
+            number: of users (or items).
+            others: `int64 [ratings]`, the other side of each rating.
+            values: `float64 [ratings]`.
+            fixed: `float64 [others, 1 + factors]`, biases and factors of the other side.
+        """
+        solutions = np.zeros((number, fixed.shape[1]))
         target = values - self._mean - fixed[others, 0]
         design = fixed[others]
         design[:, 0] = 1.0
         identity = np.eye(fixed.shape[1])
-        for place, own in rows:
-            part = design[own]
-            gram = part.T @ part + self.config.regularisation * len(own) * identity
-            found[place] = np.linalg.solve(gram, part.T @ target[own])
-        return found
-
-
-class _Grouped:
-    """Row numbers grouped by user (or item)."""
-
-    def __init__(self, of: np.ndarray, count: int) -> None:
-        self.count = count
-        self._order = np.argsort(of, kind="stable")
-        self._offsets = np.concatenate([[0], np.cumsum(np.bincount(of, minlength=count))])
-
-    def __iter__(self):
-        for place in np.flatnonzero(np.diff(self._offsets)).tolist():
-            yield place, self._order[self._offsets[place] : self._offsets[place + 1]]
+        ends = np.cumsum(np.bincount(rows, minlength=number))
+        groups = np.split(np.argsort(rows, kind="stable"), ends[:-1])
+        for row, group in enumerate(groups):
+            if len(group):
+                inputs = design[group]
+                gram = inputs.T @ inputs + self.config.regularisation * len(group) * identity
+                solutions[row] = np.linalg.solve(gram, inputs.T @ target[group])
+        return solutions
 
 
 # Item mean: every user's rating of an item is the mean of the training ratings of that item.

@@ -43,21 +43,17 @@ class Random(Baseline):
         """`float32 [users, items]` in [0, 1); they depend on the user's number, or on its items."""
         rows = []
         for user in range(histories.num_users):
-            own = histories.items[histories.offsets[user] : histories.offsets[user + 1]]
-            number = (
-                zlib.crc32(own.tobytes()) if histories.users is None else int(histories.users[user])
-            )
-            rows.append(
-                stream(self.config.seed, "baseline-random", number).random(
-                    histories.num_items, np.float32
-                )
-            )
+            items = histories.items[histories.offsets[user] : histories.offsets[user + 1]]
+            known = histories.users is not None
+            number = int(histories.users[user]) if known else zlib.crc32(items.tobytes())
+            random = stream(self.config.seed, "baseline-random", number)
+            rows.append(random.random(histories.num_items, np.float32))
         table = np.stack(rows) if rows else np.zeros((0, histories.num_items), np.float32)
         return torch.from_numpy(table)
 
 
-# A Markov chain over the items of users' sequences (`fedrec.sums.products`): what follows what
-# users had last.
+# A Markov chain over the items of users' sequences (`fedrec.sums.products`): the items that follow
+# a user's last ones.
 #
 # It needs the order of users' items. It has no user parameters, so it also scores users that it was
 # not fitted to. Sums are kept sparse; a block of users is scored from the rows of their last items.
@@ -81,15 +77,18 @@ class TransitionsBaseline(Baseline):
 
     def fit(self, histories: Histories) -> None:
         """Sum the transitions of all users, and normalise them."""
-        own = histories.in_order()
-        found, rows, columns = transition_sums(own.offsets, own.items, own.num_items, self.config)
-        scale(found.data, found.indices, found.indptr, *multipliers(rows, columns, self.config))
-        self._weights: Sparse = found
+        ordered = histories.in_order()
+        weights, rows, columns = transition_sums(
+            ordered.offsets, ordered.items, ordered.num_items, self.config
+        )
+        left, right = multipliers(rows, columns, self.config)
+        scale(weights.data, weights.indices, weights.indptr, left, right)
+        self._weights: Sparse = weights
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights from each user's last items, `float32 [users, items]`."""
-        own = histories.in_order()
-        recent = recent_weights(own.offsets, own.items, own.num_items, self.config)
+        ordered = histories.in_order()
+        recent = recent_weights(ordered.offsets, ordered.items, ordered.num_items, self.config)
         return torch.from_numpy((sparse.csr_array(recent) @ self._weights).toarray())
 
 
@@ -149,9 +148,7 @@ class RepeatBaseline(Baseline):
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Own count plus scaled popularity, `float32 [users, items]`."""
-        place = histories.rows() * histories.num_items + histories.items
-        counts = np.bincount(place, minlength=histories.num_users * histories.num_items)
-        own = torch.from_numpy(counts.astype(np.float32)).view(
-            histories.num_users, histories.num_items
-        )
-        return own + self._popularity
+        shape = histories.num_users, histories.num_items
+        cells = histories.rows() * histories.num_items + histories.items
+        counts = np.bincount(cells, minlength=shape[0] * shape[1]).astype(np.float32)
+        return torch.from_numpy(counts).view(shape) + self._popularity

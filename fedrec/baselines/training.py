@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training in one place: examples, triples, epochs of batches, and rows of parameters per user."""
 
-import math
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,15 +14,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.baselines.base import Baseline, Histories, Sparse, native
+from fedrec.baselines.base import Baseline, Histories, Sparse
 from fedrec.config import Config
 from fedrec.device import one_thread
 from fedrec.errors import DataError
-from fedrec.nn.layers import SGD, Adam
+from fedrec.kernel.compiled import compiled
+from fedrec.nn.layers import Adam
 from fedrec.rng import stream
-
-HELD_OUT = 0.1
-"""Share of the training data that early stopping holds out."""
 
 
 class TrainingConfig(Config):
@@ -33,24 +30,13 @@ class TrainingConfig(Config):
     """Epochs over the training data."""
     batch_size: int = Field(default=1024, ge=1)
     """Examples per gradient step."""
-    optimiser: Literal["adam", "sgd"] = "adam"
-    """Adam, or plain gradient descent."""
     learning_rate: float = Field(default=0.001, gt=0)
-    """Learning rate of the optimiser."""
+    """Learning rate of Adam."""
     final_rate: float = Field(default=1.0, gt=0, le=1)
     """Learning rate at the end, as a share of `learning_rate`; it falls linearly. 1: constant."""
     average: float = Field(default=0.0, ge=0, lt=1)
     """Decay of the exponential moving average of all parameters, which is used after training: it
     averages about 1 / (1 - average) steps; 0: the last parameters are used."""
-
-
-class PatienceConfig(TrainingConfig):
-    """The same for systems that can hold out a part of their training data."""
-
-    patience: int | None = Field(default=None, ge=1)
-    """Training stops after this number of epochs in a row without a smaller loss on a tenth of the
-    training data, which is held out, and the parameters of the smallest loss are used. Default: all
-    epochs, on all data."""
 
 
 def train(
@@ -61,36 +47,30 @@ def train(
     *,
     steps: int,
     fused: bool = True,
-    patience: int | None = None,
-    held_out: Callable[[Sequence[Tensor]], float] | None = None,
     long_steps: bool = False,
 ) -> list[Tensor]:
-    """Train leaf tensors, on a processor with one thread unless steps are long.
+    """Train leaf tensors by Adam, on a processor with one thread unless steps are long.
 
     Args:
-        tensors: `float32 [...]` of any shapes, trained in place; with an average or early stopping
-            they are not the result.
-        config: epochs, optimiser, average.
+        tensors: `float32 [...]` of any shapes, trained in place; with an average they are not the
+            result.
+        config: epochs, learning rate, average.
         epoch: the batches of an epoch, by its number from 0.
         backward: computes the gradients of a batch.
         steps: number of steps of an epoch, over which the learning rate falls.
         fused: whether Adam updates all parameters of a tensor in one pass, which is faster and
             rounds differently.
-        patience: training stops after so many epochs in a row without a smaller loss on the
-            held-out examples, and the parameters of the smallest loss are used; None: never.
-        held_out: loss of values of the tensors on the held-out examples; needed for `patience`.
         long_steps: whether a step takes tenths of a second, for which several threads are worth
             their waiting for each other.
 
     Returns:
         The trained values `float32 [...]`, detached, in the order of the tensors.
     """
-    optimiser = _optimiser(tensors, config, fused)
+    optimiser = Adam(tensors, lr=config.learning_rate, fused=fused)
     falling = torch.optim.lr_scheduler.LinearLR(
         optimiser, 1.0, config.final_rate, max(1, steps * config.epochs - 1)
     )
     mean = MovingAverage(tensors, config.average)
-    best = BestValues(patience)
     with nullcontext() if long_steps else one_thread():
         for number in range(config.epochs):
             for batch in epoch(number):
@@ -99,18 +79,7 @@ def train(
                 optimiser.step()
                 falling.step()
                 mean.add(tensors)
-            values = mean.values or tensors
-            if held_out is not None and best.reached(held_out(values), values):
-                break
-    return [value.detach() for value in best.values or mean.values or tensors]
-
-
-def _optimiser(
-    tensors: Sequence[Tensor], config: TrainingConfig, fused: bool
-) -> torch.optim.Optimizer:
-    if config.optimiser == "sgd":
-        return SGD(tensors, lr=config.learning_rate)
-    return Adam(tensors, lr=config.learning_rate, fused=fused)
+    return [value.detach() for value in mean.values or tensors]
 
 
 class MovingAverage:
@@ -140,34 +109,6 @@ class MovingAverage:
             mean.lerp_(value.detach(), weight)
 
 
-class BestValues:
-    """The values with the smallest loss so far.
-
-    Args:
-        patience: number of losses in a row without a smaller one after which to stop; None: never.
-
-    Attributes:
-        values: copies of the tensors with the smallest loss; empty without patience.
-    """
-
-    def __init__(self, patience: int | None) -> None:
-        self.values: list[Tensor] = []
-        self._patience = patience
-        self._smallest = math.inf
-        self._since = 0
-
-    def reached(self, loss: float, tensors: Sequence[Tensor]) -> bool:
-        """Whether to stop after a loss, of tensors `[...]`."""
-        if self._patience is None:
-            return False
-        self._since += 1
-        if loss < self._smallest:
-            self._smallest = loss
-            self._since = 0
-            self.values = [value.detach().clone() for value in tensors]
-        return self._since >= self._patience
-
-
 class Triples:
     """Draws triples.
 
@@ -195,7 +136,7 @@ class Triples:
         self._pairs = np.flatnonzero(self._free[self._owner] > 0)
         if not len(self._users):
             raise DataError(
-                "there is nothing to rank",
+                "there is nothing to rank: no user has both liked and other items",
                 expected="a user with liked and other items",
                 got="none",
                 fix="lower positive-above, or choose another split or dataset",
@@ -213,23 +154,15 @@ class Triples:
         total = len(self._pairs)
         if self._draw == "users":
             users = random.choice(self._users, total)
-            places = self._liked.indptr[users] + random.integers(0, self._counts[users])
+            entries = self._liked.indptr[users] + random.integers(0, self._counts[users])
         else:
-            places = random.permutation(self._pairs)
-            users = self._owner[places]
-        good = self._liked.indices[places].astype(np.int64)
+            entries = random.permutation(self._pairs)
+            users = self._owner[entries]
+        liked = self._liked.indices[entries].astype(np.int64)
         others = self.others(users)
         for start in range(0, total, batch_size):
             batch = slice(start, start + batch_size)
-            yield users[batch], good[batch], others[batch]
-
-    def hold_out(self, share: float, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Users and liked items, `int64 [pairs]` each, of a random share of the pairs, which later
-        epochs leave out (with `draw = "pairs"`); they are still no negatives."""
-        out = random.random(len(self._pairs)) < share
-        places = self._pairs[out]
-        self._pairs = self._pairs[~out]
-        return self._owner[places], self._liked.indices[places].astype(np.int64)
+            yield users[batch], liked[batch], others[batch]
 
     def others(self, users: np.ndarray) -> np.ndarray:
         """An item that each user does not like, drawn uniformly, `int64 [users]`."""
@@ -237,8 +170,8 @@ class Triples:
         return _ranked_others(self._liked.indptr, self._liked.indices, users, rank)
 
 
-@native()
-def _ranked_others(offsets, liked, users, ranks) -> np.ndarray:
+@compiled
+def _ranked_others(offsets, liked, users, ranks):
     """The item of a rank among those that a user does not like.
 
     Args:
@@ -250,7 +183,7 @@ def _ranked_others(offsets, liked, users, ranks) -> np.ndarray:
     Returns:
         `int64 [n]`.
     """
-    found = np.empty(len(users), dtype=np.int64)
+    items = np.empty(len(users), dtype=np.int64)
     for n in range(len(users)):
         start = offsets[users[n]]
         low = offsets[users[n]]
@@ -263,8 +196,8 @@ def _ranked_others(offsets, liked, users, ranks) -> np.ndarray:
                 low = middle + 1
             else:
                 high = middle
-        found[n] = ranks[n] + low - start
-    return found
+        items[n] = ranks[n] + low - start
+    return items
 
 
 # Shared code of systems with a row of parameters per user: the treatment of users who were not
@@ -290,27 +223,26 @@ class UserRowsBaseline(Baseline):
 
     Attributes:
         fitted: the histories of the training users.
-        own: `float32 [users, width]`, a row for each user of `fitted`.
+        user_rows: `float32 [users, width]`, a row for each user of `fitted`.
     """
 
     config: UserRowsConfig
     fitted: Histories
-    own: np.ndarray
+    user_rows: np.ndarray
 
     @property
     def transductive(self) -> bool:
-        """Whether it must also be fitted to the known items of the users to be scored."""
+        """True if it is also fitted to the known items of the users to be scored."""
         return self.config.unseen_users == "transductive"
 
     def rows(self, histories: Histories) -> np.ndarray:
         """`float32 [users, width]`: rows of some users, fitted or folded in."""
-        places = self.fitted.places(histories)
-        unseen = np.flatnonzero(places < 0)
-        found = np.zeros((histories.num_users, self.own.shape[1]), dtype=np.float32)
-        found[places >= 0] = self.own[places[places >= 0]]
+        positions = self.fitted.positions(histories)
+        rows = self.user_rows[positions]
+        unseen = np.flatnonzero(positions < 0)
         if len(unseen):
-            found[unseen] = self.folded_in(histories.take(unseen))
-        return found
+            rows[unseen] = self.folded_in(histories.take(unseen))
+        return rows
 
     @abstractmethod
     def folded_in(self, histories: Histories) -> np.ndarray:
@@ -336,7 +268,7 @@ FOLD_IN_STEPS = 60
 _FOLD_IN_RATE = 0.02  # of these steps
 
 
-class ExamplesConfig(UserRowsConfig, PatienceConfig):
+class ExamplesConfig(UserRowsConfig, TrainingConfig):
     """Settings of systems that are trained on examples."""
 
     negatives: int = Field(default=4, ge=1)
@@ -349,7 +281,7 @@ class ExampleBatch(NamedTuple):
     """Examples of some users.
 
     Attributes:
-        users: `int64 [n]`, places of the users among the fitted ones.
+        users: `int64 [n]`, positions of the users in the fitted histories.
         items: `int64 [n, B]`.
         labels: `float32 [n, B]`.
     """
@@ -389,28 +321,20 @@ class ExamplesBaseline(UserRowsBaseline):
         config = self.config
         triples = Triples(self.fitted.csr(), "pairs", random)
 
-        def examples(own: np.ndarray, *columns: np.ndarray) -> ExampleBatch:
-            more = config.negatives + 1 - len(columns)
-            items = np.stack([*columns, *(triples.others(own) for _ in range(more))], axis=1)
+        def examples(drawn: np.ndarray, liked: np.ndarray, other: np.ndarray) -> ExampleBatch:
+            more = (triples.others(drawn) for _ in range(config.negatives - 1))
+            items = np.stack([liked, other, *more], axis=1)
             labels = np.zeros(items.shape, np.float32)
             labels[:, 0] = 1.0
-            return ExampleBatch(own, items, labels)
+            return ExampleBatch(drawn, items, labels)
 
-        held_out = []
-        if config.patience is not None:
-            pairs = triples.hold_out(HELD_OUT, stream(config.seed, "baseline-held-out"))
-            held_out.append(examples(*pairs))
         steps = -(-triples.per_epoch // config.batch_size)
         self.train_examples(
-            users, lambda: starmap(examples, triples.epoch(config.batch_size)), steps, held_out
+            users, lambda: starmap(examples, triples.epoch(config.batch_size)), steps
         )
 
     def train_examples(
-        self,
-        users: Tensor,
-        epoch: Callable[[], Iterable[ExampleBatch]],
-        steps: int,
-        held_out: Sequence[ExampleBatch] = (),
+        self, users: Tensor, epoch: Callable[[], Iterable[ExampleBatch]], steps: int
     ) -> None:
         """Train all parameters.
 
@@ -418,88 +342,73 @@ class ExamplesBaseline(UserRowsBaseline):
             users: `[users, width]`, the users' first rows.
             epoch: the batches of an epoch.
             steps: their number.
-            held_out: for early stopping.
         """
-        names = list(self.shared)
-        trained = [one.requires_grad_() for one in (users, *self.shared.values())]
+        leaves = [value.requires_grad_() for value in (users, *self.shared.values())]
 
-        def loss(values: Sequence[Tensor], batch: ExampleBatch) -> Tensor:
-            self.shared = dict(zip(names, values[1:], strict=True))
-            own, items, labels = (torch.from_numpy(part).to(self.device) for part in batch)
-            rows = F.embedding(own, values[0])
-            return self.batch_loss(rows, items, labels, self.fitted.numbers[batch.users])
+        def backward(batch: ExampleBatch) -> None:
+            index, items, labels = (torch.from_numpy(part).to(self.device) for part in batch)
+            rows = F.embedding(index, leaves[0])
+            self.batch_loss(rows, items, labels, self.fitted.numbers[batch.users]).backward()
 
-        @torch.no_grad()
-        def measured(values: Sequence[Tensor]) -> float:
-            return sum(float(loss(values, batch)) for batch in held_out)
-
-        last = train(
-            trained,
-            self.config,
-            lambda _: epoch(),
-            lambda batch: loss(trained, batch).backward(),
-            steps=steps,
-            patience=self.config.patience,
-            held_out=measured if held_out else None,
-        )
-        self.shared = dict(zip(names, last[1:], strict=True))
-        self.own = last[0].cpu().numpy()
+        rows, *shared = train(leaves, self.config, lambda _: epoch(), backward, steps=steps)
+        self.shared = dict(zip(self.shared, shared, strict=True))
+        self.user_rows = rows.cpu().numpy()
 
     def folded_in(self, histories: Histories) -> np.ndarray:
         """`float32 [users, width]`: rows of users that were not in training, each computed from its
         own items only. Users without items get the mean row."""
-        counts = np.diff(histories.csr().indptr)
-        return self.descended(counts > 0, histories.numbers, lambda: self._own_examples(histories))
+        return self.descended(histories.numbers, *self._user_examples(histories))
 
     @torch.enable_grad()
     @one_thread()
     def descended(
-        self,
-        able: np.ndarray,
-        numbers: np.ndarray,
-        steps: Callable[[], Iterator[tuple[Tensor, Tensor, Tensor]]],
+        self, numbers: np.ndarray, items: np.ndarray, labels: np.ndarray, weights: np.ndarray
     ) -> np.ndarray:
-        """Rows `float32 [users, width]` after steps of Adam, each user's on its own examples.
+        """Rows `float32 [users, width]` after steps of Adam, each user's on its own examples; the
+        mean row for a user without any.
 
         Args:
-            able: `bool [users]`, who has examples; the others have the mean row.
             numbers: `int64 [users]`, the users' numbers in the dataset, -1 for unknown ones.
-            steps: items, labels and weights of each step, `[users, examples]` each.
+            items: `int64 [steps, users, examples]`, or the same for all steps, `[1, ...]`.
+            labels: `float32 [users, examples]`.
+            weights: `float32 [users, examples]`; 0 for padding.
         """
-        start = torch.from_numpy(self.own.mean(0)).expand(len(able), -1).contiguous()
-        if not able.any():
+        start = torch.from_numpy(self.user_rows.mean(0)).expand(len(numbers), -1).contiguous()
+        if not weights.any():
             return start.numpy()
         rows = start.to(self.device).requires_grad_()
         config = self.config
-        kept = torch.from_numpy(able).to(self.device)
+        arrays = items, labels, weights, weights.any(1)
+        steps, targets, shares, trained = (
+            torch.from_numpy(array).to(self.device) for array in arrays
+        )
         adam = Adam([rows], lr=_FOLD_IN_RATE)
-        for items, labels, weights in steps():
-            losses = self.losses(self.logits(rows, items, numbers), labels, weights)
-            (losses + config.regularisation * rows[kept].square().sum()).backward()
+        for step in steps.expand(FOLD_IN_STEPS, -1, -1):
+            losses = self.losses(self.logits(rows, step, numbers), targets, shares)
+            (losses + config.regularisation * rows[trained].square().sum()).backward()
             adam.step()
             adam.zero_grad()
         return rows.detach().cpu().numpy()
 
-    def _own_examples(self, histories: Histories) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """For each step: items, labels and weights, `[users, examples]`; those of a user depend on
-        its own items only."""
+    def _user_examples(self, histories: Histories) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Items of each step, labels and weights, see `descended`; those of a user depend on its
+        own items only."""
         liked = histories.csr()
-        config = self.config
+        negatives = self.config.negatives
         counts = np.diff(liked.indptr)
-        longest = counts.max()
-        shape = (FOLD_IN_STEPS, histories.num_users, counts.max() * (1 + config.negatives))
-        items = np.zeros(shape, np.int64)
-        labels = np.zeros(shape[1:], np.float32)
-        weights = np.zeros(shape[1:], np.float32)
+        longest = counts.max(initial=0)
+        shape = (histories.num_users, longest * (1 + negatives))
+        items = np.zeros((FOLD_IN_STEPS, *shape), np.int64)
+        labels = np.zeros(shape, np.float32)
+        weights = np.zeros(shape, np.float32)
         labels[:, :longest] = 1.0
         for user in np.flatnonzero((counts > 0) & (counts < histories.num_items)):
-            own = liked[[user]]
-            random = stream(own_seed(own.indices), "fold-in")
+            row = liked[[user]]
             number = counts[user]
-            drawn = number * config.negatives
-            others = Triples(own, "pairs", random).others(np.zeros(FOLD_IN_STEPS * drawn, np.int64))
-            items[:, user, :number] = own.indices
+            drawn = number * negatives
+            triples = Triples(row, "pairs", stream(own_seed(row.indices), "fold-in"))
+            others = triples.others(np.zeros(FOLD_IN_STEPS * drawn, np.int64))
+            items[:, user, :number] = row.indices
             items[:, user, longest : longest + drawn] = others.reshape(-1, drawn)
             weights[user, :number] = weights[user, longest : longest + drawn] = 1 / number
-        on_device = [torch.from_numpy(part).to(self.device) for part in (items, labels, weights)]
-        return ((step, on_device[1], on_device[2]) for step in on_device[0])
+        return items, labels, weights

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Name -> class, for every kind of component; its settings; and the check of its methods'
-signatures."""
+"""Name -> class, for every kind of component, and its settings."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import json
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -21,7 +20,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import annotated_types
 from pydantic.fields import FieldInfo
 
-from fedrec.components.errors import line_of, named, raised_by_code
+from fedrec.components.errors import line_of
 from fedrec.config import Config, did_you_mean
 from fedrec.errors import ExperimentError
 
@@ -59,7 +58,7 @@ class Setting:
 
     def table(self) -> dict[str, str]:
         """As JSON values."""
-        return {name: getattr(self, name) for name in ("key", "type", "default", "range", "about")}
+        return asdict(self)
 
 
 def settings_of(component: type, *, nested: bool = True) -> list[Setting]:
@@ -129,26 +128,23 @@ def words_of(annotation: Any) -> str:
 def _nested(annotation: Any) -> type[Config] | None:
     """The configuration class of a table with fixed keys, or that of the component named in the
     table."""
-    for one in (annotation, *get_args(annotation)):
-        if (
-            isinstance(one, type)
-            and issubclass(one, Config)
-            and one.model_config.get("extra") == "forbid"
-        ):
-            return one
+    for kind in (annotation, *get_args(annotation)):
+        config = isinstance(kind, type) and issubclass(kind, Config)
+        if config and kind.model_config.get("extra") == "forbid":
+            return kind
     return None
 
 
 def _bounds(metadata: Iterable[Any]) -> Iterator[str]:
-    for one in metadata:
-        if isinstance(one, FieldInfo):
-            yield from _bounds(one.metadata)
+    for bound in metadata:
+        if isinstance(bound, FieldInfo):
+            yield from _bounds(bound.metadata)
         for kind, (sign, attribute) in _BOUNDS.items():
-            if isinstance(one, kind):
-                yield f"{sign} {getattr(one, attribute):g}"
-        if isinstance(one, annotated_types.MinLen):
-            yield f"at least {one.min_length}"
-        elif pattern := getattr(one, "pattern", None):
+            if isinstance(bound, kind):
+                yield f"{sign} {getattr(bound, attribute):g}"
+        if isinstance(bound, annotated_types.MinLen):
+            yield f"at least {bound.min_length}"
+        elif pattern := getattr(bound, "pattern", None):
             yield f"matches {pattern}"
 
 
@@ -166,91 +162,11 @@ def _default(value: Any) -> str:
     if isinstance(value, Config):
         value = value.table()
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{key} = {_default(one)}" for key, one in value.items())
+        inner = ", ".join(f"{key} = {_default(inner)}" for key, inner in value.items())
         return "{ " + inner + " }" if inner else "{}"
     if isinstance(value, list | tuple | set | frozenset):
         return "[" + ", ".join(map(_default, value)) + "]"
     return repr(value) if isinstance(value, float) else json.dumps(value, default=str)
-
-
-# Checks when a class is loaded that its methods have the signatures of its contract, so that errors
-# do not occur in the middle of a run.
-
-_CONTRACT_PACKAGES = ("fedrec", "clients", "server", "strategies", "simulations", "flwr")
-_CONTRACT_FILES = (
-    *("base", "reader", "rules", "perturbation", "strategy"),
-    *("samplers", "sequential", "per_client"),
-)
-
-
-def refuse_unusable(kind: str, cls: type, base: type) -> None:
-    """Refuse a class that lacks methods of its contract or has them with other parameters.
-
-    Raises:
-        ExperimentError: names the class, its file and the method.
-    """
-    if inspect.isabstract(cls):
-        raise ExperimentError(
-            f"{cls.__module__}:{cls.__qualname__} is an abstract {kind}",
-            expected=(
-                f"a class derived from {base.__module__}:{base.__qualname__} with all its methods"
-            ),
-            got=f"no {', '.join(sorted(cls.__abstractmethods__))}",  # type: ignore[attr-defined]
-            fix="name a class that has them, or implement them",
-        )
-    for name, own, contract in _overridden(cls, base):
-        if not _takes(own, contract):
-            raise ExperimentError(
-                f"{named(kind, cls)} has a method with the wrong signature",
-                expected=f"{name}{inspect.signature(contract)}",
-                got=f"{name}{inspect.signature(own)}",
-                fix=f"give {cls.__name__}.{name} these parameters",
-            )
-
-
-def _overridden(cls: type, base: type) -> Iterator[tuple[str, Any, Any]]:
-    """Name, own function and the contract's function of every method that a class overrides."""
-    contracts = [one for one in cls.__mro__[1:] if one is base or _is_contract(one)]
-    for contract in contracts:
-        for name, function in vars(contract).items():
-            own = inspect.getattr_static(cls, name, None)
-            public = name == "__init__" or not name.startswith("_")
-            if (
-                public
-                and inspect.isfunction(function)
-                and inspect.isfunction(own)
-                and own is not function
-            ):
-                yield name, own, function
-
-
-def _is_contract(cls: type) -> bool:
-    package, _, file = cls.__module__.rpartition(".")
-    return (
-        package.split(".")[0] in _CONTRACT_PACKAGES
-        and file in _CONTRACT_FILES
-        and not vars(cls).get("name")  # a component beside its base
-    )
-
-
-def _takes(own: Any, contract: Any) -> bool:
-    """Whether a function accepts the contract's arguments: positionally, and the optional ones also
-    by name."""
-    kinds = inspect.Parameter
-    known = list(inspect.signature(contract).parameters.values())
-    ordered = [
-        one for one in known if one.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
-    ]
-    needed = [one for one in ordered if one.default is one.empty]
-    named_only = {one.name: None for one in known if one.kind is kinds.KEYWORD_ONLY}
-    by_name = {one.name: None for one in ordered if one.default is not one.empty}
-    signature = inspect.signature(own)
-    try:
-        signature.bind(*ordered, **named_only)
-        signature.bind(*needed, **by_name, **named_only)
-    except TypeError:
-        return False
-    return True
 
 
 def covers_overrides(cls: type, name: str, others: Sequence[str]) -> bool:
@@ -261,7 +177,7 @@ def covers_overrides(cls: type, name: str, others: Sequence[str]) -> bool:
     """
 
     def age(method: str) -> int:
-        return next(place for place, owner in enumerate(cls.__mro__) if method in vars(owner))
+        return next(age for age, owner in enumerate(cls.__mro__) if method in vars(owner))
 
     return all(age(name) <= age(other) for other in others)
 
@@ -364,9 +280,9 @@ def resolve(kind: Kind, name: str) -> type:
         return _from_path(kind, name)
     if name in _builtins(kind):
         return _class_of(kind, name)
-    place = place_of(kind, name)
-    if place is not None:
-        return _from_path(kind, place)
+    path = place_of(kind, name)
+    if path is not None:
+        return _from_path(kind, path)
     raise ExperimentError(
         f"unknown {kind.name} {name!r}",
         expected=f"a built-in {kind.name}, an installed plug-in, or 'package.module:Class'",
@@ -454,19 +370,23 @@ def available(kind: Kind) -> Iterator[tuple[str, type | ExperimentError]]:
 def _from_path(kind: Kind, path: str) -> type:
     module_name, _, class_name = path.partition(":")
     module = _import(kind, module_name)
-    found = getattr(module, class_name, None)
-    if not (inspect.isclass(found) and issubclass(found, _base_of(kind))):
+    component = getattr(module, class_name, None)
+    base = _base_of(kind)
+    if not (inspect.isclass(component) and issubclass(component, base)):
         raise ExperimentError(
             f"{path!r} is not a {kind.name}",
             expected=f"a class derived from {kind.base}",
-            got="no such name" if found is None else repr(found),
-            fix=(
-                f"check the spelling, and that {class_name} derives from"
-                f" {kind.base.partition(':')[2]}"
-            ),
+            got="no such name" if component is None else repr(component),
+            fix=f"check the spelling, and that {class_name} derives from {base.__name__}",
         )
-    refuse_unusable(kind.name, found, _base_of(kind))
-    return found
+    if inspect.isabstract(component):
+        raise ExperimentError(
+            f"{path} is an abstract {kind.name}",
+            expected=f"a class derived from {kind.base} with all its methods",
+            got=f"no {', '.join(sorted(component.__abstractmethods__))}",  # type: ignore[attr-defined]
+            fix="name a class that has them, or implement them",
+        )
+    return component
 
 
 @functools.cache  # a run of ten milliseconds a round asks some seventy times
@@ -531,16 +451,14 @@ def _import(kind: Kind, module_name: str):
     try:
         return importlib.import_module(module_name)
     # a plug-in may fail in any way; the rest of fedrec works
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
-        if isinstance(error, KeyboardInterrupt) and not raised_by_code(error):
-            raise
-        place = line_of(error)
-        beyond = place and not place.startswith((__file__, importlib.__file__))
+    except (Exception, SystemExit) as error:
+        line = line_of(error)
+        beyond = line and not line.startswith((__file__, importlib.__file__))
         fix = f"python -c 'import {module_name}' shows the whole traceback"
         if isinstance(error, ModuleNotFoundError) and _lies_here(module_name):
             fix = "it is in this folder, where Python does not look: PYTHONPATH=. fedrec ..."
         raise ExperimentError(
-            f"cannot import {module_name!r} for a {kind.name}" + (f" ({place})" if beyond else ""),
+            f"cannot import {module_name!r} for a {kind.name}" + (f" ({line})" if beyond else ""),
             expected="an importable module",
             got=f"{type(error).__name__}: {error}",
             fix=fix,

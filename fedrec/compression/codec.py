@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from fedrec.privacy.clipping import Clip
 from fedrec.protocol.updates import Change, SparseUpdate, scaled
 from fedrec.rng import stream
 
-# The contract of a compression: what a client sends of its update, and what is made of it.
+# The contract of a compression: how a client encodes its update and how the server decodes it.
 #
 # Compression comes after the clip and before the sum. An update whose decoded form has a larger
 # norm than the clip is scaled down before it is encoded (`Codec`), so that one client moves the sum
@@ -29,17 +29,8 @@ Payload = Mapping[str, np.ndarray]
 """The arrays that are sent of one parameter; their bytes are what is counted."""
 
 
-class Grid(NamedTuple):
-    """Numbers to which all clients round alike: whole multiples of a step."""
-
-    step: float
-    """Distance of neighbouring numbers."""
-    most: int
-    """Largest multiple, on either side of zero."""
-
-
 class Compression(ABC):
-    """What is sent of a client's update.
+    """Encoding of a client's update.
 
     A built-in has a `name` and lives in `fedrec/compression/`, its configuration class
     above it.
@@ -56,39 +47,27 @@ class Compression(ABC):
 
     @property
     def keeps_error(self) -> bool:
-        """Whether a client adds what was left out to its next update (error feedback), which it
-        keeps with its private state; default: no."""
-        return False
-
-    @property
-    def grid(self) -> Grid | None:
-        """The grid that every decoded number is on, which depends on nothing but the settings, so
-        that sums of updates are sums of small integers; default: there is none."""
-        return None
+        """True if a client adds the rest that was not sent to its next update (error feedback), and
+        keeps it with its private state: the setting `error-feedback`, if there is one."""
+        return bool(getattr(self.config, "error_feedback", False))
 
     @abstractmethod
-    def encode(
-        self, change: Change, random: np.random.Generator, common: np.random.Generator
-    ) -> Payload:
-        """What is sent of a client's change of one parameter.
+    def encode(self, change: Change, random: np.random.Generator) -> Payload:
+        """Encode a client's change of one parameter.
 
         Args:
             change: an array `[...]`, or of a table `[items, d]` the rows that changed; it is not
                 changed in place.
             random: of this client and round.
-            common: of this parameter and round, the same for all clients and for `decode`.
         """
 
     @abstractmethod
-    def decode(
-        self, payload: Payload, shape: tuple[int, ...], common: np.random.Generator
-    ) -> Change:
-        """The change that the server makes of it, of the parameter's shape.
+    def decode(self, payload: Payload, shape: tuple[int, ...]) -> Change:
+        """Decode a payload to a change of the parameter's shape.
 
         Args:
-            payload: what `encode` returned.
+            payload: the result of `encode`.
             shape: of the parameter.
-            common: as in `encode`, from its beginning.
         """
 
 
@@ -110,13 +89,13 @@ def placed(rows: np.ndarray | None, values: np.ndarray, shape: tuple[int, ...]) 
 
 
 def with_rows(rows: np.ndarray | None, sent: Payload, shape: tuple[int, ...]) -> Payload:
-    """What is sent of the values of rows `int64 [R]` of a parameter of that shape, with the numbers
+    """The payload of the values of rows `int64 [R]` of a parameter of that shape, with the numbers
     of the rows unless these are all."""
     return sent if rows is None else {"rows": row_numbers(rows, shape[0]), **sent}
 
 
 def values_shape(payload: Payload, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of the values of which `with_rows` told, `(R, ...)`."""
+    """Shape `(R, ...)` of the values in a payload of `with_rows`."""
     return (len(payload["rows"]), *shape[1:]) if "rows" in payload else shape
 
 
@@ -125,12 +104,10 @@ def row_numbers(rows: np.ndarray, length: int) -> np.ndarray:
     return rows.astype(np.min_scalar_type(max(0, length - 1)))
 
 
-# A round's compression: what a client sends, and what the server makes of it.
-#
-# Both ends draw what they have in common from the experiment's seed and the round.
+# The compression of a round, applied to whole updates.
 
 Payloads = Mapping[str, Payload]
-"""What is sent of an update, by parameter."""
+"""The arrays that are sent of an update, by parameter."""
 _ATTEMPTS = 60
 
 
@@ -162,11 +139,10 @@ class Codec:
         shapes: Mapping[str, tuple[int, ...]],
         clip: Clip | None,
     ) -> tuple[Payloads, dict[str, Change]]:
-        """What a client sends, and what is decoded of it.
+        """The payloads that a client sends, and the changes that they decode to.
 
         Rounding makes some updates longer. An update whose decoded form exceeds the clip is scaled
-        down and encoded again, with the same random numbers, until it does not. On a grid the
-        excess falls more slowly than the factor, hence the attempts.
+        down and encoded again, with the same random numbers, until it does not.
         """
         factor = 1.0
         for _ in range(_ATTEMPTS):
@@ -182,23 +158,18 @@ class Codec:
     def decoded(
         self, payloads: Payloads, shapes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, Change]:
-        """The changes that the server makes of what a client sent."""
+        """The changes to which a client's payloads decode."""
         return {
-            name: self.compression.decode(payload, shapes[name], self._common(name))
+            name: self.compression.decode(payload, shapes[name])
             for name, payload in payloads.items()
         }
 
     def _payloads(self, client: int, update: Mapping[str, Change], factor: float) -> Payloads:
         random = stream(self.seed, "compression", client, self.round)
         return {
-            name: self.compression.encode(
-                change if factor == 1 else scaled(change, factor), random, self._common(name)
-            )
+            name: self.compression.encode(change if factor == 1 else scaled(change, factor), random)
             for name, change in update.items()
         }
-
-    def _common(self, name: str) -> np.random.Generator:
-        return stream(self.seed, f"compression/{name}", self.round)
 
 
 def clip_factor(update: Mapping[str, Change], clip: Clip) -> float:

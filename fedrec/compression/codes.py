@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressions of updates: stochastic rounding, the largest rows, and a subspace of the
-embedding."""
+"""Compressions of updates: stochastic rounding, and the largest rows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedrec.compression.codec import (
     Compression,
-    Grid,
     Payload,
     placed,
     row_numbers,
@@ -28,9 +26,7 @@ from fedrec.protocol.updates import Change
 # Grubic, Li, Tomioka and Vojnovic 2017, "QSGD", with the largest value of a row in place of its
 # norm).
 #
-# With b bits there are 2^(b - 1) - 1 steps on either side of zero, so that zero is exact. Instead
-# of a scale for each row, all rows may have one that is agreed and not sent; larger numbers are
-# cut.
+# With b bits there are 2^(b - 1) - 1 steps on either side of zero, so that zero is exact.
 
 Bits = Literal[2, 4, 8, 32]
 """Bits of a number; 32: as it is."""
@@ -41,46 +37,34 @@ def steps_of(bits: Bits) -> int:
     return 2 ** (bits - 1) - 1
 
 
-def quantised(
-    values: np.ndarray, bits: Bits, random: np.random.Generator, scale: float | None = None
-) -> dict[str, np.ndarray]:
+def quantised(values: np.ndarray, bits: Bits, random: np.random.Generator) -> dict[str, np.ndarray]:
     """Codes and scales of values `[rows, ...]`; of one dimension: of one row.
 
     Args:
         values: finite numbers.
         bits: of a number.
-        random: what is rounded up.
-        scale: of all rows, not for 32 bits; None: each has its own.
+        random: decides which numbers are rounded up.
 
     Returns:
-        `codes`, bytes of 8 / bits numbers each, and `scales`, `float32 [rows]`, unless they have
-        one; with 32 bits `values`, `float32`.
+        `codes`, bytes of 8 / bits numbers each, and `scales`, `float32 [rows]`; with 32 bits
+        `values`, `float32`.
     """
     if bits == 32:
         return {"values": values.astype(np.float32)}
     rows = np.asarray(values, dtype=np.float64).reshape(_rows_of(values.shape))
     steps = steps_of(bits)
-    if scale is None:
-        own = _scales_of(rows)
-        units = np.divide(rows, own[:, None], out=np.zeros_like(rows), where=own[:, None] > 0)
-    else:
-        own = None
-        units = np.clip(rows / scale, -1, 1)
+    scales = _scales_of(rows)
+    units = np.divide(rows, scales[:, None], out=np.zeros_like(rows), where=scales[:, None] > 0)
     codes = np.floor(units * steps + random.random(rows.shape)).astype(np.int64) + steps
-    sent = {"codes": _packed(codes.ravel().astype(np.uint8), bits)}
-    return sent if own is None else {**sent, "scales": own}
+    return {"codes": _packed(codes.ravel().astype(np.uint8), bits), "scales": scales}
 
 
-def restored(
-    sent: Mapping[str, np.ndarray], shape: tuple[int, ...], bits: Bits, scale: float | None = None
-) -> np.ndarray:
+def restored(sent: Mapping[str, np.ndarray], shape: tuple[int, ...], bits: Bits) -> np.ndarray:
     """The values `float64 [rows, ...]` of `quantised`."""
     if bits == 32:
         return sent["values"].astype(np.float64).reshape(shape)
     steps = steps_of(bits)
     codes = _unpacked(sent["codes"], bits)[: math.prod(shape)].astype(np.float64) - steps
-    if scale is not None:
-        return (codes * (scale / steps)).reshape(shape)
     rows = codes.reshape(_rows_of(shape))
     return (rows / steps * sent["scales"].astype(np.float64)[:, None]).reshape(shape)
 
@@ -113,9 +97,6 @@ def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
 
 # Stochastic rounding of an update to a few bits a number (Alistarh et al. 2017, "QSGD"; with 8
 # bits, int8). With 32 bits nothing is lost, and the bytes of an uncompressed update are counted.
-#
-# With `largest`, all clients round to one grid. Sums of their updates are then sums of small
-# integers, which is what secure aggregation can add.
 
 
 class RoundingConfig(Config):
@@ -123,16 +104,6 @@ class RoundingConfig(Config):
 
     bits: Bits = Field(default=8)
     """Bits of a number: 2, 4 or 8, beside four bytes for each row; 32: no rounding."""
-    largest: float | None = Field(default=None, gt=0)
-    """Largest absolute value of a number: all rows of all clients are rounded to the same multiples
-    of `largest` / (2^(bits - 1) - 1), and larger numbers are cut; no scales are sent. Default: each
-    row has its own scale."""
-
-    @model_validator(mode="after")
-    def _has_few_bits(self) -> Self:
-        if self.largest is not None and self.bits == 32:
-            raise ValueError("bits = 2, 4 or 8 with largest, as 32 bits are not rounded")
-        return self
 
 
 class Rounding(Compression):
@@ -143,34 +114,18 @@ class Rounding(Compression):
     paper = "QSGD: Communication-Efficient SGD via Gradient Quantization (Alistarh et al. 2017)"
     config: RoundingConfig
 
-    @property
-    def grid(self) -> Grid | None:
-        """Multiples of a step, with `largest`."""
-        largest = self.config.largest
-        if largest is None:
-            return None
-        most = steps_of(self.config.bits)
-        return Grid(largest / most, most)
-
-    def encode(
-        self, change: Change, random: np.random.Generator, common: np.random.Generator
-    ) -> Payload:
+    def encode(self, change: Change, random: np.random.Generator) -> Payload:
         """Row numbers where rows are named, codes and scales."""
         rows, values = rows_and_values(change)
-        sent = quantised(values, self.config.bits, random, self.config.largest)
-        return with_rows(rows, sent, change.shape)
+        return with_rows(rows, quantised(values, self.config.bits, random), change.shape)
 
-    def decode(
-        self, payload: Payload, shape: tuple[int, ...], common: np.random.Generator
-    ) -> Change:
+    def decode(self, payload: Payload, shape: tuple[int, ...]) -> Change:
         """The rounded values."""
-        values = restored(
-            payload, values_shape(payload, shape), self.config.bits, self.config.largest
-        )
+        values = restored(payload, values_shape(payload, shape), self.config.bits)
         return placed(payload.get("rows"), values, shape)
 
 
-# The largest rows of an update; what is left out is added to the client's next update (Stich,
+# The largest rows of an update; the rest is added to the client's next update (Stich,
 # Cordonnier and Jaggi 2018, "Sparsified SGD with Memory").
 #
 # Where this differs from the paper: it chooses numbers; here whole rows are chosen (numbers of a
@@ -186,7 +141,7 @@ class TopKConfig(Config):
     bits: Bits = Field(default=8)
     """Bits of a number, by stochastic rounding: 2, 4 or 8; 32: none."""
     error_feedback: bool = True
-    """Whether the client adds what was left out to its next update."""
+    """Add the rows that were left out to the client's next update."""
 
 
 class TopK(Compression):
@@ -197,14 +152,7 @@ class TopK(Compression):
     paper = "Sparsified SGD with Memory (Stich et al. 2018)"
     config: TopKConfig
 
-    @property
-    def keeps_error(self) -> bool:
-        """The setting."""
-        return self.config.error_feedback
-
-    def encode(
-        self, change: Change, random: np.random.Generator, common: np.random.Generator
-    ) -> Payload:
+    def encode(self, change: Change, random: np.random.Generator) -> Payload:
         """Row numbers, codes and scales of the largest rows."""
         rows, values = rows_and_values(change)
         flat = values.reshape(values.shape[0] if values.ndim else 1, math.prod(values.shape[1:]))
@@ -218,9 +166,7 @@ class TopK(Compression):
         chosen = flat[largest] if values.ndim > 1 else flat[largest, 0]
         return {"rows": row_numbers(numbers, length), **quantised(chosen, self.config.bits, random)}
 
-    def decode(
-        self, payload: Payload, shape: tuple[int, ...], common: np.random.Generator
-    ) -> Change:
+    def decode(self, payload: Payload, shape: tuple[int, ...]) -> Change:
         """The rows that were sent; all others do not change."""
         rows = payload["rows"]
         values = restored(payload, (len(rows), *shape[1:]), self.config.bits)

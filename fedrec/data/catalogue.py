@@ -13,9 +13,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedrec.data.features import Feature, FeatureNames, FeatureTable, Vectors
 from fedrec.data.interactions import Interactions
@@ -23,16 +24,13 @@ from fedrec.data.tables import is_parquet, read_parquet
 from fedrec.errors import DataError
 from fedrec.runtime.files import read_json, write_atomically
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 @dataclass(frozen=True, eq=False)
 class Catalogue:
     """The public part of a dataset.
 
     Attributes:
-        item_ids: `[items]`, names of the items as text, distinct; an item's index is its place.
+        item_ids: `[items]`, names of the items as text, distinct; an item's index is its position.
         item_features: public side features of the items.
         user_features: names and categories of the users' features, without the values of any user.
         rated: whether interactions carry ratings.
@@ -65,20 +63,15 @@ class Catalogue:
             ValueError: an item or a feature is named twice, or is not a list of names.
         """
         if self.item_ids.ndim != 1 or len(np.unique(self.item_ids)) < len(self.item_ids):
-            raise ValueError("items are a list in which an item stands once")
-        names = (
-            FeatureNames.of(FeatureTable(0), self.item_features).of_items,
-            [name for name, _ in self.user_features],
-        )
-        if any(len(set(own)) < len(own) for own in names):
-            raise ValueError("a feature stands once")
-        known = [categories for _, categories in self.user_features]
-        for categories in [
-            *known,
-            *(feature.categories for feature in self.item_features.every),
-        ]:
+            raise ValueError("items must be unique")
+        items = self.item_features
+        users = dict(self.user_features)
+        names = FeatureNames.of(FeatureTable(0), items).of_items
+        if len(set(names)) < len(names) or len(users) < len(self.user_features):
+            raise ValueError("duplicate feature name")
+        for categories in [*users.values(), *(feature.categories for feature in items.every)]:
             if not all(isinstance(category, str) for category in categories):
-                raise ValueError("categories are texts")
+                raise ValueError("categories must be strings")
 
     def write(self, path: Path) -> None:
         """Write the catalogue as JSON.
@@ -90,9 +83,9 @@ class Catalogue:
             "items": self.item_ids.tolist(),
             "item-features": [_table(feature) for feature in self.item_features.features],
             "item-texts": [_table(text) for text in self.item_features.texts],
-            "item-vectors": [_packed(one) for one in self.item_features.vectors],
+            "item-vectors": [_packed(vectors) for vectors in self.item_features.vectors],
             "user-features": [
-                {"name": name, "categories": list(known)} for name, known in self.user_features
+                {"name": name, "categories": names} for name, names in self.user_features
             ],
             "rated": self.rated,
             "timed": self.timed,
@@ -118,23 +111,10 @@ class Catalogue:
             users = tuple(
                 (str(entry["name"]), tuple(entry["categories"])) for entry in table["user-features"]
             )
-            found = cls(
-                items,
-                features,
-                users,
-                bool(table["rated"]),
-                bool(table["timed"]),
-            )
-            found.check()
-            return found
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            OverflowError,
-            AttributeError,
-        ) as error:
+            catalogue = cls(items, features, users, bool(table["rated"]), bool(table["timed"]))
+            catalogue.check()
+            return catalogue
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, AttributeError) as error:
             raise DataError(
                 f"{path} is not a catalogue",
                 expected="a file as `fedrec deploy init --experiment` writes it",
@@ -174,8 +154,8 @@ def _vectors(entry: dict[str, Any]) -> Vectors:
     known = np.zeros(int(entry["items"]), dtype=bool)
     known[np.array(entry["known"], dtype=np.int64)] = True
     values = np.zeros((len(known), int(entry["width"])), dtype=np.float32)
-    own = np.frombuffer(base64.b64decode(entry["values"], validate=True), dtype="<f4")
-    values[known] = own.reshape(-1, values.shape[1])
+    numbers = np.frombuffer(base64.b64decode(entry["values"], validate=True), dtype="<f4")
+    values[known] = numbers.reshape(-1, values.shape[1])
     return Vectors(str(entry["name"]), values, known)
 
 
@@ -200,8 +180,6 @@ def read_vectors(path: Path, ids: np.ndarray, *, complete: bool) -> Vectors:
         DataError: a file is missing or damaged, vectors differ in length or have a value that is no
             finite number, an id stands twice, no item has a vector, or (`complete`) one has none.
     """
-    import pandas as pd
-
     names, values = _npy(path) if path.suffix == ".npy" else _parquet(path)
     if names.duplicated().any():
         twice = names[names.duplicated()][0]
@@ -211,8 +189,8 @@ def read_vectors(path: Path, ids: np.ndarray, *, complete: bool) -> Vectors:
     if values.ndim != 2 or not np.isfinite(values).all():
         got = "NaN or infinity" if values.ndim == 2 else f"an array of shape {list(values.shape)}"
         raise _wrong(path, "finite numbers of 32 bits, [items, width]", got, "correct the vectors")
-    place = names.get_indexer(pd.Index(ids.astype(str)))
-    known = place >= 0
+    index = names.get_indexer(pd.Index(ids.astype(str)))
+    known = index >= 0
     missing = ids[~known]
     if not known.any() or (complete and len(missing)):
         shown = ", ".join(map(repr, missing[:_SHOWN].tolist()))
@@ -224,9 +202,9 @@ def read_vectors(path: Path, ids: np.ndarray, *, complete: bool) -> Vectors:
             if known.any()
             else "name items as the data do",
         )
-    found = np.zeros((len(ids), values.shape[1]), dtype=np.float32)
-    found[known] = values[place[known]]
-    return Vectors(path.stem, found, known)
+    vectors = np.zeros((len(ids), values.shape[1]), dtype=np.float32)
+    vectors[known] = values[index[known]]
+    return Vectors(path.stem, vectors, known)
 
 
 def vector_files(path: Path) -> list[Path]:
@@ -240,8 +218,6 @@ def _ids_of(path: Path) -> Path:
 
 
 def _npy(path: Path) -> tuple[pd.Index, np.ndarray]:
-    import pandas as pd
-
     try:
         values = np.load(path, allow_pickle=False)
         lines = _ids_of(path).read_text(encoding="utf-8").splitlines()
@@ -255,8 +231,6 @@ def _npy(path: Path) -> tuple[pd.Index, np.ndarray]:
 
 
 def _parquet(path: Path) -> tuple[pd.Index, np.ndarray]:
-    import pandas as pd
-
     if not is_parquet(path):
         raise _wrong(path, "a file .npy or .parquet", f"{path.suffix!r}", "save it as one of these")
     frame = read_parquet(path)

@@ -66,9 +66,9 @@ class ClientData:
 
     def without_rows(self) -> ClientData:
         """The same client without any row."""
-        parts = ("items", "labels", "positives", "times", "ratings", "avoided")
-        given = {name: getattr(self, name) for name in parts}
-        return replace(self, **{n: None if v is None else v[:0] for n, v in given.items()})
+        names = ("items", "labels", "positives", "times", "ratings", "avoided")
+        columns = {name: getattr(self, name) for name in names}
+        return replace(self, **{n: None if v is None else v[:0] for n, v in columns.items()})
 
     def order(self) -> np.ndarray:
         """`int64 [n]`: row numbers from the earliest to the latest; in the source's order without
@@ -87,8 +87,8 @@ class ClientData:
         """
         if self.times is None:
             raise no_times(f"the data of client {self.client}", "have no order")
-        own = self.order()
-        return self.items[own[self.labels[own] > 0]]
+        order = self.order()
+        return self.items[order[self.labels[order] > 0]]
 
     def amounts(self, rated: bool) -> np.ndarray:
         """Preference for each of the positives, `float32 [items]`: 1, or if `rated` its ratings
@@ -100,7 +100,7 @@ class ClientData:
         others = np.setdiff1d(self.positives, self.items[liked])
         rows = np.flatnonzero(liked | np.isin(self.items, others))
         ratings, times = (
-            None if part is None else part[rows] for part in (self.ratings, self.times)
+            None if column is None else column[rows] for column in (self.ratings, self.times)
         )
         return time_weighted(np.zeros_like(rows), self.items[rows], ratings, times)[2]
 
@@ -127,11 +127,9 @@ class HeldOut:
 
     def masked(self, how: Literal["real", "learned", "both"]) -> np.ndarray:
         """`bool [users, items]`: items that are excluded from whole lists (`evaluation.masked`)."""
-        return (
-            {"real": self.known, "learned": self.learned}[how]
-            if how != "both"
-            else self.known | self.learned
-        )
+        if how == "both":
+            return self.known | self.learned
+        return self.known if how == "real" else self.learned
 
 
 # Negative items for training, drawn outside a client's training positives only.

@@ -119,8 +119,8 @@ def _nanoseconds(dates: pd.Series) -> np.ndarray:
     return times.clip(*limits).astype("datetime64[ns]").astype(np.int64)
 
 
-def _day_last(found: re.Match[str]) -> str:
-    day, month, year = found.groups()
+def _day_last(date: re.Match[str]) -> str:
+    day, month, year = date.groups()
     return f"{year}-{int(month):02d}-{int(day):02d}"
 
 

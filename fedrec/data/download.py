@@ -4,50 +4,45 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import hashlib
 import http.client
 import lzma
 import os
 import secrets
 import shutil
-import ssl
 import stat
 import tarfile
 import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
-from typing import IO
 from urllib.parse import urlsplit
 
 from fedrec.components.registry import DATASET, resolve
-from fedrec.data.published import Archive, DatasetSource
-from fedrec.data.reader import Reader
-from fedrec.errors import DataError
+from fedrec.data.reader import Archive, DatasetSource, Reader
+from fedrec.errors import DataError, damaged_file
 
 # Unpacking archives from elsewhere without letting them write outside the given folder, or fill the
 # disk.
 
 _UNREADABLE = (
-    *(zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError),
-    EOFError,
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError),
     RuntimeError,  # the zip is encrypted, or packed with an unknown method
     UnicodeDecodeError,  # a name
-    *(FileExistsError, IsADirectoryError, NotADirectoryError),  # a member is a folder of another
+    OSError,
 )
+_OF_ARCHIVE = (None, errno.EINVAL, errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
+"""Numbers of those `OSError`s that tell of a damaged archive; others are of the disk."""
 _LONGEST_NAME = 255  # bytes
-_PIECE = 1 << 20
 _LARGER = 200
 _AT_LEAST = 1 << 30
 """An archive may unpack to this multiple of its own size (text compresses to about a tenth), and to
 this number of bytes in any case."""
 _MOST_FILES = 1_000_000
-_Member = tuple[str, Callable[[], IO[bytes] | None]]
 
 
 def is_archive(path: Path) -> bool:
@@ -69,80 +64,54 @@ def unpack(path: Path, folder: Path) -> None:
         shutil.copyfile(path, folder / path.name)
         return
     try:
-        members = _zip_members(path) if zipfile.is_zipfile(path) else _tar_members(path)
-        left = max(_AT_LEAST, _LARGER * path.stat().st_size)
-        for number, (name, opened) in enumerate(members):
-            if number >= _MOST_FILES:
-                raise _refused(path, name, f"more than {_MOST_FILES} files")
-            target = folder / _inside(name, path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            source = opened()
-            if source is not None:
-                with source, target.open("wb") as copy:
-                    while piece := source.read(_PIECE):
-                        left -= len(piece)
-                        if left < 0:
-                            raise _refused(
-                                path, name, f"over {_LARGER} times what the archive weighs"
-                            )
-                        copy.write(piece)
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                _check_members(path, map(_of_zip, archive.infolist()))
+                archive.extractall(folder)
+        else:
+            with tarfile.open(path) as archive:
+                _check_members(path, ((m.name, m.isfile() or m.isdir(), m.size) for m in archive))
+                archive.extractall(folder, filter="data")
     except _UNREADABLE as error:
-        raise DataError(
-            f"{path} is damaged, or an archive of an unknown kind",
-            expected="a whole zip or tar",
-            got=f"{type(error).__name__}: {error}",
-            fix="get the file again",
-        ) from None
-
-
-def _zip_members(path: Path) -> Iterator[_Member]:
-    with zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
-            kind = stat.S_IFMT(info.external_attr >> 16)
-            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise _refused(path, info.filename, "a link or a special file")
-            if not info.filename:
-                raise _refused(path, info.filename, "a file without a name")
-            if not info.is_dir():
-                yield info.filename, lambda info=info: _of_zip(archive, info)
-
-
-def _of_zip(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
-    try:
-        return archive.open(info)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
+        if isinstance(error, OSError) and error.errno not in _OF_ARCHIVE:
             raise
-        raise zipfile.BadZipFile(f"{info.filename!r} begins before the archive") from None
+        expected = "a whole zip or tar of a known kind"
+        raise damaged_file(path, expected, error) from None
 
 
-def _tar_members(path: Path) -> Iterator[_Member]:
-    with tarfile.open(path) as archive:
-        for info in archive:
-            if not (info.isfile() or info.isdir()):
-                raise _refused(path, info.name, "a link or a special file")
-            if info.isfile():
-                yield info.name, lambda info=info: archive.extractfile(info)
+def _of_zip(info: zipfile.ZipInfo) -> tuple[str, bool, int]:
+    """A member's name, whether it is a plain file or a folder, and its bytes."""
+    kind = stat.S_IFMT(info.external_attr >> 16)
+    return info.filename, kind in (0, stat.S_IFREG, stat.S_IFDIR), info.file_size
 
 
-def _inside(name: str, path: Path) -> PurePosixPath:
-    """The member's path, which must stay below the folder on every system."""
-    inner = PurePosixPath(name)
-    longest = max((len(part.encode(errors="surrogateescape")) for part in inner.parts), default=0)
-    if "\0" in name or longest > _LONGEST_NAME:
-        raise _refused(path, name[:100], "a name that no file can have")
-    if inner.is_absolute() or ".." in inner.parts or "\\" in name or ":" in name or not inner.parts:
-        raise _refused(path, name, "a path that leads out of the folder")
-    return inner
-
-
-def _refused(path: Path, name: str, problem: str) -> DataError:
-    return DataError(
-        f"{path} is not safe to unpack",
-        expected="plain files and folders below the archive's root",
-        got=f"{problem}: {name!r}",
-        fix="do not use this archive; take the data from their publisher",
-    )
+def _check_members(path: Path, members: Iterable[tuple[str, bool, int]]) -> None:
+    """Refuse an archive before anything is written: both formats unpack no more than they say."""
+    left = max(_AT_LEAST, _LARGER * path.stat().st_size)
+    for number, (name, plain, size) in enumerate(members):
+        inner = PurePosixPath(name)
+        longest = max((len(p.encode(errors="surrogateescape")) for p in inner.parts), default=0)
+        left -= max(size, 0)
+        problem = ""
+        if not plain:
+            problem = "a link or a special file"
+        elif "\0" in name or longest > _LONGEST_NAME:
+            problem = "a name that no file can have"
+        elif name != "." and (
+            not inner.parts or ".." in inner.parts or inner.is_absolute() or {*name} & {*"\\:"}
+        ):
+            problem = "a path that leads out of the folder"
+        elif number >= _MOST_FILES:
+            problem = f"more than {_MOST_FILES} files"
+        elif left < 0:
+            problem = f"over {_LARGER} times what the archive weighs"
+        if problem:
+            raise DataError(
+                f"{path} is not safe to unpack",
+                expected="plain files and folders below the archive's root",
+                got=f"{problem}: {name[:100]!r}",
+                fix="do not use this archive; take the data from their publisher",
+            )
 
 
 # Atomic installation of a dataset into its folder.
@@ -157,7 +126,7 @@ def staged(folder: Path) -> Iterator[Path]:
     Raises:
         DataError: `folder` exists already, or the disk is full.
     """
-    require_absent(folder)
+    check_absent(folder)
     with scratch(folder) as temporary:
         yield temporary
         os.replace(temporary, folder)
@@ -182,7 +151,7 @@ def scratch(folder: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def require_absent(folder: Path) -> None:
+def check_absent(folder: Path) -> None:
     """Check that nothing would be overwritten.
 
     Raises:
@@ -235,36 +204,32 @@ def collect(
     Raises:
         DataError: a needed file is missing, or two candidates fit one file.
     """
-    files = sorted(candidates, key=lambda pair: (len(pair[1].parts), pair[1]))
-    found: dict[Path, tuple[Path, Path]] = {}
-    for path, relative in files:
+    chosen: dict[Path, tuple[Path, Path]] = {}
+    for path, relative in sorted(candidates, key=lambda pair: (len(pair[1].parts), pair[1])):
         for pattern in (*source.files, *source.extras):
-            if relative.match(pattern):
-                inner = Path(*relative.parts[-len(Path(pattern).parts) :])
-                _require_single(found.get(inner), relative)
-                found.setdefault(inner, (path, relative))
-    missing = [file for file in source.files if Path(file) not in found]
-    if missing or not found:
+            if not relative.match(pattern):
+                continue
+            inner = Path(*relative.parts[-len(Path(pattern).parts) :])
+            _, nearest = chosen.setdefault(inner, (path, relative))
+            # the one nearest to the root counts
+            if nearest != relative and len(nearest.parts) == len(relative.parts):
+                raise DataError(
+                    "two files fit one name",
+                    expected=f"one {relative.name}",
+                    got=f"{nearest} and {relative}",
+                    fix="name the folder that holds the right one",
+                )
+    missing = [file for file in source.files if Path(file) not in chosen]
+    if missing or not chosen:
         raise DataError(
             f"these are not the files of {name!r}",
             expected=", ".join(source.files or source.extras),
             got="without " + ", ".join(missing) if missing else "none of them",
             fix=f"see {source.page}",
         )
-    for inner, (path, _) in found.items():
+    for inner, (path, _) in chosen.items():
         (target / inner).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target / inner)
-
-
-def _require_single(known: tuple[Path, Path] | None, relative: Path) -> None:
-    """Of two candidates the one nearer to the root counts; two at the same depth are ambiguous."""
-    if known is not None and len(known[1].parts) == len(relative.parts):
-        raise DataError(
-            "two files fit one name",
-            expected=f"one {relative.name}",
-            got=f"{known[1]} and {relative}",
-            fix="name the folder that holds the right one",
-        )
 
 
 def files_below(folder: Path) -> Iterator[tuple[Path, Path]]:
@@ -310,66 +275,56 @@ def fetch(name: str, source: DatasetSource, folder: Path, progress: Progress | N
             got="a request to download",
             fix=f"get it by way of {source.page}, then: fedrec data import {name} PATH",
         )
-    require_absent(folder)
-    progress = progress or _silent
-    files = [_downloaded(archive, folder, progress) for archive in source.archives]
+    check_absent(folder)
+    holder = folder.parent / f".{folder.name}.download"  # in which archives keep their names
+    files = [_downloaded(archive, holder, progress) for archive in source.archives]
     with scratch(folder) as unpacked, staged(folder) as staging:
         for file in files:
             unpack(file, unpacked)
         collect(source, name, files_below(unpacked), staging)
-    shutil.rmtree(_holder(folder), ignore_errors=True)
+    shutil.rmtree(holder, ignore_errors=True)
     return folder
 
 
-def _silent(done: int, size: int) -> None:
-    pass
-
-
-def _holder(folder: Path) -> Path:
-    """Folder of a dataset's archives until it is installed, in which they keep their names."""
-    return folder.parent / f".{folder.name}.download"
-
-
-def _downloaded(archive: Archive, folder: Path, progress: Progress) -> Path:
-    """The whole, verified archive."""
-    whole = _holder(folder) / PurePosixPath(urlsplit(archive.url).path).name
-    partial = whole.with_name(whole.name + ".partial")
-    with disk_errors(folder.parent):
-        whole.parent.mkdir(parents=True, exist_ok=True)
-        if whole.is_file():  # an earlier run could not unpack it; it is verified again
-            os.replace(whole, partial)
+def _downloaded(archive: Archive, holder: Path, progress: Progress | None) -> Path:
+    """The complete, verified archive."""
+    complete = holder / PurePosixPath(urlsplit(archive.url).path).name
+    partial = complete.with_name(complete.name + ".partial")
+    with disk_errors(holder.parent):
+        holder.mkdir(parents=True, exist_ok=True)
+        if complete.is_file():  # an earlier run could not unpack it; it is verified again
+            os.replace(complete, partial)
         _receive(archive, partial, progress)
-        _require_published(archive, partial)
-        os.replace(partial, whole)
-    return whole
+        _check_published(archive, partial)
+        os.replace(partial, complete)
+    return complete
 
 
-def _receive(archive: Archive, partial: Path, progress: Progress) -> None:
+def _receive(archive: Archive, partial: Path, progress: Progress | None) -> None:
     """Download the missing rest of the partial file."""
     have = partial.stat().st_size if partial.exists() else 0
     if have == archive.size:
         return
     if have > archive.size:
         have = 0
-    request = urllib.request.Request(
-        archive.url, headers={"Range": f"bytes={have}-"} if have else {}
-    )
+    headers = {"Range": f"bytes={have}-"} if have else {}
+    request = urllib.request.Request(archive.url, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=_PATIENCE) as response:
             resumes = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
             _append(response, partial, have if resumes else 0, archive, progress)
-    except urllib.error.HTTPError as error:
-        if error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            partial.unlink()  # the partial file does not belong to the file that is offered now
-        raise _no_download(archive, f"HTTP status {error.code} {error.reason}") from None
-    except (
-        urllib.error.URLError,
-        TimeoutError,
-        ConnectionError,
-        ssl.SSLError,
-        http.client.HTTPException,
-    ) as error:
-        raise _no_download(archive, str(getattr(error, "reason", error))) from None
+    except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as e:
+        got = str(getattr(e, "reason", e))
+        if isinstance(e, urllib.error.HTTPError):
+            got = f"HTTP status {e.code} {e.reason}"
+            if e.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                partial.unlink()  # it does not belong to the file that is offered now
+        raise DataError(
+            f"{archive.url} cannot be downloaded",
+            expected="an answer from the server",
+            got=got,
+            fix=f"check the network; {_ELSEWHERE}",
+        ) from None
 
 
 def _append(
@@ -377,7 +332,7 @@ def _append(
     partial: Path,
     start: int,
     archive: Archive,
-    progress: Progress,
+    progress: Progress | None,
 ) -> None:
     announced = response.headers.get("Content-Length")
     if announced is not None and start + int(announced) != archive.size:
@@ -387,10 +342,11 @@ def _append(
         while done <= archive.size and (block := response.read(_BLOCK)):
             file.write(block)
             done += len(block)
-            progress(done, archive.size)
+            if progress is not None:
+                progress(done, archive.size)
 
 
-def _require_published(archive: Archive, partial: Path) -> None:
+def _check_published(archive: Archive, partial: Path) -> None:
     size = partial.stat().st_size
     if size < archive.size:
         raise DataError(
@@ -420,15 +376,6 @@ def _wrong_size(archive: Archive, partial: Path, size: int) -> DataError:
         expected=f"{archive.size:,} bytes",
         got=f"{size:,} bytes",
         fix=_ELSEWHERE,
-    )
-
-
-def _no_download(archive: Archive, got: str) -> DataError:
-    return DataError(
-        f"{archive.url} cannot be downloaded",
-        expected="an answer from the server",
-        got=got,
-        fix=f"check the network; {_ELSEWHERE}",
     )
 
 
@@ -464,7 +411,7 @@ def import_data(name: str, path: Path) -> Path:
             fix=fix,
         )
     folder = reader_class(name, reader_class.Config()).default_folder()
-    require_absent(folder)
+    check_absent(folder)
     with _searched(path, folder) as candidates, staged(folder) as staging:
         collect(source, name, candidates, staging)
         reader_class(name, reader_class.Config(path=staging)).read()

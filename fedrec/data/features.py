@@ -36,8 +36,8 @@ class FeatureNames(NamedTuple):
     @classmethod
     def of(cls, users: FeatureTable, items: FeatureTable) -> FeatureNames:
         """Those of two tables."""
-        texts, vectors = (tuple(one.name for one in kind) for kind in (items.texts, items.vectors))
-        return cls(users.names, items.names, texts, vectors)
+        texts = tuple(text.name for text in items.texts)
+        return cls(users.names, items.names, texts, tuple(v.name for v in items.vectors))
 
     @property
     def of_items(self) -> tuple[str, ...]:
@@ -69,22 +69,15 @@ class Feature:
     def __post_init__(self) -> None:
         for array in (self.offsets, self.codes):
             array.setflags(write=False)
-        valid_offsets = (
-            len(self.offsets) > 0
-            and self.offsets[0] == 0
-            and self.offsets[-1] == len(self.codes)
-            and bool(np.all(np.diff(self.offsets) >= 0))
-        )
-        if not valid_offsets:
+        ends = self.offsets[:1].tolist() == [0] and self.offsets[-1] == len(self.codes)
+        if not ends or (np.diff(self.offsets) < 0).any():
             raise DataError(
                 f"feature {self.name!r} has broken offsets",
                 expected=f"non-decreasing offsets from 0 to {len(self.codes)}",
                 got=f"{len(self.offsets)} offsets",
                 fix="add up the numbers of codes of the rows, from 0",
             )
-        if len(self.codes) and not (
-            self.codes.min() >= 0 and self.codes.max() < len(self.categories)
-        ):
+        if len(self.codes) and not 0 <= self.codes.min() <= self.codes.max() < len(self.categories):
             raise DataError(
                 f"feature {self.name!r} has a code outside its categories",
                 expected=f"codes in [0, {len(self.categories)})",
@@ -148,19 +141,17 @@ class Feature:
         codes = self.codes[spans(self.offsets[rows], counts)]
         remain = ~np.isin(np.arange(len(self.categories)), self.codes)
         remain[codes[owner < known]] = True
-        kept = remain[codes]
-        ends = np.cumsum(np.bincount(owner[kept], minlength=len(rows)))
-        names = tuple(name for name, one in zip(self.categories, remain, strict=True) if one)
-        number = np.cumsum(remain) - 1
-        return Feature(
-            self.name, names, np.concatenate([[0], ends]).astype(np.int64), number[codes[kept]]
-        )
+        remaining = remain[codes]
+        counts = np.bincount(owner[remaining], minlength=len(rows))
+        names = tuple(np.array(self.categories, dtype=object)[remain].tolist())
+        codes = (np.cumsum(remain) - 1)[codes[remaining]]
+        return Feature(self.name, names, np.concatenate([[0], np.cumsum(counts)]), codes)
 
     def among(self, declared: Sequence[str], other: str) -> Feature:
-        """The feature with these categories and `other`, which takes the place of all that are not
-        among them; none of them depends on the rows."""
+        """The feature with these categories and `other`, which stands for all that are not among
+        them; none of them depends on the rows."""
         categories = (*dict.fromkeys(declared), *(() if other in declared else (other,)))
-        number = {name: place for place, name in enumerate(categories)}
+        number = {name: code for code, name in enumerate(categories)}
         new = np.array([number.get(name, number[other]) for name in self.categories], np.int64)
         return Feature(self.name, categories, self.offsets, new[self.codes])
 
@@ -175,10 +166,10 @@ class Feature:
         for column in padded.T:  # equal prefixes have equal numbers, in order of their first row
             index = numbered(index * (len(self.categories) + 1) + column + 1)
         _, first = np.unique(index, return_index=True)
-        place, column = np.nonzero(padded[first] >= 0)
-        codes = padded[first][place, column]
+        row, column = np.nonzero(padded[first] >= 0)
+        codes = padded[first][row, column]
         shares = np.zeros((len(first), len(self.categories)), dtype=np.float32)
-        np.add.at(shares, (place, codes), np.float32(1))
+        np.add.at(shares, (row, codes), np.float32(1))
         shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1)
         return shares, index.astype(np.int32)
 
@@ -227,10 +218,11 @@ class Vectors:
         """The vectors less their mean, of mean squared length 1, `float32 [rows, width]`; zeros,
         which is the mean, where a row has none."""
         centred = np.zeros(self.values.shape)
-        own = self.values[self.known].astype(np.float64)
-        if len(own):
-            own -= own.mean(0)
-            centred[self.known] = own / max(float(np.square(own).sum(1).mean()) ** 0.5, 1e-12)
+        values = self.values[self.known].astype(np.float64)
+        if len(values):
+            values -= values.mean(0)
+            length = max(float(np.square(values).sum(1).mean()) ** 0.5, 1e-12)
+            centred[self.known] = values / length
         return centred.astype(np.float32)
 
 
@@ -251,7 +243,8 @@ class FeatureTable:
     vectors: tuple[Vectors, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [feature.name for feature in (*self.every, *self.vectors)]
+        features = (*self.every, *self.vectors)
+        names = [feature.name for feature in features]
         if len(set(names)) != len(names):
             raise DataError(
                 "two features have one name",
@@ -259,7 +252,7 @@ class FeatureTable:
                 got=", ".join(names),
                 fix="rename one of the features",
             )
-        for feature in (*self.every, *self.vectors):
+        for feature in features:
             if feature.rows != self.rows:
                 raise DataError(
                     f"feature {feature.name!r} has the wrong number of rows",
@@ -270,21 +263,20 @@ class FeatureTable:
 
     def renumbered(self, rows: np.ndarray, known: int) -> FeatureTable:
         """The features of other rows `int64 [n]`, see `Feature.renumbered`."""
-        return FeatureTable(
-            len(rows),
-            tuple(one.renumbered(rows, known) for one in self.features),
-            tuple(one.renumbered(rows, known) for one in self.texts),
-            tuple(one.renumbered(rows) for one in self.vectors),
+        features, texts = (
+            tuple(feature.renumbered(rows, known) for feature in kind)
+            for kind in (self.features, self.texts)
         )
+        vectors = tuple(vectors.renumbered(rows) for vectors in self.vectors)
+        return FeatureTable(len(rows), features, texts, vectors)
 
     def only(self, names: Collection[str]) -> FeatureTable:
         """The features of some names."""
-        return FeatureTable(
-            self.rows,
-            tuple(one for one in self.features if one.name in names),
-            tuple(one for one in self.texts if one.name in names),
-            tuple(one for one in self.vectors if one.name in names),
+        features, texts, vectors = (
+            tuple(feature for feature in kind if feature.name in names)
+            for kind in (self.features, self.texts, self.vectors)
         )
+        return FeatureTable(self.rows, features, texts, vectors)
 
     @property
     def every(self) -> tuple[Feature, ...]:
@@ -297,7 +289,4 @@ class FeatureTable:
         return tuple(feature.name for feature in self.features)
 
     def __getitem__(self, name: str) -> Feature:
-        for feature in self.every:
-            if feature.name == name:
-                return feature
-        raise KeyError(name)
+        return {feature.name: feature for feature in self.every}[name]

@@ -7,19 +7,25 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+import pandas as pd
 from pydantic import Field
 
 from fedrec.config import Config
 from fedrec.data.features import FeatureTable
 from fedrec.errors import DataError, ExperimentError
 from fedrec.rng import hashed, mixed
-from fedrec.runtime.ragged import are_distinct
+from fedrec.runtime.ragged import are_distinct, spans, within_groups
 
-if TYPE_CHECKING:
-    import pandas as pd
+_COLUMNS = {
+    "users": np.int64,
+    "items": np.int64,
+    "ratings": np.float32,
+    "times": np.int64,
+    "published_test": bool,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,63 +69,41 @@ class Interactions:
     second: int = 1
 
     def __post_init__(self) -> None:
-        columns = {
-            "users": np.int64,
-            "items": np.int64,
-            "ratings": np.float32,
-            "times": np.int64,
-            "published_test": bool,
-        }
-        for column, dtype in columns.items():
+        for column, kind in _COLUMNS.items():
             values = getattr(self, column)
             if values is None:
                 continue
-            values = np.ascontiguousarray(values, dtype=dtype)
+            values = np.ascontiguousarray(values, dtype=kind)
             values.setflags(write=False)
             object.__setattr__(self, column, values)
             if len(values) != len(self.users):
-                raise DataError(
-                    f"{self.name}: column {column!r} has the wrong length",
-                    expected=f"{len(self.users)} values",
-                    got=f"{len(values)} values",
-                    fix="correct the reader: all columns have one value a row",
-                )
-        for names in (self.user_ids, self.item_ids):
-            names.setflags(write=False)
-        self._check_indices("users", self.users, self.user_ids, self.user_features)
-        self._check_indices("items", self.items, self.item_ids, self.item_features)
+                sizes = f"{len(self.users)} values", f"{len(values)} values"
+                raise self._wrong(f"column {column!r} has the wrong length", *sizes)
+        for what, index, ids, features in (
+            ("users", self.users, self.user_ids, self.user_features),
+            ("items", self.items, self.item_ids, self.item_features),
+        ):
+            ids.setflags(write=False)
+            if len(index) and not (index.min() >= 0 and index.max() < len(ids)):
+                got = f"indices from {index.min()} to {index.max()}"
+                expected = f"indices in [0, {len(ids)})"
+                raise self._wrong(f"an index in {what!r} is out of range", expected, got)
+            if features.rows != len(ids):
+                sizes = f"{len(ids)} rows", f"{features.rows} rows"
+                raise self._wrong(f"features of {what} do not match", *sizes)
+            if not are_distinct(ids):
+                raise self._wrong(f"two {what} have one id", "distinct ids", "a repeated id")
         if self.ratings is not None and not np.isfinite(self.ratings).all():
-            raise DataError(
-                f"{self.name}: a rating is not finite",
-                expected="finite numbers",
-                got="NaN or infinity",
-                fix="correct the reader: all columns have one value a row",
-            )
+            raise self._wrong("a rating is not finite", "finite numbers", "NaN or infinity")
 
-    def _check_indices(
-        self, what: str, index: np.ndarray, ids: np.ndarray, features: FeatureTable
-    ) -> None:
-        if len(index) and not (index.min() >= 0 and index.max() < len(ids)):
-            raise DataError(
-                f"{self.name}: an index in {what!r} is out of range",
-                expected=f"indices in [0, {len(ids)})",
-                got=f"indices from {index.min()} to {index.max()}",
-                fix="correct the reader: index_rows makes such indices of ids",
-            )
-        if features.rows != len(ids):
-            raise DataError(
-                f"{self.name}: features of {what} do not match",
-                expected=f"{len(ids)} rows",
-                got=f"{features.rows} rows",
-                fix="correct the reader: a feature has a row for each user or item",
-            )
-        if not are_distinct(ids):
-            raise DataError(
-                f"{self.name}: two {what} have one id",
-                expected="distinct ids",
-                got="a repeated id",
-                fix="correct the reader: index_rows makes distinct ids",
-            )
+    def _wrong(self, problem: str, expected: str, got: str) -> DataError:
+        return DataError(
+            f"{self.name}: {problem}",
+            expected=expected,
+            got=got,
+            fix="correct the reader: index_rows makes distinct ids and their indices, columns have"
+            " one value a row, and features one row for each user or item",
+        )
 
     def __len__(self) -> int:
         return len(self.users)
@@ -166,19 +150,12 @@ class Interactions:
     def with_rows(self, rows: np.ndarray | slice) -> Interactions:
         """Some of the rows (row numbers `int64 [n]`, or a slice), in that order; users and items
         keep their numbers."""
-        columns = {
-            name: getattr(self, name)
-            for name in ("users", "items", "ratings", "times", "published_test")
-        }
-        return replace(
-            self, **{name: values[rows] for name, values in columns.items() if values is not None}
-        )
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        return replace(self, **{n: v[rows] for n, v in columns.items() if v is not None})
 
     def frame(self) -> pd.DataFrame:
         """The rows as a table with the source's names: user, item, and rating and time where there
         are any."""
-        import pandas as pd
-
         columns = {"user": self.user_ids[self.users], "item": self.item_ids[self.items]}
         if self.ratings is not None:
             columns["rating"] = self.ratings
@@ -206,11 +183,11 @@ def no_times(name: str, what: str) -> DataError:
         expected="a column of times",
         got="interactions without one",
         fix="name the column of times of a table with dataset.time (fedrec run --data: --time), or"
-        " choose a random order, and systems that need none",
+        " set split.order = 'random' and leave out systems that need times",
     )
 
 
-# What the items of a user count by their times.
+# Weights of the items of a user by their times.
 #
 # An item that a user rated several times has one number (Fang et al. 2022, section 3.2):
 #
@@ -253,8 +230,8 @@ def time_weighted(
     first = np.concatenate([[True], (pairs[:, 1:] != pairs[:, :-1]).any(0)])
     pair = np.cumsum(first) - 1
     counts = np.bincount(pair)
-    place = np.arange(len(pair)) - np.flatnonzero(first)[pair] + 1
-    weights = 2 * place / (counts * (counts + 1))[pair]
+    rank = within_groups(counts) + 1
+    weights = 2 * rank / (counts * (counts + 1))[pair]
     values = np.ones(len(pair)) if ratings is None else ratings[order].astype(np.float64)
     return pairs[0, first], pairs[1, first], np.bincount(pair, weights * values).astype(np.float32)
 
@@ -275,9 +252,9 @@ def recent_weights(
     table = np.zeros((len(offsets) - 1, num_items), dtype=np.float32)
     ends = offsets[1:]
     for distance in range(recency.window, 0, -1):
-        place = ends - distance
-        users = np.flatnonzero(place >= offsets[:-1])
-        table[users, items[place[users]]] = recency.decay ** (distance - 1)
+        index = ends - distance
+        users = np.flatnonzero(index >= offsets[:-1])
+        table[users, items[index[users]]] = recency.decay ** (distance - 1)
     return table
 
 
@@ -292,9 +269,7 @@ def last_items(offsets: np.ndarray, items: np.ndarray, length: int) -> np.ndarra
     """
     table = np.full((len(offsets) - 1, length), -1, dtype=np.int64)
     counts = np.minimum(np.diff(offsets), length)
-    real = np.arange(length) < counts[:, None]
-    first = offsets[1:] - counts
-    table[real] = items[(first[:, None] + np.arange(length))[real]]
+    table[np.arange(length) < counts[:, None]] = items[spans(offsets[1:] - counts, counts)]
     return table
 
 
@@ -334,8 +309,8 @@ class Schema:
                 got=", ".join(known) or "users without features",
                 fix="name features of the dataset, or choose a dataset with features of users",
             )
-        places = [known.index(name) for name in names or known]
-        return places, [self.user_words[place] for place in places]
+        positions = [known.index(name) for name in names or known]
+        return positions, [self.user_words[position] for position in positions]
 
 
 # The setting of systems that count rated items that are not positive, with a smaller weight than

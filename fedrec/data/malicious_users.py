@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Malicious users of a dataset: what they know, how they are added, and how results report them."""
+"""Malicious users of a dataset: their knowledge, their rows, and the report of them in results."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,7 +18,7 @@ from fedrec.experiment.tables import AdversaryConfig, DataSettings
 from fedrec.rng import stream
 from fedrec.runtime.ragged import within_groups
 
-# What an adversary knows of the honest clients' data.
+# The knowledge of an adversary about the honest clients' data.
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,13 +80,16 @@ def known_of(
     """
     honest = partition.training_clients
     malicious = adversary.number_among(len(honest))
-    _refuse_more("clients", malicious, max(1, len(honest)), "honest training clients")
+    _check_at_most("clients", malicious, max(1, len(honest)), "honest training clients")
     rows = partition.train_rows[np.isin(interactions.users[partition.train_rows], honest)]
     rows = rows[np.argsort(interactions.users[rows], kind="stable")]
-    users = np.searchsorted(honest, interactions.users[rows])
-    counts = np.bincount(users, minlength=len(honest))
-    public = rows[_drawn(counts, adversary.public_share, seed)]
-    owners = np.searchsorted(honest, interactions.users[public])
+    owners = np.searchsorted(honest, interactions.users[rows])
+    counts = np.bincount(owners, minlength=len(honest))
+    # the public share of each user's rows, rounded up
+    order = np.lexsort((stream(seed, "public-rows").random(len(rows)), owners))
+    rank = np.empty(len(rows), dtype=np.int64)
+    rank[order] = within_groups(counts)
+    drawn = rank < np.ceil(adversary.public_share * counts)[owners]
     popularity = np.bincount(interactions.items[rows], minlength=interactions.num_items)
     first = interactions.num_users
     return Known(
@@ -96,48 +98,36 @@ def known_of(
         malicious=np.arange(first, first + malicious),
         honest=len(honest),
         usual=max(1, int(np.median(counts))) if len(counts) else 1,
-        offsets=np.searchsorted(owners, np.arange(len(honest) + 1)),
-        public=interactions.items[public],
+        offsets=np.searchsorted(owners[drawn], np.arange(len(honest) + 1)),
+        public=interactions.items[rows[drawn]],
         seed=seed,
     )
-
-
-def _drawn(counts: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """`bool [rows]`: the given share of each user's rows, rounded up; rows are grouped by user."""
-    users = np.repeat(np.arange(len(counts)), counts)
-    order = np.lexsort((stream(seed, "public-rows").random(len(users)), users))
-    place = np.empty(len(users), dtype=np.int64)
-    place[order] = within_groups(counts)
-    return place < np.ceil(share * counts)[users]
 
 
 def _targets(
     adversary: AdversaryConfig, seed: int, interactions: Interactions, popularity: np.ndarray
 ) -> np.ndarray:
-    if adversary.target_items:
-        return _named(adversary.target_items, interactions.item_ids.astype(str))
+    names = adversary.target_items
+    if names:
+        index = {name: item for item, name in enumerate(interactions.item_ids.astype(str).tolist())}
+        wrong = [name for name in names if name not in index or names.count(name) > 1]
+        if wrong:
+            raise ExperimentError(
+                "adversary.target-items names no item of the dataset, or one twice",
+                expected="names of items as in the data, each of them once",
+                got=repr(wrong[0]),
+                fix="correct the name, or leave it out",
+            )
+        return np.sort([index[name] for name in names])
     count = adversary.targets
-    _refuse_more("targets", count, interactions.num_items, "items of the dataset")
+    _check_at_most("targets", count, interactions.num_items, "items of the dataset")
     if adversary.target_choice == "random":
         drawn = stream(seed, "targets").choice(interactions.num_items, count, replace=False)
         return np.sort(drawn)
     return np.sort(np.argsort(popularity, kind="stable")[:count])
 
 
-def _named(names: Sequence[str], item_ids: np.ndarray) -> np.ndarray:
-    places = {name: place for place, name in enumerate(item_ids.tolist())}
-    wrong = [name for name in names if name not in places or names.count(name) > 1]
-    if wrong:
-        raise ExperimentError(
-            "adversary.target-items names no item of the dataset, or one twice",
-            expected="names of items as in the data, each of them once",
-            got=repr(wrong[0]),
-            fix="correct the name, or leave it out",
-        )
-    return np.sort([places[name] for name in names])
-
-
-def _refuse_more(key: str, count: int, most: int, what: str) -> None:
+def _check_at_most(key: str, count: int, most: int, what: str) -> None:
     if count > most:
         raise ExperimentError(
             f"wrong value for 'adversary.{key}'",
@@ -184,7 +174,7 @@ def with_malicious(
     known = known_of(settings.adversary, settings.seed, interactions, partition)
     attack = component_of(registry.POISONING, settings.adversary.attack)
     profiles = [_profile(attack, known, client) for client in known.malicious.tolist()]
-    added = _with_rows(settings, interactions, partition, known, profiles)
+    added = _with_profiles(settings, interactions, partition, known, profiles)
     rows = np.arange(len(interactions), len(added))
     parts = replace(
         partition,
@@ -194,22 +184,38 @@ def with_malicious(
     return WithMalicious(added, parts, known)
 
 
-def _with_rows(
+def _with_profiles(
     settings: DataSettings,
     interactions: Interactions,
     partition: Partition,
     known: Known,
     profiles: list[np.ndarray],
 ) -> Interactions:
-    """The dataset with a user for each profile, `int64 [n]` each, and its rows."""
+    """The dataset with a user for each profile, `int64 [n]` each, and its rows. The user's side
+    features are those of an honest one; it has none if there are no honest ones."""
     users = np.repeat(known.malicious, [len(items) for items in profiles])
     items = np.concatenate([np.empty(0, dtype=np.int64), *profiles])
-    imitated = _imitated(settings.seed, partition, len(profiles))
+    honest = partition.training_clients
+    imitated = np.full(len(profiles), -1)
+    if len(honest):
+        drawn = stream(settings.seed, "malicious-features").integers(
+            len(honest), size=len(profiles)
+        )
+        imitated = honest[drawn]
     before = np.arange(interactions.num_users)
     features = interactions.user_features.renumbered(
         np.concatenate([before, imitated]), len(before)
     )
-    columns = _columns(settings.task, interactions, known, users, items)
+    columns = {"users": users, "items": items}
+    if interactions.ratings is not None and len(interactions):
+        best = interactions.ratings.max()
+        usual = interactions.ratings.mean() if settings.task == "rating" else best
+        columns["ratings"] = np.where(np.isin(items, known.targets), best, usual)
+    if interactions.times is not None and len(interactions):
+        starts = np.searchsorted(users, users)
+        columns["times"] = interactions.times.max() + 1 + np.arange(len(users)) - starts
+    if interactions.published_test is not None:
+        columns["published_test"] = np.zeros(len(users), dtype=bool)
     joined = {
         name: np.concatenate([getattr(interactions, name), new]) for name, new in columns.items()
     }
@@ -230,32 +236,7 @@ def _profile(attack: object, known: Known, client: int) -> np.ndarray:
     return items.astype(np.int64)
 
 
-def _imitated(seed: int, partition: Partition, count: int) -> np.ndarray:
-    """`int64 [count]`: honest users whose side features malicious ones take; -1 without any."""
-    honest = partition.training_clients
-    if not len(honest):
-        return np.full(count, -1)
-    return honest[stream(seed, "malicious-features").integers(len(honest), size=count)]
-
-
-def _columns(
-    task: str, interactions: Interactions, known: Known, users: np.ndarray, items: np.ndarray
-) -> dict[str, np.ndarray]:
-    """The columns of the malicious users' rows, as many as the dataset has."""
-    found: dict[str, np.ndarray] = {"users": users, "items": items}
-    if interactions.ratings is not None and len(interactions):
-        best = interactions.ratings.max()
-        usual = interactions.ratings.mean() if task == "rating" else best
-        found["ratings"] = np.where(np.isin(items, known.targets), best, usual)
-    if interactions.times is not None and len(interactions):
-        starts = np.searchsorted(users, users)
-        found["times"] = interactions.times.max() + 1 + np.arange(len(users)) - starts
-    if interactions.published_test is not None:
-        found["published_test"] = np.zeros(len(users), dtype=bool)
-    return found
-
-
-# What is reported of an adversary with the results of a run.
+# The account of an adversary in the results of a run.
 
 _SHOWN = 5  # targets
 
@@ -265,10 +246,10 @@ def adversary_words(attack: str, known: Known, interactions: Interactions) -> st
     ids = interactions.item_ids[known.targets[:_SHOWN]].astype(str)
     names = ", ".join(ids.tolist()) + (" and others" if len(known.targets) > _SHOWN else "")
     count = len(known.malicious)
-    said = (
+    clients = (
         f"{count} of {known.honest + count} training clients are malicious (attack {attack});"
         " all metrics are of honest users."
         if count
         else "no client is malicious, so exposure is that without an attack."
     )
-    return f"Adversary: {said} Targets: {names}."
+    return f"Adversary: {clients} Targets: {names}."

@@ -127,34 +127,29 @@ def apply_perturbation(
         np.unique(interactions.users[held_out]),
     )
     with component_errors(registry.PERTURBATION.name, perturbation, "with these training rows"):
-        found = perturbation.perturb(data)
-    _refuse_misfits(perturbation, found, data.rows)
-    return found
+        perturbed = perturbation.perturb(data)
+    wrong = _misfit(perturbed, data.rows)
+    if wrong is not None:
+        expected, got = wrong
+        kind = registry.PERTURBATION.name
+        refuse_wrong(kind, perturbation, "from perturb()", expected=expected, got=got)
+    return perturbed
 
 
-def _refuse_misfits(perturbation: Perturbation, found: Any, given: Interactions) -> None:
-    def refuse(expected: str, got: str) -> None:
-        refuse_wrong(
-            registry.PERTURBATION.name, perturbation, "from perturb()", expected=expected, got=got
-        )
-
-    if not isinstance(found, Perturbed) or not isinstance(found.rows, Interactions):
-        refuse("a fedrec.data.perturbation.Perturbed with Interactions", type(found).__name__)
-        return
-    sizes = [(rows.num_users, rows.num_items) for rows in (given, found.rows)]
-    if sizes[0] != sizes[1]:
-        refuse("{} users and {} items".format(*sizes[0]), "{} and {}".format(*sizes[1]))
-    lost = [
-        name
-        for name in ("ratings", "times")
-        if getattr(given, name) is not None and getattr(found.rows, name) is None
-    ]
-    if lost:
-        refuse(f"rows with {' and '.join(lost)}, as there were", "rows without")
-    origin = np.asarray(found.origin)
-    known = len(origin) == 0 or (origin.min() >= -1 and origin.max() < len(given))
-    if len(origin) != len(found.rows) or not known:
-        refuse(
-            f"an origin of each of the {len(found.rows)} rows, in [-1, {len(given)})",
-            f"{len(origin)} origins",
-        )
+def _misfit(perturbed: Any, rows: Interactions) -> tuple[str, str] | None:
+    """What a plug-in should have returned for training rows, and what it did; None if it fits."""
+    if not isinstance(perturbed, Perturbed) or not isinstance(perturbed.rows, Interactions):
+        expected = "a fedrec.data.perturbation.Perturbed with Interactions"
+        return expected, type(perturbed).__name__
+    new = perturbed.rows
+    if (rows.num_users, rows.num_items) != (new.num_users, new.num_items):
+        expected = f"{rows.num_users} users and {rows.num_items} items"
+        return expected, f"{new.num_users} and {new.num_items}"
+    for name in ("ratings", "times"):
+        if getattr(rows, name) is not None and getattr(new, name) is None:
+            return f"rows with {name}, as there were", "rows without"
+    origin = np.asarray(perturbed.origin)
+    if len(origin) != len(new) or not ((origin >= -1) & (origin < len(rows))).all():
+        expected = f"an origin of each of the {len(new)} rows, in [-1, {len(rows)})"
+        return expected, f"{len(origin)} origins"
+    return None

@@ -1,20 +1,111 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of dataset readers, and the location of raw data."""
+"""The interface of dataset readers, the location of raw data, and checks that a copy of a published
+dataset is the published one.
+
+Damaged copies of well-known datasets circulate (lines added, files cut in the middle), and results
+on them are not comparable. So a reader rejects copies whose lines are incomplete or whose counts or
+checksum differ, unless the user switches verification off.
+"""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy as np
+import pandas as pd
+
 from fedrec.config import Config
 from fedrec.data.catalogue import read_vectors, vector_files
+from fedrec.data.columns import index_rows
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Interactions
-from fedrec.data.published import DatasetSource, require_complete_lines, require_match
-from fedrec.errors import DataError
+from fedrec.data.tables import Columns, TableLayout, read_table
+from fedrec.errors import DataError, missing_file
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One file to download.
+
+    Attributes:
+        url: its public address.
+        size: bytes.
+        sha256: hexadecimal digest of the whole file.
+    """
+
+    url: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """A published dataset.
+
+    Attributes:
+        page: web page with licence and description.
+        licence: permitted use, in one sentence.
+        files: names of the files that the reader needs, relative to the dataset's folder.
+        extras: names or patterns (`*`) of optional files: features, folds, other forms.
+        archives: what `fedrec data fetch` downloads; empty when the publisher offers no direct,
+            stable download.
+        users, items, rows: published counts, checked after every read; None if not published.
+        fingerprints: accepted values of `Interactions.fingerprint()`; empty when none is known.
+    """
+
+    page: str
+    licence: str
+    files: tuple[str, ...]
+    extras: tuple[str, ...] = ()
+    archives: tuple[Archive, ...] = ()
+    users: int | None = None
+    items: int | None = None
+    rows: int | None = None
+    fingerprints: tuple[str, ...] = ()
+
+    def check(self, interactions: Interactions) -> None:
+        """Check counts first, because they are more informative, then the checksum.
+
+        Raises:
+            DataError: the number of rows, users or items, or the fingerprint, is not the published
+                one.
+        """
+        counts = {
+            "rows": len(interactions),
+            "users": interactions.num_users,
+            "items": interactions.num_items,
+        }
+        for name, count in counts.items():
+            published = getattr(self, name)
+            if published is not None and count != published:
+                raise DataError(
+                    f"{interactions.name}: the data are not the published ones, the number of"
+                    f" {name} differs",
+                    expected=f"{published:,} {name}",
+                    got=f"{count:,} {name}",
+                    fix=self._fix,
+                )
+        fingerprint = interactions.fingerprint() if self.fingerprints else ""
+        if self.fingerprints and fingerprint not in self.fingerprints:
+            raise DataError(
+                f"{interactions.name}: the data are not the published ones, a user, an item or a"
+                " rating was changed",
+                expected="fingerprint " + " or ".join(self.fingerprints),
+                got=f"fingerprint {fingerprint}",
+                fix=self._fix,
+            )
+
+    @property
+    def _fix(self) -> str:
+        return (
+            f"take the data from {self.page} again, or set dataset.verify = false for a"
+            " deliberately changed copy"
+        )
 
 
 class ReaderConfig(Config):
@@ -46,6 +137,8 @@ class Reader(ABC):
         source: its origin and published statistics; None for generated data and for a user's own
             table.
         folder_name: name of its folder in the data directory; empty for the dataset's own name.
+        features: names of the side features that `read` gives, whatever the settings; None: not
+            stated.
     """
 
     Config: ClassVar[type[ReaderConfig]] = ReaderConfig
@@ -53,6 +146,7 @@ class Reader(ABC):
     paper: ClassVar[str] = ""
     source: ClassVar[DatasetSource | None] = None
     folder_name: ClassVar[str] = ""
+    features: ClassVar[FeatureNames | None] = None
 
     def __init__(self, name: str, config: ReaderConfig) -> None:
         self.name = name
@@ -69,7 +163,21 @@ class Reader(ABC):
     def feature_names(self) -> FeatureNames | None:
         """Names of the side features that `read` gives, by the settings, without reading any row;
         None: not stated."""
-        return None
+        return self.features
+
+    def undeclared_categories(self) -> tuple[str, ...]:
+        """Names of the users' features whose categories are those that occur in the rows, and not
+        ones that are declared or published with the dataset; none by default. Models have a row for
+        each category, which tells that somebody is in it."""
+        return ()
+
+    def files(self) -> list[Path]:
+        """The files that exist of the raw data, down to the folders of its folder; a change of one
+        of them is noticed before the next run of a process."""
+        path = self.config.path or self.default_folder()
+        if not path.is_dir():
+            return [path] if path.is_file() else []
+        return sorted(file for depth in ("*", "*/*") for file in path.glob(depth) if file.is_file())
 
     def described(self, interactions: Interactions) -> Interactions:
         """The interactions with the vectors of items that the settings name.
@@ -86,12 +194,6 @@ class Reader(ABC):
         table = replace(interactions.item_features, vectors=tuple(vectors))
         return replace(interactions, item_features=table)
 
-    def undeclared_categories(self) -> tuple[str, ...]:
-        """Names of the users' features whose categories are those that occur in the rows, and not
-        ones that are declared or published with the dataset; none by default. Models have a row for
-        each category, which tells that somebody is in it."""
-        return ()
-
     def stated_features(self) -> FeatureNames | None:
         """`feature_names`, and the names of vectors of items."""
         names = self.feature_names()
@@ -100,8 +202,12 @@ class Reader(ABC):
 
     def every_file(self) -> list[Path]:
         """`files`, and those of vectors of items."""
-        vectors = (vector_files(path) for path in self.config.item_vectors)
-        return [*self.files(), *(file for own in vectors for file in own)]
+        vectors = (file for path in self.config.item_vectors for file in vector_files(path))
+        return [*self.files(), *vectors]
+
+    def default_folder(self) -> Path:
+        """Default path of the raw data."""
+        return data_directory() / (self.folder_name or self.name)
 
     def folder(self) -> Path:
         """The folder (or file) with the raw data.
@@ -111,32 +217,16 @@ class Reader(ABC):
         """
         path = self.config.path or self.default_folder()
         if not path.exists():
-            fix = (
-                f"fedrec data import {self.name} PATH, or set dataset.path, or set FEDREC_DATA to"
-                " the folder above it"
-            )
-            if self.source is not None and self.source.archives:
-                fix = f"fedrec data fetch {self.name}, or " + fix
+            fetch = f"fedrec data fetch {self.name}, or "
             raise DataError(
-                f"the data of {self.name!r} are not there",
+                f"dataset {self.name!r} not found",
                 expected=f"a folder {path}",
                 got="nothing",
-                fix=fix,
+                fix=(fetch if self.source is not None and self.source.archives else "")
+                + f"fedrec data import {self.name} PATH, or set dataset.path, or set FEDREC_DATA to"
+                " the folder above it",
             )
         return path
-
-    def files(self) -> list[Path]:
-        """The files that exist of the raw data, down to the folders of its folder; a change of one
-        of them is noticed before the next run of a process."""
-        path = self.config.path or self.default_folder()
-        if not path.is_dir():
-            return [path] if path.is_file() else []
-        found = (file for depth in ("*", "*/*") for file in path.glob(depth))
-        return sorted(filter(Path.is_file, found))
-
-    def default_folder(self) -> Path:
-        """Default path of the raw data."""
-        return data_directory() / (self.folder_name or self.name)
 
     def file(self, name: str, *, lines: int | None = None) -> Path:
         """One file of the raw data; `lines` is the published number of its lines, for the error
@@ -148,29 +238,68 @@ class Reader(ABC):
         path = self.folder() / name
         if not path.is_file():
             fix = f"complete the folder {path.parent}, or fedrec data import {self.name} PATH"
-            raise DataError(
-                f"a file of {self.name!r} is missing",
-                expected=f"a file {path}",
-                got="nothing",
-                fix=fix,
-            )
+            raise missing_file(f"a file of {self.name!r}", path, fix)
         if self.config.verify:
-            require_complete_lines(path, lines)
+            check_complete_lines(path, lines)
         return path
 
-    def verified(self, interactions: Interactions) -> Interactions:
-        """The same interactions, checked against the published counts and checksum unless
+    def rows(
+        self,
+        layout: TableLayout,
+        roles: Sequence[str] = ("users", "items", "ratings", "times"),
+    ) -> tuple[Interactions, Columns]:
+        """The verified rows of the first of the source's files, without features, and its columns.
+
+        Args:
+            layout: of the file.
+            roles: of its first columns.
+
+        Raises:
+            DataError: the file is missing or damaged, or not the published one.
+        """
+        source = self.source or DatasetSource("", "", ())
+        lines = (source.rows or 0) + (layout.names == "first line")
+        columns = read_table(self.file(source.files[0], lines=lines), layout)
+        return self.indexed(**dict(zip(roles, columns.values(), strict=False))), columns
+
+    def indexed(self, **columns: np.ndarray | pd.Series) -> Interactions:
+        """`index_rows` of these columns, checked against the published counts and checksum unless
         verification is off.
 
         Raises:
             DataError: a count or the checksum differs.
         """
+        interactions = index_rows(self.name, **columns)
         if self.config.verify and self.source is not None:
-            require_match(interactions, self.source)
+            self.source.check(interactions)
         return interactions
 
 
 def data_directory() -> Path:
     """The data directory: `$FEDREC_DATA`, or `~/.cache/fedrec/data`."""
-    given = os.environ.get("FEDREC_DATA")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "fedrec" / "data"
+    folder = os.environ.get("FEDREC_DATA")
+    return Path(folder).expanduser() if folder else Path.home() / ".cache" / "fedrec" / "data"
+
+
+def check_complete_lines(path: Path, published: int | None = None) -> None:
+    """Check that the last line of a text file is complete; `published` is the expected number of
+    lines.
+
+    Raises:
+        DataError: the file is empty or does not end with a line end.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(max(size - 200, 0))
+        tail = file.read()
+        if tail.endswith((b"\n", b"\r")):
+            return
+        file.seek(0)
+        lines = sum(1 for _ in file)
+    last = tail.replace(b"\r", b"\n").rsplit(b"\n", 1)[-1].decode("latin-1")
+    raise DataError(
+        f"{path} is cut off in the middle of a line",
+        expected=f"{published:,} whole lines" if published else "a line end after the last line",
+        got=f"{lines:,} lines, the last one: {last!r}" if size else "an empty file",
+        fix="get the file again, or set dataset.verify = false if this is how it is meant to end",
+    )

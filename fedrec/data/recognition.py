@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from fedrec.config import did_you_mean
-from fedrec.data.columns import dates_of, dense_index, ids_of, numbers_of, typed, whole_numbers
+from fedrec.data.columns import dates_of, dense_index, ids_of, typed, whole_numbers
 from fedrec.data.tables import (
     Columns,
     TableLayout,
@@ -23,7 +22,7 @@ from fedrec.data.tables import (
     read_table,
     table_start,
 )
-from fedrec.errors import DataError
+from fedrec.errors import DataError, did_you_mean
 from fedrec.runtime.ragged import distinct
 
 SEPARATORS = (",", "\t", ";", "|", "::", " ")
@@ -32,7 +31,7 @@ _VALUE = rf"\s*(?:-?\d+(?:\.\d+)?(?:e[+-]?\d+)?\s*|(?:{DATE}).*)"
 
 
 def separator_of(path: Path) -> str:
-    """What separates the first row into most values, and most of the next rows into as many; spaces
+    """The separator that gives the first row most values, and most of the next rows as many; spaces
     only if nothing else does.
 
     Raises:
@@ -54,8 +53,8 @@ def first_line_is_row(path: Path, layout: TableLayout) -> bool:
     numbers or dates.
     """
     first = column_names(path, layout)
-    names = [str(place + 1) for place in range(len(first))]
-    bare = replace(layout, names="places", columns=dict.fromkeys(names, str))
+    names = [str(number) for number in range(1, len(first) + 1)]
+    bare = replace(layout, names="positions", columns=dict.fromkeys(names, str))
     try:
         verdict = _verdict(first, read_table(path, bare, rows=_FIRST_ROWS))
         # an id may recur in the last line
@@ -66,15 +65,15 @@ def first_line_is_row(path: Path, layout: TableLayout) -> bool:
 
 def _verdict(first: list[str], columns) -> bool | None:
     """Whether the first line is a row by the lines below it; None if these do not tell."""
-    if all(are_values(np.array(first))):
+    if all(_are_values(np.array(first))):
         return True
     recurs = False
     for value, column in zip(first, columns.values(), strict=True):
         below = column.iloc[1:].dropna().astype(str)
         if below.empty:
             continue
-        if are_values(below).all():
-            if value and not are_values(np.array([value]))[0]:
+        if _are_values(below).all():
+            if value and not _are_values(np.array([value]))[0]:
                 return False
             recurs = recurs or bool(value)
         else:
@@ -82,47 +81,135 @@ def _verdict(first: list[str], columns) -> bool | None:
     return True if recurs else None
 
 
-def are_values(texts) -> np.ndarray:
-    """Which texts are numbers or dates, `bool [texts]`."""
+def _are_values(texts) -> np.ndarray:
+    """`bool [texts]`: whether they are numbers or dates."""
     return np.asarray(pd.Series(texts, dtype=str).str.fullmatch(_VALUE, case=False), dtype=bool)
 
 
 ROLES = ("user", "item", "rating", "time")
-_UNFIT = {
-    "rating": "no row has a number there",
-    "time": "not every row has a number or a date (2024-12-31 or 31.12.2024) there; if all dates"
-    " have another form, say which (--time-format '%m/%d/%Y')",
-}
-_TIMES_USED = (
-    "; of test users half of the items are held out by time, and the seed orders items of one time"
-    " (--set split.halves=random holds out a random half)"
-)
-_NAMES = {
-    "user": "userid uid user users u nutzer benutzer usuario utilisateur utente gebruiker "
-    "personid person customerid customer kundenid kundennr kundennummer kunde kundin cliente klant "
-    "buyerid buyer kaufer kaeufer acheteur memberid member reviewerid reviewer "
-    "author clientid client accountid account visitorid visitor sessionid session",
-    "item": "itemid iid item items i productid product artikelid artikelnr artikelnummer artikel "
-    "produktid produktnr produkt produit producto articulo prodotto articolo "
-    "movieid movie film bookid isbn book trackid track songid song gameid game appid app "
-    "articleid article asin parentasin sku stockcode contentid content poi placeid place "
-    "venueid venue locationid location artistid artist url",
-    "rating": "rating ratings userrating bookrating reviewrating ratingscore overall reviewoverall "
-    "stars star reviewscore score rate grade bewertung bewertungen sterne wertung "
-    "valoracion calificacion puntuacion etoiles voto valutazione avaliacao note",
-    "time": "timestamp timestampms ts eventtime time datetime unixreviewtime reviewtime ratedat "
-    "purchasedate orderdate invoicedate zeitpunkt zeit bestellzeitpunkt bestellzeit bestelldatum "
-    "kaufdatum rechnungsdatum fechahora horodatage tijd when date datum fecha data day "
-    "createdat created",
-}
-"""Names of each role, the surest first: where several columns fit, an account may be of several
-people, a session is part of what one does, and an account may be created long before it is used."""
 _RARE = 0.01  # share of the rows that may be beyond the scale of ratings
 _SCALE = 21  # most distinct values of a rating scale: 0 to 10 in halves
 _SCALES = (5.0, 10.0)  # best ratings of the usual scales, for columns without a name
 _MOST_OF_A_USER = 100
 _FIRST_ROWS = 1000  # by which a column shows that it holds no times
 _FIRST_TIME = 3e8  # seconds since 1970; earlier times than 1979 are more likely to be counts
+_TIMES_USED = (
+    "; of test users half of the items are held out by time, and the seed orders items of one time"
+    " (--set split.halves=random holds out a random half)"
+)
+
+
+def _dates(column: pd.Series, form: str | None) -> bool:
+    """Whether the first rows are dates, of a form if one is given."""
+    if form is None and pd.api.types.is_datetime64_any_dtype(column):
+        return True
+    some = column.dropna().head(_FIRST_ROWS).astype(str)
+    if form is None and (some.empty or not some.str.match(DATE).all()):
+        return False
+    return bool(dates_of(some, form).notna().all())
+
+
+def _numeric(column: pd.Series) -> bool:
+    """Whether each row has a finite number."""
+    return pd.api.types.is_numeric_dtype(column) and bool(
+        np.isfinite(column.to_numpy(dtype=np.float64, na_value=np.nan)).all()
+    )
+
+
+def _are_times(column: pd.Series, form: str | None) -> bool:
+    """Whether a column with the name of times can be read as such."""
+    return _dates(column, form) or (form is None and _numeric(column))
+
+
+def _look_like_times(column: pd.Series, form: str | None) -> bool:
+    """Whether a column without a name of times holds some."""
+    if form is None and pd.api.types.is_numeric_dtype(column):
+        return not column.isna().any() and float(column.min()) > _FIRST_TIME
+    return _dates(column, form)
+
+
+def _are_ratings(column: pd.Series, _: str | None) -> bool:
+    """Whether a column with the name of ratings, such as "note", has no texts, which are no numbers
+    and have more different values than a scale."""
+    numbers = pd.Series(pd.to_numeric(column, errors="coerce"))
+    return bool(numbers.notna().any()) or column.nunique() <= _SCALE
+
+
+def _look_like_ratings(column: pd.Series, _: str | None) -> bool:
+    """Whether a column, where no column has a name, holds ratings: a usual scale in steps of a half
+    at least. Small numbers in a column with another name are more likely to be quantities."""
+    if not _numeric(column) or not 0 <= column.min() < column.max():
+        return False
+    return float(column.max()) in _SCALES and bool((column.astype(float) * 2 % 1 == 0).all())
+
+
+_Test = Callable[[pd.Series, str | None], bool]
+
+
+@dataclass(frozen=True)
+class _Role:
+    """The recognition of a column with a role.
+
+    Attributes:
+        names: of such columns, the surest first: where several columns fit, an account may be of
+            several people, a session is part of what one does, and an account may be created long
+            before it is used.
+        fits: whether a column with such a name can have the role, by its values and the given form
+            of dates.
+        looks: whether a column with another name has the role, by its values; None: this is not
+            tried.
+        misfit: reason why a column with such a name is not used.
+    """
+
+    names: str
+    fits: _Test = lambda column, form: True
+    looks: _Test | None = None
+    misfit: str = ""
+
+    def surest_first(self, names: Sequence[str]) -> list[str]:
+        """The columns with a name of this role."""
+        ranks = {name: rank for rank, name in reversed([*enumerate(self.names.split())])}
+        return sorted((n for n in names if _plain(n) in ranks), key=lambda n: ranks[_plain(n)])
+
+
+_ROLES = {
+    "user": _Role(
+        "userid uid user users u nutzer benutzer usuario utilisateur utente gebruiker "
+        "personid person customerid customer kundenid kundennr kundennummer kunde kundin cliente "
+        "klant buyerid buyer kaufer kaeufer acheteur memberid member reviewerid reviewer "
+        "author clientid client accountid account visitorid visitor sessionid session"
+    ),
+    "item": _Role(
+        "itemid iid item items i productid product artikelid artikelnr artikelnummer artikel "
+        "produktid produktnr produkt produit producto articulo prodotto articolo "
+        "movieid movie film bookid isbn book trackid track songid song gameid game appid app "
+        "articleid article asin parentasin sku stockcode contentid content poi placeid place "
+        "venueid venue locationid location artistid artist url"
+    ),
+    "rating": _Role(
+        "rating ratings userrating bookrating reviewrating ratingscore overall reviewoverall "
+        "stars star reviewscore score rate grade bewertung bewertungen sterne wertung "
+        "valoracion calificacion puntuacion etoiles voto valutazione avaliacao note",
+        _are_ratings,
+        _look_like_ratings,
+        "no row has a number there",
+    ),
+    "time": _Role(
+        "timestamp timestampms ts eventtime time datetime unixreviewtime reviewtime ratedat "
+        "purchasedate orderdate invoicedate zeitpunkt zeit bestellzeitpunkt bestellzeit "
+        "bestelldatum kaufdatum rechnungsdatum fechahora horodatage tijd when date datum fecha "
+        "data day createdat created",
+        _are_times,
+        _look_like_times,
+        "not every row has a number or a date (2024-12-31 or 31.12.2024) there; if all dates have"
+        " another form, say which (--time-format '%m/%d/%Y')",
+    ),
+}
+
+
+def _plain(name: str) -> str:
+    """A name in small letters without accents, spaces, digits and signs."""
+    return re.sub(r"[^a-z]", "", unicodedata.normalize("NFKD", name.lower()))
 
 
 @dataclass(frozen=True)
@@ -179,40 +266,39 @@ class Recognised:
     frame: Columns = field(default_factory=dict, repr=False, compare=False)
 
     def lines(self) -> list[str]:
-        """The result as text, one finding per line."""
-        said = [
-            f"{role}: column {self.columns[role]!r} ({self.reasons[role]}"
-            + "".join(
-                f"; {name!r} fits as well: --{role} {name}" for name in self.rivals.get(role, ())
+        """The result as text, one statement per line."""
+        lines = [self._size()]
+        if self.repeated:
+            lines.append(repeated_rows(self.repeated, self.rows))
+        if not self.header:
+            lines.append(
+                "the first line is a row: columns are named 1, 2, and so on, and the users come"
+                " first"
             )
-            + (self._scaled() if role == "rating" else "")
-            + (f"){_TIMES_USED}" if role == "time" else ")")
-            for role in ROLES
-            if role in self.columns
-        ]
-        said += [f"no column of {role}s" for role in ROLES if role not in self.columns]
+        for role in filter(self.columns.get, ROLES):
+            rivals = (f"; {n!r} fits as well: --{role} {n}" for n in self.rivals.get(role, ()))
+            about = self.reasons[role] + "".join(rivals)
+            about += self._scaled() if role == "rating" else ""
+            used = _TIMES_USED if role == "time" else ""
+            lines.append(f"{role}: column {self.columns[role]!r} ({about}){used}")
+        lines += [f"no column of {role}s" for role in ROLES if role not in self.columns]
         if self.ignored:
-            said.append(f"not used: {', '.join(map(repr, self.ignored))}")
-        said += [
-            f"{name!r} is named like a column of {role}s, but {_UNFIT[role]}; to use it, correct"
-            " these rows, or leave them out"
+            lines.append(f"not used: {', '.join(map(repr, self.ignored))}")
+        lines += [
+            f"{name!r} is named like a column of {role}s, but {_ROLES[role].misfit}; to use it,"
+            " correct these rows, or leave them out"
             for role, name in self.unfit.items()
         ]
-        bare = (
-            "the first line is a row: columns are named 1, 2, and so on, and the users come first"
-        )
-        repeated = [repeated_rows(self.repeated, self.rows)] if self.repeated else []
-        return [self._taken(), *repeated, *([] if self.header else [bare]), *said]
+        return lines
 
     def _scaled(self) -> str:
         """The scale of ratings, and how many are outside."""
         low, high = self.scale or (0.0, 0.0)
-        said = f"; a scale of {low:g} to {high:g}" if low < high else f"; all are {low:g}"
-        if not self.beyond:
-            return said
-        return f"{said}, {self.beyond:,} row{'s are' if self.beyond > 1 else ' is'} outside"
+        text = f"; a scale of {low:g} to {high:g}" if low < high else f"; all are {low:g}"
+        rows = "rows are" if self.beyond > 1 else "row is"
+        return text + (f", {self.beyond:,} {rows} outside" if self.beyond else "")
 
-    def _taken(self) -> str:
+    def _size(self) -> str:
         """The size of the table and which rows count as liked."""
         counts = ", ".join(
             f"{number:,} {word}{'s' if number > 1 else ''}"
@@ -258,200 +344,228 @@ def recognise(
         DataError: there is no such file, an id is missing, a named column is missing or named
             twice, a rating is no number, or the user and item columns are ambiguous.
     """
-    given = given or {}
     layout = _layout(path, header)
-    nested = nested_columns(path, layout)
+    nested = nested_columns(path)
     every = column_names(path, layout)
+    roles = tuple(role for role in ROLES if rated or role != "rating")
     # a column without a name cannot be asked for
     names = [name for name in every if name and name not in nested]
-    _require_two(path, names)
-    needed = _needed(path, names, layout, given, time_format)
-    types = _types(needed, given)
-    frame = read_table(path, replace(layout, columns=types))
-    roles = tuple(role for role in ROLES if rated or role != "rating")
-    telling = layout.names == "first line" and not are_values(every).all()
-    columns, reasons, rivals = _assigned(
-        path, needed, frame, given, roles, time_format, telling=telling
-    )
-    _require_times(path, columns, time_format)
-    ratings = _ratings(frame[columns["rating"]], path) if "rating" in columns else None
+    columns = _Columns(path, layout, names, given or {}, roles, time_format)
+    columns.assign(telling=layout.names == "first line" and not _are_values(every).all())
+    of_role = columns.of_role
+    frame = columns.frame
+    ratings = _ratings(frame[of_role["rating"]], path) if "rating" in of_role else None
     scale = None if ratings is None else _scale(ratings)
     threshold = None if scale is None else positive_above
     if threshold is None and scale is not None and scale[0] < scale[1]:
         threshold = (scale[0] + scale[1]) / 2
-    users, items = (_codes(frame[columns[role]], path) for role in ("user", "item"))
-    pairs = distinct(users * (items.max() + 1) + items)
-    items_of = np.bincount(pairs // (items.max() + 1))
-    rows = len(users)
-    unused = [name for name in names if name not in columns.values()]
+    liked = beyond = None
+    if ratings is not None and scale is not None:
+        beyond = int(((ratings < scale[0]) | (ratings > scale[1])).sum())
+        if threshold is not None:
+            liked = int((ratings.astype(np.float32) > threshold).sum())
+    users, items = (_codes(frame[of_role[role]], path) for role in ("user", "item"))
+    num_items = int(items.max()) + 1
+    pairs = distinct(users * num_items + items)
+    items_of = np.bincount(pairs // num_items)
     return Recognised(
         separator=layout.separator,
-        columns={role: columns[role] for role in ROLES if role in columns},
-        reasons=reasons,
-        rivals=rivals,
+        columns={role: of_role[role] for role in ROLES if role in of_role},
+        reasons=columns.reasons,
+        rivals=columns.rivals,
         scale=scale,
-        beyond=0
-        if ratings is None or scale is None
-        else int(((ratings < scale[0]) | (ratings > scale[1])).sum()),
+        beyond=beyond or 0,
         positive_above=threshold,
-        liked=rows
-        if ratings is None or threshold is None
-        else int((ratings.astype(np.float32) > threshold).sum()),
-        rows=rows,
-        repeated=rows - len(pairs),
+        liked=len(users) if liked is None else liked,
+        rows=len(users),
+        repeated=len(users) - len(pairs),
         users=int(users.max()) + 1,
-        items=int(items.max()) + 1,
+        items=num_items,
         divisible=int((items_of > 1).sum()),
-        shared=int((np.bincount(pairs % (items.max() + 1)) > 1).sum()),
+        shared=int((np.bincount(pairs % num_items) > 1).sum()),
         items_per_user=float(np.minimum(items_of, _MOST_OF_A_USER).mean()),
-        ignored=tuple(name for name in every if name not in columns.values()),
-        unfit={
-            role: surest[0]
-            for role in ("rating", "time")
-            if role in roles and role not in columns and (surest := _surest_first(role, unused))
-        },
+        ignored=tuple(name for name in every if name not in of_role.values()),
+        unfit=columns.unfit(),
         header=layout.names == "first line",
         time_format=time_format,
         frame=frame,
     )
 
 
-def _needed(
-    path: Path,
-    names: list[str],
-    layout: TableLayout,
-    given: Mapping[str, str],
-    time_format: str | None,
-) -> list[str]:
-    """The columns that may be used: if users and items are known by name, those with a name of a
-    role or with times, by the first rows; so that prices and texts are not read."""
-    by_name = [any(_named(role, name) for name in names) for role in ("user", "item")]
-    known = [role in given or found for role, found in zip(("user", "item"), by_name, strict=True)]
-    if layout.names != "first line" or not all(known) or not set(given.values()) <= set(names):
-        return names
-    first = read_table(path, replace(layout, columns=_types(names, given)), rows=_FIRST_ROWS)
-    return [
-        name
-        for name in names
-        if name in given.values()
-        or any(_named(role, name) for role in ROLES)
-        or _looks("time", first[name], time_format)
-    ]
+class _Columns:
+    """The columns of a table, and the roles that they get one after the other.
+
+    Attributes:
+        of_role: the column of each role.
+        reasons: of these, by role.
+        rivals: role -> other columns with a name of that role.
+        frame: the columns that were read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        layout: TableLayout,
+        names: list[str],
+        given: Mapping[str, str],
+        roles: Sequence[str],
+        form: str | None,
+    ) -> None:
+        if len(names) < 2:
+            raise DataError(
+                f"{path} has one column"
+                if names
+                else f"{path} has no column with one value per row",
+                expected="a column of users and a column of items, separated by , ; | or tabs",
+                got=", ".join(names) or "lists, structs or maps",
+                fix="write one row for each user and item, in two columns",
+            )
+        self.path = path
+        self.given = given
+        self.roles = roles
+        self.form = form
+        self.of_role: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
+        self.rivals: dict[str, tuple[str, ...]] = {}
+        self.names = self._needed(names, layout)
+        self.frame = self._read(layout, self.names)
+        self._all_names = names
+
+    def _read(self, layout: TableLayout, names: Sequence[str], rows: int | None = None) -> Columns:
+        """Columns that may be ids are read as text, so that "007" is not 7."""
+        ids = [name for role, name in self.given.items() if role in ("user", "item")]
+        numbers = [name for role, name in self.given.items() if role in ("rating", "time")]
+        numbers += [n for role in ("rating", "time") for n in _ROLES[role].surest_first(names)]
+        kinds = {n: None if n in numbers and n not in ids else str for n in names}
+        return read_table(self.path, replace(layout, columns=kinds), rows)
+
+    def _needed(self, names: list[str], layout: TableLayout) -> list[str]:
+        """The columns that may be used: if users and items are known by name, those with a name of
+        a role or with times, by the first rows; so that prices and texts are not read."""
+        named = {role: by.surest_first(names) for role, by in _ROLES.items()}
+        certain = all(role in self.given or named[role] for role in ("user", "item"))
+        given = set(self.given.values())
+        if layout.names != "first line" or not certain or not given <= set(names):
+            return names
+        first = self._read(layout, names, _FIRST_ROWS)
+        chosen = given.union(*named.values())
+        return [n for n in names if n in chosen or self._looks("time", first[n])]
+
+    def _looks(self, role: str, column: pd.Series) -> bool:
+        test = _ROLES[role].looks
+        return test is not None and test(typed(column), self.form)
+
+    @property
+    def _free(self) -> list[str]:
+        return [name for name in self.names if name not in self.of_role.values()]
+
+    def _set(self, role: str, name: str, reason: str) -> None:
+        self.of_role[role] = name
+        self.reasons[role] = reason
+
+    def assign(self, *, telling: bool) -> None:
+        """Give columns their roles: those that are given, then by names, values and order.
+
+        Args:
+            telling: whether the names may tell what columns hold.
+
+        Raises:
+            DataError: a given column is missing or given twice, users or items are ambiguous, or no
+                column has times of the given form.
+        """
+        for role, name in self.given.items():
+            self._check_given(role, name, telling)
+            self._set(role, name, "as given")
+        for role in () if telling else ("user", "item"):
+            if role not in self.of_role and self._free:
+                self._set(role, self._free[0], "by its place")
+        for role in self.roles:
+            named = _ROLES[role].surest_first(self._free) if role not in self.of_role else []
+            fitting = [n for n in named if _ROLES[role].fits(typed(self.frame[n]), self.form)]
+            if fitting:
+                self._set(role, fitting[0], "by its name")
+                self.rivals[role] = tuple(fitting[1:])
+        for role in ("time",) if telling else ("time", "rating"):
+            missing = 2 - len({"user", "item"} & set(self.of_role))
+            if role in self.of_role or role not in self.roles:
+                continue
+            alike = [name for name in self._free if self._looks(role, self.frame[name])]
+            if len(alike) == 1 and len(self._free) > missing:
+                self._set(role, alike[0], f"its values look like {role}s")
+        self._by_content()
+        if self.form is not None and "time" not in self.of_role:
+            raise DataError(
+                f"{self.path} has no column of times of the form {self.form!r}",
+                expected="a form that all dates of a column have, such as '%m/%d/%Y %H:%M'",
+                got=self.form,
+                fix="correct --time-format, and name the column with --time",
+            )
+
+    def _check_given(self, role: str, name: str, telling: bool) -> None:
+        if name not in self.names:
+            raise DataError(
+                f"{self.path} has no column {name!r}",
+                expected=f"one of {', '.join(map(repr, self.names))}",
+                got=f"--{role} {name}",
+                fix=did_you_mean(name, self.names)
+                if telling
+                else "the first line is a row: name columns by their places, such as --user 1"
+                " --item 2; if it has names, add --header",
+            )
+        if name in self.of_role.values():
+            raise DataError(
+                f"column {name!r} is given twice",
+                expected="a column of its own for each of users, items, ratings and times",
+                got=" ".join(f"--{role} {name}" for role, name in self.given.items()),
+                fix=f"give the name of the column of {role}s",
+            )
+
+    def _by_content(self) -> None:
+        """Users or items among the remaining columns: the only one, or the first of two."""
+        missing = [role for role in ("user", "item") if role not in self.of_role]
+        if not missing:
+            return
+        free = self._free
+        ids = [name for name in free if len(free) <= 2 or _are_ids(self.frame[name])]
+        if len(ids) != len(missing):
+            raise DataError(
+                f"cannot tell which column of {self.path} holds the {missing[0]}s",
+                expected="names such as user_id and item_id",
+                got=f"columns {', '.join(map(repr, self.names))}",
+                fix="say it with " + " ".join(f"--{role} COLUMN" for role in missing),
+            )
+        for role, name in zip(missing, ids, strict=True):
+            self._set(
+                role, name, "the only column of ids left" if len(ids) == 1 else "by its place"
+            )
+
+    def unfit(self) -> dict[str, str]:
+        """Role -> the surest column with its name, of ratings and times that no column holds."""
+        unused = [name for name in self._all_names if name not in self.of_role.values()]
+        return {
+            role: named[0]
+            for role in ("rating", "time")
+            if role in self.roles and role not in self.of_role
+            if (named := _ROLES[role].surest_first(unused))
+        }
 
 
-def _require_times(path: Path, columns: Mapping[str, str], time_format: str | None) -> None:
-    """The error for a form of dates that no column has."""
-    if time_format is not None and "time" not in columns:
-        raise DataError(
-            f"{path} has no column of times of the form {time_format!r}",
-            expected="a form that all dates of a column have, such as '%m/%d/%Y %H:%M'",
-            got=time_format,
-            fix="correct --time-format, and name the column with --time",
-        )
+def _are_ids(column: pd.Series) -> bool:
+    """Whether values repeat, and none has decimals: prices have them, ids do not."""
+    if not 1 < column.nunique() < len(column):
+        return False
+    column = typed(column)
+    return not pd.api.types.is_float_dtype(column) or bool((column.dropna() % 1 == 0).all())
 
 
 def _codes(column: pd.Series, path: Path) -> np.ndarray:
+    """`int64 [rows]`: a number of each distinct id."""
     if whole_numbers(column):
         return dense_index(column.to_numpy())[1]
     codes = pd.factorize(column)[0].astype(np.int64)
     if (codes < 0).any():
         ids_of(column, path)  # raises the error that names the row
     return codes
-
-
-def _assigned(
-    path: Path,
-    names: list[str],
-    frame: Columns,
-    given: Mapping[str, str],
-    roles: Sequence[str],
-    time_format: str | None,
-    *,
-    telling: bool,
-) -> tuple[dict[str, str], dict[str, str], dict[str, tuple[str, ...]]]:
-    """The column of each role, the reason, and others with such a name; `telling`: whether the
-    names may tell what columns hold."""
-    columns: dict[str, str] = {}
-    reasons: dict[str, str] = {}
-    rivals: dict[str, tuple[str, ...]] = {}
-    for role, name in given.items():
-        if name not in names:
-            raise DataError(
-                f"{path} has no column {name!r}",
-                expected=f"one of {', '.join(map(repr, names))}",
-                got=f"--{role} {name}",
-                fix=did_you_mean(name, names)
-                if telling
-                else "the first line is a row: name columns by their places, such as --user 1"
-                " --item 2; if it has names, add --header",
-            )
-        if name in columns.values():
-            raise DataError(
-                f"column {name!r} is given twice",
-                expected="a column of its own for each of users, items, ratings and times",
-                got=" ".join(f"--{role} {name}" for role, name in given.items()),
-                fix=f"give the name of the column of {role}s",
-            )
-        columns[role] = name
-        reasons[role] = "as given"
-    for role in () if telling else ("user", "item"):
-        free = next((name for name in names if name not in columns.values()), None)
-        if role not in columns and free is not None:
-            columns[role] = free
-            reasons[role] = "by its place"
-    for role in roles:
-        fitting = [
-            name
-            for name in _surest_first(role, names)
-            if role not in columns
-            and name not in columns.values()
-            and (role != "time" or _are_times(frame[name], time_format))
-            and (role != "rating" or not _are_texts(frame[name]))
-        ]
-        if fitting:
-            columns[role], *others = fitting
-            reasons[role] = "by its name"
-            rivals[role] = tuple(others)
-    for role in ("time",) if telling else (role for role in ("time", "rating") if role in roles):
-        left = [name for name in names if name not in columns.values()]
-        found = [
-            name for name in left if role not in columns and _looks(role, frame[name], time_format)
-        ]
-        if len(found) == 1 and len(left) > 2 - len({"user", "item"} & set(columns)):
-            columns[role] = found[0]
-            reasons[role] = f"its values look like {role}s"
-    _by_content(path, names, frame, columns, reasons)
-    return columns, reasons, rivals
-
-
-def _by_content(
-    path: Path,
-    names: list[str],
-    frame: Columns,
-    columns: dict[str, str],
-    reasons: dict[str, str],
-) -> None:
-    """Users or items among the remaining columns: the only one, or the first of two."""
-    left = [name for name in names if name not in columns.values()]
-    ids = [
-        name
-        for name in left
-        if len(left) <= 2
-        or (1 < frame[name].nunique() < len(frame[name]) and _whole(typed(frame[name])))
-    ]
-    missing = [role for role in ("user", "item") if role not in columns]
-    if not missing:
-        return
-    if len(ids) != len(missing):
-        raise DataError(
-            f"cannot tell which column of {path} holds the {missing[0]}s",
-            expected="names such as user_id and item_id",
-            got=f"columns {', '.join(map(repr, names))}",
-            fix="say it with " + " ".join(f"--{role} COLUMN" for role in missing),
-        )
-    for role, name in zip(missing, ids, strict=True):
-        columns[role] = name
-        reasons[role] = "the only column of ids left" if len(ids) == 1 else "by its place"
 
 
 def _layout(path: Path, header: bool | None) -> TableLayout:
@@ -461,99 +575,10 @@ def _layout(path: Path, header: bool | None) -> TableLayout:
         return TableLayout.own({})
     layout = TableLayout.own({}, separator=separator_of(path))
     if header is None:
-        named = any(_named(role, name) for role in ROLES for name in column_names(path, layout))
+        names = column_names(path, layout)
+        named = any(role.surest_first(names) for role in _ROLES.values())
         header = named or not first_line_is_row(path, layout)
-    return layout if header else replace(layout, names="places")
-
-
-def _types(names: Sequence[str], given: Mapping[str, str]) -> dict[str, type | None]:
-    """Columns that may be ids are read as text, so that "007" is not 7."""
-    ids = [name for role, name in given.items() if role in ("user", "item")]
-    numbers = [name for role, name in given.items() if role in ("rating", "time")]
-    numbers += [name for name in names if _named("rating", name) or _named("time", name)]
-    return {name: None if name in numbers and name not in ids else str for name in names}
-
-
-def _require_two(path: Path, names: list[str]) -> None:
-    """The error for a table with fewer than two columns."""
-    if len(names) < 2:
-        raise DataError(
-            f"{path} has one column" if names else f"{path} has no column with one value per row",
-            expected="a column of users and a column of items, separated by , ; | or tabs",
-            got=", ".join(names) or "lists, structs or maps",
-            fix="write one row for each user and item, in two columns",
-        )
-
-
-def _named(role: str, name: str) -> bool:
-    return _plain(name) in _NAMES[role].split()
-
-
-def _surest_first(role: str, names: Sequence[str]) -> list[str]:
-    """The columns with a name of a role."""
-    known = _NAMES[role].split()
-    return sorted(
-        (name for name in names if _named(role, name)), key=lambda n: known.index(_plain(n))
-    )
-
-
-def _plain(name: str) -> str:
-    """A name in small letters without accents, spaces, digits and signs."""
-    return re.sub(r"[^a-z]", "", unicodedata.normalize("NFKD", name.lower()))
-
-
-def _are_times(column: pd.Series, time_format: str | None) -> bool:
-    """Whether a column with the name of times can be read as such."""
-    column = typed(column)
-    if time_format is not None:
-        return _dates(column, time_format)
-    return _numeric(column) or _dates(column)
-
-
-def _are_texts(column: pd.Series) -> bool:
-    """Whether a column with the name of ratings, such as "note", has texts: no numbers, and more
-    different values than a scale."""
-    numbers = pd.Series(pd.to_numeric(column, errors="coerce"))
-    return not numbers.notna().any() and column.nunique() > _SCALE
-
-
-def _numeric(column: pd.Series) -> bool:
-    """Whether each row has a finite number."""
-    return pd.api.types.is_numeric_dtype(column) and bool(
-        np.isfinite(column.to_numpy(dtype=np.float64, na_value=np.nan)).all()
-    )
-
-
-def _looks(role: str, column: pd.Series, time_format: str | None) -> bool:
-    """Whether a column without a known name holds times or, where no column has a name, ratings: a
-    usual scale in steps of a half at least. Small numbers in a column with another name are more
-    likely to be quantities."""
-    column = typed(column)
-    if role == "rating":
-        if not _numeric(column) or not 0 <= column.min() < column.max():
-            return False
-        return float(column.max()) in _SCALES and bool((column.astype(float) * 2 % 1 == 0).all())
-    if time_format is not None:
-        return _dates(column, time_format)
-    if pd.api.types.is_numeric_dtype(column):
-        return not column.isna().any() and float(column.min()) > _FIRST_TIME
-    return _dates(column)
-
-
-def _dates(column: pd.Series, time_format: str | None = None) -> bool:
-    if time_format is not None:
-        return bool(dates_of(column.dropna().head(_FIRST_ROWS), time_format).notna().all())
-    if pd.api.types.is_datetime64_any_dtype(column):
-        return True
-    some = column.dropna().head(_FIRST_ROWS).astype(str)
-    if some.empty or not some.str.match(DATE).all():
-        return False
-    return bool(dates_of(some).notna().all())
-
-
-def _whole(column: pd.Series) -> bool:
-    """Whether no value of a column has decimals: prices have them, ids do not."""
-    return not pd.api.types.is_float_dtype(column) or bool((column.dropna() % 1 == 0).all())
+    return layout if header else replace(layout, names="positions")
 
 
 def _ratings(column: pd.Series, path: Path) -> np.ndarray:
@@ -562,12 +587,11 @@ def _ratings(column: pd.Series, path: Path) -> np.ndarray:
     Raises:
         DataError: a row has none.
     """
-    try:
-        numbers_of(column, path)
-        return typed(column).to_numpy(dtype=np.float64)
-    except DataError:
-        numbers = pd.Series(pd.to_numeric(column, errors="coerce"))
-        missing = ~np.isfinite(numbers.to_numpy(dtype=np.float32, na_value=np.nan))
+    numbers = pd.Series(pd.to_numeric(column, errors="coerce"))
+    values = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
+    with np.errstate(over="ignore"):
+        missing = ~np.isfinite(values.astype(np.float32))
+    if missing.any():
         first = int(missing.argmax())
         value = column.iloc[first]
         raise DataError(
@@ -576,7 +600,8 @@ def _ratings(column: pd.Series, path: Path) -> np.ndarray:
             expected="a finite number with a decimal point in each row",
             got="nothing" if pd.isna(value) else repr(value),
             fix="correct these rows or leave them out, or --no-rating: every row counts as liked",
-        ) from None
+        )
+    return values
 
 
 def _scale(ratings: np.ndarray) -> tuple[float, float]:

@@ -6,32 +6,27 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
+import pandas as pd
 
-from fedrec.config import did_you_mean
 from fedrec.data.text_files import (
     DAMAGED,
     encoding_of,
     first_rows,
     is_json,
-    is_packed,
+    not_text,
     open_text,
     what_it_is,
 )
-from fedrec.errors import DataError
-
-if TYPE_CHECKING:
-    import pandas as pd
-
+from fedrec.errors import DataError, did_you_mean
 
 Types: TypeAlias = Mapping[str, type | None]
 Columns: TypeAlias = "Mapping[str, pd.Series]"
@@ -54,7 +49,7 @@ class TableLayout:
         separator: between two values; `"::"` is allowed. In a user's own table a space is any
             number of spaces.
         names: where the names of the columns come from: the first line; `columns`, which are all of
-            them, in order; or their places, "1", "2" and so on.
+            them, in order; or their positions, "1", "2" and so on.
         quoted: whether values may stand in double quotes.
         gaps: whether values may be missing.
         encoding: of the whole file.
@@ -64,7 +59,7 @@ class TableLayout:
     optional: Types = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     separator: str = "\t"
-    names: Literal["first line", "columns", "places"] = "columns"
+    names: Literal["first line", "columns", "positions"] = "columns"
     quoted: bool = False
     gaps: bool = False
     encoding: str = "utf-8-sig"
@@ -81,7 +76,7 @@ class TableLayout:
     ) -> TableLayout:
         """The layout of a user's own table: CSV whose values may be quoted or missing, in UTF-8 or
         UTF-16, packed by gzip or not, with empty lines, titles and comments above."""
-        names = "first line" if header else "places"
+        names = "first line" if header else "positions"
         return cls(
             columns, optional or {}, settings or {}, separator, names, quoted=True, gaps=True
         )
@@ -94,12 +89,12 @@ def column_names(path: Path, layout: TableLayout) -> list[str]:
         DataError: there is no such file, it is empty or not readable, or pyarrow is needed and
             missing.
     """
-    _require_file(path)
+    _check_readable(path)
     if is_parquet(path):
         return [name for name, _ in parquet_columns(path)]
     if layout.names == "columns":
         return list(layout.columns)
-    if _is_json(path, layout):
+    if layout.gaps and is_json(path):
         return list(_read_json(path, _FIRST_OBJECTS))
     names = next(iter(table_start(path, layout)[1]), [])
     if not names:
@@ -126,22 +121,22 @@ def is_text(path: Path) -> bool:
     Raises:
         DataError: there is no such file, or it has another form.
     """
-    _require_file(path)
+    _check_readable(path)
     return not (is_parquet(path) or is_json(path))
 
 
-def nested_columns(path: Path, layout: TableLayout) -> list[str]:
-    """Names of the columns whose rows have lists, structs or maps.
+def nested_columns(path: Path) -> list[str]:
+    """Names of the columns of a user's own table whose rows have lists, structs or maps.
 
     Raises:
         DataError: the file is damaged, or pyarrow is missing.
     """
     if is_parquet(path):
-        return [name for name, kind in parquet_columns(path) if kind]
-    if not _is_json(path, layout):
+        return [name for name, nested in parquet_columns(path) if nested]
+    if is_text(path):
         return []
     frame = _read_json(path, _FIRST_OBJECTS)
-    return [name for name in frame if any(isinstance(one, (list, dict)) for one in frame[name])]
+    return [name for name in frame if frame[name].map(lambda v: isinstance(v, (list, dict))).any()]
 
 
 def table_start(path: Path, layout: TableLayout) -> tuple[int, list[list[str]]]:
@@ -167,9 +162,8 @@ def parquet_columns(path: Path) -> list[tuple[str, str]]:
         DataError: the file is damaged, or pyarrow is missing.
     """
     with _parquet(path) as file:
-        return [
-            (one.name, str(one.type) if one.type.num_fields else "") for one in file.schema_arrow
-        ]
+        schema = file.schema_arrow
+        return [(field.name, str(field.type) if field.type.num_fields else "") for field in schema]
 
 
 def read_table(path: Path, layout: TableLayout, rows: int | None = None) -> Columns:
@@ -188,8 +182,8 @@ def read_table(path: Path, layout: TableLayout, rows: int | None = None) -> Colu
     names = column_names(path, layout)
     wanted = _wanted(str(path), layout, names)
     if is_parquet(path):
-        frame = _read_parquet(path, list(wanted), rows)
-    elif _is_json(path, layout):
+        frame = _read_flat_parquet(path, list(wanted), rows)
+    elif layout.gaps and is_json(path):
         frame = _read_json(path, rows)
     else:
         frame = _read_text(path, layout, names, wanted, rows)
@@ -202,14 +196,12 @@ def columns_of(table: str, frame: pd.DataFrame | Columns, layout: TableLayout) -
     Raises:
         DataError: a column is missing or stands twice, or a table with gaps has no rows.
     """
-    import pandas as pd
-
-    found = {name: pd.Series(frame[name]) for name in _wanted(table, layout, list(frame))}
-    if layout.gaps and not all(map(len, found.values())):
+    columns = {name: pd.Series(frame[name]) for name in _wanted(table, layout, list(frame))}
+    if layout.gaps and not all(map(len, columns.values())):
         raise DataError(
             f"{table} has no rows", expected="at least one row", got="none", fix="add rows to it"
         )
-    return found
+    return columns
 
 
 def _wanted(table: str, layout: TableLayout, present: Sequence[str]) -> dict[str, type | None]:
@@ -240,14 +232,12 @@ def _wanted(table: str, layout: TableLayout, present: Sequence[str]) -> dict[str
     return wanted
 
 
-def _read_parquet(path: Path, columns: Sequence[str], rows: int | None) -> pd.DataFrame:
+def _read_flat_parquet(path: Path, columns: Sequence[str], rows: int | None) -> pd.DataFrame:
     """Columns with one value per row. Bytes are read as text in UTF-8, others as `\\x80`.
 
     Raises:
         DataError: a column has nested values, the file is damaged, or pyarrow is missing.
     """
-    import pandas as pd
-
     for name, nested in parquet_columns(path):
         if nested and name in columns:
             raise DataError(
@@ -297,16 +287,8 @@ def _parquet(path: Path):
         with pyarrow.parquet.ParquetFile(path) as file:
             yield file
     except (pyarrow.ArrowException, OSError, ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} cannot be read as a table",
-            expected="an undamaged Parquet file",
-            got=str(error).strip(),
-            fix="write or copy the file again, or save the table as CSV",
-        ) from None
-
-
-def _is_json(path: Path, layout: TableLayout) -> bool:
-    return layout.gaps and is_json(path)
+        fix = "write or copy the file again, or save the table as CSV"
+        raise _no_table(path, "an undamaged Parquet file", error, fix) from None
 
 
 def _read_json(path: Path, rows: int | None) -> pd.DataFrame:
@@ -315,11 +297,8 @@ def _read_json(path: Path, rows: int | None) -> pd.DataFrame:
     Raises:
         DataError: the file is damaged, or has another form.
     """
-    import pandas as pd
-
-    encoding = encoding_of(path)
     try:
-        with open_text(path, encoding) as file:
+        with open_text(path, encoding_of(path)) as file:
             lines = file.read(1_000).lstrip().startswith("{")
             file.seek(0)
             return pd.read_json(
@@ -331,46 +310,41 @@ def _read_json(path: Path, rows: int | None) -> pd.DataFrame:
                 precise_float=True,
             )
     except (ValueError, OverflowError, *DAMAGED) as error:
-        raise DataError(
-            f"{path} cannot be read as a table",
-            expected="JSON with one object per line, or a list of objects",
-            got=str(error),
-            fix="write one object per row, or save the table as CSV",
-        ) from None
+        expected = "JSON with one object per line, or a list of objects"
+        fix = "write one object per row, or save the table as CSV"
+        raise _no_table(path, expected, error, fix) from None
 
 
 def _read_text(
     path: Path, layout: TableLayout, names: list[str], wanted: Types, rows: int | None
 ) -> pd.DataFrame:
-    import pandas as pd
-
     kinds: dict = {
         name: object if kind is str else kind for name, kind in wanted.items() if kind is not None
     }
     # The parser takes no name twice; none of these columns is read.
     unique = [
-        f"{name} ({place})" if names.count(name) > 1 else name for place, name in enumerate(names)
+        f"{name} ({index})" if names.count(name) > 1 else name for index, name in enumerate(names)
     ]
     above = table_start(path, layout)[0] if layout.gaps else 0
     # If columns are selected, the parser accepts lines with too many values, so this is done only
     # if it saves memory.
     some = list(wanted) if set(names) != set(wanted) else None
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), open_text(path, _encoding(path, layout)) as file:
             # a first line with too many values only warns
             warnings.simplefilter("error", pd.errors.ParserWarning)
+            # The fast parser knows separators of one character only.
+            single = len(layout.separator) == 1
+            text = file if single else io.StringIO(file.read().replace(layout.separator, "\t"))
             return pd.read_csv(
-                _opened(path, layout),
+                text,
                 sep=r"\s+" if layout.gaps and layout.separator == " " else _single(layout),
                 skipinitialspace=layout.gaps,
                 skiprows=above,
-                compression="gzip" if is_packed(path) and len(layout.separator) == 1 else None,
                 header=0 if layout.names == "first line" else None,
                 names=unique,
                 usecols=some,  # pyright: ignore[reportArgumentType]
                 dtype=kinds,
-                # the parser leaves out the mark itself, from bytes and not from decoded text
-                encoding=_encoding(path, layout).removesuffix("-sig"),
                 keep_default_na=False,
                 na_values=[""] if layout.gaps else None,
                 na_filter=layout.gaps,
@@ -385,12 +359,13 @@ def _read_text(
         raise _first_fault(path, layout, names, error) from None
 
 
-def _require_file(path: Path) -> None:
+def _check_readable(path: Path) -> None:
     if not path.is_file():
+        other = "a pipe or a device, which can be read once only" if path.exists() else "nothing"
         raise DataError(
             f"there is no table {path}",
             expected="a CSV, Parquet or JSON file",
-            got=_what(path),
+            got="a folder" if path.is_dir() else other,
             fix="give the path of the file itself",
         )
     try:
@@ -398,13 +373,6 @@ def _require_file(path: Path) -> None:
             file.read(1)
     except OSError as error:
         raise _unreadable(path, error) from None
-
-
-def _what(path: Path) -> str:
-    """What a path that is not that of a file leads to."""
-    if path.is_dir():
-        return "a folder"
-    return "a pipe or a device, which can be read once only" if path.exists() else "nothing"
 
 
 def _single(layout: TableLayout) -> str:
@@ -419,31 +387,17 @@ def _encoding(path: Path, layout: TableLayout) -> str:
     return encoding_of(path) if layout.gaps else layout.encoding
 
 
-def _opened(path: Path, layout: TableLayout) -> Path | io.BytesIO | io.StringIO:
-    # The fast parser knows separators of one character only; replacing them costs a few hundredths
-    # of a second.
-    if len(layout.separator) == 1:
-        return path
-    if is_packed(path) or _encoding(path, layout) == "utf-16":
-        with open_text(path, _encoding(path, layout)) as file:
-            return io.StringIO(file.read().replace(layout.separator, _single(layout)))
-    return io.BytesIO(
-        path.read_bytes().replace(layout.separator.encode(), _single(layout).encode())
-    )
-
-
 def _rows(path: Path, layout: TableLayout, errors: str = "strict") -> Iterator[list[str]]:
     with open_text(path, _encoding(path, layout), errors) as file:
         lines = (line.replace(layout.separator, _single(layout)) for line in file)
         if layout.gaps and layout.separator == " ":
             lines = (line.strip() for line in file)
-        reader = csv.reader(
+        yield from csv.reader(
             lines,
             delimiter=_single(layout),
             quoting=_quoting(layout),
             skipinitialspace=layout.gaps,
         )
-        yield from reader
 
 
 def _first_fault(path: Path, layout: TableLayout, names: list[str], error: Exception) -> DataError:
@@ -451,37 +405,27 @@ def _first_fault(path: Path, layout: TableLayout, names: list[str], error: Excep
     above = table_start(path, layout)[0] + (layout.names == "first line")
     with suppress(csv.Error):  # a value of more than 128 KiB, as after an open quote
         for number, row in enumerate(_rows(path, layout, "replace"), start=1):
-            if not row or number <= above:
-                continue
-            expected = _fault(row, layout, names)
+            expected = _fault(row, layout, names) if row and number > above else ""
             if expected:
                 line = layout.separator.join(row)[:_SHOWN]
                 return malformed_line(path, number, line, expected)
     return _unreadable(path, error)
 
 
-def _fault(row: list[str], layout: TableLayout, names: list[str]) -> str | None:
-    """The expected format of a row, or None if it is correct."""
+def _fault(row: list[str], layout: TableLayout, names: list[str]) -> str:
+    """The expected format of a row; empty if it is correct."""
     if len(row) > len(names) or (len(row) < len(names) and not layout.gaps):
         return f"{len(names)} values: {', '.join(names)}"
     for name, text in zip(names, row, strict=False):
-        dtype = layout.columns.get(name)
-        if dtype not in (None, str) and not _converts(text, dtype):
-            return (
-                f"{'a whole number' if np.issubdtype(dtype, np.integer) else 'a number'} as"
-                f" {name!r}"
-            )
-    return None
-
-
-def _converts(text: str, dtype: type) -> bool:
-    try:
-        if np.issubdtype(dtype, np.integer):
-            limits = np.iinfo(dtype)  # pyright: ignore[reportArgumentType]
-            return limits.min <= int(text) <= limits.max
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+        kind = layout.columns.get(name) or str
+        try:
+            fits = kind is str or np.isfinite(kind(text))
+        except (ValueError, OverflowError):
+            fits = False
+        if not fits:
+            whole = np.issubdtype(kind, np.integer)
+            return f"{'a whole number' if whole else 'a number'} as {name!r}"
+    return ""
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
@@ -491,18 +435,14 @@ def _unreadable(path: Path, error: Exception) -> DataError:
             str(error),
             "save it as UTF-8: iconv -f LATIN1 -t UTF-8 FILE > NEW-FILE",
         )
-        return DataError(
-            f"{path} is no text in UTF-8 or UTF-16",
-            expected="a table as CSV, Parquet, or JSON with one object per line",
-            got=what,
-            fix=fix,
-        )
-    return DataError(
-        f"{path} cannot be read as a table",
-        expected="one value per column and line",
-        got=str(error).removeprefix("Error tokenizing data. C error: ").strip(),
-        fix="check the separator and the quotes, or get the file again",
-    )
+        return not_text(f"{path} is no text in UTF-8 or UTF-16", what, fix)
+    fix = "check the separator and the quotes, or get the file again"
+    return _no_table(path, "one value per column and line", error, fix)
+
+
+def _no_table(path: Path, expected: str, error: Exception, fix: str) -> DataError:
+    got = str(error).removeprefix("Error tokenizing data. C error: ").strip()
+    return DataError(f"{path} cannot be read as a table", expected=expected, got=got, fix=fix)
 
 
 def malformed_line(path: Path, number: int, line: str, expected: str) -> DataError:

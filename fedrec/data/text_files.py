@@ -39,13 +39,12 @@ _OTHERS = {
     b"\xfd7zXZ": ("packed by xz", "unpack it: unxz FILE"),
     b"\x28\xb5\x2f\xfd": ("packed by zstd", "unpack it: unzstd FILE"),
 }
-"""First bytes of other files, what they are, and what to do with them."""
+"""First bytes of other files, their kinds, and what to do with them."""
 _HEAD = 4096
 _FIRST_ROWS = 50
 
 
-def is_packed(path: Path) -> bool:
-    """Whether a file is packed by gzip."""
+def _is_packed(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(len(_GZIP)) == _GZIP
 
@@ -71,7 +70,7 @@ def is_json(path: Path) -> bool:
 @contextmanager
 def open_text(path: Path, encoding: str, errors: str = "strict") -> Iterator[IO[str]]:
     """A text file, unpacked, with its line ends as they are."""
-    opened = gzip.open if is_packed(path) else open
+    opened = gzip.open if _is_packed(path) else open
     with opened(path, "rt", encoding=encoding, errors=errors, newline="") as file:
         yield file
 
@@ -85,23 +84,23 @@ def first_rows(rows: Iterable[list[str]]) -> tuple[int, list[list[str]]]:
     first = [(above, row) for above, row in enumerate(islice(rows, _FIRST_ROWS)) if row]
     widths = Counter(len(row) for _, row in first)
     usual = max(widths, key=lambda width: (widths[width], width), default=0)
-    for place, (above, row) in enumerate(first):
+    for index, (above, row) in enumerate(first):
         comment = row[0].startswith("#") and len(row) != usual > 1
         if sum(value.strip() != "" for value in row) >= min(usual, 2) and not comment:
-            return above, [row for _, row in first[place:]]
+            return above, [row for _, row in first[index:]]
     return 0, []
 
 
 def what_it_is(path: Path) -> tuple[str, str] | None:
-    """What a file is that is no text, and what to do with it; None if that is not known."""
+    """The kind of a file that is no text, and what to do with it; None if that is not known."""
     start = _first_bytes(path)
     if start[257:262] == b"ustar":
         return _SPREADSHEET
-    return next((known for first, known in _OTHERS.items() if start.startswith(first)), None)
+    return next((kind for first, kind in _OTHERS.items() if start.startswith(first)), None)
 
 
 def _first_bytes(path: Path) -> bytes:
-    with gzip.open(path, "rb") if is_packed(path) else path.open("rb") as file:
+    with gzip.open(path, "rb") if _is_packed(path) else path.open("rb") as file:
         return file.read(_HEAD)
 
 
@@ -121,10 +120,11 @@ def _head(path: Path) -> bytes:
             "zero bytes, which text has none of",
             "save the table as CSV in UTF-8",
         )
-        raise DataError(
-            f"{path} is no text",
-            expected="a table as CSV, Parquet, or JSON with one object per line",
-            got=what,
-            fix=fix,
-        )
+        raise not_text(f"{path} is no text", what, fix)
     return head
+
+
+def not_text(problem: str, what: str, fix: str) -> DataError:
+    """The error for a file that is no text, but something else."""
+    expected = "a table as CSV, Parquet, or JSON with one object per line"
+    return DataError(problem, expected=expected, got=what, fix=fix)

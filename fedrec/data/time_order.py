@@ -99,7 +99,7 @@ class TimeOrder:
             _report(data.name, tied_share(data))
             rows = np.sort(order[tied])
             keys = pair_numbers(data.with_rows(rows), self._seed, "split", _TIES)
-            # A place of a tied run goes to a row of that run, as both are sorted alike.
+            # A position of a tied run goes to a row of that run, as both are sorted alike.
             order[tied] = rows[np.lexsort((keys, times[rows], data.users[rows]))]
         positions = np.empty(len(data), dtype=np.int64)
         positions[order] = within_groups(np.bincount(data.users))
@@ -186,36 +186,52 @@ def _tied(data: Interactions, order: np.ndarray) -> np.ndarray:
 
 # Rows of interactions grouped by user, so that those of some users are found at once.
 
-_AT_ONCE = 2**22  # rows, whose users are not in memory a second time
-
 
 @dataclass(frozen=True, eq=False)
 class UserRows:
-    """Rows of some users.
+    """Rows of some clients, ragged: those of position c are `offsets[c]:offsets[c + 1]`.
 
     Attributes:
         data: the dataset.
         all_labels: `float32` or `bool [all rows]`, labels of the dataset's rows.
         order: of each user's rows.
-        place: `int64 [rows]`, ascending: position of each row's user among the users.
+        clients: `int64 [clients]`, ids of the clients.
+        owner: `int64 [rows]`, ascending: position of each row's client among them.
         rows: `int64 [rows]`, row numbers in the dataset.
     """
 
     data: Interactions
     all_labels: np.ndarray
     order: TimeOrder
-    place: np.ndarray
+    clients: np.ndarray
+    owner: np.ndarray
     rows: np.ndarray
 
     @property
-    def users(self) -> np.ndarray:
-        """`int64 [rows]`."""
-        return self.data.users[self.rows]
+    def offsets(self) -> np.ndarray:
+        """`int64 [clients + 1]`: where the rows of each client begin."""
+        counts = np.bincount(self.owner, minlength=len(self.clients))
+        return np.concatenate([[0], np.cumsum(counts)])
+
+    @property
+    def ids(self) -> np.ndarray:
+        """`int64 [rows]`: the client of each row."""
+        return self.clients[self.owner]
 
     @property
     def items(self) -> np.ndarray:
         """`int64 [rows]`."""
         return self.data.items[self.rows]
+
+    @property
+    def lists(self) -> tuple[np.ndarray, np.ndarray]:
+        """`offsets` and `items`."""
+        return self.offsets, self.items
+
+    @property
+    def pairs(self) -> np.ndarray:
+        """`int64 [rows]`: a number of each pair of a client, by its position, and an item."""
+        return self.owner * self.data.num_items + self.items
 
     @property
     def labels(self) -> np.ndarray:
@@ -232,9 +248,27 @@ class UserRows:
         """`int64 [rows]`: positions in the users' sequences; None without times."""
         return None if self.data.times is None else self.order.positions[self.rows]
 
+    def sequences(self) -> tuple[np.ndarray, np.ndarray]:
+        """`offsets`, and the items `int64 [rows]` of each client from the earliest to the latest;
+        the seed decides where times are equal.
+
+        Raises:
+            DataError: there are no times.
+        """
+        times = self.times
+        if times is None:
+            raise no_times(self.data.name, "has no order of items")
+        return self.offsets, self.items[np.lexsort((times, self.owner))]
+
+    def mask(self) -> np.ndarray:
+        """`bool [clients, items]`: the items of the rows."""
+        table = np.zeros((len(self.clients), self.data.num_items), dtype=bool)
+        table[self.owner, self.items] = True
+        return table
+
     def where(self, chosen: np.ndarray) -> UserRows:
         """Some of the rows, `bool [rows]`."""
-        return replace(self, place=self.place[chosen], rows=self.rows[chosen])
+        return replace(self, owner=self.owner[chosen], rows=self.rows[chosen])
 
 
 class GroupedRows:
@@ -257,37 +291,23 @@ class GroupedRows:
         self._data = interactions
         self._labels = labels
         self._order = order
+        users = interactions.users if rows is None else interactions.users[rows]
+        if (users[1:] < users[:-1]).any():
+            by_user = np.argsort(users, kind="stable")
+            rows = by_user if rows is None else rows[by_user]
         self._rows = rows  # None: the rows of the data are grouped already
-        counts = np.zeros(interactions.num_users, dtype=np.int64)
-        last = 0
-        grouped = True
-        for start in range(0, self._number, _AT_ONCE):
-            users = self._users(slice(start, start + _AT_ONCE))
-            grouped = grouped and users[0] >= last and not (users[1:] < users[:-1]).any()
-            last = users[-1]
-            counts += np.bincount(users, minlength=len(counts))
-        if not grouped:
-            by_user = np.argsort(self._users(slice(None)), kind="stable")
-            self._rows = by_user if rows is None else rows[by_user]
+        counts = np.bincount(users, minlength=interactions.num_users)
         self._offsets = np.concatenate([[0], np.cumsum(counts)])
-
-    @property
-    def _number(self) -> int:
-        return len(self._data) if self._rows is None else len(self._rows)
-
-    def _users(self, part: slice) -> np.ndarray:
-        """Users of some of the selected rows."""
-        return self._data.users[part if self._rows is None else self._rows[part]]
 
     def counts(self, users: np.ndarray) -> np.ndarray:
         """`int64 [users]`: number of selected rows of some users."""
         return self._offsets[users + 1] - self._offsets[users]
 
-    def of(self, users: np.ndarray) -> UserRows:
-        """The selected rows of some users `int64 [users]`."""
+    def of(self, users: np.ndarray, clients: np.ndarray) -> UserRows:
+        """The selected rows of some users `int64 [users]`, whose ids are `clients`."""
         counts = self.counts(users)
-        place = np.repeat(np.arange(len(users)), counts)
+        owner = np.repeat(np.arange(len(users)), counts)
         rows = spans(self._offsets[users], counts)
         if self._rows is not None:
             rows = self._rows[rows]
-        return UserRows(self._data, self._labels, self._order, place, rows)
+        return UserRows(self._data, self._labels, self._order, clients, owner, rows)

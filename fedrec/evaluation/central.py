@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings
-from fedrec.components.errors import Unchanged, component_errors, refuse_wrong
+from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings, TooLarge
+from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import BASELINE, resolve
 from fedrec.data.interactions import no_times
 from fedrec.data.population import Population
@@ -25,9 +25,7 @@ from fedrec.metrics.base import RatedBlock
 _LOG = logging.getLogger("fedrec")
 Names = Sequence[str] | Mapping[str, Mapping[str, Any]]
 Progress = Callable[[int, int], None]
-Settings = Mapping[str, Mapping[str, Any]]
-_MASK_BYTES = 2**29  # of all clients' masks, up to which they are made once for all baselines
-_MASKS = 4  # of a client, one byte per item each
+_STAND_IN = "ials"  # for a baseline for which the data are too large
 
 
 class CentralEvaluation:
@@ -74,21 +72,15 @@ class CentralEvaluation:
         self._population = population
         self._settings = settings
         self._block = block
-        size = _MASKS * len(self.clients) * population.interactions.num_items
-        self._lists = HeldOutLists(population, self.metrics, settings, keep=size <= _MASK_BYTES)
+        self._lists = HeldOutLists(population, self.metrics, settings)
 
     @cached_property
     def training(self) -> Histories:
         """The positive items of the training clients."""
         return _histories(self._population, self._population.partition.training_clients)
 
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Numbers of training clients and of items."""
-        return len(self._population.training_clients), self._population.interactions.num_items
-
     def takes(self, baseline: Baseline) -> bool:
-        """Whether a baseline is for this task."""
+        """True if a baseline is for this task."""
         return self._population.task == "ranking" or isinstance(baseline, RatingBaseline)
 
     def fit(self, baseline: Baseline) -> None:
@@ -97,6 +89,7 @@ class CentralEvaluation:
 
         Raises:
             DataError: it needs the order of items, and there are no times.
+            TooLarge: the data are too large for it.
         """
         if baseline.ordered and self._population.interactions.times is None:
             name = self._population.interactions.name
@@ -106,13 +99,11 @@ class CentralEvaluation:
             with component_errors(BASELINE.name, baseline, "in fit_ratings"):
                 baseline.fit_ratings(_ratings(self._population, clients))
             return
-        given = self.training
+        histories = self.training
         if baseline.transductive:
-            given = _histories(self._population, np.union1d(clients, self.clients))
+            histories = _histories(self._population, np.union1d(clients, self.clients))
         with component_errors(BASELINE.name, baseline, "in fit"):
-            untouched = Unchanged({"items": given.items, "offsets": given.offsets})
-            baseline.fit(given)
-            untouched.refuse(BASELINE.name, baseline, "in fit")
+            baseline.fit(histories)
 
     def evaluate(self, baseline: Baseline, progress: Progress | None = None) -> Evaluated:
         """Metrics of a fitted baseline, for each user and group of users and of all lists.
@@ -122,12 +113,12 @@ class CentralEvaluation:
             progress: called with (clients done, all clients) after every block.
         """
         if self._population.task == "rating" and isinstance(baseline, RatingBaseline):
-            found = self._predicted(baseline)
+            evaluated = self._predicted(baseline)
         else:
-            found = self._ranked(baseline, progress)
-        counts = self._population.known_counts(self.clients)
+            evaluated = self._ranked(baseline, progress)
+        counts = self._population.counts(self.clients, "known")
         below = self._settings.inactive_below
-        return found.with_groups(
+        return evaluated.with_groups(
             user_groups(self._population.interactions, self.clients, counts, below)
         )
 
@@ -137,25 +128,22 @@ class CentralEvaluation:
         return self.evaluate(baseline)
 
     def _ranked(self, baseline: Baseline, progress: Progress | None) -> Evaluated:
-        parts = []
+        blocks = []
         for start in range(0, len(self.clients), self._block):
-            part = self.clients[start : start + self._block]
-            scores = _scores(baseline, _histories(self._population, part))
-            parts.append(self._lists.measure(part, scores, sums=True))
+            clients = self.clients[start : start + self._block]
+            scores = _scores(baseline, _histories(self._population, clients))
+            blocks.append(self._lists.measure(clients, scores, sums=True))
             if progress is not None:
-                progress(start + len(part), len(self.clients))
-        return Evaluated.joined(parts)
+                progress(start + len(clients), len(self.clients))
+        return Evaluated.joined(blocks)
 
     def _predicted(self, baseline: RatingBaseline) -> Evaluated:
-        users, items, actual = self._population.held_out_rated(
-            self.clients, self._settings.held_out
-        )
+        rows = self._population.rows(self.clients, self._settings.held_out)
         with component_errors(BASELINE.name, baseline, "in predict"):
             known = _ratings(self._population, self.clients)
-            predicted = baseline.predict(known, users, items)
+            predicted = baseline.predict(known, rows.ids, rows.items)
             targets = self._predicted_targets(baseline, known)
-        places = np.searchsorted(self.clients, users)
-        block = RatedBlock(predicted, actual, places, len(self.clients), targets)
+        block = RatedBlock(predicted, rows.labels, rows.owner, len(self.clients), targets)
         return Evaluated(self.clients, self.metrics.of_ratings(block))
 
     def _predicted_targets(self, baseline: RatingBaseline, known: Ratings) -> np.ndarray | None:
@@ -181,8 +169,8 @@ def evaluate_baselines(
 ) -> dict[str, dict[str, float]]:
     """Fit and evaluate centralised systems.
 
-    A baseline for which the data are too large is skipped, and replaced by its `stand_in`; one that
-    is not for the task is left out.
+    A baseline for which the data are too large is replaced, see `replacement`; one that is not for
+    the task is left out.
 
     Args:
         names: names of baselines, or a mapping from names to settings; a name alone takes the
@@ -206,15 +194,21 @@ def evaluate_baselines(
     evaluation = CentralEvaluation(
         population, EvaluationConfig(**settings), clients=clients, block=block
     )
-    given = names if isinstance(names, Mapping) else {name: {} for name in names}
-    feasible = settings_that_fit(given, *evaluation.sizes, say)
-    made = {label: make_baseline(label, options) for label, options in feasible.items()}
-    return {
-        label: evaluation.measure(baseline).means(evaluation.metrics)
-        | stated_privacy(label, baseline)
-        for label, baseline in made.items()
-        if evaluation.takes(baseline)
-    }
+    options = names if isinstance(names, Mapping) else {name: {} for name in names}
+    baselines = [(label, make_baseline(label, options[label])) for label in options]
+    metrics = {}
+    for label, baseline in baselines:
+        if not evaluation.takes(baseline):
+            continue
+        try:
+            means = evaluation.measure(baseline).means(evaluation.metrics)
+        except TooLarge as error:
+            baselines += [
+                (name, make_baseline(name, {})) for name in replacement(label, error, options, say)
+            ]
+            continue
+        metrics[label] = means | stated_privacy(label, baseline)
+    return metrics
 
 
 def make_baseline(
@@ -246,31 +240,20 @@ def make_baseline(
     return baseline
 
 
-def settings_that_fit(
-    settings: Settings, num_users: int, num_items: int, say: Callable[[str], None]
-) -> Settings:
-    """Settings of the baselines that can handle data of this size, and of the replacements of those
-    that cannot.
+def replacement(
+    label: str, error: TooLarge, labels: Collection[str], say: Callable[[str], None]
+) -> tuple[str, ...]:
+    """The baseline to measure in place of one for which the data are too large, if it is not
+    measured anyway.
 
     Args:
-        settings: of baselines, by label.
-        num_users: number of training clients.
-        num_items: size of the catalogue.
-        say: called with a line for each baseline that is skipped, with the reason.
+        label: of the baseline that is left out.
+        error: raised by its `fit`.
+        labels: of all baselines of the experiment.
+        say: called with a line that names the reason.
     """
-    found: dict[str, Mapping[str, Any]] = {}
-    for label, options in settings.items():
-        baseline = make_baseline(label, options)
-        reason = baseline.too_large(num_users, num_items)
-        if not reason:
-            found[label] = options
-            continue
-        instead = baseline.stand_in
-        ending = f"; {instead} stands in" if instead else ""
-        say(f"baseline {label} is left out: {reason}{ending}")
-        if instead and instead not in settings:
-            found[instead] = {}
-    return found
+    say(f"baseline {label} is left out: {error.got}; {_STAND_IN} stands in")
+    return () if _STAND_IN in labels else (_STAND_IN,)
 
 
 def stated_privacy(label: str, baseline: Baseline) -> dict[str, float]:
@@ -285,7 +268,6 @@ def stated_privacy(label: str, baseline: Baseline) -> dict[str, float]:
 
 def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:
     """A baseline's scores of the catalogue for some users, `float32 [users, items]`."""
-    untouched = Unchanged({"items": liked.items, "offsets": liked.offsets})
     with component_errors(BASELINE.name, baseline, "in scores"):
         scores = baseline.scores(liked)
         expected = (liked.num_users, liked.num_items)
@@ -297,20 +279,19 @@ def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:
             )
         if bool(torch.isnan(scores).any()):
             refuse_wrong(BASELINE.name, baseline, "in scores", expected="numbers", got="NaN")
-        untouched.refuse(BASELINE.name, baseline, "in scores")
     return scores
 
 
 def _histories(population: Population, clients: np.ndarray) -> Histories:
     data = population.interactions
-    low_rated = Histories(data.num_items, *population.low_rated(clients))
+    low_rated = Histories(data.num_items, *population.rows(clients, positive=False).lists)
     features = data.user_features, data.item_features
-    offsets, items = population.liked(clients)
-    times = population.liked_times(clients)
-    return Histories(data.num_items, offsets, items, clients, *features, low_rated, times)
+    rows = population.rows(clients, positive=True)
+    return Histories(data.num_items, *rows.lists, clients, *features, low_rated, rows.times)
 
 
 def _ratings(population: Population, clients: np.ndarray) -> Ratings:
-    users, items, values = population.rated(clients)
+    rows = population.rows(clients)
     data = population.interactions
-    return Ratings(data.num_users, data.num_items, users, items, values.astype(np.float64))
+    values = rows.labels.astype(np.float64)
+    return Ratings(data.num_users, data.num_items, rows.ids, rows.items, values)

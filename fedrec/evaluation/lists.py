@@ -30,21 +30,14 @@ class HeldOutLists:
         population: the clients.
         metrics: of the experiment.
         settings: its `[evaluation]`.
-        keep: whether masks are kept for further scores of the same clients.
     """
 
     def __init__(
-        self,
-        population: Population,
-        metrics: Metrics,
-        settings: EvaluationConfig,
-        *,
-        keep: bool = False,
+        self, population: Population, metrics: Metrics, settings: EvaluationConfig
     ) -> None:
         self._population = population
         self._metrics = metrics
         self._settings = settings
-        self._kept: dict[bytes, _Masks] | None = {} if keep else None
         self._untrained = torch.tensor(population.untrained_items)
 
     def measure(self, clients: np.ndarray, scores: Tensor, *, sums: bool = False) -> Evaluated:
@@ -75,44 +68,37 @@ class HeldOutLists:
         """The same metrics over held-out items without training rows alone, NaN for clients without
         one; nothing if no client has one. Other held-out items stay where they were in lists."""
         users, items, _ = block.positives
-        some = self._untrained[items]
-        if not some.any() or self._settings.protocol == "reconstruction":
+        untrained = self._untrained[items]
+        if not untrained.any() or self._settings.protocol == "reconstruction":
             return {}
         wanted = torch.zeros_like(block.relevant)
-        wanted[users[some], items[some]] = True
-        without = np.bincount(users[some].numpy(), minlength=len(wanted)) == 0
-        found = self._metrics.of_block(block.about(wanted))
+        wanted[users[untrained], items[untrained]] = True
+        without = ~wanted.any(1).numpy()
+        columns = self._metrics.of_block(block.about(wanted))
         return {
             UNTRAINED + name: np.where(without, np.nan, values)
-            for name, values in found.items()
+            for name, values in columns.items()
             if name.partition("@")[0] not in TARGET_METRICS  # of no held-out item
         }
 
     def _masks(self, clients: np.ndarray) -> _Masks:
-        key = clients.tobytes()
-        if self._kept is not None and key in self._kept:
-            return self._kept[key]
         if self._settings.protocol == "reconstruction":
-            history = torch.from_numpy(self._population.whole_history(clients))
-            found = {"seen": history, "known": torch.zeros_like(history), "relevant": history}
-        else:
-            lists = self._population.held_out(clients, self._settings.held_out)
-            names = ("seen", "known", "relevant")
-            found = {name: torch.from_numpy(getattr(lists, name)) for name in names}
-            found["masked"] = torch.from_numpy(lists.masked(self._settings.masked))
-            if lists.weight is not None:
-                found["weights"] = torch.from_numpy(lists.weight)
-        if self._kept is not None:
-            self._kept[key] = found
-        return found
+            rows = self._population.rows(clients, "all", positive=True)
+            history = torch.from_numpy(rows.mask())
+            return {"seen": history, "known": torch.zeros_like(history), "relevant": history}
+        lists = self._population.held_out(clients, self._settings.held_out)
+        arrays = {
+            "seen": lists.seen,
+            "known": lists.known,
+            "relevant": lists.relevant,
+            "masked": lists.masked(self._settings.masked),
+            "weights": lists.weight,
+        }
+        return {name: torch.from_numpy(a) for name, a in arrays.items() if a is not None}
 
     def _liked(self, clients: np.ndarray) -> Tensor:
         """`bool [clients, items]`: the known items that some clients like."""
-        offsets, items = self._population.liked(clients)
-        liked = torch.zeros(len(clients), self._population.interactions.num_items, dtype=torch.bool)
-        users = np.repeat(np.arange(len(clients)), np.diff(offsets))
-        liked[torch.from_numpy(users), torch.from_numpy(items.astype(np.int64))] = True
-        return liked
+        return torch.from_numpy(self._population.rows(clients, positive=True).mask())
 
 
 def ranking_metrics(

@@ -8,9 +8,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from fedrec.components.errors import component_errors, refuse_wrong
@@ -22,10 +23,6 @@ from fedrec.experiment.sections import Section, component_settings
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.metrics.base import ListMetric, Metric, RatedBlock, RatingMetric, UserMetric
 from fedrec.metrics.ranks import RankedBlock
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 ROWS = "rows"
 """Column of rating tables: number of held-out rows of each user."""
@@ -40,7 +37,7 @@ _LISTS = ("coverage", "gini", "popularity", "popularity-lift")
 _SAMPLED = ("hits-of", "ndcg-of")
 _RECONSTRUCTION = (("reconstruction-recall", "reconstruction-ndcg"),)
 _RATING = (("mae", "rmse"),)
-_LOWER = ("loss", "epsilon", "nominal-epsilon")  # what tables hold beside metrics
+_LOWER = ("loss", "epsilon", "nominal-epsilon")  # columns of tables beside metrics
 
 
 class Metrics:
@@ -62,14 +59,14 @@ class Metrics:
 
     def __init__(self, task: str, settings: EvaluationConfig) -> None:
         self.ks = settings.ks
-        own = [_made(section, task) for section in settings.metrics or ()]
+        added = [_made(section, task) for section in settings.metrics or ()]
         groups = [
             [_made(Section(name=name), task) for name in group] for group in _of(task, settings)
         ]
         if settings.sampled_items is not None and task == "ranking" and settings.protocol is None:
             options = {"items": settings.sampled_items}
             groups.append([_made(Section(name=name, **options), task) for name in _SAMPLED])  # type: ignore[arg-type]
-        groups += [[metric] for metric in own if not isinstance(metric, ListMetric)]
+        groups += [[metric] for metric in added if not isinstance(metric, ListMetric)]
         self.columns = {
             metric.column(k): (metric, k)
             for group in groups
@@ -79,11 +76,11 @@ class Metrics:
         lists = () if settings.protocol or task == "rating" else _LISTS
         self.of_lists: list[ListMetric] = [
             metric
-            for metric in (*(_made(Section(name=name), task) for name in lists), *own)
+            for metric in (*(_made(Section(name=name), task) for name in lists), *added)
             if isinstance(metric, ListMetric)
         ]
         if settings.shown is not None:
-            _refuse_unknown(settings.shown, {metric.name for metric in own})
+            _check_shown(settings.shown, {metric.name for metric in added})
 
     def of_block(self, block: RankedBlock) -> dict[str, np.ndarray]:
         """The columns of a table of users, `float64 [users]` each."""
@@ -95,29 +92,29 @@ class Metrics:
 
     def of_ratings(self, block: RatedBlock) -> dict[str, np.ndarray]:
         """The columns of a table of users: metrics `float64 [users]`, and the number of rows."""
-        found = {
+        values = {
             column: metric.per_user(block)
             for column, (metric, _) in self.columns.items()
             if isinstance(metric, RatingMetric)
         }
-        return {**found, ROWS: block.counts}
+        return {**values, ROWS: block.counts}
 
     def sums(self, block: RankedBlock) -> dict[str, np.ndarray]:
-        """What the metrics of lists are computed from, `NAME@k`, summed over a block of users."""
-        found: dict[str, np.ndarray] = {}
+        """The sums of the metrics of lists over a block of users, by `NAME@k`."""
+        totals: dict[str, np.ndarray] = {}
         for metric in self.of_lists:
             for k in self.ks if metric.has_k else self.ks[:1]:
                 with component_errors(METRIC.name, metric, "in sums"):
                     sums = metric.sums(block, k).items()
-                    found |= {f"{name}@{k}": value.cpu().numpy() for name, value in sums}
-        return found
+                    totals |= {f"{name}@{k}": value.cpu().numpy() for name, value in sums}
+        return totals
 
     def of_sums(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
         """The metrics of lists, from the sums over all users; none without sums."""
         by_k = {k: _at(sums, k) for k in self.ks} if sums else {}
         return {
-            metric.column(k): metric.value(own)
-            for k, own in by_k.items()
+            metric.column(k): metric.value(sums_of_k)
+            for k, sums_of_k in by_k.items()
             for metric in self.of_lists
             if metric.has_k or k == self.ks[0]
         }
@@ -144,7 +141,7 @@ class Metrics:
 
 
 def lower_is_better(column: str, settings: EvaluationConfig | None = None) -> bool:
-    """Whether the smaller value of a column of a result table is the better one.
+    """True if the smaller value of a column of a result table is the better one.
 
     Args:
         column: such as `rmse`, `gini@10`, `epsilon` or, of a centralised system, `biased-mf rmse`.
@@ -153,10 +150,10 @@ def lower_is_better(column: str, settings: EvaluationConfig | None = None) -> bo
     name = column.rpartition(" ")[2].partition("@")[0].removeprefix("validation-")
     if name in _LOWER:
         return True
-    own = {} if settings is None else {one.name: one for one in _classes(settings.metrics or ())}
-    if name not in own and name in available_names(METRIC):
-        own[name] = resolve(METRIC, name)  # type: ignore[assignment]
-    return name in own and own[name].lower_is_better
+    classes = [] if settings is None else list(_classes(settings.metrics or ()))
+    if name in available_names(METRIC):
+        classes.append(resolve(METRIC, name))  # type: ignore[arg-type]
+    return next((metric.lower_is_better for metric in classes if metric.name == name), False)
 
 
 def main_metric(columns: Iterable[str]) -> str | None:
@@ -168,10 +165,10 @@ def main_metric(columns: Iterable[str]) -> str | None:
     return next(iter([*preferred, *known]), None)
 
 
-def _refuse_unknown(columns: Iterable[str], own: set[str]) -> None:
-    """Refuse a column of `evaluation.shown` that is of no metric, and of none of the experiment's
-    own."""
-    known = own | set(available_names(METRIC))
+def _check_shown(columns: Iterable[str], added: set[str]) -> None:
+    """Check that each column of `evaluation.shown` is of a metric, or of one that the experiment
+    adds."""
+    known = added | set(available_names(METRIC))
     for column in columns:
         name = column.partition("@")[0]
         if name not in known:
@@ -223,8 +220,10 @@ def _per_user(metric: UserMetric, block: RankedBlock, k: int) -> np.ndarray:
 
 
 def _at(sums: Mapping[str, np.ndarray], k: int) -> dict[str, np.ndarray]:
-    parts = [(name.rpartition("@"), value) for name, value in sums.items()]
-    return {name: value for (name, _, length), value in parts if length == str(k)}
+    suffix = f"@{k}"
+    return {
+        name.removesuffix(suffix): value for name, value in sums.items() if name.endswith(suffix)
+    }
 
 
 def _mean(metric: Metric | None, values: np.ndarray, rows: np.ndarray | None) -> float:
@@ -288,18 +287,13 @@ def group_means(
         One row per group, in order; first a column `count`, the number of users in the group who
         have any value, and then the metrics. The mean of an empty group is NaN.
     """
-    import pandas as pd  # nodes do without
-
-    counts = np.zeros(len(groups), dtype=np.int64)
-    means = np.empty((len(groups), len(per_user)))
-    for place, member in enumerate(groups.values()):
-        own = np.empty((len(per_user), int(member.sum())))
-        for row, values in zip(own, per_user.values(), strict=True):
-            row[:] = values[member]
-        counts[place] = (~np.isnan(own)).any(axis=0).sum()
-        means[place] = known_means(own, axis=1)
-    columns = dict(zip(per_user, means.T, strict=True))
-    return pd.DataFrame({"count": counts, **columns}, index=pd.Index(list(groups), name="group"))
+    index = pd.Index(list(groups), name="group")
+    table = pd.DataFrame(np.nan, index=index, columns=["count", *per_user])
+    for name, member in groups.items():
+        values = np.stack([column[member] for column in per_user.values()]).astype(np.float64)
+        count = (~np.isnan(values)).any(axis=0).sum()
+        table.loc[name] = [count, *known_means(values, axis=1)]
+    return table.astype({"count": np.int64})
 
 
 def known_means(values: np.ndarray, axis: int) -> np.ndarray:
@@ -320,20 +314,18 @@ def group_gaps(means: pd.DataFrame) -> pd.DataFrame:
         metrics of `means`. Groups without any value do not count. NaN for a kind with fewer than
         two other groups.
     """
-    import pandas as pd
-
     means = means.drop(index=UNTRAINED_ITEMS, errors="ignore")  # no group of users
     kinds = [
         str(name).partition("=")[0] if "=" in str(name) else "activity" for name in means.index
     ]
     grouped = means.drop(columns="count").groupby(np.array(kinds), sort=False)
     highest, lowest, values = (
-        pd.DataFrame(found) for found in (grouped.max(), grouped.min(), grouped.count())
+        pd.DataFrame(frame) for frame in (grouped.max(), grouped.min(), grouped.count())
     )
     return (highest - lowest).where(values > 1).rename_axis("kind")
 
 
-# What an evaluation found: one row per user, and sums over users.
+# Results of an evaluation: one row per user, and sums over users.
 
 GROUP = "group:"
 """Prefix of the columns that hold the members of a group of users, 0 or 1."""
@@ -350,8 +342,7 @@ class Evaluated:
         columns: `[users]` each: metrics by name, and one `group:NAME` for each group with a member,
             so that means over groups need no features, and `untrained:METRIC` where users have
             held-out items without training rows.
-        sums: what the metrics of all users' lists are computed from, summed over the users; empty
-            where it was not asked for.
+        sums: sums over users for the metrics of all users' lists; empty unless requested.
     """
 
     clients: np.ndarray
@@ -368,17 +359,17 @@ class Evaluated:
     def joined(cls, parts: Iterable[Evaluated]) -> Evaluated:
         """All parts as one, ascending by client; a part without a member of a group has no column
         for it."""
-        found: list[Evaluated] = []
+        blocks: list[Evaluated] = []
         sums: dict[str, np.ndarray] = {}
         for part in parts:
-            found.append(cls(part.clients, part.columns))
+            blocks.append(cls(part.clients, part.columns))
             for name, value in part.sums.items():
                 sums[name] = sums[name] + value if name in sums else value
-        clients = np.concatenate([np.empty(0, np.int64), *(part.clients for part in found)])
+        clients = np.concatenate([np.empty(0, np.int64), *(block.clients for block in blocks)])
         order = np.argsort(clients, kind="stable")
-        names = dict.fromkeys(name for part in found for name in part.columns)
+        names = dict.fromkeys(name for block in blocks for name in block.columns)
         columns = {
-            name: np.concatenate([part._column(name) for part in found])[order] for name in names
+            name: np.concatenate([block._column(name) for block in blocks])[order] for name in names
         }
         return cls(clients[order], columns, sums)
 
@@ -394,7 +385,7 @@ class Evaluated:
             name: values if values.dtype.kind == "i" else values.astype(np.float64)
             for name, values in self.columns.items()
         }
-        members = {f"{GROUP}{name}": own.astype(np.float64) for name, own in groups.items()}
+        members = {f"{GROUP}{name}": member.astype(np.float64) for name, member in groups.items()}
         return Evaluated(self.clients, columns | members, self.sums)
 
     def __len__(self) -> int:
@@ -419,23 +410,19 @@ class Evaluated:
         return self._table_of(self.metrics)
 
     def _table_of(self, columns: Mapping[str, np.ndarray]) -> pd.DataFrame:
-        import pandas as pd  # nodes do without
-
         return pd.DataFrame(dict(columns), index=pd.Index(self.clients, name="client"))
 
     def means(self, metrics: Metrics) -> dict[str, float]:
         """Figures for all users together; empty without users."""
-        own = self.metrics
-        kind = np.result_type(*own.values()) if own else np.float64
-        columns = {name: values.astype(kind) for name, values in own.items()}
+        columns = self.metrics
+        kind = np.result_type(*columns.values()) if columns else np.float64
+        columns = {name: values.astype(kind) for name, values in columns.items()}
         return (metrics.means(columns) if len(self) else {}) | metrics.of_sums(self.sums)
 
     def groups(self) -> pd.DataFrame:
         """Means over each group of users, one row per group, sorted by name, because nodes reply in
         any order and know different groups; and over items without training rows, where there are
         any among the held-out ones."""
-        import pandas as pd
-
         names = sorted(name for name in self.columns if name.startswith(GROUP))
         members = {name.removeprefix(GROUP): self.columns[name] > 0 for name in names}
         means = group_means(self.metrics, members)

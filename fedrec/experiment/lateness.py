@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which settings the tables `[devices]`, `[closing]` and `[asynchronous]` fit."""
+"""Combinations of `[devices]`, `[closing]` and `[asynchronous]` with other settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedrec.privacy.config import PrivacyConfig
 
 @dataclass(frozen=True)
 class Lateness:
-    """What an experiment says of late devices: its three tables."""
+    """The three tables of an experiment about late devices."""
 
     devices: DevicesConfig | None
     closing: ClosingConfig | None
@@ -30,9 +30,9 @@ class Lateness:
         """Whether rounds end without the clients that are late, which are no failures."""
         return self.closing is not None or self.asynchronous is not None
 
-    def refuse_others(self, sampler: str, *, secure: bool, privacy: PrivacyConfig | None) -> None:
-        """Refuse settings with which late answers cannot be left out or weighted, or of which a
-        guarantee does not cover who takes part.
+    def check(self, sampler: str, *, secure: bool, privacy: PrivacyConfig | None) -> None:
+        """Check that late answers can be left out or weighted, and that a guarantee covers who
+        takes part.
 
         Args:
             sampler: its name.
@@ -40,45 +40,34 @@ class Lateness:
             privacy: the `[privacy]` table.
 
         Raises:
-            ValueError: says what is expected.
+            ValueError: says what cannot be combined.
         """
-        self._refuse_times(privacy)
-        if secure and self.known_cohorts:
-            raise ValueError(
-                "[closing], [asynchronous] and the availability of devices without"
-                " secure-aggregation: masks cancel in the sum of the nodes that began a session,"
-                " which waits for them up to engine.timeout and goes on without those that are late"
-            )
-        if self.asynchronous is not None:
-            self._refuse_asynchronous(sampler, privacy)
-
-    def _refuse_times(self, privacy: PrivacyConfig | None) -> None:
-        if privacy is None or self.devices is None:
-            return
-        if self.known_cohorts and self.devices.examples is None:
-            raise ValueError(
-                "devices.examples with [privacy], so that who takes part does not depend on how"
-                " many rows a user has"
-            )
-        if not self.known_cohorts and privacy.mode == "secure":
-            raise ValueError(
-                "[devices] without privacy.mode = 'secure': the time that a round takes shows who"
-                " took part, which has to be secret"
-            )
-
-    def _refuse_asynchronous(self, sampler: str, privacy: PrivacyConfig | None) -> None:
-        if self.closing is not None:
-            raise ValueError(
-                "[asynchronous] without [closing]: a round ends when its buffer is full, and no"
-                " answer is too late"
-            )
-        if sampler != "fixed-size":
-            raise ValueError(
-                "sampler.name = 'fixed-size' with [asynchronous], whose buffer has as many answers"
-                " as the sampler's cohort has clients"
-            )
-        if privacy is not None and privacy.placement == "distributed":
-            raise ValueError(
-                "[asynchronous] without privacy.placement = 'distributed': the weight of stale"
-                " answers would make the clients' shares of the noise smaller"
-            )
+        with_buffer = self.asynchronous is not None
+        timed = privacy is not None and self.devices is not None
+        counts_rows = self.devices is not None and self.devices.examples is None
+        rules = {
+            "[privacy] with [devices] needs devices.examples: otherwise who takes part depends on"
+            " how many rows a user has": timed and self.known_cohorts and counts_rows,
+            "[devices] cannot be combined with privacy.mode = 'secure': the time that a round takes"
+            " shows who took part, which has to be secret": (
+                privacy is not None
+                and timed
+                and not self.known_cohorts
+                and privacy.mode == "secure"
+            ),
+            "secure-aggregation cannot be combined with [closing], [asynchronous] or device"
+            " availability: its masks only cancel if all nodes of a session answer": (
+                secure and self.known_cohorts
+            ),
+            "[asynchronous] cannot be combined with [closing]: a round ends when its buffer is"
+            " full, and no answer is too late": with_buffer and self.closing is not None,
+            "[asynchronous] needs sampler.name = 'fixed-size': its buffer has as many answers as"
+            " the sampler's cohort has clients": with_buffer and sampler != "fixed-size",
+            "[asynchronous] cannot be combined with privacy.placement = 'distributed': the weight"
+            " of stale answers would make the clients' shares of the noise smaller": (
+                with_buffer and privacy is not None and privacy.placement == "distributed"
+            ),
+        }
+        for message, broken in rules.items():
+            if broken:
+                raise ValueError(message)

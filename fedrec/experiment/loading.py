@@ -108,11 +108,11 @@ def _read(source: str | Path) -> dict[str, Any]:
         )
     try:
         path = Path(source).expanduser()
-        found = path.is_file()
+        exists = path.is_file()
     except (OSError, ValueError, RuntimeError):  # too long, zero byte or unknown home folder
         path = Path()
-        found = False
-    if not found:
+        exists = False
+    if not exists:
         shipped = shipped_experiments()
         if str(source) not in shipped:
             raise ExperimentError(

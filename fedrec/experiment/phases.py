@@ -27,14 +27,15 @@ class Phase:
         name: its name, as in `privacy.phases`, in the ledger and in the report.
         step: name and settings of the local step.
         last: number of its last round; None: it lasts to the end.
-        volunteers: whether only clients who agreed to it take part.
+        volunteers: its participants, in words, if they are clients who agreed to it; empty: none
+            are.
         sampler: how its cohorts are drawn; None: by the experiment's sampler.
     """
 
     name: str
     step: Mapping[str, Any]
     last: int | None = None
-    volunteers: bool = False
+    volunteers: str = ""
     sampler: Section | None = None
 
     def has_step(self, step: Mapping[str, Any]) -> bool:
@@ -51,10 +52,10 @@ def contributions_of(step: Mapping[str, Any]) -> Contributions:
     """The kind of contributions of a step, by its name and settings; `signed` unless the step
     declares otherwise. Settings of a step around another one declare that of the other."""
     section = Section.model_validate(step)
-    own: Contributions = getattr(
+    declared: Contributions = getattr(
         registry.resolve(registry.STEP, section.name), "contributions", "signed"
     )
-    return getattr(component_settings(registry.STEP, section), "contributions", own)
+    return getattr(component_settings(registry.STEP, section), "contributions", declared)
 
 
 def symmetric_of(experiment: Experiment, step: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.lateness import Lateness
 from fedrec.experiment.sections import (
     Section,
-    component_of,
     component_settings,
     nested_sections,
     resolved_section,
@@ -42,30 +41,6 @@ from fedrec.experiment.tables import (
     SecureAggregationConfig,
 )
 from fedrec.privacy.config import PrivacyConfig
-
-# Compression beside secure aggregation: masks are integers, so what clients send has to be whole
-# multiples of one step.
-
-
-def common_grid(compression: Section) -> tuple[float, int]:
-    """The step of a compression, and the largest multiple of it that a client sends.
-
-    Raises:
-        ExperimentError: its clients do not round to one grid.
-    """
-    grid = component_of(registry.COMPRESSION, compression).grid
-    if grid is None:
-        raise ExperimentError(
-            f"compression {compression.name!r} does not work with secure-aggregation: masks hide"
-            " the sum of integers over whole tables, so rows, scales and coordinates that differ"
-            " between clients cannot be added up behind them",
-            expected="compression.name = 'rounding' with compression.largest, which rounds all"
-            " clients' numbers to the same multiples of one step",
-            got=f"compression {compression.name!r} without a common grid",
-            fix="set compression.name = 'rounding' and compression.largest = 0.1 or another bound"
-            " on a number of an update, or leave out one of the two tables",
-        )
-    return grid
 
 
 class Experiment(DataSettings):
@@ -163,12 +138,12 @@ class Experiment(DataSettings):
     @model_validator(mode="after")
     def _requires_rounds_or_baselines(self) -> Self:
         given = [key for key in FEDERATED if key.replace("-", "_") in self.model_fields_set]
-        if not self.federated and given:
+        if given and not self.federated:
             raise ValueError(
-                f"rounds = 1 or more with [{given[0]}]; without rounds there is no federated system"
+                f"[{given[0]}] needs rounds >= 1: without rounds there is no federated system"
             )
         if not self.federated and not self.evaluation.baselines:
-            raise ValueError("rounds = 1 or more, or centralised systems in evaluation.baselines")
+            raise ValueError("set rounds >= 1, or name centralised systems in evaluation.baselines")
         return self
 
     @model_validator(mode="after")
@@ -193,12 +168,12 @@ class Experiment(DataSettings):
 
     @property
     def lateness(self) -> Lateness:
-        """What it says of late devices."""
+        """Its tables about late devices."""
         return Lateness(self.devices, self.closing, self.asynchronous)
 
     @model_validator(mode="after")
     def _late_answers_fit(self) -> Self:
-        self.lateness.refuse_others(
+        self.lateness.check(
             self.sampler.name, secure=bool(self.secure_aggregation), privacy=self.privacy
         )
         return self
@@ -206,7 +181,7 @@ class Experiment(DataSettings):
     @model_validator(mode="after")
     def _targets_are_chosen(self) -> Self:
         known = set(TARGET_METRICS) | set(TARGET_RATINGS)
-        named = {one.name for one in self.evaluation.metrics or ()} & known
+        named = {metric.name for metric in self.evaluation.metrics or ()} & known
         if named and self.adversary is None:
             raise ValueError(
                 f"[adversary] with evaluation.metrics = [{min(named)!r}], which measures its"
@@ -238,9 +213,9 @@ class Experiment(DataSettings):
         for kind in SECTIONS if self.federated else CENTRAL_SECTIONS:
             sections[kind.name] = resolved_section(kind, getattr(self, kind.name), seed=self.seed)
         if self.callbacks is not None:
-            places = enumerate(self.callbacks)
             sections["callbacks"] = tuple(
-                resolved_section(registry.CALLBACK, one, at=f"callbacks.{n}") for n, one in places
+                resolved_section(registry.CALLBACK, callback, at=f"callbacks.{number}")
+                for number, callback in enumerate(self.callbacks)
             )
         if self.perturb is not None:
             sections["perturb"] = resolved_section(
@@ -253,7 +228,13 @@ class Experiment(DataSettings):
                 registry.COMPRESSION, self.compression, seed=self.seed
             )
             if self.secure_aggregation:
-                common_grid(self.compression)  # refuses others
+                raise ExperimentError(
+                    "[compression] and secure-aggregation cannot be combined: masks hide sums over"
+                    " whole tables, not the rows and scales of single clients",
+                    expected="one of the two",
+                    got="both",
+                    fix="leave out one of the two tables",
+                )
         if self.privacy is not None and self.federated:
             sections["privacy"] = self.privacy.resolved()
         resolved = self.model_copy(update=sections)
@@ -270,14 +251,14 @@ class Experiment(DataSettings):
         """The section with every default filled in, and the evaluation with the measures of its
         targets."""
         attack = resolved_section(registry.POISONING, adversary.attack, seed=self.seed)
-        own = self.evaluation.metrics or ()
+        metrics = self.evaluation.metrics or ()
         wanted = TARGET_METRICS if self.task == "ranking" else TARGET_RATINGS
-        missing = set(wanted) - {one.name for one in own}
+        missing = set(wanted) - {metric.name for metric in metrics}
         if self.evaluation.protocol is None:
-            own = (*own, *(Section(name=name) for name in wanted if name in missing))
+            metrics = (*metrics, *(Section(name=name) for name in wanted if name in missing))
         return {
             "adversary": adversary.model_copy(update={"attack": attack}),
-            "evaluation": self.evaluation.model_copy(update={"metrics": own or None}),
+            "evaluation": self.evaluation.model_copy(update={"metrics": metrics or None}),
         }
 
     def fine_tune_step(self) -> Section:
@@ -290,8 +271,8 @@ class Experiment(DataSettings):
         """All local steps that clients may be ordered to train with, by key: the experiment's, and
         those of its strategy."""
         nested = nested_sections(self.settings(registry.STRATEGY))
-        within = {f"strategy.{key}": one for key, kind, one in nested if kind is registry.STEP}
-        return {"step": self.step, **within}
+        inner = {f"strategy.{key}": step for key, kind, step in nested if kind is registry.STEP}
+        return {"step": self.step, **inner}
 
     def toml(self) -> str:
         """The experiment as TOML text."""
@@ -305,7 +286,7 @@ class Experiment(DataSettings):
         table = _untold(self.table())
         evaluation = dict(table.get("evaluation", {}))
         if "baselines" in evaluation:
-            evaluation["baselines"] = [_untold(one) for one in evaluation["baselines"]]
+            evaluation["baselines"] = [_untold(entry) for entry in evaluation["baselines"]]
             table["evaluation"] = evaluation
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 

@@ -116,8 +116,8 @@ def nested_sections(settings: Any) -> Iterator[tuple[str, registry.Kind, Section
     """The same at any depth."""
     for key, kind, section in sections_within(settings):
         yield key, kind, section
-        for inner, own, within in nested_sections(component_settings(kind, section)):
-            yield f"{key}.{inner}", own, within
+        for path, inner_kind, inner in nested_sections(component_settings(kind, section)):
+            yield f"{key}.{path}", inner_kind, inner
 
 
 def _with_nested(settings: Config, at: str, seed: int | None) -> Config:

@@ -153,7 +153,7 @@ class EvaluationConfig(Config):
     @classmethod
     def _distinct(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         if len(set(value)) < len(value):
-            raise ValueError("cut-offs that differ from each other")
+            raise ValueError("duplicate cut-offs")
         return value
 
     def baseline_settings(self) -> dict[str, dict[str, Any]]:
@@ -169,7 +169,7 @@ class EvaluationConfig(Config):
     def settings_tried(self) -> dict[str, int | None]:
         """By the label of each baseline, how many settings were tried to choose its own; None where
         it is not stated."""
-        return {label: one.options.get(TRIED) for label, one in self._labelled().items()}
+        return {label: entry.options.get(TRIED) for label, entry in self._labelled().items()}
 
     def _labelled(self) -> dict[str, Section]:
         """The baselines by their labels."""

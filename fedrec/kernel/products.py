@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,8 +12,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from fedrec.kernel.compiled import FAST, INNER
 from fedrec.kernel.rows import matrix
-from fedrec.runtime.compilation import FAST, INNER, by_address
 
 # Pieces of matrix products in vector registers, as LLVM instructions.
 #
@@ -69,26 +68,6 @@ def multiply_add(builder: ir.IRBuilder, one: Any, other: Any, total: Any) -> Any
     """total + one * other, in one instruction where the processor has it."""
     free: Any = {"flags": ("contract",)}
     return builder.fadd(total, builder.fmul(one, other, **free), **free)
-
-
-def sums_of_two(builder: ir.IRBuilder, one: Any, other: Any) -> list[Any]:
-    """The sum of the numbers of each of two vectors, in any order."""
-
-    def shuffled(first: Any, second: Any, places: Sequence[int]) -> Any:
-        mask = ir.Constant(ir.VectorType(ir.IntType(32), len(places)), list(places))
-        return builder.shuffle_vector(first, second, mask)
-
-    quarters = range(0, VECTOR, 4)  # a processor shuffles quickly among four numbers
-    low = [place for n in quarters for place in (n, VECTOR + n, n + 1, VECTOR + n + 1)]
-    high = [place for n in quarters for place in (n + 2, VECTOR + n + 2, n + 3, VECTOR + n + 3)]
-    found = builder.fadd(shuffled(one, other, low), shuffled(one, other, high))
-    length = VECTOR
-    while length > 2:
-        length //= 2
-        halves = [shuffled(found, found, range(n, n + length)) for n in (0, length)]
-        found = builder.fadd(*halves)
-    places = [ir.Constant(ir.IntType(32), n) for n in range(2)]
-    return [builder.extract_element(found, place) for place in places]
 
 
 def loop(
@@ -245,20 +224,6 @@ def add_product(alpha, a, a_transposed, b, b_transposed, beta, out, room):
         at = a.ctypes.data, second.ctypes.data, out.ctypes.data
         sizes = rows, columns, inner
         _add_tiles(np.float32(alpha), sizes, at[0], a_row, a_column, at[1], columns, at[2], columns)
-
-
-@functools.cache
-def product_by_address() -> Any:
-    """`add_product` for compiled code that takes it as an argument."""
-    matrix_type = types.Array(types.float32, 2, "C")
-    room = types.Array(types.float32, 1, "C")
-    factors = matrix_type, types.boolean, matrix_type, types.boolean
-    signature = types.void(types.float32, *factors, types.float32, matrix_type, room)
-    return by_address(_product, signature)
-
-
-def _product(alpha, a, a_transposed, b, b_transposed, beta, out, room):
-    add_product(alpha, a, a_transposed, b, b_transposed, beta, out, room)
 
 
 @njit(**FAST)

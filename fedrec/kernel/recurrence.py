@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from fedrec.kernel.compiled import FAST, compiled
 from fedrec.kernel.products import add_views, sigmoid, tanh, transpose
 from fedrec.kernel.rows import add_row, add_rows, aligned, copy_row, repeat_row
-from fedrec.runtime.compilation import FAST, compiled
 
 _ONE = np.float32(1)
 
@@ -91,19 +91,6 @@ def recurrent_backward(gradient, present, weight, states, gates, recalled, to):
             add_views(_ONE, earlier.T, to_added[sequences:], to_weight[c])
         to_bias[c] = 0
         add_rows(to_added, to_bias[c])
-
-
-def compile_recurrence() -> None:
-    """Compile for the types of training, with one client of one place."""
-
-    def ones(*shape: int) -> np.ndarray:
-        return np.ones(shape, dtype=np.float32)
-
-    present = np.ones((1, 1, 1), dtype=np.bool_)
-    found = ones(1, 1, 1, 1), ones(1, 1, 1, 3), ones(1, 1, 1, 1)
-    recurrent_forward(ones(1, 1, 1, 3), present, ones(1, 1, 3), ones(1, 3), *found)
-    to = ones(1, 1, 1, 3), ones(1, 1, 3), ones(1, 3)
-    recurrent_backward(ones(1, 1, 1, 1), present, ones(1, 1, 3), *found, to)
 
 
 @njit(**FAST)

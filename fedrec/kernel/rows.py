@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fedrec.runtime.compilation import FAST, compiled
+from fedrec.kernel.compiled import FAST, compiled
 
 # Working memory of compiled code.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of metrics, blocks of predicted ratings, and the errors of these."""
+"""The interface of metrics, blocks of predicted ratings, and the metrics of these."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class RatedBlock:
 
 
 class Metric(ABC):
-    """What every metric says of itself; derive from `UserMetric`, `RatingMetric` or `ListMetric`.
+    """Base of all metrics; derive from `UserMetric`, `RatingMetric` or `ListMetric`.
 
     Attributes:
         name: its name in tables, before `@k`.
@@ -135,8 +135,8 @@ class ListMetric(Metric):
 
     @abstractmethod
     def sums(self, block: RankedBlock, k: int) -> Mapping[str, Tensor]:
-        """What is summed over users, `float64` of any shape by name, for a block of users; metrics
-        that name the same sum share it."""
+        """Sums over a block of users, `float64` of any shape by name; metrics that name the same
+        sum share it."""
 
     @abstractmethod
     def value(self, sums: Mapping[str, np.ndarray]) -> float:
@@ -173,3 +173,30 @@ class RootMeanSquaredError(RatingMetric):
     def pooled(self, values: np.ndarray, rows: np.ndarray) -> float:
         """Of all rows."""
         return float(np.sqrt(np.average(np.square(values), weights=rows)))
+
+
+# Metrics of the items that an adversary promotes, which make no lists.
+
+
+class TargetRating(RatingMetric):
+    """Predicted rating of the targets. Prediction shift is its difference between two runs, with
+    and without the attack."""
+
+    name = "target-rating"
+    paper = "O'Mahony, Hurley, Kushmerick and Silvestre 2004"
+    range = (float("-inf"), float("inf"))
+
+    def per_user(self, block: RatedBlock) -> np.ndarray:
+        """`float64 [users]`: mean over the targets that a user has not rated; NaN without any, and
+        where the server generates parameters for the rated items alone."""
+        if block.targets is None:
+            return np.full(len(block.counts), np.nan)
+        unrated = ~np.isnan(block.targets)
+        with np.errstate(invalid="ignore"):
+            return np.where(unrated, block.targets, 0.0).sum(1) / unrated.sum(1)
+
+    def pooled(self, values: np.ndarray, rows: np.ndarray) -> float:
+        """Mean over the users who have not rated all targets, NaN without any; each counts the
+        same."""
+        unrated = values[~np.isnan(values)]
+        return float(unrated.mean()) if len(unrated) else float("nan")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrec.metrics.base import ListMetric, RatedBlock, RatingMetric, UserMetric
+from fedrec.metrics.base import ListMetric, UserMetric
 from fedrec.metrics.ranks import RankedBlock, pairs
 
 # Metrics of whole lists, one per user, see `fedrec.metrics.ranks`; ties count by expectation.
@@ -75,12 +75,9 @@ class AveragePrecision(UserMetric):
         hits = block.hits[:, :k]
         both = hits * (relevant - 1) / (number - 1).clamp(min=1)
         above = hits.cumsum(1) - (earlier + 1) * hits
-        found = hits + above * hits + earlier * both
-        places = torch.arange(1, hits.shape[1] + 1, device=hits.device)
-        return (found / places).cumsum(1)[:, -1] / block.number
-
-
-_GROWTH = 1e4  # of rounding, below which 11 digits are left
+        total = hits + above * hits + earlier * both
+        ranks = torch.arange(1, hits.shape[1] + 1, device=hits.device)
+        return (total / ranks).cumsum(1)[:, -1] / block.number
 
 
 class ReciprocalRank(UserMetric):
@@ -105,50 +102,25 @@ class ReciprocalRank(UserMetric):
 
 
 def _first_of_tied(above: Tensor, number: Tensor, relevant: Tensor) -> Tensor:
-    """Expected 1 / rank of the first relevant one of tied items in random order, `float64 [users]`:
-    it is the x-th of T with probability C(T - x, R - 1) / C(T, R).
+    """Expected 1 / rank of the first relevant one of tied items in random order, `float64 [users]`.
 
-    For R = 1 this is (H(a + T) - H(a)) / T with harmonic numbers H and a items above; splitting
-    1 / (a + x) gives it for R from R - 1. Where that would lose digits, its terms are added up.
+    If none of the first x - 1 of T tied items is relevant, the x-th is with probability
+    R / (T - x + 1).
 
     Args:
-        above: a, number of items with higher scores, `int64 [users]`.
+        above: number of items with higher scores, `int64 [users]`.
         number: T, `int64 [users]`.
-        relevant: R >= 1, `int64 [users]`.
+        relevant: R, `int64 [users]`, from 1 to T.
     """
-    a = above.double()
-    t = number.double()
-    harmonic = torch.digamma(a + t + 1) - torch.digamma(a + 1)
-    expected = harmonic / t
-    growth = relevant * (1 + a / t) ** relevant  # of a relative error
-    for r in range(2, int(relevant.max()) + 1):
-        more = r / ((r - 1) * (t - r + 1)) * ((a + t - r + 2) * expected - 1)
-        expected = torch.where(relevant >= r, more, expected)
-    unsure = (growth / harmonic > _GROWTH).nonzero()[:, 0]
-    if len(unsure):
-        expected[unsure] = _added_up(above[unsure], number[unsure], relevant[unsure])
-    return expected
-
-
-def _added_up(above: Tensor, number: Tensor, relevant: Tensor) -> Tensor:
-    """The same, `float64 [users]`, term by term."""
     x = torch.arange(1, int(number.max()) + 1, device=number.device)
-    left = number[:, None] - x
-    needed = relevant[:, None] - 1
-    possible = left >= needed
-    log = _log_choose(left.clamp(min=0), needed) - _log_choose(number, relevant)[:, None]
-    chances = log.exp() * possible
-    return (chances / (above[:, None] + x)).sum(1)
-
-
-def _log_choose(n: Tensor, k: Tensor) -> Tensor:
-    rest = (n - k).clamp(min=0)
-    parts = [torch.lgamma(part.double() + 1) for part in (n, k, rest)]
-    return parts[0] - parts[1] - parts[2]
+    chances = relevant[:, None] / (number[:, None] - x + 1).clamp(min=1).double()
+    missed = (1 - chances.clamp(max=1)).cumprod(1).roll(1, dims=1)
+    missed[:, 0] = 1
+    return (missed * chances / (above[:, None] + x)).sum(1)
 
 
 # Metrics of the items that an adversary promotes, over the users who have not rated them: of their
-# place in lists, and of their predicted ratings, which make no lists.
+# ranks in lists.
 #
 # A user's list is the whole list of `fedrec.metrics.ranks`, which leaves out what the user knows.
 # Users who rated a target in any part of the data have no value for it; of several targets, a
@@ -171,7 +143,7 @@ class TargetMetric(UserMetric):
     def expected_sum(self, block: RankedBlock, gains: Tensor) -> Tensor:
         """`float64 [users, targets]`: expected gain of the targets' places; `gains` are those of
         the places 1 to k, `float64 [k]`, later ones have none."""
-        above, tied = _places(block)
+        above, tied = _ranks(block)
         running = torch.cat([gains.new_zeros(1), gains.cumsum(0)])
         first = running[above.clamp(max=len(gains))]
         last = running[(above + tied).clamp(max=len(gains))]
@@ -212,49 +184,23 @@ class TargetRank(TargetMetric):
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
         """`float64 [users]`, in (0, 1]; NaN for a user who rated all targets."""
-        above, tied = _places(block)
+        above, tied = _ranks(block)
         length = (~block.masked).sum(1, keepdim=True).clamp(min=1)
         return self.mean(block, (above + (tied + 1).double() / 2) / length)
 
 
-class TargetRating(RatingMetric):
-    """Predicted rating of the targets. Prediction shift is its difference between two runs, with
-    and without the attack."""
-
-    name = "target-rating"
-    paper = "O'Mahony, Hurley, Kushmerick and Silvestre 2004"
-    range = (float("-inf"), float("inf"))
-
-    def per_user(self, block: RatedBlock) -> np.ndarray:
-        """`float64 [users]`: mean over the targets that a user has not rated; NaN without any, and
-        where the server generates parameters for the rated items alone."""
-        if block.targets is None:
-            return np.full(len(block.counts), np.nan)
-        unrated = ~np.isnan(block.targets)
-        with np.errstate(invalid="ignore"):
-            return np.where(unrated, block.targets, 0.0).sum(1) / unrated.sum(1)
-
-    def pooled(self, values: np.ndarray, rows: np.ndarray) -> float:
-        """Mean over the users who have not rated all targets, NaN without any; each counts the
-        same."""
-        known = values[~np.isnan(values)]
-        return float(known.mean()) if len(known) else float("nan")
-
-
-def _places(block: RankedBlock) -> tuple[Tensor, Tensor]:
+def _ranks(block: RankedBlock) -> tuple[Tensor, Tensor]:
     """Numbers of items above each target in a user's list, and tied with it including itself,
     `int64 [users, targets]` each."""
 
     def count() -> tuple[Tensor, Tensor]:
         users = torch.arange(len(block.scores))
-        found = [
-            block.levels(block.candidates(users, target.expand_as(users)))
-            for target in block.given("targets")
-        ]
-        above, tied = zip(*found, strict=True)
+        candidates = (target.expand_as(users) for target in block.given("targets"))
+        levels = [block.levels(block.candidates(users, items)) for items in candidates]
+        above, tied = zip(*levels, strict=True)
         return torch.stack(above, 1), torch.stack(tied, 1)
 
-    return block.once("places of targets", count)
+    return block.once("ranks of targets", count)
 
 
 class CountMetric(ListMetric):
@@ -265,8 +211,7 @@ class CountMetric(ListMetric):
 
         def counted() -> Tensor:
             items = block.lists[:, :k][block.listed[:, :k]]
-            found = torch.zeros(block.scores.shape[1], dtype=torch.float64)
-            return found.index_add_(0, items, torch.ones(len(items), dtype=torch.float64))
+            return items.bincount(minlength=block.scores.shape[1]).double()
 
         return {"lists": block.once(("lists", k), counted)}
 
@@ -301,10 +246,9 @@ def gini(counts: np.ndarray) -> float:
     ascending = np.sort(counts.astype(np.float64))
     number = len(ascending)
     total = ascending.sum()
-    places = np.arange(1, number + 1)
     if not total:
         return float("nan")
-    return float((2 * places - number - 1) @ ascending / (number * total))
+    return float((2 * np.arange(1, number + 1) - number - 1) @ ascending / (number * total))
 
 
 class ListPopularity(ListMetric):
@@ -343,8 +287,8 @@ class PopularityLift(ListPopularity):
         """`float64 [users]`; NaN for a user without known liked items that others like too."""
         users, items = pairs(block.given("liked"))
         sums = block.sum_by_user(block.given("popularity")[items], users)
-        usual = sums / users.bincount(minlength=len(sums))
-        return super().of_users(block, k) / torch.where(usual > 0, usual, torch.nan) - 1
+        means = sums / users.bincount(minlength=len(sums))
+        return super().of_users(block, k) / torch.where(means > 0, means, torch.nan) - 1
 
 
 # Metrics of single-positive lists (PrivRec, equations 12 and 13), see `fedrec.metrics.ranks`.

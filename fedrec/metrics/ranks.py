@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users whose items are ranked by scores: best items, and places of single ones.
+"""Blocks of users whose items are ranked by scores: best items, and ranks of single ones.
 
-A block of users whose items are ranked by scores: what ranking metrics are computed from.
+Ranking metrics are computed from a block of users whose items are ranked by scores.
 
 There are two definitions of a list, which must not be mixed up.
 
@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from fedrec.errors import ExperimentError
+from fedrec.kernel.rows import add_levels, first_level
 
 # The best items of each user, and numbers of items above a value or level with it, among those that
 # a mask leaves.
@@ -59,7 +60,9 @@ class LongRows:
         self.scores = scores
         self._pairs: dict[int, tuple[Tensor, tuple[Tensor, Tensor]]] = {}  # by the mask's id
         self._chunks = scores.shape[1] // _CHUNK
-        self._whole = self._chunks * _CHUNK  # items in chunks; the rest are looked at each time
+        self._chunked_items = (
+            self._chunks * _CHUNK
+        )  # items in chunks; the rest are looked at each time
 
     @cached_property
     def _largest(self) -> Tensor:
@@ -67,11 +70,13 @@ class LongRows:
         return self._chunked(self.scores).amax(2)
 
     def has_nan(self) -> bool:
-        """Whether a score is NaN."""
-        return bool(self._largest.isnan().any() or self.scores[:, self._whole :].isnan().any())
+        """True if a score is NaN."""
+        return bool(
+            self._largest.isnan().any() or self.scores[:, self._chunked_items :].isnan().any()
+        )
 
     def best(self, mask: Tensor | None, number: int) -> tuple[Tensor, Tensor]:
-        """The best scores of each row, best first, and their places, `[users, number]` each; of
+        """The best scores of each row, best first, and their items, `[users, number]` each; of
         equal scores any.
 
         Args:
@@ -82,37 +87,30 @@ class LongRows:
             return _without(self.scores, mask).topk(number, dim=1)
         best = self._largest_without(mask).topk(number, dim=1)
         inside = (best.indices[:, :, None] * _CHUNK + torch.arange(_CHUNK)).flatten(1)
-        rest = torch.arange(self._whole, self.scores.shape[1]).expand(len(inside), -1)
-        places = torch.cat([inside, rest], 1)
-        values = self.scores.gather(1, places)
-        if mask is not None:
-            values.masked_fill_(mask.gather(1, places), -torch.inf)
-        found = values.topk(number, dim=1)
-        return found.values, places.gather(1, found.indices)
+        rest = torch.arange(self._chunked_items, self.scores.shape[1]).expand(len(inside), -1)
+        items = torch.cat([inside, rest], 1)
+        top = self._gathered(mask, items).topk(number, dim=1)
+        return top.values, items.gather(1, top.indices)
 
     def first(self, mask: Tensor | None, number: int) -> Tensor:
         """The first places of each row, `int64 [users, number]`: items by falling score, equal ones
         by rising index; in any order where -infinity. For the arguments see `best`."""
         longest = min(number + 1, self.scores.shape[1])
-        best, places = self.best(mask, longest)
-        items = places[:, :number].sort(dim=1).values
+        best, best_of_row = self.best(mask, longest)
+        items = best_of_row[:, :number].sort(dim=1).values
         # `best` keeps arbitrary ones of the items tied at the last place; if the next one is also
         # tied, the lowest indices are taken instead.
         floor = best[:, number - 1]
         left_out = (best[:, number:] == floor[:, None]).any(1) & (floor > -torch.inf)
         tied = left_out.nonzero()[:, 0].tolist()
-        if tied:
-            from fedrec.kernel.rows import first_level  # importing Numba is slow
         for row in tied:
-            above = places[row][best[row] > floor[row]].numpy()
+            above = best_of_row[row][best[row] > floor[row]].numpy()
             level = np.empty(number - len(above), dtype=np.int64)
             hidden = np.zeros(0, dtype=bool) if mask is None else mask[row].numpy()
             first_level(self.scores[row].numpy(), hidden, floor[row].item(), level)
             items[row] = torch.from_numpy(np.sort(np.concatenate([above, level])))
-        values = self.scores.gather(1, items)
-        if mask is not None:
-            values.masked_fill_(mask.gather(1, items), -torch.inf)
-        return items.gather(1, values.sort(dim=1, descending=True, stable=True).indices)
+        order = self._gathered(mask, items).sort(dim=1, descending=True, stable=True).indices
+        return items.gather(1, order)
 
     def levels(self, mask: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers of items above each user's value and level with it, `int64 [users]` each.
@@ -121,22 +119,24 @@ class LongRows:
             mask: `bool [users, items]`, the items that count as -infinity.
             values: `float [users]`.
         """
-        from fedrec.kernel.rows import add_levels  # importing Numba is slow
-
         above = np.zeros(len(values), dtype=np.int64)
         level = np.zeros(len(values), dtype=np.int64)
         largest = self._largest.numpy()
         add_levels(self.scores.numpy(), largest, _CHUNK, values.numpy(), above, level)
         users, items = self._masked(mask)
         scores = self.scores[users, items]
-        own = values[users]
         hidden = users.bincount(minlength=len(values))
+        hidden_above = users[scores > values[users]].bincount(minlength=len(values))
+        hidden_level = users[scores == values[users]].bincount(minlength=len(values))
         return (
-            torch.from_numpy(above) - users[scores > own].bincount(minlength=len(values)),
-            torch.from_numpy(level)
-            - users[scores == own].bincount(minlength=len(values))
-            + hidden * (values == -torch.inf),
+            torch.from_numpy(above) - hidden_above,
+            torch.from_numpy(level) - hidden_level + hidden * (values == -torch.inf),
         )
+
+    def _gathered(self, mask: Tensor | None, items: Tensor) -> Tensor:
+        """Scores of items `int64 [users, n]`, -infinity where masked."""
+        values = self.scores.gather(1, items)
+        return values if mask is None else values.masked_fill_(mask.gather(1, items), -torch.inf)
 
     def _largest_without(self, mask: Tensor | None) -> Tensor:
         """`float [users, chunks]`: the largest scores of chunks, of the items that a mask
@@ -144,14 +144,14 @@ class LongRows:
         if mask is None:
             return self._largest
         users, items = self._masked(mask)
-        inside = items < self._whole
+        inside = items < self._chunked_items
         cells = (users * self._chunks + items // _CHUNK)[inside].unique()
         users = cells // self._chunks
         chunks = cells % self._chunks
-        own = self._chunked(self.scores)[users, chunks]
-        own.masked_fill_(self._chunked(mask)[users, chunks], -torch.inf)
+        scores = self._chunked(self.scores)[users, chunks]
+        scores.masked_fill_(self._chunked(mask)[users, chunks], -torch.inf)
         largest = self._largest.clone()
-        largest[users, chunks] = own.amax(1)
+        largest[users, chunks] = scores.amax(1)
         return largest
 
     def _masked(self, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,7 +162,7 @@ class LongRows:
 
     def _chunked(self, values: Tensor) -> Tensor:
         """`[users, chunks, _CHUNK]`, without the rest."""
-        return values[:, : self._whole].view(len(values), self._chunks, _CHUNK)
+        return values[:, : self._chunked_items].view(len(values), self._chunks, _CHUNK)
 
 
 def pairs(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,8 +181,8 @@ def _without(values: Tensor, mask: Tensor | None) -> Tensor:
     """Values `float [users, items]`, -infinity where masked."""
     if mask is None:
         return values
-    own = values.numpy()
-    return torch.from_numpy(np.where(mask.numpy(), own.dtype.type(-np.inf), own))
+    array = values.numpy()
+    return torch.from_numpy(np.where(mask.numpy(), array.dtype.type(-np.inf), array))
 
 
 class RankedBlock:
@@ -273,10 +273,10 @@ class RankedBlock:
         Raises:
             ValueError: this block was made without it.
         """
-        found = getattr(self, name)
-        if found is None:
+        value = getattr(self, name)
+        if value is None:
             raise ValueError(f"Expected the argument {name!r} of the block, got none.")
-        return found
+        return value
 
     @cached_property
     def positives(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -345,6 +345,10 @@ class RankedBlock:
         `int64 [users]` each; level with -infinity are the items that are in no list."""
         return self._rows.levels(self.masked, values)
 
+    def never_seen_levels(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The same numbers of the items that a user has not seen."""
+        return self._rows.levels(self.seen, values)
+
     @cached_property
     def lists(self) -> Tensor:
         """`int64 [users, places]`: the whole lists, best item first, of the largest k or of the
@@ -355,14 +359,9 @@ class RankedBlock:
     def listed(self) -> Tensor:
         """`bool [users, places]`: which places of `lists` hold an item; a user who knows nearly all
         items has a shorter list."""
-        places = torch.arange(self.lists.shape[1], device=self.scores.device)
+        ranks = torch.arange(self.lists.shape[1], device=self.scores.device)
         left_out = torch.from_numpy(np.count_nonzero(self.masked.numpy(), axis=1))
-        return places < self.scores.shape[1] - left_out[:, None]
-
-    @cached_property
-    def sampled(self) -> Tensor:
-        """`bool [users, items]`: the items that sampled metrics draw from, those not seen."""
-        return ~self.seen
+        return ranks < self.scores.shape[1] - left_out[:, None]
 
     @cached_property
     def wanted(self) -> tuple[Tensor, Tensor]:
@@ -380,8 +379,8 @@ class RankedBlock:
         """`int64 [users]`: number of relevant items of whole lists with a user's value, `[users]`;
         0 for -infinity."""
         users, items = self.wanted
-        own = self.candidates(users, items)
-        equal = (own == values[users]) & (own > -torch.inf)
+        scores = self.candidates(users, items)
+        equal = (scores == values[users]) & (scores > -torch.inf)
         return users[equal].bincount(minlength=len(self.scores))
 
     @cached_property
@@ -399,12 +398,12 @@ class RankedBlock:
         ones = torch.ones_like(group, dtype=torch.float64)
         none = torch.zeros_like(ones)
         number = none.scatter_add(1, group, ones)
-        found = none.scatter_add(1, group, relevant.double())
+        hits = none.scatter_add(1, group, relevant.double())
         earlier = ones.cumsum(1) - 1 - (number.cumsum(1) - number).gather(1, group)
         last = self.levels(scores[:, -1].contiguous())[1]
-        for counts, those in ((number, last), (found, self.count_wanted(scores[:, -1]))):
-            counts.scatter_(1, group[:, -1:], those[:, None].double())
-        return number.gather(1, group), found.gather(1, group), earlier
+        for counts, totals in ((number, last), (hits, self.count_wanted(scores[:, -1]))):
+            counts.scatter_(1, group[:, -1:], totals[:, None].double())
+        return number.gather(1, group), hits.gather(1, group), earlier
 
     @cached_property
     def hits(self) -> Tensor:
@@ -453,7 +452,7 @@ def _rows_of(scores: Tensor) -> LongRows:
 
 def _seen_pairs(relevant: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     """User and item of each relevant item, `int64 [n]` each."""
-    found = pairs(relevant)
-    if not seen[found].all():
+    cells = pairs(relevant)
+    if not seen[cells].all():
         raise ValueError("Expected every relevant item to be seen, got one that is not.")
-    return found
+    return cells

@@ -19,13 +19,16 @@ import logging
 from abc import abstractmethod
 from functools import cache
 
+import numpy as np
 import torch
 from pydantic import Field
+from scipy.special import gammaln
 from torch import Tensor
 
 from fedrec.config import Config
 from fedrec.metrics.base import UserMetric
 from fedrec.metrics.ranks import RankedBlock
+from fedrec.runtime.ragged import within_groups
 
 _LOG = logging.getLogger("fedrec")
 
@@ -62,7 +65,7 @@ class SampledMetric(UserMetric):
     @abstractmethod
     def gain(self, block: RankedBlock, chances: Tensor) -> Tensor:
         """`float64 [positives]`: expected gains of positives whose ranks 1, 2, ... have the
-        probabilities `chances [positives, places]`."""
+        probabilities `chances [positives, ranks]`."""
 
 
 class HitsOf(SampledMetric):
@@ -96,70 +99,51 @@ def _tell_short(metric: str, catalogue: int) -> None:
     )
 
 
-def _competitors(block: RankedBlock) -> tuple[Tensor, Tensor, Tensor]:
-    """Numbers of items that are drawn from above and tied with each positive, and in total, each
-    `int64 [positives]`."""
+def _competitors(block: RankedBlock) -> Tensor:
+    """Numbers of items that are drawn from above and tied with each positive, and in total, `int64
+    [positives, 3]`."""
     users, items, _ = block.positives
-    scores = block.scores
-    higher = torch.empty_like(users)
-    equal = torch.empty_like(users)
+    competitors = torch.zeros(len(users), 3, dtype=torch.int64)
+    competitors[:, 2] = (~block.seen).sum(1)[users]
     # The n-th positives of all users are compared with whole rows at once.
-    counts = torch.bincount(users, minlength=len(scores))
-    place = torch.arange(len(users), device=users.device) - (counts.cumsum(0) - counts)[users]
-    never = block.sampled
-    for number in range(int(counts.max()) if len(users) else 0):
-        chosen = (place == number).nonzero()[:, 0]
-        own = users[chosen]
-        value = scores[users[chosen], items[chosen]][:, None]
-        rows = scores[own]
-        free = never[own]
-        higher[chosen] = ((rows > value) & free).sum(1)
-        equal[chosen] = ((rows == value) & free).sum(1)
-    return higher, equal, never.sum(1)[users]
+    number = within_groups(users.bincount(minlength=len(block.scores)).numpy())
+    for n in range(int(number.max(initial=-1)) + 1):
+        some = torch.from_numpy(np.flatnonzero(number == n))
+        values = block.scores.new_full((len(block.scores),), torch.inf)
+        values[users[some]] = block.scores[users[some], items[some]]
+        above, tied = block.never_seen_levels(values)
+        competitors[some, 0] = above[users[some]]
+        competitors[some, 1] = tied[users[some]]
+    return competitors
 
 
 def _chances(block: RankedBlock, sampled: int) -> Tensor:
-    """`float64 [positives, places]`: probabilities that 0, 1, ... items of a sample are ranked
+    """`float64 [positives, ranks]`: probabilities that 0, 1, ... items of a sample are ranked
     above.
 
     Of the items tied with a positive, a random number is above: each number from 0 to all is
     equally likely.
     """
     # a model that scores many items alike for many users has few distinct numbers
-    numbers = torch.stack(_competitors(block), 1)
-    distinct, places = numbers.unique(dim=0, return_inverse=True)
-    higher, equal, available = distinct.T
-    longest = min(block.longest, sampled + 1)
-    most = int(available.max()) + 1 if len(distinct) else 1
-    logs = torch.lgamma(torch.arange(1, most + 1, device=numbers.device).double())
-    found = _hypergeometric(higher, available, longest, sampled, logs)
-    for row in (equal > 0).nonzero()[:, 0].tolist():
-        above = torch.arange(int(equal[row]) + 1, device=higher.device) + higher[row]
-        found[row] = _hypergeometric(
-            above, available[row].expand_as(above), longest, sampled, logs
-        ).mean(0)
-    return found[places]
+    distinct, row_of = _competitors(block).unique(dim=0, return_inverse=True)
+    ranks = np.arange(min(block.longest, sampled + 1))
+    rows = [np.zeros((0, len(ranks)))]
+    for above, tied, available in distinct.tolist():
+        higher = np.arange(above, above + tied + 1)[:, None]
+        chances = _hypergeometric(ranks, higher, available, min(sampled, available))
+        rows.append(chances.mean(0, keepdims=True))
+    return torch.from_numpy(np.concatenate(rows))[row_of]
 
 
 def _hypergeometric(
-    higher: Tensor, available: Tensor, longest: int, sampled: int, logs: Tensor
-) -> Tensor:
-    """`float64 [n, longest]`: probabilities of j `higher` items in a sample of the `available`
-    ones, `int64 [n]`, given the logarithms of 0!, 1!, ... up to the most available."""
-    drawn = available.clamp(max=sampled)[:, None]
-    higher = higher[:, None]
-    available = available[:, None]
-    j = torch.arange(longest, device=higher.device)[None]
-    rest = available - higher
-    possible = (j <= higher) & (j <= drawn) & (drawn - j <= rest)
-    ways = _log_choose(higher, j, logs) + _log_choose(rest, drawn - j, logs)
-    ways = ways - _log_choose(available, drawn, logs)
-    return torch.where(possible, ways.exp(), 0.0)
+    number: np.ndarray, higher: np.ndarray, available: int, drawn: int
+) -> np.ndarray:
+    """Probability that `number` of the `drawn` among the `available` items are some of the `higher`
+    ones, which broadcast."""
+    ways = _log_choose(higher, number) + _log_choose(available - higher, drawn - number)
+    return np.exp(ways - _log_choose(available, drawn))
 
 
-def _log_choose(whole: Tensor, part: Tensor, logs: Tensor) -> Tensor:
-    """Logarithm of the binomial coefficient; arbitrary if it is not defined."""
-    last = len(logs) - 1
-    parts = (whole, part.clamp(0, last), (whole - part).clamp(0, last))
-    total, one, other = (logs.take(number) for number in parts)
-    return total - one - other
+def _log_choose(n: np.ndarray | int, k: np.ndarray | int) -> np.ndarray:
+    """Logarithm of the binomial coefficient; -infinity unless 0 <= k <= n."""
+    return gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)

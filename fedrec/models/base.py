@@ -9,9 +9,9 @@ client after the other is the case C = 1.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +19,6 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.components.registry import covers_overrides
 from fedrec.config import Config
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import RecencyConfig, Schema
@@ -42,6 +41,7 @@ class Model(ABC):
     A built-in has a `name` and lives in `fedrec/models/`, its configuration class above it.
 
     Attributes:
+        tasks: the tasks that it is for.
         item_tables: names of the parameters with one row per item, `[num_items, d]`. A client uses
             few of their rows, so local training may pass compact tables, with the row of each item
             in `rows`.
@@ -49,23 +49,31 @@ class Model(ABC):
             items of their histories (step `gram`, `fedrec.sums.products`); empty: none.
         generated: whether `predict` takes parameters that a server generates for each client, from
             those of `initial`.
-        capturable: whether `predict` and `loss` neither read from a GPU nor copy to it, once they
-            were called, so that they can be recorded as a CUDA graph.
         by_features: whether the shared parameters represent users by their features (`user.NAME`)
             and by nothing else.
+
+    Raises:
+        ExperimentError: the task is none of its own.
     """
 
     Config: ClassVar[type[Config]] = Config
+    tasks: ClassVar[tuple[str, ...]] = ("ranking", "rating")
     paper: ClassVar[str] = ""
     item_tables: ClassVar[tuple[str, ...]] = ()
     products: ClassVar[str] = ""
     generated: ClassVar[bool] = False
-    capturable: ClassVar[bool] = False
     by_features: ClassVar[bool] = False
 
     def __init__(self, config: Config, schema: Schema) -> None:
         self.config = config
         self.schema = schema
+        if schema.task not in self.tasks:
+            raise ExperimentError(
+                f"model {type(self).__name__} is for {self.tasks[0]} only",
+                expected=f"task = {self.tasks[0]!r}",
+                got=f"task = {schema.task!r}",
+                fix=f"set task = {self.tasks[0]!r}, or another model, such as model.name = 'mf'",
+            )
 
     @classmethod
     def features_used(cls, config: Any, known: FeatureNames) -> FeatureNames:
@@ -96,23 +104,10 @@ class Model(ABC):
         """
 
     def kernel(self) -> KernelModel | None:
-        """Declaration of the model for training in native code; None where native code does not
-        support it. It must describe the same function as `predict` and `loss`, so a subclass that
-        overrides one of these has to override this, too (`declared_kernel`)."""
+        """Declaration of the model for training in native code, and for CUDA graphs; None if it is
+        of another form. It must describe the same function as `predict` and `loss`, so a subclass
+        that overrides one of these overrides this, too (contract test)."""
         return None
-
-    def declared_kernel(self) -> KernelModel | None:
-        """The result of `kernel`, unless a subclass overrides `predict` or `loss` but not
-        `kernel`."""
-        return (
-            self.kernel() if covers_overrides(type(self), "kernel", ("predict", "loss")) else None
-        )
-
-    @property
-    def declared_capturable(self) -> bool:
-        """`capturable`, unless a subclass overrides `predict` or `loss` and does not declare it."""
-        own = type(self)
-        return self.capturable and covers_overrides(own, "capturable", ("predict", "loss"))
 
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Mean loss over the last dimension, `[C, B] -> [C]`: cross-entropy (PrivRec eq. 2) or
@@ -146,6 +141,27 @@ class Model(ABC):
         return found
 
 
+@dataclass(frozen=True)
+class HistoryForm:
+    """The form of the histories that a model takes: weights of the catalogue, or sequences.
+
+    Attributes:
+        rated: whether items weigh their ratings, weighted by time if one repeats, instead of 1.
+        low_rated: weight >= 0 of an item that a user rated and that is not positive; unknown items
+            have 0.
+        recency: weights of the last items of a user's sequence, which are then all that a history
+            holds; None: the order of items has no effect.
+        longest: number of a user's last items of which histories are, as sequences `int64 [C, B,
+            longest]` from the earliest to the latest, with -1 after the last; None: histories are
+            weights of the catalogue.
+    """
+
+    rated: bool = False
+    low_rated: float = 0.0
+    recency: RecencyConfig | None = None
+    longest: int | None = None
+
+
 class HistoryModel(Model):
     """A recommender that represents a user by its history instead of features.
 
@@ -153,29 +169,9 @@ class HistoryModel(Model):
     """
 
     @property
-    def rated(self) -> bool:
-        """Whether histories hold ratings, weighted by time where one repeats, instead of 1; no by
-        default."""
-        return False
-
-    @property
-    def low_rated(self) -> float:
-        """What an item has in histories that a user rated and that is not positive, >= 0; 0, as
-        unknown items have, by default."""
-        return 0.0
-
-    @property
-    def recency(self) -> RecencyConfig | None:
-        """How much the last items of a user's sequence have in histories, which then hold nothing
-        else; None, by default: the order of items is of no account."""
-        return None
-
-    @property
-    def longest(self) -> int | None:
-        """Number of a user's last items of which histories are, as sequences `int64 [C, B,
-        longest]` from the earliest to the latest, with -1 after the last; None, by default:
-        histories are weights of the catalogue."""
-        return None
+    def form(self) -> HistoryForm:
+        """The form of the histories that it takes; by default 1 for each liked item."""
+        return HistoryForm()
 
     @abstractmethod
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
@@ -184,21 +180,18 @@ class HistoryModel(Model):
         Args:
             parameters: each `[C, ...]`.
             histories: `float32 [C, B, num_items]`, known liked items of B users of each slice: 1,
-                or a weight > 0 (see `rated`, `low_rated` and `recency`); 0 elsewhere. Or sequences
-                (see `longest`).
+                or a weight > 0; 0 elsewhere. Or sequences (see `HistoryForm`).
 
         Returns:
             `[C, B, num_items]`.
         """
 
-    def scorer(self, parameters: Parameters, *, traced: bool = False) -> Callable[[Tensor], Tensor]:
+    def scorer(self, parameters: Parameters) -> Callable[[Tensor], Tensor]:
         """`history_scores` under some parameters, as a function of histories; what depends on the
         parameters alone may be computed before.
 
         Args:
             parameters: each `[C, ...]`.
-            traced: whether `torch.export` is to trace it, so that it has no branches that depend on
-                histories. They are those of one user then.
         """
         return lambda histories: self.history_scores(parameters, histories)
 
@@ -223,20 +216,6 @@ class HistoryModel(Model):
             fix="name the centralised system of the same kind, such as 'ease' or 'dp-fold-in'",
         )
 
-    def refuse_ratings(self) -> None:
-        """For models that rank only.
-
-        Raises:
-            ExperimentError: the task is to predict ratings.
-        """
-        if self.schema.task != "ranking":
-            raise ExperimentError(
-                f"{type(self).__name__} ranks items and predicts no ratings",
-                expected="task = 'ranking'",
-                got=f"task = {self.schema.task!r}",
-                fix="set task = 'ranking', or model.name = 'mf'",
-            )
-
     def predict(
         self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
@@ -256,20 +235,10 @@ class HistoryModel(Model):
 class ProductsConfig(Config):
     """Settings of the products: how many items they are about."""
 
-    items: int | None = Field(default=None, ge=1, le=20_000)
-    """m, the number of most popular items that products are about; at most the catalogue. Default:
-    as many as `traffic-limit` permits. Memory grows with its square."""
-    traffic_limit: float = Field(default=64.0, gt=0, le=1600)
-    """Largest size of the m x m numbers, in MB: 64 MB are 4,000 items. A device sends at most half
-    of it, and receives all of it where it recommends by weights. Without effect if `items` is
-    given."""
-
-    @property
-    def most_items(self) -> int:
-        """m for a catalogue of that size or larger."""
-        if self.items is not None:
-            return self.items
-        return max(1, math.isqrt(int(self.traffic_limit * 1e6) // 4))
+    items: int = Field(default=4000, ge=1, le=20_000)
+    """m, the number of most popular items that products are about; at most the catalogue. A device
+    sends at most half of m x m numbers of 4 bytes, and receives all of them where it recommends by
+    weights: 4,000 items take 64 MB. Memory grows with its square."""
 
 
 class ProductsModel(HistoryModel):
@@ -277,15 +246,12 @@ class ProductsModel(HistoryModel):
 
     Attributes:
         size: m, the number of items that products are about.
-
-    Raises:
-        ExperimentError: the task is to predict ratings.
     """
 
     Config = ProductsConfig
+    tasks = ("ranking",)
     config: ProductsConfig
 
     def __init__(self, config: ProductsConfig, schema: Schema) -> None:
         super().__init__(config, schema)
-        self.size = min(config.most_items, schema.num_items)
-        self.refuse_ratings()
+        self.size = min(config.items, schema.num_items)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedrec.config import Width
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import LowRatedConfig, RecencyConfig
-from fedrec.models.base import Parameters, ProductsConfig, ProductsModel
+from fedrec.models.base import HistoryForm, Parameters, ProductsConfig, ProductsModel
 from fedrec.sums.fold_in import LogLinear, PublicPriorConfig, feature_embeddings, prior_features
 from fedrec.sums.products import BIAS, chosen_items
 
@@ -42,7 +42,7 @@ PRODUCTS = "item.products"
 class FoldInConfig(PublicPriorConfig, ProductsConfig):
     """Settings of the embeddings and of users' histories."""
 
-    items: int | None = Field(default=600, ge=1, le=20_000)
+    items: int = Field(default=600, ge=1, le=20_000)
     """m, the number of most popular items that products are about; at most the catalogue. Memory
     grows with its square: 600 items take 1.4 MB."""
     factors: Width = 64
@@ -62,9 +62,8 @@ class FoldIn(ProductsModel):
     config: FoldInConfig
 
     @property
-    def low_rated(self) -> float:
-        """What an item has in histories that a user rated and that is not positive."""
-        return self.config.low_rated
+    def form(self) -> HistoryForm:
+        return HistoryForm(low_rated=self.config.low_rated)
 
     @classmethod
     def features_used(cls, config: FoldInConfig, known: FeatureNames) -> FeatureNames:
@@ -91,13 +90,14 @@ class FoldIn(ProductsModel):
         constant, `[C, B, items]`."""
         return self.scorer(parameters)(histories)
 
-    def scorer(self, parameters: Parameters, *, traced: bool = False) -> Callable[[Tensor], Tensor]:
+    def scorer(self, parameters: Parameters) -> Callable[[Tensor], Tensor]:
         """See `HistoryModel.scorer`; the embeddings are decomposed before."""
         slices = zip(*(parameters[name] for name in (BIAS, PUBLIC, LEARNED)), strict=True)
         fitted = [_fitted(*own) for own in slices]
-        scores = LogLinear.traced_scores if traced else LogLinear.scores
 
         def of(histories: Tensor) -> Tensor:
+            exported = torch.compiler.is_compiling()
+            scores = LogLinear.traced_scores if exported else LogLinear.scores
             pairs = zip(fitted, histories, strict=True)
             return torch.stack([scores(model, history) for model, history in pairs])
 
@@ -139,9 +139,8 @@ class ItemWeights(ProductsModel):
     config: ItemWeightsConfig
 
     @property
-    def low_rated(self) -> float:
-        """The weight in histories of a rated item that is not positive."""
-        return self.config.low_rated
+    def form(self) -> HistoryForm:
+        return HistoryForm(low_rated=self.config.low_rated)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Zero biases and weights; nothing is drawn."""
@@ -201,11 +200,6 @@ class TransitionsModel(ItemWeights):
     config: TransitionsModelConfig
 
     @property
-    def low_rated(self) -> float:
-        """None; sequences are of positive items."""
-        return 0.0
-
-    @property
-    def recency(self) -> RecencyConfig:
-        """The last items of a sequence count, by their distance from its end."""
-        return self.config
+    def form(self) -> HistoryForm:
+        """The last positive items count, by their distance from the end of the sequence."""
+        return HistoryForm(recency=self.config)

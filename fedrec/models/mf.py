@@ -57,7 +57,6 @@ class Mf(Model):
     name = "mf"
     Config = MfConfig
     paper = "Koren et al. 2009, eq. 4"
-    capturable = True
     item_tables = ("item.factors", "item.bias")
     config: MfConfig
 

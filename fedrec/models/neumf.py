@@ -64,7 +64,6 @@ class Neumf(Model):
     name = "neumf"
     Config = NeumfConfig
     paper = "FedNCF (Perifanis and Efraimidis 2022); He et al. 2017"
-    capturable = True
     config: NeumfConfig
 
     def __init__(self, config: NeumfConfig, schema: Schema) -> None:

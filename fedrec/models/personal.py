@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from fedrec.components.registry import covers_overrides
 from fedrec.config import Config, Width
 from fedrec.graphs import attended
 from fedrec.models.base import INIT_STD, Model, Parameters, Users
@@ -43,7 +42,6 @@ class Gpfedrec(Model):
     Config = GpfedrecConfig
     paper = "GPFedRec (Zhang et al. 2024), section 4"
     item_tables = ("item.id",)
-    capturable = True
     config: GpfedrecConfig
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
@@ -78,11 +76,9 @@ class Gpfedrec(Model):
         user = parameters["user.id"].unsqueeze(1)
         return perceptron([[user], [embedded]], weights, biases, "relu").view(items.shape)
 
-    def network(self) -> KernelModel | None:
+    def network(self) -> KernelModel:
         """The declaration of predictions without `item.own`, from a user's own rows of the items,
-        for native code; None if a subclass predicts or measures losses otherwise."""
-        if not covers_overrides(type(self), "network", ("predict", "loss")):
-            return None
+        for native code."""
         layers = range(len(self.config.hidden) + 1)
         return KernelModel(
             layers=tuple(Layer(f"layer{layer}.weight", f"layer{layer}.bias") for layer in layers),

@@ -24,7 +24,7 @@ from torch import Tensor
 from fedrec.config import Config
 from fedrec.data.interactions import Schema
 from fedrec.errors import ExperimentError
-from fedrec.models.base import INIT_STD, HistoryModel, Parameters
+from fedrec.models.base import INIT_STD, HistoryForm, HistoryModel, Parameters
 from fedrec.neighbourhood.learned import Scale
 
 
@@ -50,24 +50,18 @@ class Pnbm(HistoryModel):
     """Item means and similarities.
 
     Raises:
-        ExperimentError: the task is ranking, or there are fewer items than `items`.
+        ExperimentError: there are fewer items than `items`.
     """
 
     name = "pnbm"
     Config = PnbmConfig
+    tasks = ("rating",)
     paper = "PNBM, equations 1-3"
     item_tables = ("item.mean", "item.count")
     config: PnbmConfig
 
     def __init__(self, config: PnbmConfig, schema: Schema) -> None:
         super().__init__(config, schema)
-        if schema.task != "rating":
-            raise ExperimentError(
-                "the neighbourhood model predicts ratings",
-                expected="task = 'rating'",
-                got=f"task = {schema.task!r}",
-                fix="set task = 'rating' and leave out positive-above",
-            )
         if config.items is not None and config.items > schema.num_items:
             raise ExperimentError(
                 "more items than there are",
@@ -78,9 +72,8 @@ class Pnbm(HistoryModel):
         self.size = schema.num_items if config.items is None else config.items
 
     @property
-    def rated(self) -> bool:
-        """Whether histories hold ratings, weighted by time where one repeats, instead of 1."""
-        return True
+    def form(self) -> HistoryForm:
+        return HistoryForm(rated=True)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Means in the middle of the scale, no counts, and similarities that are all `start`, or

@@ -89,7 +89,6 @@ class PrivRec(Model):
     paper = "PrivRec (Wang et al. 2021), eq. 1-2"
     item_tables = ("item.id",)
     by_features = True
-    capturable = True
     config: PrivRecConfig
 
     def __init__(self, config: PrivRecConfig, schema: Schema) -> None:

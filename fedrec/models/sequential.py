@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,12 +18,10 @@ from fedrec.config import Config, Width
 from fedrec.data.client_data import draw_negatives
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Schema
-from fedrec.device import takes_compiled
-from fedrec.models.base import HistoryModel, Parameters
+from fedrec.models.base import HistoryForm, HistoryModel, Parameters
 from fedrec.nn.layers import ItemVectors, affine, attended, gather_rows, normalised
 from fedrec.nn.recurrence import recurrent_states
 from fedrec.nn.softmax import catalogue_cross_entropy, sampled_cross_entropy
-from fedrec.protocol.orders import COMPILED_LOSS, COMPILED_RECURRENCE
 
 # What models of sequences have in common: item embeddings, hidden states of the places of a
 # sequence, and the loss of the item that comes next.
@@ -73,18 +71,15 @@ class SequenceModel(HistoryModel):
 
     Attributes:
         dropped: number of times that dropout is applied to numbers `[places, d]`.
-
-    Raises:
-        ExperimentError: the task is to predict ratings.
     """
 
     Config = SequenceConfig
+    tasks = ("ranking",)
     item_tables = (ITEMS,)
     config: SequenceConfig
 
     def __init__(self, config: SequenceConfig, schema: Schema) -> None:
         super().__init__(config, schema)
-        self.refuse_ratings()
         self._vectors = [ItemVectors(one) for one in schema.item_features.vectors]
 
     @classmethod
@@ -114,15 +109,8 @@ class SequenceModel(HistoryModel):
         """
 
     @property
-    def compiled(self) -> str | None:
-        """Name of the compiled function that computes gradients of several clients on a processor,
-        one of `fedrec.protocol.orders.COMPILED`; None: none does."""
-        return None
-
-    @property
-    def longest(self) -> int:
-        """Histories are sequences of so many items."""
-        return self.config.longest
+    def form(self) -> HistoryForm:
+        return HistoryForm(longest=self.config.longest)
 
     @property
     def draws(self) -> int:
@@ -359,11 +347,6 @@ class SasRec(SequenceModel):
         """On the embeddings, and on both parts of each block."""
         return 1 + 2 * self.config.blocks
 
-    @property
-    def compiled(self) -> str | None:
-        """That of the sampled softmax."""
-        return COMPILED_LOSS if self.config.loss == "sampled-softmax" else None
-
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings and weights `[in, out]`, zero biases, norms of 1.
 
@@ -403,47 +386,10 @@ class SasRec(SequenceModel):
             values = values + _dropped(found, masks[2 + 2 * block])
         return normalised(parameters, "norm", values)
 
-    def drawn_loss(
-        self,
-        parameters: Parameters,
-        embedded: Tensor,
-        drawn: int,
-        counts: Tensor,
-        kept: Tensor | None = None,
-        weights: Tensor | None = None,
-    ) -> Tensor:
-        """See `SequenceModel.drawn_loss`; of one sequence for each of several clients in compiled
-        code: PyTorch's operations pass over the numbers of all of them, which leave the caches."""
-        if not (self.compiled and takes_compiled(embedded) and embedded.shape[1] == 1):
-            return super().drawn_loss(parameters, embedded, drawn, counts, kept, weights)
-        if kept is None:
-            places = embedded.shape[2] - drawn - 1
-            kept = embedded.new_ones(self.dropped, len(embedded), 1, places, self.config.width)
-        scale = math.log((self.schema.num_items - 1) / drawn)
-        dense = [parameters[name] for name in self._dense]
-        weights = torch.ones(len(embedded)) if weights is None else weights[:, 0]
-        given = (
-            drawn,
-            counts[:, 0],
-            weights,
-            kept[:, :, 0].transpose(0, 1),
-            self.config.heads,
-            scale,
-        )
-        return _SampledLoss.apply(embedded.squeeze(1), *given, parameters["place"], *dense)
-
     def _places(self, table: Tensor, counts: Tensor, inputs: Tensor) -> Tensor:
         """Embeddings of the places of sequences, counted from their ends, `[C, B, W, d]`."""
         from_end = counts[..., None] - 1 - torch.arange(inputs.shape[2], device=counts.device)
         return gather_rows(table, from_end.clamp(min=0))
-
-    @property
-    def _dense(self) -> list[str]:
-        """The parameters of blocks and last normalisation, in the order of compiled code."""
-        layers = ("norm1", "attention", "output", "norm2", "inner", "outer")
-        blocks = range(self.config.blocks)
-        names = [f"block{block}.{layer}" for block in blocks for layer in layers] + ["norm"]
-        return [f"{name}.{part}" for name in names for part in ("weight", "bias")]
 
     @property
     def _norms(self) -> list[str]:
@@ -453,52 +399,6 @@ class SasRec(SequenceModel):
 
 def _dropped(values: Tensor, kept: Tensor | None) -> Tensor:
     return values if kept is None else values * kept
-
-
-class _SampledLoss(torch.autograd.Function):
-    """The sampled softmax in compiled code, with its gradients, see
-    `fedrec.models.sequential_native`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        embedded: Tensor,
-        drawn: int,
-        counts: Tensor,
-        weights: Tensor,
-        kept: Tensor,
-        heads: int,
-        scale: float,
-        *parameters: Tensor,
-    ) -> Tensor:
-        from fedrec.models.sequential_native import (
-            losses_with_gradients,  # imports Numba, which is slow and not always needed
-        )
-
-        shared = all(one.stride(0) == 0 for one in parameters)  # stays in the caches
-        places, *dense = (one[:1] if shared else one for one in parameters)
-        flat = torch.cat([one.flatten(1) for one in dense], 1)
-        given = (one.contiguous() for one in (embedded, counts, weights, kept, places, flat))
-        rows, ends, shares, masks, table, vectors = (one.numpy() for one in given)
-        losses = embedded.new_empty(len(embedded))
-        found = [one.new_empty(len(embedded), *one.shape[1:]) for one in (embedded, places, flat)]
-        to = (one.numpy() for one in (losses, *found))
-        losses_with_gradients(rows, drawn, ends, shares, masks, heads, scale, table, vectors, *to)
-        ctx.save_for_backward(*found)
-        ctx.shapes = [one.shape[1:] for one in dense]
-        return losses
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        factor = gradients[0]
-        found = ctx.saved_tensors
-        if bool((factor != 1).any()):  # otherwise a pass over all numbers is saved
-            found = [one * factor.view(-1, *[1] * (one.dim() - 1)) for one in found]
-        embedded, places, flat = found
-        parts = flat.split([shape.numel() for shape in ctx.shapes], 1)
-        dense = [one.unflatten(1, shape) for one, shape in zip(parts, ctx.shapes, strict=True)]
-        return embedded, None, None, None, None, None, None, places, *dense
 
 
 # A gated recurrent unit over the last items of a user (Hidasi et al., Session-based Recommendations
@@ -532,11 +432,6 @@ class Gru4Rec(SequenceModel):
     def dropped(self) -> int:
         """On the embeddings and on the states."""
         return 2
-
-    @property
-    def compiled(self) -> str | None:
-        """That of the recurrence."""
-        return COMPILED_RECURRENCE
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings; weights `[in, out]` uniform within 1 / sqrt(d), as in PyTorch, and

@@ -33,9 +33,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.config import Config, Width
-from fedrec.data.interactions import Schema
 from fedrec.errors import ExperimentError
-from fedrec.models.base import HistoryModel, Parameters
+from fedrec.models.base import HistoryForm, HistoryModel, Parameters
 from fedrec.nn.layers import glorot
 
 Tap = Callable[[str, Tensor, Tensor], Tensor]
@@ -92,18 +91,9 @@ class Vae(HistoryModel):
 
     name = "vae"
     Config = VaeConfig
+    tasks = ("ranking",)
     paper = "DP-VAE (Fang et al. 2022), section 2.3; Mult-VAE (Liang et al. 2018)"
     config: VaeConfig
-
-    def __init__(self, config: VaeConfig, schema: Schema) -> None:
-        super().__init__(config, schema)
-        if schema.task != "ranking":
-            raise ExperimentError(
-                "the variational autoencoder ranks items and predicts no ratings",
-                expected="task = 'ranking'",
-                got=f"task = {schema.task!r}",
-                fix="set task = 'ranking', or choose a model that predicts ratings, such as 'mf'",
-            )
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Glorot-uniform weights `[in, out]`, zero biases."""
@@ -173,9 +163,8 @@ class Vae(HistoryModel):
         return self.decode(parameters, self.code(parameters, histories))
 
     @property
-    def rated(self) -> bool:
-        """Whether histories hold ratings, weighted by time where one repeats, instead of 1."""
-        return self.config.history == "ratings"
+    def form(self) -> HistoryForm:
+        return HistoryForm(rated=self.config.history == "ratings")
 
     def history(self, items: np.ndarray, amounts: np.ndarray | None = None) -> Tensor:
         """The history of one user, `float32 [1, 1, items]`, from its liked items, `int64 [n]`."""
@@ -281,10 +270,6 @@ class Ae(Vae):
         """Like the variational autoencoder's parameters, without the layer of log-variances."""
         drawn = super().initial(generator)
         return {name: value for name, value in drawn.items() if not name.startswith("log-variance")}
-
-    def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
-        """Scores of the whole catalogue, `[C, B, items]`."""
-        return self.decode(parameters, self.code(parameters, histories))
 
     def parts(
         self,

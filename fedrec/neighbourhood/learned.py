@@ -10,6 +10,7 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 import numpy as np
 from pydantic import AfterValidator
 
+from fedrec.kernel.compiled import compiled
 from fedrec.neighbourhood.similarity import Profiles, cosine, pearson
 
 # Predictions of a probabilistic neighbourhood model, and gradients of its loss (PNBM, equations 2
@@ -60,7 +61,6 @@ def predicted(
     items: np.ndarray,
     *,
     prior: float = 0.0,
-    limit: int = EVERY,
 ) -> np.ndarray:
     """Equation 2, `float64 [rows]`; NaN where no neighbour was rated and there is no prior.
 
@@ -71,17 +71,12 @@ def predicted(
         users: `int64 [rows]`.
         items: `int64 [rows]`.
         prior: added to the denominators.
-        limit: largest number of neighbours; those with the largest absolute similarity among the
-            user's rated items are used.
     """
-    from fedrec.neighbourhood.native import (
-        weighted_sums,  # imports Numba, which is slow and only needed for predictions
-    )
-
-    own = known.centred(means)
+    ratings = known.centred(means)
+    arrays = ratings.offsets, ratings.items, ratings.values
     above = np.empty(len(users))
     below = np.empty(len(users))
-    weighted_sums(similarity, own.offsets, own.items, own.values, users, items, limit, above, below)
+    _weighted_sums(similarity, *arrays, users, items, above, below)
     below += prior
     return means[items] + np.divide(above, below, out=np.full(len(users), np.nan), where=below > 0)
 
@@ -96,7 +91,7 @@ class Examples:
 
     def __init__(self, profiles: Profiles, means: np.ndarray) -> None:
         self.means = means
-        self.own = profiles.centred(means)
+        self.centred = profiles.centred(means)
         self.users = profiles.users
 
     def __len__(self) -> int:
@@ -115,23 +110,92 @@ class Examples:
         Returns:
             The gradient, `float64 [items, items]`, and the sum of squared errors.
         """
-        from fedrec.neighbourhood.native import add_gradients
-
-        found = np.zeros_like(similarity)
-        own = self.own
+        gradient = np.zeros_like(similarity)
+        arrays = self.centred.offsets, self.centred.items, self.centred.values, self.means
         users = self.users[drawn]
-        loss = add_gradients(
-            similarity,
-            own.offsets,
-            own.items,
-            own.values,
-            self.means,
-            users,
-            drawn,
-            tuple(bounds),
-            found,
-        )
-        return found, float(loss)
+        loss = _add_gradients(similarity, *arrays, users, drawn, tuple(bounds), gradient)
+        return gradient, float(loss)
+
+
+@compiled
+def _weighted_sums(similarity, offsets, items, deviations, users, targets, above, below):
+    """Numerator and denominator of equation 2 for pairs of a user and an item.
+
+    Args:
+        similarity: `float64 [items, items]`.
+        offsets: `int64 [users + 1]`.
+        items: `int64 [ratings]`.
+        deviations: `float64 [ratings]`, ratings less their items' means.
+        users: `int64 [n]`.
+        targets: `int64 [n]`, the item of each pair, which is not a neighbour of itself.
+        above, below: `float64 [n]`, outputs: numerators and denominators.
+    """
+    for pair in range(len(users)):
+        row = similarity[targets[pair]]
+        total = 0.0
+        weight = 0.0
+        for entry in range(offsets[users[pair]], offsets[users[pair] + 1]):
+            if items[entry] != targets[pair]:
+                total += row[items[entry]] * deviations[entry]
+                weight += abs(row[items[entry]])
+        above[pair] = total
+        below[pair] = weight
+
+
+@compiled
+def _add_gradients(
+    similarity, offsets, items, deviations, means, users, examples, bounds, gradient
+):
+    """Add the gradients of half the squared errors of some ratings (equation 5, with the sign of
+    each similarity).
+
+        df/ds_ij = (d_uj - sign(s_ij) f) / D,    D = prior + sum_j |s_ij|
+
+    Args:
+        similarity: `float64 [items, items]`.
+        offsets, items, deviations: as in `_weighted_sums`; deviations are from `means`.
+        means: `float64 [items]`.
+        users: `int64 [n]`, the user of each example.
+        examples: `int64 [n]`, its index among the ratings.
+        bounds: error, factor, floor, prior, low, high, see `Bounds`.
+        gradient: `float64 [items, items]`, added to.
+
+    Returns:
+        Sum of the squared errors before they are bounded.
+    """
+    most, widest, floor, prior, low, high = bounds
+    loss = 0.0
+    for index in range(len(examples)):
+        example = examples[index]
+        first = offsets[users[index]]
+        last = offsets[users[index] + 1]
+        target = items[example]
+        row = similarity[target]
+        into = gradient[target]
+        total = 0.0
+        weight = 0.0
+        for entry in range(first, last):
+            value = row[items[entry]]
+            if entry != example:
+                total += value * deviations[entry]
+                weight += abs(value)
+        weight = max(prior + weight, floor)
+        if weight == 0.0:
+            loss += deviations[example] ** 2
+            continue
+        guess = total / weight
+        inside = min(max(guess, low - means[target]), high - means[target])
+        error = inside - deviations[example]
+        loss += error * error
+        if inside != guess:
+            continue
+        step = min(max(error, -most), most) / weight
+        for entry in range(first, last):
+            if entry != example:
+                value = row[items[entry]]
+                pull = deviations[entry] - np.sign(value) * guess
+                into[items[entry]] += step * min(max(pull, -widest), widest)
+    return loss
 
 
 # Stochastic gradient Langevin dynamics (Welling and Teh 2011), one sample from exp(-energy) (PNBM,
@@ -221,9 +285,10 @@ def rating_sums(profiles: Profiles, scale: tuple[float, float], shares: np.ndarr
         scale: lowest and highest rating; public.
         shares: `float64 [users]`, factor on each user's contribution.
     """
-    own = shares[profiles.users]
-    sums = np.bincount(profiles.items, own * scaled(profiles.values, scale), profiles.num_items)
-    return np.stack([sums, np.bincount(profiles.items, own, profiles.num_items)], axis=1)
+    weights = shares[profiles.users]
+    ratings = scaled(profiles.values, scale)
+    sums = np.bincount(profiles.items, weights * ratings, profiles.num_items)
+    return np.stack([sums, np.bincount(profiles.items, weights, profiles.num_items)], axis=1)
 
 
 def means_of(sums: np.ndarray, damping: float, scale: tuple[float, float]) -> np.ndarray:
@@ -240,12 +305,11 @@ def means_of(sums: np.ndarray, damping: float, scale: tuple[float, float]) -> np
     counts = np.maximum(sums[:, 1], 0.0)
     overall = float(np.clip(sums[:, 0].sum() / max(counts.sum(), 1.0), -1.0, 1.0))
     weights = counts + damping
-    found = np.divide(
-        sums[:, 0] + damping * overall, weights, out=np.full(len(sums), overall), where=weights > 0
-    )
+    totals = sums[:, 0] + damping * overall
+    means = np.divide(totals, weights, out=np.full(len(sums), overall), where=weights > 0)
     middle = (scale[0] + scale[1]) / 2
     half = (scale[1] - scale[0]) / 2
-    return middle + half * np.clip(found, -1.0, 1.0)
+    return middle + half * np.clip(means, -1.0, 1.0)
 
 
 # One user's part of the loss, a function of the similarities between this user's rated items only.
@@ -282,21 +346,21 @@ def own_gradient(
     Returns:
         `float64 [n, n]`, zero on the diagonal, and `float64 [n]`.
     """
-    own = similarity.copy()
-    np.fill_diagonal(own, 0.0)
-    below = rest.prior + rest.weight + np.abs(own).sum(axis=1)
-    known = below > 0
-    below = np.where(known, below, 1.0)
-    guess = (own @ deviations + rest.total) / below
+    weights = similarity.copy()
+    np.fill_diagonal(weights, 0.0)
+    below = rest.prior + rest.weight + np.abs(weights).sum(axis=1)
+    predictable = below > 0
+    below = np.where(predictable, below, 1.0)
+    guess = (weights @ deviations + rest.total) / below
     inside = np.clip(guess, rest.low, rest.high)
     errors = inside - deviations
-    steps = np.where(known & (inside == guess), errors / below, 0.0)
-    found = np.sign(own)
-    found *= -guess[:, None]
-    found += deviations
-    found *= steps[:, None]
-    np.fill_diagonal(found, 0.0)
-    return found, errors
+    steps = np.where(predictable & (inside == guess), errors / below, 0.0)
+    gradient = np.sign(weights)
+    gradient *= -guess[:, None]
+    gradient += deviations
+    gradient *= steps[:, None]
+    np.fill_diagonal(gradient, 0.0)
+    return gradient, errors
 
 
 # Initial similarities. The paper states that the initialisation matters, but does not specify it.
@@ -315,13 +379,6 @@ def initial_similarity(start: Start, profiles: Profiles, random: np.random.Gener
     size = profiles.num_items
     if start in FROM_DATA:
         return cosine(profiles) if start == "cosine" else pearson(profiles)
-    found = np.ones((size, size)) if start == "constant" else random.random((size, size))
-    np.fill_diagonal(found, 0.0)
-    return found
-
-
-def renormalised(similarity: np.ndarray, sums: np.ndarray) -> np.ndarray:
-    """Rows scaled to sums of magnitudes `float64 [items]`, which does not change predictions; empty
-    rows are not changed."""
-    present = np.abs(similarity).sum(axis=1)
-    return similarity * np.divide(sums, present, out=np.ones_like(sums), where=present > 0)[:, None]
+    similarity = np.ones((size, size)) if start == "constant" else random.random((size, size))
+    np.fill_diagonal(similarity, 0.0)
+    return similarity

@@ -38,12 +38,12 @@ class Profiles:
         values: np.ndarray,
     ) -> Profiles:
         """Group ratings, `[rows]` each; repeated ratings of an item by a user are averaged."""
-        pairs, place, counts = np.unique(
+        pairs, pair_of_row, counts = np.unique(
             users * num_items + items, return_inverse=True, return_counts=True
         )
-        means = np.bincount(place, values, len(pairs)) / np.maximum(counts, 1)
-        own, rated = np.divmod(pairs, num_items)
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(own, minlength=num_users))])
+        means = np.bincount(pair_of_row, values, len(pairs)) / np.maximum(counts, 1)
+        raters, rated = np.divmod(pairs, num_items)
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(raters, minlength=num_users))])
         return cls(num_items, offsets.astype(np.int64), rated.astype(np.int64), means)
 
     @property
@@ -65,14 +65,14 @@ class Profiles:
         """The same with each item's mean, `float64 [items]`, subtracted from its ratings."""
         return replace(self, values=self.values - means[self.items])
 
-    def only(self, kept: np.ndarray) -> Profiles:
-        """The ratings for which `bool [ratings]` is true; all users are kept."""
-        counts = np.bincount(self.users[kept], minlength=self.num_users)
+    def only(self, chosen: np.ndarray) -> Profiles:
+        """The ratings for which `bool [ratings]` is true, of the same users."""
+        counts = np.bincount(self.users[chosen], minlength=self.num_users)
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return Profiles(self.num_items, offsets, self.items[kept], self.values[kept])
+        return Profiles(self.num_items, offsets, self.items[chosen], self.values[chosen])
 
     def more_than(self, ratings: int) -> Profiles:
-        """The ratings of users with more than `ratings` ratings; all users are kept."""
+        """The ratings of users with more than `ratings` ratings, of the same users."""
         return self.only((self.counts > ratings)[self.users])
 
     def at_most(self, ratings: int, keys: np.ndarray) -> Profiles:
@@ -90,18 +90,12 @@ class Profiles:
         return csr_array((data, self.items, self.offsets), shape=(self.num_users, self.num_items))
 
 
-def item_means(profiles: Profiles, damping: float = 0.0) -> tuple[np.ndarray, float]:
-    """Mean rating of each item, `float64 [items]`, and of all ratings.
-
-    Args:
-        profiles: the ratings.
-        damping: number of additional ratings of every item, equal to the overall mean. An item
-            without any has the mean of all.
-    """
-    mean = float(profiles.values.mean()) if len(profiles.values) else 0.0
-    counts = np.bincount(profiles.items, minlength=profiles.num_items) + damping
-    sums = np.bincount(profiles.items, profiles.values, profiles.num_items) + damping * mean
-    return np.divide(sums, counts, out=np.full(profiles.num_items, mean), where=counts > 0), mean
+def item_means(profiles: Profiles) -> np.ndarray:
+    """Mean rating of each item, `float64 [items]`; of all ratings where an item has none."""
+    overall = float(profiles.values.mean()) if len(profiles.values) else 0.0
+    counts = np.bincount(profiles.items, minlength=profiles.num_items)
+    sums = np.bincount(profiles.items, profiles.values, profiles.num_items)
+    return np.divide(sums, counts, out=np.full(profiles.num_items, overall), where=counts > 0)
 
 
 # Similarities between items from users' ratings: cosine and Pearson correlation (PNBM, section 5.1,
@@ -162,7 +156,7 @@ def co_raters(profiles: Profiles) -> np.ndarray:
 def shrunk(similarity: np.ndarray, both: np.ndarray, shrinkage: float) -> np.ndarray:
     """Similarities `[items, items]` times n / (n + shrinkage), where n users rated both items
     (Koren 2008, section 2.2)."""
-    return similarity * (both / (both + shrinkage)) if shrinkage else similarity
+    return similarity * (both / (both + shrinkage))
 
 
 def nearest(similarity: np.ndarray, neighbours: int) -> np.ndarray:
@@ -171,9 +165,9 @@ def nearest(similarity: np.ndarray, neighbours: int) -> np.ndarray:
     if neighbours >= similarity.shape[1]:
         return similarity
     order = np.argsort(-np.abs(similarity), axis=1, kind="stable")
-    kept = similarity.copy()
-    np.put_along_axis(kept, order[:, neighbours:], 0.0, axis=1)
-    return kept
+    largest = similarity.copy()
+    np.put_along_axis(largest, order[:, neighbours:], 0.0, axis=1)
+    return largest
 
 
 def _rated(profiles: Profiles) -> csr_array:
@@ -185,6 +179,6 @@ def _dense(product: csr_array) -> np.ndarray:
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    found = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
-    np.fill_diagonal(found, 0.0)
-    return found
+    ratios = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+    np.fill_diagonal(ratios, 0.0)
+    return ratios

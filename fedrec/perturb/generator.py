@@ -115,8 +115,8 @@ def losses(
     substitute = mixture @ items
     extremes = None
     if similarity.definition == "released":
-        found = (substitute @ items.T).aminmax(dim=1)
-        extremes = (found.min, found.max)
+        least, most = (substitute @ items.T).aminmax(dim=1)
+        extremes = least, most
     alike = similarity.of(originals, substitute, extremes)
     utility = nn.functional.softplus(-(users * substitute).sum(1)).sum()
     return torch.relu(alike - sensitivity).sum(), utility
@@ -149,7 +149,7 @@ def train_generator(
     items = similarity.items
     adam = Adam(made.parameters(), lr=config.learning_rate)
     gamma = torch.from_numpy(sensitivity.astype(np.float32))
-    found = np.empty(config.steps)
+    trace = np.empty(config.steps)
     for step, some in enumerate(_batches(chosen, config, generator)):
         user, item = (torch.from_numpy(column[some]) for column in (rows.users, rows.items))
         candidates = torch.randperm(len(items), generator=generator)[: config.candidates]
@@ -163,8 +163,8 @@ def train_generator(
         adam.zero_grad()
         loss.backward()
         adam.step()
-        found[step] = float(loss.detach())
-    return made, [float(part.mean()) for part in np.array_split(found, min(10, config.steps))]
+        trace[step] = float(loss.detach())
+    return made, [float(part.mean()) for part in np.array_split(trace, min(10, config.steps))]
 
 
 def _batches(
@@ -186,11 +186,11 @@ def _owned(rows: Interactions, users: np.ndarray, candidates: np.ndarray) -> Ten
     column = np.full(rows.num_items, -1, dtype=np.int64)
     column[candidates] = np.arange(len(candidates))
     counts = np.diff(rows.user_offsets)[users]
-    own = rows.items[rows.user_order[spans(rows.user_offsets[users], counts)]]
+    columns = column[rows.items[rows.user_order[spans(rows.user_offsets[users], counts)]]]
     row = np.repeat(np.arange(len(users)), counts)
-    seen = column[own] >= 0
+    seen = columns >= 0
     owned = torch.zeros(len(users), len(candidates), dtype=torch.bool)
-    owned[torch.from_numpy(row[seen]), torch.from_numpy(column[own][seen])] = True
+    owned[torch.from_numpy(row[seen]), torch.from_numpy(columns[seen])] = True
     owned[owned.all(dim=1)] = False
     return owned
 
@@ -246,51 +246,51 @@ class Attention(nn.Module):
         self.first_bias = nn.Parameter(torch.zeros(hidden))
         self.second_bias = nn.Parameter(torch.zeros(width))
 
-    def logits(self, users: Tensor, place: Tensor, items: Tensor) -> Tensor:
+    def logits(self, users: Tensor, of_row: Tensor, items: Tensor) -> Tensor:
         """v_ui of equation 4, `float32 [rows]`.
 
         Args:
             users: `float32 [users, d]`, p_u.
-            place: `int64 [rows]`, each row's user.
+            of_row: `int64 [rows]`, each row's user.
             items: `float32 [rows, d]`, q_i.
         """
-        hidden = (users @ self.user)[place] + items @ self.item + self.bias
+        hidden = (users @ self.user)[of_row] + items @ self.item + self.bias
         return (torch.relu(hidden) @ self.out)[:, 0]
 
-    def profiles(self, users: Tensor, place: Tensor, items: Tensor) -> Tensor:
+    def profiles(self, users: Tensor, of_row: Tensor, items: Tensor) -> Tensor:
         """t_u of equation 3, `float32 [users, d]`."""
         weights = attention_weights(
-            self.logits(users, place, items), place, len(users), self.config.beta
+            self.logits(users, of_row, items), of_row, len(users), self.config.beta
         )
-        summed = torch.zeros_like(users).index_add(0, place, weights[:, None] * items)
-        return summed / torch.bincount(place, minlength=len(users)).clamp(min=1)[:, None]
+        summed = torch.zeros_like(users).index_add(0, of_row, weights[:, None] * items)
+        return summed / torch.bincount(of_row, minlength=len(users)).clamp(min=1)[:, None]
 
     def loss(
-        self, users: Tensor, place: Tensor, items: Tensor, generator: torch.Generator | None = None
+        self, users: Tensor, of_row: Tensor, items: Tensor, generator: torch.Generator | None = None
     ) -> Tensor:
         """L_D of equation 6 over some users, a scalar `[]`; with dropout if a generator is given.
         Arguments as in `logits`."""
-        hidden = torch.relu(self.profiles(users, place, items) @ self.first + self.first_bias)
+        hidden = torch.relu(self.profiles(users, of_row, items) @ self.first + self.first_bias)
         if generator is not None and self.config.dropout:
-            kept = torch.rand(hidden.shape, generator=generator) >= self.config.dropout
-            hidden = hidden * kept / (1 - self.config.dropout)
+            mask = torch.rand(hidden.shape, generator=generator) >= self.config.dropout
+            hidden = hidden * mask / (1 - self.config.dropout)
         return (hidden @ self.second + self.second_bias - users).square().sum()
 
 
-def attention_weights(logits: Tensor, place: Tensor, users: int, beta: float) -> Tensor:
+def attention_weights(logits: Tensor, of_row: Tensor, users: int, beta: float) -> Tensor:
     """a_ui of equation 5, `float [rows]`; with beta = 1 they sum to 1 over each user's rows.
 
     Args:
         logits: `float [rows]`, v_ui.
-        place: `int64 [rows]`, each row's user.
+        of_row: `int64 [rows]`, each row's user.
         users: number of users.
         beta: smoothing exponent.
     """
     largest = logits.new_full((users,), -torch.inf).scatter_reduce(
-        0, place, logits.detach(), "amax"
+        0, of_row, logits.detach(), "amax"
     )
-    total = torch.zeros_like(largest).index_add(0, place, (logits - largest[place]).exp())
-    return (logits - beta * (largest + total.log())[place]).exp()
+    total = torch.zeros_like(largest).index_add(0, of_row, (logits - largest[of_row]).exp())
+    return (logits - beta * (largest + total.log())[of_row]).exp()
 
 
 def train_attention(
@@ -320,19 +320,19 @@ def train_attention(
         total = 0.0
         order = torch.randperm(rows.num_users, generator=generator).numpy()
         for batch in _attention_batches(rows, order, config.batch_rows):
-            own, place, those = _gathered(rows, batch)
-            loss = attention.loss(users[own], place, items[those], generator)
+            user, of_row, item = _gathered(rows, batch)
+            loss = attention.loss(users[user], of_row, items[item], generator)
             adam.zero_grad()
-            (loss / len(own)).backward()
+            (loss / len(user)).backward()
             adam.step()
             total += float(loss.detach())
         losses.append(total / max(1, int(np.count_nonzero(np.diff(rows.user_offsets)))))
     logits = np.empty(len(rows), dtype=np.float32)
     with torch.no_grad():
         for batch in _attention_batches(rows, np.arange(rows.num_users), config.batch_rows):
-            own, place, those = _gathered(rows, batch)
-            logits[np.concatenate([rows.rows_of(user) for user in batch])] = attention.logits(
-                users[own], place, items[those]
+            user, of_row, item = _gathered(rows, batch)
+            logits[np.concatenate([rows.rows_of(each) for each in batch])] = attention.logits(
+                users[user], of_row, items[item]
             ).numpy()
     return logits, losses
 
@@ -348,13 +348,10 @@ def _attention_batches(rows: Interactions, order: np.ndarray, most: int) -> list
 
 def _gathered(rows: Interactions, batch: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
     """The users of a batch, and for each of their rows the position of its user and its item."""
-    own = [rows.rows_of(user) for user in batch]
-    place = np.repeat(np.arange(len(batch)), [len(one) for one in own])
-    return (
-        torch.from_numpy(batch),
-        torch.from_numpy(place),
-        torch.from_numpy(rows.items[np.concatenate(own)]),
-    )
+    profiles = [rows.rows_of(user) for user in batch]
+    of_row = np.repeat(np.arange(len(batch)), [len(profile) for profile in profiles])
+    items = rows.items[np.concatenate(profiles)]
+    return torch.from_numpy(batch), torch.from_numpy(of_row), torch.from_numpy(items)
 
 
 def _uniform(shape: tuple[int, int], generator: torch.Generator) -> nn.Parameter:

@@ -2,7 +2,7 @@
 """Synthetic profiles from noisy counts of pairs of items, and measures of what they disclose."""
 
 import dataclasses
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,7 @@ from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
 from fedrec.errors import ExperimentError
-from fedrec.perturb.upc_sdg import refuse_missing_rows
-from fedrec.privacy.accounting.events import DEFAULT_BACKEND, BackendName
+from fedrec.perturb.upc_sdg import check_rows
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.mechanisms.base import mechanism_of
 from fedrec.privacy.plan import Plan
@@ -39,57 +38,38 @@ from fedrec.rng import source_of, stream
 # compared with predicting the most frequent originals of the first half.
 
 _USERS_AT_ONCE = 512  # users per block of dense rows in memory
+_ROWS_AT_ONCE = 4096
 _DEPTHS = (1, 10)
 
 
-@dataclass(frozen=True)
-class Disclosure:
-    """Shares, each in [0, 1]; NaN where there is nothing to measure.
-
-    Attributes:
-        kept: share of the real pairs that are in the perturbed table.
-        replaced: share of the perturbed rows whose item the user does not really have.
-        linked: share of the users identified by their perturbed profile.
-        chance: the same by guessing.
-        recovered: share of the replaced rows whose original a trained attacker predicts, in one and
-            in ten tries.
-        frequent: the same when predicting the most frequent originals.
-    """
-
-    kept: float
-    replaced: float
-    linked: float
-    chance: float
-    recovered: dict[str, float]
-    frequent: dict[str, float]
-
-    def table(self) -> dict[str, object]:
-        """As nested dictionaries."""
-        return asdict(self)
-
-
-def disclosure(real: Interactions, perturbed: Perturbed, seed: int) -> Disclosure:
+def disclosure(real: Interactions, perturbed: Perturbed, seed: int) -> dict[str, Any]:
     """Measure a perturbed table.
 
     Args:
         real: the training rows before.
         perturbed: the training rows after.
         seed: of the half of the users that the attacker knows.
+
+    Returns:
+        Shares, each in [0, 1], NaN where there is nothing to measure: `kept`, of the real pairs
+        that are in the perturbed table; `replaced`, of the perturbed rows whose item the user does
+        not really have; `linked`, of the users identified by their perturbed profile, and `chance`
+        by guessing; `recovered`, of the replaced rows whose original a trained attacker predicts,
+        by the number of tries, and `frequent` by predicting the most frequent originals.
     """
     before = binary(real)
     after = binary(perturbed.rows)
-    own = before.multiply(after).sum()
     users = np.flatnonzero((np.diff(before.indptr) > 0) & (np.diff(after.indptr) > 0))
     foreign = np.asarray(before[perturbed.rows.users, perturbed.rows.items]).ravel() == 0
     recovered, frequent = recovery(real, perturbed, seed)
-    return Disclosure(
-        kept=float(own / max(1, before.nnz)),
-        replaced=float(foreign.mean()) if len(foreign) else float("nan"),
-        linked=linkage(before, after),
-        chance=1 / len(users) if len(users) else float("nan"),
-        recovered=recovered,
-        frequent=frequent,
-    )
+    return {
+        "kept": float(before.multiply(after).sum() / max(1, before.nnz)),
+        "replaced": float(foreign.mean()) if len(foreign) else float("nan"),
+        "linked": linkage(before, after),
+        "chance": 1 / len(users) if len(users) else float("nan"),
+        "recovered": recovered,
+        "frequent": frequent,
+    }
 
 
 def binary(rows: Interactions) -> sparse.csr_array:
@@ -112,20 +92,20 @@ def linkage(real: sparse.csr_array, perturbed: sparse.csr_array) -> float:
     idf = np.log(len(sizes) / np.maximum(counts, 1))
     weighted = (sparse.diags_array(sizes**-0.5) @ real @ sparse.diags_array(idf)).T.tocsr()
     users = np.flatnonzero((np.diff(perturbed.indptr) > 0) & (np.diff(real.indptr) > 0))
-    found = 0.0
+    hits = 0.0
     for start in range(0, len(users), _USERS_AT_ONCE):
         block = users[start : start + _USERS_AT_ONCE]
         overlap = (perturbed[block] @ weighted).toarray()
         best = overlap.max(axis=1) * (1 - 1e-12)  # equal up to the order of summation
         hit = overlap[np.arange(len(block)), block] >= best
-        found += float((hit / np.maximum((overlap >= best[:, None]).sum(axis=1), 1)).sum())
-    return found / len(users) if len(users) else float("nan")
+        hits += float((hit / np.maximum((overlap >= best[:, None]).sum(axis=1), 1)).sum())
+    return hits / len(users) if len(users) else float("nan")
 
 
 def recovery(
     real: Interactions, perturbed: Perturbed, seed: int, width: int = 64, penalty: float = 1.0
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """How often the original of a replaced row is predicted.
+    """Shares of the replaced rows whose original is predicted.
 
     Args:
         real: the training rows before.
@@ -142,21 +122,22 @@ def recovery(
     origin = np.asarray(perturbed.origin)
     replaced = np.flatnonzero(origin >= 0)
     replaced = replaced[real.items[origin[replaced]] != rows.items[replaced]]
-    known_user = stream(seed, "disclosure").random(real.num_users) < 0.5
-    known = known_user[rows.users[replaced]]
+    user_is_known = stream(seed, "disclosure").random(real.num_users) < 0.5
+    known = user_is_known[rows.users[replaced]]
     if known.all() or not known.any():
         nothing = {f"top-{depth}": float("nan") for depth in _DEPTHS}
         return nothing, dict(nothing)
     originals = real.items[origin[replaced]]
     inputs = _described(rows, replaced, width)
-    map_ = _ridge(inputs[known], originals[known], real.num_items, penalty)
+    weights = _ridge(inputs[known], originals[known], real.num_items, penalty)
     asked = inputs[~known]
     truth = originals[~known]
-    ranks = [
-        _ranks(asked[at : at + 4096] @ map_, truth[at : at + 4096])
-        for at in range(0, len(asked), 4096)
-    ]
-    frequency = np.bincount(originals[known], minlength=real.num_items).astype(np.float64)
+    ranks = []
+    for start in range(0, len(truth), _ROWS_AT_ONCE):
+        some = truth[start : start + _ROWS_AT_ONCE]
+        scores = asked[start : start + _ROWS_AT_ONCE] @ weights
+        ranks.append((scores > scores[np.arange(len(some)), some][:, None]).sum(axis=1))
+    frequency = np.bincount(originals[known], minlength=real.num_items)
     order = np.empty(real.num_items, dtype=np.int64)
     order[np.argsort(-frequency, kind="stable")] = np.arange(real.num_items)
     return _shares(np.concatenate(ranks)), _shares(order[truth])
@@ -166,12 +147,10 @@ def _described(rows: Interactions, some: np.ndarray, width: int) -> np.ndarray:
     """Inputs of the attacker for some rows: factors of the item and of the user, and a constant."""
     least = min(rows.num_users, rows.num_items)
     start = np.ones(least)  # of the iteration, so that the same table gives the same factors
-    user, strength, item = (
-        np.asarray(part) for part in svds(binary(rows), k=min(width, least - 1), v0=start)
-    )
-    parts = (item.T * strength)[rows.items[some]], (user * strength)[rows.users[some]]
-    parts = tuple(part / max(float(part.std()), 1e-12) for part in parts)
-    return np.concatenate([*parts, np.ones((len(some), 1))], axis=1)
+    user, strength, item = svds(binary(rows), k=min(width, least - 1), v0=start)
+    factors = [(item.T * strength)[rows.items[some]], (user * strength)[rows.users[some]]]
+    factors = [factor / max(float(factor.std()), 1e-12) for factor in factors]
+    return np.concatenate([*factors, np.ones((len(some), 1))], axis=1)
 
 
 def _ridge(inputs: np.ndarray, labels: np.ndarray, classes: int, penalty: float) -> np.ndarray:
@@ -183,15 +162,13 @@ def _ridge(inputs: np.ndarray, labels: np.ndarray, classes: int, penalty: float)
     return np.linalg.solve(gram, (indicators.T @ inputs).T)
 
 
-def _ranks(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    return (scores > scores[np.arange(len(truth)), truth][:, None]).sum(axis=1)
-
-
 def _shares(ranks: np.ndarray) -> dict[str, float]:
     return {f"top-{depth}": float((ranks < depth).mean()) for depth in _DEPTHS}
 
 
-_COOCCURRENCE_USERS_AT_ONCE = 2048  # users per block of dense rows in memory
+# The noisy release, and profiles drawn from it.
+
+_PROFILES_AT_ONCE = 2048  # users per block of dense rows in memory
 _COUNTS = 1
 _PAIRS = 2  # addresses of the noise of the two releases
 
@@ -237,29 +214,29 @@ def noisy_release(
         seed: of the noise.
     """
     source = source_of("reproducible", seed)
-    add_noise = mechanism_of("gaussian").add_noise
-    bound = np.sqrt(clip_items)
-    shares = _user_shares(np.sqrt(_sizes(matrix)), bound)
-    counts = add_noise({"counts": matrix.T @ shares}, noise * bound, source, _COUNTS)[
-        "counts"
-    ].astype(np.float64)
+    mechanism = mechanism_of("gaussian")
+
+    def released(name: str, values: np.ndarray, scale: float, address: int) -> np.ndarray:
+        noisy = mechanism.add_noise({name: values}, scale, source, address)[name]
+        return noisy.astype(np.float64)
+
+    scale = noise * np.sqrt(clip_items)
+    shares = _user_shares(np.sqrt(_sizes(matrix)), np.sqrt(clip_items))
+    counts = released("counts", matrix.T @ shares, scale, _COUNTS)
     head = np.sort(np.argsort(-counts, kind="stable")[:most_items])
     some = matrix[:, head]
     size = _sizes(some)
-    bound_pairs = np.sqrt(clip_items * (clip_items + 1) / 2)
-    scaled = sparse.diags_array(_user_shares(np.sqrt(size * (size + 1) / 2), bound_pairs)) @ some
+    bound = np.sqrt(clip_items * (clip_items + 1) / 2)
+    scaled = sparse.diags_array(_user_shares(np.sqrt(size * (size + 1) / 2), bound)) @ some
     upper = np.triu((some.T @ scaled).toarray())
-    noisy = np.triu(
-        add_noise({"pairs": upper}, noise * bound_pairs, source, _PAIRS)["pairs"], 1
-    ).astype(np.float64)
-    noisy[noisy < threshold * noise * bound_pairs] = 0
-    known = counts[head]
-    known[known < threshold * noise * bound] = 0
+    pairs = np.triu(released("pairs", upper, noise * bound, _PAIRS), 1)
+    pairs[pairs < threshold * noise * bound] = 0
+    likely = np.where(counts[head] < threshold * scale, 0.0, counts[head])
     length = max(1.0, float(counts.sum()) / max(1, len(shares)))
     return NoisyCounts(
         head,
-        known if known.any() else np.ones(len(head)),
-        noisy + noisy.T,
+        likely if likely.any() else np.ones(len(head)),
+        pairs + pairs.T,
         min(length, len(head) / 2),
     )
 
@@ -282,13 +259,12 @@ def profiles(
     lengths = np.minimum(1 + random.poisson(release.length - 1, users), len(release.items))
     popular = release.counts / release.counts.sum()
     likely = release.pairs / np.maximum(release.pairs.sum(axis=1, keepdims=True), 1e-12)
-    parts = []
-    for start in range(0, users, _COOCCURRENCE_USERS_AT_ONCE):
-        own, items = _block(
-            popular, likely, lengths[start : start + _COOCCURRENCE_USERS_AT_ONCE], smoothing, random
-        )
-        parts.append((own + start, items))
-    user, item = (np.concatenate(column) for column in zip(*parts, strict=True))
+    blocks = []
+    for start in range(0, users, _PROFILES_AT_ONCE):
+        some = lengths[start : start + _PROFILES_AT_ONCE]
+        block_users, items = _block(popular, likely, some, smoothing, random)
+        blocks.append((block_users + start, items))
+    user, item = (np.concatenate(column) for column in zip(*blocks, strict=True))
     order = np.argsort(user, kind="stable")
     return user[order], item[order]
 
@@ -362,8 +338,6 @@ class NoisyCooccurrenceConfig(Config):
     """Counts below this number of standard deviations of their noise are set to zero."""
     smoothing: float = Field(default=0.7, ge=0, le=1)
     """Share of draws by popularity only, in [0, 1]."""
-    backend: BackendName = DEFAULT_BACKEND
-    """Accountant."""
 
 
 class NoisyCooccurrence(Perturbation):
@@ -376,9 +350,7 @@ class NoisyCooccurrence(Perturbation):
     def plan(self, users: int) -> Plan:
         """Noise and cost of the two releases for a number of users, at a clip norm of 1."""
         config = self.config
-        settings = PrivacyConfig(
-            clip_norm=1.0, epsilon=config.epsilon, delta=config.delta, backend=config.backend
-        )
+        settings = PrivacyConfig(clip_norm=1.0, epsilon=config.epsilon, delta=config.delta)
         return Plan.of(settings, "full", {}, users, rounds=2, contributions="non-negative")
 
     def perturb(self, data: TrainingData) -> Perturbed:
@@ -388,7 +360,7 @@ class NoisyCooccurrence(Perturbation):
             DataError: a user has no training row.
             ExperimentError: the experiment uses ratings, which the synthetic rows do not have.
         """
-        refuse_missing_rows(data)
+        check_rows(data)
         rows = data.rows
         if data.rated:
             raise ExperimentError(
@@ -397,10 +369,10 @@ class NoisyCooccurrence(Perturbation):
                 got="an experiment that learns from ratings",
                 fix="choose another perturbation",
             )
-        real = np.flatnonzero(np.diff(rows.user_offsets))
-        plan = self.plan(len(real))
+        users_with_rows = np.flatnonzero(np.diff(rows.user_offsets))
+        plan = self.plan(len(users_with_rows))
         release = noisy_release(
-            binary(rows)[real],
+            binary(rows)[users_with_rows],
             plan.noise_scale,
             most_items=self.config.items,
             clip_items=self.config.clip_items,
@@ -408,8 +380,8 @@ class NoisyCooccurrence(Perturbation):
             seed=self.seed,
         )
         random = stream(self.seed, "perturb-profiles")
-        users, items = profiles(release, len(real), self.config.smoothing, random)
-        found = _table(rows, real[users], release.items[items])
+        users, items = profiles(release, len(users_with_rows), self.config.smoothing, random)
+        table = _table(rows, users_with_rows[users], release.items[items])
         spent = report(plan)
         figures: dict[str, Any] = {
             "noise multiplier": plan.noise_scale,
@@ -419,10 +391,10 @@ class NoisyCooccurrence(Perturbation):
                 "whole table, user level": {"epsilon": spent.epsilon, "delta": spent.delta}
             },
         }
-        return Perturbed(found, np.full(len(found), -1), figures)
+        return Perturbed(table, np.full(len(table), -1), figures)
 
     def words(self) -> list[str]:
-        """What is guaranteed."""
+        """The guarantee and its limits."""
         config = self.config
         return [
             (

@@ -19,9 +19,9 @@ from fedrec.perturb.targeted import (
 )
 from fedrec.perturb.upc_sdg import (
     ReplacementConfig,
+    check_rows,
     lowest,
     preferences_of,
-    refuse_missing_rows,
     replaced_counts,
 )
 from fedrec.rng import stream
@@ -53,22 +53,24 @@ class RandomisedResponse(Perturbation):
         """Randomise every row; it keeps its user and time. Where ratings are learned from, its
         rating is drawn too."""
         rows = data.rows
-        found = RandomisedRows(data)
+        randomised = RandomisedRows(data)
         epsilon = self.config.epsilon
+        outcomes = math.prod(randomised.sizes.values())
         for user in np.flatnonzero(np.diff(rows.user_offsets)).tolist():
-            own = rows.rows_of(user)
+            profile = rows.rows_of(user)
             random = stream(self.seed, "perturb", user)
-            real = found.real(own)
-            new = randomised_response(real, epsilon=epsilon, random=random, **found.sizes)
-            found.write(own, new)
+            codes = randomised_response(
+                randomised.codes(profile), epsilon=epsilon, random=random, **randomised.sizes
+            )
+            randomised.write(profile, codes)
         figures = {
-            "chance that a row stays": keep_probability(epsilon, math.prod(found.sizes.values())),
-            "replaced rows": int((found.items != rows.items).sum()),
+            "chance that a row stays": keep_probability(epsilon, outcomes),
+            "replaced rows": int((randomised.items != rows.items).sum()),
         }
-        return Perturbed(found.table(), np.arange(len(rows)), figures)
+        return Perturbed(randomised.table(), np.arange(len(rows)), figures)
 
     def words(self) -> list[str]:
-        """What is guaranteed: a row, and how rows add up."""
+        """The guarantee of a row, and the sum over rows."""
         return [
             (
                 f"Randomised response with epsilon {self.config.epsilon:g} for each row, delta 0,"
@@ -105,7 +107,7 @@ class RandomReplacement(Perturbation):
             DataError: a user has no training row, or too few other items, or the table of users is
                 wrong.
         """
-        refuse_missing_rows(data)
+        check_rows(data)
         preferences = preferences_of(self.config, data.rows)
         score = row_numbers(data.rows, self.seed, "perturb-rows")
         chosen = lowest(data.rows, score, replaced_counts(data.rows, preferences.ratio))

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedrec.baselines.base import Histories, native
+from fedrec.baselines.base import Histories
 from fedrec.baselines.pairwise import Bprmf, BprmfConfig
 from fedrec.data.client_data import nth_outside
 from fedrec.data.interactions import Interactions
@@ -29,7 +28,6 @@ Scores = Callable[[np.ndarray], Tensor]
 _CELLS_AT_ONCE = 24_000_000  # rows times items of a block with its own random stream
 _CELLS_IN_CACHE = 2_000_000  # rows times items of scores in memory
 _DRAWS_AT_ONCE = 16  # proposals per row
-_ROWS_AT_ONCE = 4
 
 
 def random_substitutes(rows: Interactions, chosen: np.ndarray, seed: int) -> np.ndarray:
@@ -46,14 +44,13 @@ def random_substitutes(rows: Interactions, chosen: np.ndarray, seed: int) -> np.
     Raises:
         DataError: a user has too few items left.
     """
-    found = np.empty(len(chosen), dtype=np.int64)
-    users = rows.users[chosen]
-    for user, places in _by_user(users):
-        own = np.unique(rows.items[rows.rows_of(user)])
-        free = _require_free(rows, user, own, len(places))
-        ranks = stream(seed, "perturb-items", user).choice(free, size=len(places), replace=False)
-        found[places] = nth_outside(own, ranks)
-    return found
+    substitutes = np.empty(len(chosen), dtype=np.int64)
+    for user, indices in _by_user(rows.users[chosen]):
+        free = _free_items(rows, user, len(indices))
+        ranks = stream(seed, "perturb-items", user).choice(free, size=len(indices), replace=False)
+        visited = np.unique(rows.items[rows.rows_of(user)])
+        substitutes[indices] = nth_outside(visited, ranks)
+    return substitutes
 
 
 def scored_substitutes(
@@ -80,30 +77,29 @@ def scored_substitutes(
     Raises:
         DataError: a user has too few items left.
     """
-    found = np.empty(len(chosen), dtype=np.int64)
-    for number, places in enumerate(_blocks(rows, chosen)):
+    substitutes = np.empty(len(chosen), dtype=np.int64)
+    for number, indices in enumerate(_blocks(rows, chosen)):
         generator = np.random.Generator(
             np.random.PCG64(stream(seed, "perturb-draw", number).integers(2**63))
         )
-        found[places] = _distinct(rows, chosen[places], scores, draw, generator)
-    return found
+        substitutes[indices] = _distinct(rows, chosen[indices], scores, draw, generator)
+    return substitutes
 
 
 def _blocks(rows: Interactions, chosen: np.ndarray) -> list[np.ndarray]:
     """Indices of the chosen rows in blocks of whole users, each with at most the given number of
     cells, or of one user."""
-    users = rows.users[chosen]
     most = max(1, _CELLS_AT_ONCE // rows.num_items)
-    blocks: list[list[np.ndarray]] = [[]]
-    size = 0
-    for user, places in _by_user(users):
-        _require_free(rows, user, np.unique(rows.items[rows.rows_of(user)]), len(places))
-        if size and size + len(places) > most:
+    blocks: list[list[np.ndarray]] = []
+    size = most
+    for user, indices in _by_user(rows.users[chosen]):
+        _free_items(rows, user, len(indices))
+        if not blocks or size + len(indices) > most:
             blocks.append([])
             size = 0
-        blocks[-1].append(places)
-        size += len(places)
-    return [np.concatenate(block) for block in blocks if block]
+        blocks[-1].append(indices)
+        size += len(indices)
+    return [np.concatenate(block) for block in blocks]
 
 
 def _distinct(
@@ -115,22 +111,22 @@ def _distinct(
     removed from its distribution and proposals are drawn again.
     """
     users = rows.users[chosen]
-    found = np.full(len(chosen), -1, dtype=np.int64)
+    substitutes = np.full(len(chosen), -1, dtype=np.int64)
     taken: dict[int, set[int]] = {user: set() for user in np.unique(users).tolist()}
     open_rows = random.permutation(len(users))
     while len(open_rows):
         proposals = _proposals(rows, chosen[open_rows], taken, scores, draw, random)
         left = []
         for row, offered in zip(open_rows.tolist(), proposals.tolist(), strict=True):
-            own = taken[int(users[row])]
-            item = next((item for item in offered if item >= 0 and item not in own), None)
+            of_user = taken[int(users[row])]
+            item = next((item for item in offered if item >= 0 and item not in of_user), None)
             if item is None:
                 left.append(row)
             else:
-                found[row] = item
-                own.add(item)
+                substitutes[row] = item
+                of_user.add(item)
         open_rows = np.array(left, dtype=np.int64)
-    return found
+    return substitutes
 
 
 def _proposals(
@@ -145,22 +141,22 @@ def _proposals(
     has or got; padded with -1. Scores are computed and used in blocks that stay in cache."""
     users = rows.users[chosen]
     count = len(chosen)
-    found = np.full((count, _DRAWS_AT_ONCE), -1, dtype=np.int64)
-    uniform = random.random(found.shape) if draw == "sample" else None
+    proposals = np.full((count, _DRAWS_AT_ONCE), -1, dtype=np.int64)
+    uniform = random.random(proposals.shape) if draw == "sample" else None
     at_once = max(1, _CELLS_IN_CACHE // rows.num_items)
     by_user = np.argsort(users, kind="stable")
     for start in range(0, count, at_once):
         some = by_user[start : start + at_once]
         table = scores(chosen[some])
-        _mask_own(table, rows, users[some], taken)
+        _mask_taken(table, rows, users[some], taken)
         if uniform is None:
             best = table.topk(min(_DRAWS_AT_ONCE, rows.num_items), dim=1)
             items = torch.where(best.values > -torch.inf, best.indices, -1)
-            found[some, : items.shape[1]] = items.numpy()
+            proposals[some, : items.shape[1]] = items.numpy()
         else:
             weights = table.sub_(table.amax(dim=1, keepdim=True)).exp_()
-            found[some] = drawn_by_weight(weights.numpy(), uniform[some])
-    return found
+            proposals[some] = drawn_by_weight(weights.numpy(), uniform[some])
+    return proposals
 
 
 def drawn_by_weight(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
@@ -174,40 +170,23 @@ def drawn_by_weight(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
         `int64 [rows, draws]`: for each row and draw the first item whose cumulative weight exceeds
         that share of the total; never one with weight 0.
     """
-    found = np.empty(uniform.shape, dtype=np.int64)
-    _draw(weights, uniform, found)
-    return found
+    drawn = np.empty(uniform.shape, dtype=np.int64)
+    for row, sums in enumerate(np.cumsum(weights, axis=1, dtype=np.float64)):
+        shares = np.searchsorted(sums, uniform[row] * sums[-1], side="right")
+        # rounding can move a draw beyond the last item with positive weight
+        drawn[row] = np.minimum(shares, np.searchsorted(sums, sums[-1]))
+    return drawn
 
 
-@native(boundscheck=False)
-def _draw(weights: np.ndarray, uniform: np.ndarray, found: np.ndarray) -> None:
-    """See `drawn_by_weight`. Sums of several rows at once: each addition waits for the one before
-    it in its row."""
-    items = weights.shape[1]
-    sums = np.empty((_ROWS_AT_ONCE, items), dtype=np.float64)
-    for first in range(0, len(weights), _ROWS_AT_ONCE):
-        count = min(_ROWS_AT_ONCE, len(weights) - first)
-        sums[:count, 0] = weights[first : first + count, 0]
-        for item in range(1, items):
-            for n in range(count):
-                sums[n, item] = sums[n, item - 1] + weights[first + n, item]
-        for n in range(count):
-            total = sums[n, -1]
-            # rounding can move a draw beyond the last item with positive weight
-            last = np.searchsorted(sums[n], total)
-            for m in range(uniform.shape[1]):
-                drawn = np.searchsorted(sums[n], uniform[first + n, m] * total, side="right")
-                found[first + n, m] = min(drawn, last)
-
-
-def _mask_own(
+def _mask_taken(
     table: Tensor, rows: Interactions, users: np.ndarray, taken: Mapping[int, set[int]]
 ) -> None:
     """Set the scores of items that a row's user has, or that already replaced another of its rows,
     to minus infinity."""
-    for user, places in _by_user(users):
-        own = np.concatenate([rows.items[rows.rows_of(user)], np.array([*taken[user]], np.int64)])
-        table[places[0] : places[-1] + 1, torch.from_numpy(own)] = -torch.inf
+    for user, indices in _by_user(users):
+        replaced = np.array([*taken[user]], np.int64)
+        items = np.concatenate([rows.items[rows.rows_of(user)], replaced])
+        table[indices[0] : indices[-1] + 1, torch.from_numpy(items)] = -torch.inf
 
 
 def _by_user(users: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -218,8 +197,9 @@ def _by_user(users: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     yield from zip(users[starts].tolist(), np.split(np.arange(len(users)), starts[1:]), strict=True)
 
 
-def _require_free(rows: Interactions, user: int, own: np.ndarray, count: int) -> int:
-    free = rows.num_items - len(own)
+def _free_items(rows: Interactions, user: int, count: int) -> int:
+    """Number of items that a user does not have, of which `count` are needed."""
+    free = rows.num_items - len(np.unique(rows.items[rows.rows_of(user)]))
     if count > free:
         raise DataError(
             f"user {rows.user_ids[user]} has too few other items to replace rows by",
@@ -230,7 +210,7 @@ def _require_free(rows: Interactions, user: int, own: np.ndarray, count: int) ->
     return free
 
 
-# Similarity of two items by their embeddings (UPC-SDG, equation 2), in three definitions.
+# Similarity of two items by their embeddings (UPC-SDG, equation 2), by one of three definitions.
 #
 #     paper      (q_i.q_v - min_j q_i.q_j) / (q_i.q_i - min_j q_i.q_j)
 #     released   (q_v.q_i - min_j q_v.q_j) / (max_j q_v.q_j - min_j q_v.q_j)
@@ -258,15 +238,9 @@ class Similarity:
 
     def __init__(self, items: Tensor, definition: Definition) -> None:
         self.items = items
-        self.definition = definition
+        self.definition: Definition = definition
         self.least, self.most = _extremes(items)
-        self.own = items.square().sum(1)
-
-    def defined(self, definition: Definition) -> Self:
-        """The similarity of the same items by another definition."""
-        other = copy.copy(self)
-        other.definition = definition
-        return other
+        self.squares = items.square().sum(1)
 
     def of(
         self, originals: Tensor, others: Tensor, extremes: tuple[Tensor, Tensor] | None = None
@@ -283,32 +257,50 @@ class Similarity:
             `float32 [n]`.
         """
         product = (self.items[originals] * others).sum(1)
-        if self.definition == "cosine":
-            return product / (self.own[originals].sqrt() * others.norm(dim=1)).clamp(min=_SMALL)
-        if self.definition == "paper":
-            least = self.least[originals]
-            return (product - least) / (self.own[originals] - least).clamp(min=_SMALL)
+        return self._value(self.definition, product, originals, others.norm(dim=1), extremes)
+
+    def between(
+        self, originals: Tensor, others: Tensor, definition: Definition | None = None
+    ) -> Tensor:
+        """Similarity of items to items, `int64 [n]` each, by any definition; `float32 [n]`."""
+        vectors = self.items[others]
+        return self._value(
+            definition or self.definition,
+            (self.items[originals] * vectors).sum(1),
+            originals,
+            vectors.norm(dim=1),
+            (self.least[others], self.most[others]),
+        )
+
+    def rows(self, originals: Tensor) -> Tensor:
+        """Similarity of some originals to every item, `float32 [n, items]`."""
+        product = self.items[originals] @ self.items.T
+        extremes = self.least, self.most
+        return self._value(
+            self.definition, product, originals[:, None], self.squares.sqrt(), extremes
+        )
+
+    def _value(
+        self,
+        definition: Definition,
+        product: Tensor,
+        originals: Tensor,
+        lengths: Tensor,
+        extremes: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        """The definition itself, by products of originals with others, the others' lengths, and
+        their least and largest products with any item."""
+        squares = self.squares[originals]
+        if definition == "cosine":
+            return product / (squares.sqrt() * lengths).clamp(min=_SMALL)
+        if definition == "paper":
+            extremes = self.least[originals], squares
         if extremes is None:
             raise ValueError(
                 "Expected the extremes of the other vectors' rows for the definition 'released'."
             )
         least, most = extremes
         return (product - least) / (most - least).clamp(min=_SMALL)
-
-    def between(self, originals: Tensor, others: Tensor) -> Tensor:
-        """Similarity of items to items, `int64 [n]` each; `float32 [n]`."""
-        return self.of(originals, self.items[others], (self.least[others], self.most[others]))
-
-    def rows(self, originals: Tensor) -> Tensor:
-        """Similarity of some originals to every item, `float32 [n, items]`."""
-        product = self.items[originals] @ self.items.T
-        if self.definition == "cosine":
-            lengths = self.own.sqrt()
-            return product / (lengths[originals, None] * lengths).clamp(min=_SMALL)
-        if self.definition == "paper":
-            least = self.least[originals, None]
-            return (product - least) / (self.own[originals, None] - least).clamp(min=_SMALL)
-        return (product - self.least) / (self.most - self.least).clamp(min=_SMALL)
 
 
 def _extremes(items: Tensor) -> tuple[Tensor, Tensor]:
@@ -330,7 +322,7 @@ def trained_embeddings(settings: BprmfConfig, rows: Interactions) -> tuple[Tenso
     """
     trained = Bprmf(settings)
     trained.fit(Histories(rows.num_items, rows.user_offsets, rows.items[rows.user_order]))
-    return torch.from_numpy(trained.own), torch.from_numpy(trained.items)
+    return torch.from_numpy(trained.user_rows), torch.from_numpy(trained.items)
 
 
 # Similarity of substitutes to the items that they replace, by gamma (UPC-SDG, figure 4), for any
@@ -369,11 +361,11 @@ def mean_similarity(
     """
     if not len(originals):
         return {}
-    labels, place = _groups(sensitivity, len(originals))
+    labels, group = _groups(sensitivity, len(originals))
     pair = torch.from_numpy(originals), torch.from_numpy(substitutes)
-    values = {name: similarity.defined(name).between(*pair).numpy() for name in _DEFINITIONS}
-    counts = np.bincount(place)
-    sums = {name: np.bincount(place, value) for name, value in values.items()}
+    values = {name: similarity.between(*pair, name).numpy() for name in _DEFINITIONS}
+    counts = np.bincount(group)
+    sums = {name: np.bincount(group, value) for name, value in values.items()}
     return {
         label: {
             "rows": int(counts[n]),
@@ -408,10 +400,10 @@ def measured_similarity(
 
 
 def _groups(sensitivity: np.ndarray | None, count: int) -> tuple[list[str], np.ndarray]:
-    """The different gammas as text, ascending, and `int64 [n]`, which of them each row has."""
+    """The different gammas as text, ascending, and `int64 [n]`, the index of each row's gamma."""
     if sensitivity is None:
         return ["all"], np.zeros(count, dtype=np.int64)
     if len(np.unique(sensitivity)) > _SENSITIVITIES_SHOWN:
         sensitivity = sensitivity.round(1)
-    values, place = np.unique(sensitivity, return_inverse=True)
-    return [f"{value:g}" for value in values], place
+    values, group = np.unique(sensitivity, return_inverse=True)
+    return [f"{value:g}" for value in values], group

@@ -22,32 +22,19 @@ from fedrec.rng import stream
 # sound alternative.
 #
 # An interaction is an item and, where ratings are learned from, one of the dataset's rating values.
-# Both mechanisms are applied to all protected interactions of one client; the caller provides the
-# random generator.
 #
 # Where this differs from the paper: "unvisited" is judged by the client's training rows. Fakes that
 # also avoided the held-out items would reveal them.
 
 RATING_SCALE = "the rating values of everybody's rows, which replaced ratings are drawn from"
-"""What profiles of rated rows depend on beside a client's own rows."""
-
-
-@dataclass(frozen=True, eq=False)
-class Interaction:
-    """Some interactions of one client.
-
-    Attributes:
-        items: `int64 [k]`.
-        values: `int64 [k]`, indices in the list of the dataset's rating values; None if ratings are
-            not used.
-    """
-
-    items: np.ndarray
-    values: np.ndarray | None
+"""The data other than a client's own rows on which profiles of rated rows depend."""
 
 
 class RandomisedRows:
     """Training rows, of which some become other interactions; each keeps its user and time.
+
+    An interaction is coded as `item * num_values + value`, where `value` is an index in the list of
+    the dataset's rating values; there is one value, 0, if ratings are not used.
 
     Args:
         data: the rows, and whether ratings are learned from; otherwise a row keeps its rating.
@@ -62,23 +49,25 @@ class RandomisedRows:
         self._rows = rows
         self.items = rows.items.copy()
         self._ratings = None if rows.ratings is None else rows.ratings.copy()
-        self._rated = data.rated and rows.ratings is not None
-        rated = rows.ratings if data.rated and rows.ratings is not None else np.zeros(1, np.float32)
-        self._scale = np.unique(rated)
+        self._scale = np.zeros(1, np.float32)
+        if data.rated and rows.ratings is not None:
+            self._scale = np.unique(rows.ratings)
+        self._rated = data.rated
         self.sizes = {"num_items": rows.num_items, "num_values": len(self._scale)}
 
-    def real(self, rows: np.ndarray) -> Interaction:
-        """The interactions in some rows `int64 [k]`."""
-        values = None
+    def codes(self, rows: np.ndarray) -> np.ndarray:
+        """The interactions in some rows `int64 [k]`, `int64 [k]`."""
+        codes = self.items[rows] * len(self._scale)
         if self._rated and self._ratings is not None:
-            values = np.searchsorted(self._scale, self._ratings[rows])
-        return Interaction(self.items[rows], values)
+            codes = codes + np.searchsorted(self._scale, self._ratings[rows])
+        return codes
 
-    def write(self, rows: np.ndarray, new: Interaction) -> None:
-        """Put other interactions into some rows `int64 [k]`."""
-        self.items[rows] = new.items
-        if new.values is not None and self._ratings is not None:
-            self._ratings[rows] = self._scale[new.values]
+    def write(self, rows: np.ndarray, codes: np.ndarray) -> None:
+        """Put other interactions into some rows, `int64 [k]` each."""
+        items, values = np.divmod(codes, len(self._scale))
+        self.items[rows] = items
+        if self._rated and self._ratings is not None:
+            self._ratings[rows] = self._scale[values]
 
     def table(self) -> Interactions:
         """All rows as they are now."""
@@ -91,20 +80,20 @@ def keep_probability(epsilon: float, outcomes: int = 2) -> float:
 
 
 def coin_flip(
-    real: Interaction,
-    own: np.ndarray,
+    codes: np.ndarray,
+    visited: np.ndarray,
     *,
     num_items: int,
     num_values: int,
     epsilon: float,
     random: np.random.Generator,
-) -> Interaction:
+) -> np.ndarray:
     """Equation 2: each interaction stays with probability `e^eps / (e^eps + 1)`, or becomes one
     with an unvisited item.
 
     Args:
-        real: the protected interactions.
-        own: `int64 [items]`, ascending, distinct: all items of the client's training rows.
+        codes: `int64 [k]`, the protected interactions, see `RandomisedRows`.
+        visited: `int64 [items]`, ascending, distinct: all items of the client's training rows.
         num_items: size of the catalogue.
         num_values: number of rating values; a replacement's rating is drawn uniformly among them.
         epsilon: nominal epsilon, > 0.
@@ -113,8 +102,8 @@ def coin_flip(
     Raises:
         DataError: there is no unvisited item.
     """
-    count = len(real.items)
-    free = num_items - len(own)
+    count = len(codes)
+    free = num_items - len(visited)
     if count and free < 1:
         raise DataError(
             "a client has no unvisited items",
@@ -124,19 +113,20 @@ def coin_flip(
         )
     # Fakes are drawn for all interactions, so that later draws do not depend on the number of
     # flips.
-    ranks = random.integers(0, free, size=count)
-    fake = _with_values(nth_outside(own, ranks), real, num_values, random)
-    return _mixed(real, fake, random.random(count) < keep_probability(epsilon))
+    fakes = nth_outside(visited, random.integers(0, free, size=count)) * num_values
+    if num_values > 1:
+        fakes = fakes + random.integers(0, num_values, size=count)
+    return np.where(random.random(count) < keep_probability(epsilon), codes, fakes)
 
 
 def randomised_response(
-    real: Interaction,
+    codes: np.ndarray,
     *,
     num_items: int,
     num_values: int,
     epsilon: float,
     random: np.random.Generator,
-) -> Interaction:
+) -> np.ndarray:
     """Randomised response over all `num_items x num_values` interactions (Warner 1965; Kairouz et
     al. 2016).
 
@@ -144,39 +134,17 @@ def randomised_response(
     other one, including the client's own: exactly epsilon-DP for each interaction.
 
     Args:
-        real: the protected interactions.
+        codes: `int64 [k]`, the protected interactions, see `RandomisedRows`.
         num_items: size of the catalogue.
         num_values: number of rating values.
         epsilon: of one interaction, > 0.
         random: source of randomness.
     """
-    outcomes = num_items * (1 if real.values is None else num_values)
+    outcomes = num_items * num_values
     if outcomes == 1:
-        return real
-    code = real.items if real.values is None else real.items * num_values + real.values
-    shift = random.integers(1, outcomes, size=len(code))
-    other = (code + shift) % outcomes
-    fake = (
-        Interaction(other, None)
-        if real.values is None
-        else Interaction(other // num_values, other % num_values)
-    )
-    return _mixed(real, fake, random.random(len(code)) < keep_probability(epsilon, outcomes))
-
-
-def _with_values(
-    items: np.ndarray, real: Interaction, num_values: int, random: np.random.Generator
-) -> Interaction:
-    drawn = None if real.values is None else random.integers(0, num_values, size=len(items))
-    return Interaction(items, drawn)
-
-
-def _mixed(real: Interaction, fake: Interaction, kept: np.ndarray) -> Interaction:
-    if real.values is None or fake.values is None:
-        return Interaction(np.where(kept, real.items, fake.items), None)
-    return Interaction(
-        np.where(kept, real.items, fake.items), np.where(kept, real.values, fake.values)
-    )
+        return codes
+    fakes = (codes + random.integers(1, outcomes, size=len(codes))) % outcomes
+    return np.where(random.random(len(codes)) < keep_probability(epsilon, outcomes), codes, fakes)
 
 
 # Items that are typical of a group of users: item-group inclination and stereotypicality (poster
@@ -214,9 +182,9 @@ def inclination(
     pairs = np.unique(users * num_items + items)
     group = groups[pairs // num_items]
     item = pairs % num_items
-    known = group >= 0
+    has_group = group >= 0
     having = np.zeros((num_groups, num_items))
-    np.add.at(having, (group[known], item[known]), 1.0)
+    np.add.at(having, (group[has_group], item[has_group]), 1.0)
     sizes = np.bincount(groups[groups >= 0], minlength=num_groups).astype(np.float64)[:, None]
     inside = having / np.maximum(sizes, 1)
     outside = (having.sum(axis=0) - having) / np.maximum(sizes.sum() - sizes, 1)
@@ -249,14 +217,9 @@ def protected_count(rows: int, budget: float) -> int:
 
 
 def most_stereotypical(scores: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
-    """`int64 [count]`, ascending: places of the highest scores `float [rows]`."""
+    """`int64 [count]`, ascending: positions of the highest scores `float [rows]`."""
     order = np.lexsort((random.random(len(scores)), -scores))
     return np.sort(order[:count])
-
-
-def at_random(rows: int, count: int, random: np.random.Generator) -> np.ndarray:
-    """`int64 [count]`, ascending: places drawn uniformly without repetition."""
-    return np.sort(random.choice(rows, size=count, replace=False))
 
 
 # Settings of the targeted perturbation.
@@ -344,29 +307,27 @@ def guarantee(
         num_values: number of rating values; 1 if ratings are not used.
     """
     epsilon = config.epsilon
-    whole = protected == rows
+    all_protected = protected == rows
     if config.mechanism == "randomised-response":
-        profile = protected * epsilon if whole else math.inf
-        return Guarantee(epsilon, epsilon, epsilon, epsilon if whole else math.inf, profile)
+        item, profile = (epsilon, protected * epsilon) if all_protected else (math.inf, math.inf)
+        return Guarantee(epsilon, epsilon, epsilon, item, profile)
     unvisited = num_items - own_items
     odds = epsilon + math.log(unvisited * num_values) if unvisited else math.inf
     slot = odds if num_values == 1 else math.inf
-    if protected == 1 and whole:
+    if protected == 1 and all_protected:
         return Guarantee(epsilon, odds, slot, slot, slot)
     return Guarantee(epsilon, odds, slot, math.inf, math.inf)
 
 
 def words(config: TargetedConfig) -> list[str]:
     """Sentences to be reported with the results of a run."""
-    said = [
-        (
-            f"Perturbation on the device ({config.mechanism}, {config.select} selection, budget"
-            f" {config.budget:g}) with nominal epsilon {config.epsilon:g} per protected"
-            " interaction; it adds up over a profile's interactions."
-        ),
+    texts = [
+        f"Perturbation on the device ({config.mechanism}, {config.select} selection, budget"
+        f" {config.budget:g}) with nominal epsilon {config.epsilon:g} per protected interaction; it"
+        " adds up over a profile's interactions."
     ]
     if config.mechanism == "coin-flip":
-        said.append(
+        texts.append(
             "The coin flip truly gives epsilon + ln m for one protected interaction, with m items"
             " that the client has not, no finite epsilon where a fake's rating is drawn too, and in"
             " general none for a profile of two or more interactions. perturb.mechanism ="
@@ -374,17 +335,17 @@ def words(config: TargetedConfig) -> list[str]:
             " leaves far fewer of them as they were."
         )
     if config.budget > 0:
-        said.append(
+        texts.append(
             "The untouched share of each profile is published as it is: no epsilon covers a whole"
             " profile."
         )
     if config.select == "stereotypical":
-        said.append(
+        texts.append(
             "Items' stereotypes come from everyone's raw data and attributes; no epsilon covers"
             " that."
         )
-    said.append("Random numbers come from the experiment's seed: a simulation, not a release.")
-    return said
+    texts.append("Random numbers come from the experiment's seed: a simulation, not a release.")
+    return texts
 
 
 # All clients' profiles, perturbed: the merged data sets of the poster "targeted DP" (equation 3).
@@ -426,72 +387,47 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
         ExperimentError: the attribute is unknown, or a user has several categories of it.
         DataError: a client has no unvisited item left.
     """
-    interactions = data.rows
-    groups, num_groups = _groups(interactions, config.attribute)
+    rows = RandomisedRows(data)
+    groups, num_groups = _groups(data.rows, config.attribute)
     scores = _stereotypes(data, groups, num_groups)
-    work = _Perturber(data, config, seed, groups, scores)
-    clients = np.flatnonzero(np.diff(interactions.user_offsets))
-    guarantees = [work.perturb(client, interactions.rows_of(client)) for client in clients.tolist()]
-    protected = np.flatnonzero(work.is_protected)
-    return PerturbedProfiles(config, work.table(), protected, clients, tuple(guarantees))
-
-
-class _Perturber(RandomisedRows):
-    """Perturbs clients one by one."""
-
-    def __init__(
-        self,
-        data: TrainingData,
-        config: TargetedConfig,
-        seed: int,
-        groups: np.ndarray,
-        scores: np.ndarray,
-    ) -> None:
-        super().__init__(data)
-        self.config = config
-        self.seed = seed
-        self.groups = groups
-        self.scores = scores
-        self.is_protected = np.zeros(len(self.items), dtype=bool)
-
-    def perturb(self, client: int, rows: np.ndarray) -> Guarantee:
-        """Perturb the rows of one client in the arrays."""
-        random = stream(self.seed, "perturb", client)
-        items = self.items[rows]
-        chosen = rows[self._chosen(client, items, random)]
-        own = np.unique(items)
-        self.write(chosen, self._randomised(chosen, own, random))
-        self.is_protected[chosen] = True
-        sizes = {"own_items": len(own), "rows": len(rows), "protected": len(chosen)}
-        return guarantee(self.config, **sizes, **self.sizes)
-
-    def _chosen(self, client: int, items: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        count = protected_count(len(items), self.config.budget)
-        if self.config.select == "random":
-            return at_random(len(items), count, random)
-        group = self.groups[client]
-        scores = self.scores[group, items] if group >= 0 else np.zeros(len(items))
-        return most_stereotypical(scores, count, random)
-
-    def _randomised(
-        self, rows: np.ndarray, own: np.ndarray, random: np.random.Generator
-    ) -> Interaction:
-        real = self.real(rows)
-        given = {"epsilon": self.config.epsilon, "random": random, **self.sizes}
-        if self.config.mechanism == "randomised-response":
-            return randomised_response(real, **given)
-        return coin_flip(real, own, **given)
+    clients = np.flatnonzero(np.diff(data.rows.user_offsets))
+    chosen = []
+    guarantees = []
+    for client in clients.tolist():
+        random = stream(seed, "perturb", client)
+        profile = data.rows.rows_of(client)
+        items = rows.items[profile]
+        count = protected_count(len(items), config.budget)
+        if config.select == "random":
+            protected = np.sort(random.choice(len(items), size=count, replace=False))
+        else:
+            group = groups[client]
+            typical = scores[group, items] if group >= 0 else np.zeros(len(items))
+            protected = most_stereotypical(typical, count, random)
+        visited = np.unique(items)
+        codes = rows.codes(profile[protected])
+        settings = {"epsilon": config.epsilon, "random": random, **rows.sizes}
+        if config.mechanism == "randomised-response":
+            codes = randomised_response(codes, **settings)
+        else:
+            codes = coin_flip(codes, visited, **settings)
+        rows.write(profile[protected], codes)
+        chosen.append(profile[protected])
+        sizes = {"own_items": len(visited), "rows": len(items), "protected": count}
+        guarantees.append(guarantee(config, **sizes, **rows.sizes))
+    protected = np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
+    return PerturbedProfiles(config, rows.table(), protected, clients, tuple(guarantees))
 
 
 def _groups(interactions: Interactions, attribute: str) -> tuple[np.ndarray, int]:
     """Each user's category `int64 [users]`, -1 for none, and the number of categories."""
-    known = interactions.user_features.names
-    if attribute not in known:
+    names = interactions.user_features.names
+    if attribute not in names:
         raise ExperimentError(
             f"the users of {interactions.name} have no feature {attribute!r}",
-            expected=f"one of {', '.join(known)}" if known else "a dataset with user features",
+            expected=f"one of {', '.join(names)}" if names else "a dataset with user features",
             got=attribute,
-            fix=did_you_mean(attribute, known) if known else "choose another dataset",
+            fix=did_you_mean(attribute, names) if names else "choose another dataset",
         )
     feature = interactions.user_features[attribute]
     if feature.width > 1:
@@ -526,8 +462,19 @@ def _stereotypes(data: TrainingData, groups: np.ndarray, num_groups: int) -> np.
 # Statistics of a targeted perturbation over clients: its effect on the dataset and its guarantee.
 
 
+_EPSILONS = {
+    "nominal, one interaction": "nominal",
+    "nominal, all protected": "nominal",
+    "true, log odds of a real interaction": "odds",
+    "true, one slot": "slot",
+    "true, profile, one item exchanged": "item",
+    "true, whole profile": "profile",
+}
+"""Titles of the epsilons in a report, and their names in a `Guarantee`."""
+
+
 def summary(real: Interactions, perturbed: PerturbedProfiles) -> dict[str, Any]:
-    """Figures.
+    """Figures for reports.
 
     Args:
         real: the training rows before.
@@ -538,35 +485,24 @@ def summary(real: Interactions, perturbed: PerturbedProfiles) -> dict[str, Any]:
         `epsilon`, the smallest, median and largest value over clients of each kind of guarantee,
         and the nominal one summed over a client's protected interactions.
     """
-    places = perturbed.protected
-    learned = perturbed.learned
-    counts = np.bincount(real.users[places], minlength=real.num_users)[perturbed.clients]
+    protected = perturbed.protected
+    changed = real.items[protected] != perturbed.learned.items[protected]
+    counts = np.bincount(real.users[protected], minlength=real.num_users)[perturbed.clients]
     epsilons = {
-        "nominal, one interaction": [one.nominal for one in perturbed.guarantees],
-        "nominal, all protected": (counts * perturbed.config.epsilon).tolist(),
-        "true, log odds of a real interaction": [one.odds for one in perturbed.guarantees],
-        "true, one slot": [one.slot for one in perturbed.guarantees],
-        "true, profile, one item exchanged": [one.item for one in perturbed.guarantees],
-        "true, whole profile": [one.profile for one in perturbed.guarantees],
+        title: sorted(getattr(each, name) for each in perturbed.guarantees)
+        for title, name in _EPSILONS.items()
+    }
+    epsilons["nominal, all protected"] = sorted((counts * perturbed.config.epsilon).tolist())
+    spreads = {  # the median without interpolation between finite and infinite values
+        title: {"min": values[0], "median": values[len(values) // 2], "max": values[-1]}
+        for title, values in epsilons.items()
+        if values
     }
     return {
-        "protected": len(places),
-        "changed": float((real.items[places] != learned.items[places]).mean())
-        if len(places)
-        else 0.0,
-        "epsilon": {name: _spread(values) for name, values in epsilons.items()},
+        "protected": len(protected),
+        "changed": float(changed.mean()) if len(protected) else 0.0,
+        "epsilon": spreads,
     }
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    if not values:
-        return {}
-    ordered = sorted(values)  # no interpolation between finite and infinite values
-    return {"min": ordered[0], "median": ordered[len(ordered) // 2], "max": ordered[-1]}
-
-
-# Targeted perturbation on the device (poster "targeted DP"); `fedrec.perturb.targeted` has its
-# parts.
 
 
 class Targeted(Perturbation):
@@ -585,8 +521,9 @@ class Targeted(Perturbation):
         return RATING_SCALE if rated else ""
 
     def perturb(self, data: TrainingData) -> Perturbed:
-        found = perturb_profiles(data, self.config, self.seed)
-        return Perturbed(found.learned, np.arange(len(data.rows)), summary(data.rows, found))
+        profiles = perturb_profiles(data, self.config, self.seed)
+        figures = summary(data.rows, profiles)
+        return Perturbed(profiles.learned, np.arange(len(data.rows)), figures)
 
     def words(self) -> list[str]:
         """Nominal and true epsilons, in sentences."""

@@ -2,7 +2,6 @@
 """UPC-SDG: which rows are replaced by synthetic ones, and by which."""
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,6 @@ from pydantic import Field
 
 from fedrec.baselines.pairwise import BprmfConfig
 from fedrec.config import Config
-from fedrec.data.columns import ids_of, numbers_of
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
 from fedrec.data.tables import TableLayout, read_table
@@ -22,7 +20,6 @@ from fedrec.device import one_thread
 from fedrec.errors import DataError
 from fedrec.perturb.generator import (
     AttentionConfig,
-    Generator,
     GeneratorConfig,
     train_attention,
     train_generator,
@@ -80,23 +77,21 @@ def preferences_of(
         sensitivity: the common gamma, >= 0.
 
     Raises:
-        DataError: the table misses a user with training rows, names one twice, or a value is out of
-            its range.
+        DataError: the table does not name each user with training rows once, or a value is not a
+            number in its range.
     """
-    common = {RATIO: config.replacement_ratio, SENSITIVITY: sensitivity}
     columns = {
-        name: np.full(rows.num_users, value, dtype=np.float64) for name, value in common.items()
+        RATIO: np.full(rows.num_users, config.replacement_ratio, dtype=np.float64),
+        SENSITIVITY: np.full(rows.num_users, sensitivity, dtype=np.float64),
     }
     if config.users is not None:
         columns |= _from_table(config.users, rows)
-    _refuse_outside(config.users, rows, RATIO, columns[RATIO], 1.0)
-    _refuse_outside(config.users, rows, SENSITIVITY, columns[SENSITIVITY], np.inf)
     return Preferences(columns[RATIO], columns[SENSITIVITY])
 
 
-def refuse_missing_rows(data: TrainingData) -> None:
-    """Refuse training clients and tested users without a training row: there is nothing to make
-    synthetic rows from.
+def check_rows(data: TrainingData) -> None:
+    """Check that all training clients and tested users have a training row to make synthetic rows
+    from.
 
     Raises:
         DataError: some have none, or there is no row at all.
@@ -113,63 +108,37 @@ def refuse_missing_rows(data: TrainingData) -> None:
                 if len(none)
                 else "no row at all"
             ),
-            fix=(
-                "leave these users out of the dataset, or choose a split that leaves each user"
-                " a row"
-            ),
+            fix="leave them out of the dataset, or choose a split that leaves each user a row",
         )
 
 
 def _from_table(path: Path, rows: Interactions) -> dict[str, np.ndarray]:
-    wanted: dict[str, type | None] = {RATIO: None, SENSITIVITY: None}
-    table = read_table(path, TableLayout.own({"user": str}, wanted, {"user": "perturb.users"}))
-    present = [name for name in wanted if name in table]
-    if not present:
-        raise DataError(
-            f"{path} has no preferences of users",
-            expected=f"a column {RATIO} or {SENSITIVITY}",
-            got="neither",
-            fix="name the columns so",
-        )
-    names = pd.Index(ids_of(table["user"], path).astype(str))
-    if not names.is_unique:
-        twice = str(names[names.duplicated()][0])
-        raise DataError(
-            f"{path} names a user twice",
-            expected="each user once",
-            got=twice,
-            fix="leave one row out",
-        )
-    place = names.get_indexer(pd.Index(rows.user_ids.astype(str)))
-    missing = np.flatnonzero((place < 0) & (np.bincount(rows.users, minlength=rows.num_users) > 0))
-    if len(missing):
-        shown = ", ".join(str(rows.user_ids[user]) for user in missing[:5])
-        raise DataError(
-            f"{path} misses users",
-            expected="a row for every user with training rows",
-            got=f"none for {len(missing)} of them: {shown}{', ...' if len(missing) > 5 else ''}",
-            fix="add a row for each, or leave perturb.users out: then all users want the same",
-        )
-    # A user without training rows has no rows to replace; its values have no effect.
-    return {name: np.where(place < 0, 0.0, _exact(table[name], path)[place]) for name in present}
-
-
-def _exact(column: pd.Series, path: Path) -> np.ndarray:
-    numbers_of(column, path)  # rejects values that are not numbers
-    return np.asarray(pd.to_numeric(column), dtype=np.float64)
-
-
-def _refuse_outside(
-    path: Path | None, rows: Interactions, name: str, values: np.ndarray, most: float
-) -> None:
-    wrong = np.flatnonzero(~((values >= 0) & (values <= most)))
-    if len(wrong):
-        raise DataError(
-            f"a wrong {name}" + (f" in {path}" if path else ""),
-            expected="a number in [0, 1]" if most == 1 else "a number >= 0",
-            got=f"{values[wrong[0]]:g} for user {rows.user_ids[wrong[0]]}",
-            fix=f"correct {name}" + (f" of this user in {path}" if path else ""),
-        )
+    """The columns of a table of preferences, `float64 [users]` each; 0 for a user without training
+    rows, who has none to replace."""
+    largest = {RATIO: 1.0, SENSITIVITY: np.inf}
+    layout = TableLayout.own({"user": str}, dict.fromkeys(largest), {"user": "perturb.users"})
+    table = pd.DataFrame(read_table(path, layout)).set_index("user")
+    names = rows.user_ids.astype(str)
+    counts = table.index.astype(str).value_counts().reindex(names).to_numpy()
+    trains = np.bincount(rows.users, minlength=rows.num_users) > 0
+    table.index = table.index.astype(str)
+    columns = {}
+    for name in table:
+        values = pd.to_numeric(table[name], errors="coerce").groupby(level=0).first()
+        column = values.reindex(names).to_numpy(dtype=np.float64)
+        valid = (counts == 1) & (column >= 0) & (column <= largest[name])
+        wrong = np.flatnonzero(trains & ~valid)
+        if len(wrong):
+            times = 0 if np.isnan(counts[wrong[0]]) else int(counts[wrong[0]])
+            raise DataError(
+                f"{path} has no valid {name} of a user",
+                expected="one row for every user with training rows, with a number "
+                + ("in [0, 1]" if name == RATIO else ">= 0"),
+                got=f"user {names[wrong[0]]}: {times} rows, {name} {column[wrong[0]]:g}",
+                fix="correct the table, or leave perturb.users out: then all users want the same",
+            )
+        columns[str(name)] = np.where(trains, column, 0.0)
+    return columns
 
 
 # Selection of the rows to replace (UPC-SDG, equation 7), for all users at once.
@@ -198,8 +167,8 @@ def lowest(rows: Interactions, score: np.ndarray, counts: np.ndarray) -> np.ndar
         `int64 [rows]`: row numbers, users ascending, each user's by rising score.
     """
     order = np.lexsort((score, rows.users))
-    place = np.arange(len(order)) - rows.user_offsets[rows.users[order]]
-    return order[place < counts[rows.users[order]]]
+    rank = np.arange(len(order)) - rows.user_offsets[rows.users[order]]
+    return order[rank < counts[rows.users[order]]]
 
 
 # UPC-SDG: rows that matter little to a user are replaced by items that the user would like (Liu et
@@ -230,7 +199,7 @@ class UpcSdgConfig(ReplacementConfig):
     """Substitutes: drawn by the trained generator, random items (ablation r), or the items whose
     similarity is nearest to gamma (ablation f)."""
     draw: Draw = "sample"
-    """Whether the generator's substitutes are a `sample` of its softmax (equation 11) or its `best`
+    """Choice of the generator's substitutes: a `sample` of its softmax (equation 11) or its `best`
     (authors' code)."""
     embeddings: BprmfConfig = BprmfConfig()
     """Settings of the embeddings; their seed is the experiment's."""
@@ -256,7 +225,7 @@ class UpcSdg(Perturbation):
             DataError: a user has no training row, or too few other items, or the table of users is
                 wrong.
         """
-        refuse_missing_rows(data)
+        check_rows(data)
         rows = data.rows
         preferences = preferences_of(self.config, rows, self.config.sensitivity)
         with one_thread():  # last digits change single draws
@@ -312,48 +281,24 @@ class UpcSdg(Perturbation):
         if config.generate == "random" or not len(chosen):
             return random_substitutes(rows, chosen, self.seed), {}
         if config.generate == "fixed-similarity":
-            return (
-                scored_substitutes(
-                    rows, chosen, _nearness(rows, similarity, gamma), "best", self.seed
-                ),
-                {},
-            )
+
+            def nearness(some: np.ndarray) -> torch.Tensor:
+                user, item = _columns(rows, some)
+                return -(similarity.rows(item) - gamma[user, None]).abs()
+
+            return scored_substitutes(rows, chosen, nearness, "best", self.seed), {}
         source = torch_stream(self.seed, "perturb-generator")
         made, losses = train_generator(
             config.generator, rows, chosen, preferences.sensitivity, users, similarity, source
         )
-        scores = _logits(made, rows, users, similarity.items, gamma)
-        drawn = scored_substitutes(rows, chosen, scores, config.draw, self.seed)
+
+        @torch.no_grad()
+        def logits(some: np.ndarray) -> torch.Tensor:
+            user, item = _columns(rows, some)
+            return made.logits(users[user], similarity.items[item], gamma[user], similarity.items)
+
+        drawn = scored_substitutes(rows, chosen, logits, config.draw, self.seed)
         return drawn, {"generator loss per row": _first_and_last(losses)}
-
-
-def _nearness(
-    rows: Interactions, similarity: Similarity, gamma: torch.Tensor
-) -> Callable[[np.ndarray], torch.Tensor]:
-    """Scores of substitutes for some rows, highest where the similarity is nearest to gamma."""
-
-    def scores(some: np.ndarray) -> torch.Tensor:
-        user, item = _columns(rows, some)
-        return -(similarity.rows(item) - gamma[user, None]).abs()
-
-    return scores
-
-
-def _logits(
-    made: Generator,
-    rows: Interactions,
-    users: torch.Tensor,
-    items: torch.Tensor,
-    gamma: torch.Tensor,
-) -> Callable[[np.ndarray], torch.Tensor]:
-    """Scores of substitutes for some rows by the generator."""
-
-    @torch.no_grad()
-    def scores(some: np.ndarray) -> torch.Tensor:
-        user, item = _columns(rows, some)
-        return made.logits(users[user], items[item], gamma[user], items)
-
-    return scores
 
 
 def _columns(rows: Interactions, some: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

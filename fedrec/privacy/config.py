@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -13,7 +12,7 @@ from pydantic import Field, model_validator
 
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
-from fedrec.privacy.accounting.events import DEFAULT_BACKEND, BackendName
+from fedrec.privacy.accounting.events import DEFAULT_BACKEND, GAUSSIAN, BackendName
 from fedrec.privacy.accounting.sampling import Adjacency, Contributions
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.mechanisms.base import Mechanism, Placement, mechanism_of
@@ -154,8 +153,8 @@ class PrivacyConfig(Config):
     def in_phase(self, phase: str) -> PrivacyConfig:
         """The settings of one phase of a run, with its changes in `phases`, except the noise
         factor."""
-        own = self.phases.get(phase, PhaseConfig())
-        changes = {"clip_norm": own.clip_norm, "parameters": own.parameters}
+        phase_config = self.phases.get(phase, PhaseConfig())
+        changes = {"clip_norm": phase_config.clip_norm, "parameters": phase_config.parameters}
         return self.model_copy(
             update={key: value for key, value in changes.items() if value is not None}
         )
@@ -172,20 +171,19 @@ class PrivacyConfig(Config):
             ExperimentError: it or one of its settings is unknown, or it does not fit the other
                 settings.
         """
-        found = mechanism_of(self.mechanism)
-        name = found.name
-        pure = math.isfinite(found.pair(1.0).pure_epsilon)
+        mechanism = mechanism_of(self.mechanism)
+        name = mechanism.name
         rules = [
-            ("delta", f"delta > 0 with {name} noise", self.delta == 0 and not pure),
+            ("delta", f"delta > 0 with {name} noise", self.delta == 0 and mechanism.order == 2),
             (
                 "placement",
-                f"{' or '.join(found.placements)} with the mechanism {name!r}",
-                self.placement not in found.placements,
+                f"{' or '.join(mechanism.placements)} with the mechanism {name!r}",
+                self.placement not in mechanism.placements,
             ),
             (
                 "adaptive-clip",
                 f"none with {name!r}, whose sum and count are not one release",
-                self.adaptive_clip is not None and not found.counts,
+                self.adaptive_clip is not None and name != GAUSSIAN,
             ),
         ]
         for key, expected, broken in rules:
@@ -196,7 +194,7 @@ class PrivacyConfig(Config):
                     got=repr(self.table()[key]),
                     fix="change it, or choose another privacy.mechanism (fedrec list mechanism)",
                 )
-        return found
+        return mechanism
 
     def resolved(self) -> PrivacyConfig:
         """The same settings with the mechanism's defaults filled in.
@@ -204,9 +202,9 @@ class PrivacyConfig(Config):
         Raises:
             ExperimentError: see `noise`.
         """
-        found = self.noise()
-        own = found.config.table()
-        chosen = {"name": found.name, **own} if own else found.name
+        mechanism = self.noise()
+        settings = mechanism.config.table()
+        chosen = {"name": mechanism.name, **settings} if settings else mechanism.name
         return self.model_copy(update={"mechanism": chosen})
 
     def noise_factor(self, phase: str) -> float:
@@ -221,8 +219,8 @@ class PrivacyConfig(Config):
             phases: the phase of each round of the experiment.
         """
         counted = ((phase, sum(1 for _ in rounds)) for phase, rounds in groupby(phases))
-        found = ((self.noise_factor(phase), n) for phase, n in counted if self.covers(phase))
-        return tuple(found) or ((1.0, 1),)
+        mix = tuple((self.noise_factor(phase), n) for phase, n in counted if self.covers(phase))
+        return mix or ((1.0, 1),)
 
     def covers(self, phase: str) -> bool:
         """Whether a phase runs under noise."""

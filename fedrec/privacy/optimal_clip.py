@@ -86,8 +86,8 @@ def optimal_clip(
     """The norm that algorithm 2 finds for gradients `[n, l]`; arguments as in `clip_error`."""
     norms = sorted(gradient_norms(gradients, counts).tolist(), reverse=True)
 
-    def error(place: int) -> float:
-        return clip_error(norms[place], gradients, noise_multiplier, counts, coordinates)
+    def error(index: int) -> float:
+        return clip_error(norms[index], gradients, noise_multiplier, counts, coordinates)
 
     first = 0
     last = len(norms)  # places first to last - 1 are left

@@ -305,32 +305,33 @@ def epsilon_table(
 
 def promises(settings: PersonalNoise) -> list[str]:
     """Remarks to print before the run."""
-    said = []
+    texts = []
     if settings.mode == "paper":
-        said.append(f"Mode 'paper': {PAPER_MODE}.")
+        texts.append(f"Mode 'paper': {PAPER_MODE}.")
     elif settings.participations is None:
-        said.append(
+        texts.append(
             "Noise is set for one upload alone, as in the paper: each further upload costs again."
         )
     if settings.noise != "secure":
-        said.append(
+        texts.append(
             f"Users' noise is {settings.noise!r}: a simulation, not a release; noise can be"
             " computed from the seed."
         )
-    return said
+    return texts
 
 
 def words(settings: PersonalNoise, table: pd.DataFrame) -> list[str]:
     """The table as sentences."""
-    uploads, nominal, nothing, exchanged = (table[name].to_numpy(dtype=float) for name in _COLUMNS)
-    said = promises(settings)
-    said.append(
-        f"Epsilon asked for by {len(table)} users, {_spread(nominal)}; true epsilon of all their"
-        f" uploads ({uploads.min():.0f} to {uploads.max():.0f} each) at delta {settings.delta:.3g},"
-        f" all data of a user exchanged: {_spread(exchanged)}; put to nothing: {_spread(nothing)}."
+    uploads, nominal, removed, replaced = (table[name].to_numpy(dtype=float) for name in _COLUMNS)
+    texts = promises(settings)
+    texts.append(
+        f"{len(table)} users requested epsilon {_spread(nominal)}; the epsilon of all their uploads"
+        f" ({uploads.min():.0f} to {uploads.max():.0f} each) at delta {settings.delta:.3g} is"
+        f" {_spread(replaced)} if a user's data are replaced, {_spread(removed)} if they are"
+        " removed."
     )
-    over = int((exchanged > nominal * (1 + 1e-6)).sum())
-    said.append(
+    over = int((replaced > nominal * (1 + 1e-6)).sum())
+    texts.append(
         f"{over} of {len(table)} users spent more than they asked for. epsilons.csv has one row per"
         " user."
     )
@@ -340,19 +341,21 @@ def words(settings: PersonalNoise, table: pd.DataFrame) -> list[str]:
             if settings.priors.noise
             else "no noise and stay on the device"
         )
-        said.append(f"Priors from users' metadata ({settings.priors.source}) have {put}.")
-    return said
+        texts.append(f"Priors from users' metadata ({settings.priors.source}) have {put}.")
+    return texts
 
 
 def summary(table: pd.DataFrame) -> dict[str, dict[str, float | str]]:
     """Percentiles of each column as JSON values; an infinite one is the text "inf"."""
-    found = {}
-    for column in _COLUMNS:
-        values = _percentiles(table[column].to_numpy(dtype=float))
-        found[column] = {
-            f"p{place}": finite(value) for place, value in zip(_SHOWN, values, strict=True)
+    return {
+        column: {
+            f"p{percent}": finite(value)
+            for percent, value in zip(
+                _SHOWN, _percentiles(table[column].to_numpy(dtype=float)), strict=True
+            )
         }
-    return found
+        for column in _COLUMNS
+    }
 
 
 def _epsilon(cost: float, delta: float) -> float:
@@ -361,7 +364,7 @@ def _epsilon(cost: float, delta: float) -> float:
 
 def _percentiles(values: np.ndarray) -> list[float]:
     ordered = np.sort(values)  # np.percentile makes NaN out of two infinities
-    return [float(ordered[round(place / 100 * (len(ordered) - 1))]) for place in _SHOWN]
+    return [float(ordered[round(percent / 100 * (len(ordered) - 1))]) for percent in _SHOWN]
 
 
 def _spread(values: np.ndarray) -> str:

@@ -15,9 +15,9 @@ from typing import Any
 from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting import sampling as samplings
-from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.calibration import calibrate
 from fedrec.privacy.accounting.events import (
+    GAUSSIAN,
     TRAINING,
     CorrelatedRounds,
     Event,
@@ -28,15 +28,13 @@ from fedrec.privacy.accounting.events import (
 from fedrec.privacy.accounting.sampling import (
     Adjacency,
     Contributions,
-    FixedSize,
     Full,
-    Poisson,
     Sampling,
     Scheduled,
 )
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import Mix, PrivacyConfig
-from fedrec.privacy.mechanisms.base import Mechanism, mechanism_of
+from fedrec.privacy.mechanisms.base import Mechanism, longest_noise
 from fedrec.privacy.protection import Protection
 
 # The noise of a `[privacy]` table in units of the clip norm: given or calibrated, increased if a
@@ -146,7 +144,7 @@ def least_client_noise(
             if cohort is None
             else scale / math.sqrt(max(1.0, cohort - config.max_dropouts))
         )
-    if config.placement == "distributed" or config.noise().pair(1.0).mu is None:
+    if config.placement == "distributed" or config.noise().name != GAUSSIAN:
         return some
     delta = default_delta(1) if config.delta is None else config.delta
     releases = sum(count / other**2 for other, count in mix)
@@ -154,7 +152,7 @@ def least_client_noise(
     return factor * math.sqrt(releases) * unit
 
 
-def refuse_unshareable(config: PrivacyConfig, sampler: str, denominator: float) -> None:
+def check_shares(config: PrivacyConfig, sampler: str, denominator: float) -> None:
     """Refuse distributed noise where the clients' shares may not add up to enough.
 
     Raises:
@@ -208,13 +206,10 @@ def _calibrated(
     sampling: Sampling,
     adjacency: Adjacency,
 ) -> float:
-    from fedrec.privacy.accounting.calibration import calibrate  # pulls in scipy
-
     def releases(multiplier: float) -> dict[Release, int]:
         total: Counter[Release] = Counter()
         for factor, rounds in mix:
-            one = mechanism.release(sampling, adjacency, multiplier * factor)
-            total.update(mechanism.releases(one, rounds, sampling))
+            total.update(mechanism.releases(multiplier * factor, rounds, sampling, adjacency))
         return dict(total)
 
     return calibrate(epsilon, delta, releases, backend=backend)
@@ -322,7 +317,6 @@ class Plan:
         Raises:
             ExperimentError: the settings do not fit together, or no noise reaches the target
                 epsilon.
-            ComponentError: the mechanism states less than its rounds cost.
         """
         if clients < 1 or rounds < 1:
             raise ExperimentError(
@@ -337,9 +331,9 @@ class Plan:
         )
         if config.placement == "local":
             sampling = Full()  # the server sees who takes part and each single upload
-        samplings.refuse_unproven(sampling, config.adjacency)
-        _refuse_other_cohorts(mechanism, sampling, sampler)
-        refuse_unshareable(config, sampler, denominator)
+        samplings.check_proven(sampling, config.adjacency)
+        mechanism.check_sampling(sampling, sampler)
+        check_shares(config, sampler, denominator)
         honest = max(1, clients - malicious)
         delta = default_delta(honest) if config.delta is None else config.delta
         clip = config.clip(contributions)
@@ -353,25 +347,9 @@ class Plan:
             server_lr=server_lr,
             factor=factor,
         )
-        own = rounds if phase_rounds is None else phase_rounds
-        population = sampling, clients, rounds, own, denominator
-        plan = cls(config, mechanism, *population, clip, noise, delta, malicious)
-        plan._refuse_understated()
-        return plan
-
-    def _refuse_understated(self) -> None:
-        """Refuse a mechanism whose stated cost cannot be true."""
-        # pulls in scipy.linalg
-        from fedrec.privacy.mechanisms.blt import refuse_understated
-
-        refuse_understated(
-            self.mechanism,
-            self.sampling,
-            self.config.adjacency,
-            self.noise_multiplier,
-            max(1, self.phase_rounds),
-            self.delta,
-        )
+        planned = rounds if phase_rounds is None else phase_rounds
+        population = sampling, clients, rounds, planned, denominator
+        return cls(config, mechanism, *population, clip, noise, delta, malicious)
 
     def at_clip_norm(self, clip_norm: float) -> Plan:
         """The same plan at another clip norm (adaptive clipping): same multipliers, noise in
@@ -450,7 +428,7 @@ class Plan:
         """
         updates = self.clip_norm * clients
         scale = self.client_noise_scale
-        noise = self.mechanism.longest(scale, clients, coordinates) if scale else 0.0
+        noise = longest_noise(self.clip.order, scale, clients, coordinates)
         return self.clip.at(updates + noise)
 
     def missing_noise_std(self, answered: int) -> float:
@@ -480,16 +458,16 @@ class Plan:
             return NonPrivate("the noise multiplier is 0", phase)
         mechanism = self.mechanism
         adjacency = self.config.adjacency
-        if mechanism.correlated:
-            one = mechanism.release(self.sampling, adjacency, self.noise_multiplier)
-            counted = mechanism.releases(one, self.phase_rounds, self.sampling)
-            rounds = self.phase_rounds
+        rounds = self.phase_rounds
+        counted = mechanism.releases(self.noise_multiplier, rounds, self.sampling, adjacency)
+        if mechanism.correlated or len(counted) > 1:
             return CorrelatedRounds(
                 mechanism.name, adjacency, rounds, tuple(counted.items()), phase
             )
+        (release,) = counted
         count = count_multiplier(self.config, self.denominator)
-        kind = mechanism.name, self.sampling, adjacency
-        return NoisyRound(*kind, self.noise_multiplier, count, phase, mechanism.own)
+        kind = release.mechanism, self.sampling, adjacency
+        return NoisyRound(*kind, release.noise_multiplier, count, phase)
 
     def trained(self, names: Iterable[str]) -> list[str]:
         """The parameters that are trained and released under noise; the others stay as they are.
@@ -511,68 +489,3 @@ class Plan:
             for name in names
             if any(fnmatchcase(name, pattern) for pattern in self.config.parameters)
         ]
-
-
-def _refuse_other_cohorts(mechanism: Mechanism, sampling: Sampling, sampler: str) -> None:
-    """Refuse a sampler for which the cost of the mechanism is not known."""
-    if not mechanism.fits(sampling):
-        raise ExperimentError(
-            f"no cost, nor privacy amplification, is proven for the mechanism {mechanism.name!r}"
-            f" and the sampler {sampler!r}",
-            expected=mechanism.needs,
-            got=f"{sampler!r}: {sampling}",
-            fix="set another sampler.name, or another privacy.mechanism",
-        )
-
-
-# Noise on running sums, which is what a server's rule makes of the noise of single rounds, beside
-# independent Gaussian noise of the same epsilon.
-
-
-@dataclass(frozen=True)
-class RunningSums:
-    """Root mean squares over the rounds, per coordinate, in units of the sensitivity of a round.
-
-    Attributes:
-        noise: of the plan's mechanism.
-        independent: of independent noise with the plan's cohorts.
-        secret: of independent noise with as large cohorts from all clients, which have to be
-            secret.
-    """
-
-    noise: float
-    independent: float
-    secret: float
-
-
-def running_sums(plan: Plan) -> RunningSums | None:
-    """The noise of a plan's rounds; None where it is independent and costs the same.
-
-    Raises:
-        ExperimentError: no independent noise has the same epsilon.
-    """
-    mechanism = plan.mechanism
-    if not mechanism.correlated or not plan.noise_multiplier:
-        return None
-    accountant = Accountant(plan.config.backend)
-    accountant.step(plan.event())
-    epsilon = accountant.epsilon(plan.delta).epsilon
-    independent = mechanism_of({"name": "banded", "bands": 1, "momentum": mechanism.momentum})
-    cohort = plan.denominator
-    by_coins = plan.config.adjacency == "add-remove"
-    secret = Poisson(cohort / plan.clients) if by_coins else FixedSize(round(cohort), plan.clients)
-    rounds = plan.phase_rounds
-
-    def noise(other: Mechanism, sampling: Sampling) -> float:
-        def releases(multiplier: float) -> dict[Release, int]:
-            one = other.release(sampling, plan.config.adjacency, multiplier)
-            return other.releases(one, rounds, sampling)
-
-        found = calibrate(epsilon, plan.delta, releases, backend=plan.config.backend)
-        return found * independent.running_sums(rounds)
-
-    return RunningSums(
-        plan.noise_multiplier * mechanism.running_sums(rounds),
-        noise(independent, plan.sampling),
-        noise(mechanism_of("gaussian"), secret),
-    )

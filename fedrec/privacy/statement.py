@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statements about an epsilon: meaning, caveats, questions of the command line, and values that
-papers state."""
+"""Statements about an epsilon: its meaning and caveats, queries of the command line, and values
+that papers state."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from fedrec.config import Config
 from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.events import DEFAULT_BACKEND, BackendName
+from fedrec.privacy.accounting.rdp import amplified
 from fedrec.privacy.accounting.sampling import Adjacency, Full, Poisson, Scheduled
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan, default_delta
@@ -39,6 +39,18 @@ _TRUST = {
         " who takes part."
     ),
 }
+_NEIGHBOURS = {
+    "replace-one": (
+        "Neighbouring datasets differ in all data of one client, exchanged for another's; the"
+        " number of clients is public."
+    ),
+    "add-remove": (
+        "Neighbouring datasets differ by adding or removing one client; not comparable with an"
+        " epsilon under replace-one. The number of clients, {honest}, is public all the same: it is"
+        " printed with this result, and the sampling rate and a default delta are computed from it."
+        " The guarantee does not hide it."
+    ),
+}
 
 
 def caveats(plan: Plan, *, backend: str | None = None) -> list[str]:
@@ -48,11 +60,111 @@ def caveats(plan: Plan, *, backend: str | None = None) -> list[str]:
         plan: the plan.
         backend: accountant, when it is not the plan's own.
     """
+    rules = (*_about_the_number(plan), *_about_cohorts(plan), *_about_the_rest(plan))
+    return [*warnings(plan, backend=backend), *(text for applies, text in rules if applies)]
+
+
+_Rules = list[tuple[bool, str]]
+"""Sentences, and whether each applies."""
+
+
+def _about_the_number(plan: Plan) -> _Rules:
+    config = plan.config
     return [
-        *warnings(plan, backend=backend),
-        *_about_the_number(plan),
-        *_about_the_system(plan),
-        *_about_the_rest(plan),
+        (True, _NEIGHBOURS[config.adjacency].format(honest=plan.honest)),
+        (
+            plan.clip_norm < plan.sensitivity < 2 * plan.clip_norm,
+            "All contributions are non-negative, so replacing a client changes the sum by at most"
+            " sqrt(2) times the clip norm.",
+        ),
+        (
+            config.paper_noise_order,
+            "Noise is added after the server's learning rate, as in PrivRec's algorithm 2;"
+            f" accounted is the multiplier that this leaves, {plan.noise_multiplier:g}.",
+        ),
+        (
+            True,
+            _TRUST[config.placement].format(dropouts=config.max_dropouts, rounds=plan.rounds),
+        ),
+    ]
+
+
+def _about_cohorts(plan: Plan) -> _Rules:
+    config = plan.config
+    sampling = plan.sampling
+    scheduled = isinstance(sampling, Scheduled)
+    sampled = not scheduled and not isinstance(sampling, Full)
+    # devices decide who takes part
+    late = isinstance(sampling, Full) and plan.denominator < plan.honest
+    late = late and config.placement != "local"
+    coins = isinstance(sampling, Poisson)
+    return [
+        (scheduled, _scheduled(sampling) if isinstance(sampling, Scheduled) else ""),
+        (
+            late,
+            "Who takes part in a round depends on the speed and availability of devices, so nothing"
+            " is gained by sampling: accounted is a client that takes part in every round. That"
+            " devices answer early or late must not depend on their users' data.",
+        ),
+        (
+            config.adjacency == "add-remove" and (late or (scheduled and sampling.rate == 1)),
+            "Add-remove means here that a client sends its updates or zeros in their place: who"
+            " else is drawn is the same.",
+        ),
+        (
+            sampled,
+            "Amplification by sampling assumes that cohorts are drawn"
+            f" {'independently' if coins else 'uniformly'} from all {plan.clients} clients and are"
+            " kept secret. If only some clients are ever available, N is their number.",
+        ),
+        (
+            plan.malicious > 0,
+            f"An adversary made up {plan.malicious} of the {plan.clients} clients, and knows when"
+            f" they are drawn: the guarantee is for the other {plan.honest}, and accounted is the"
+            " probability with which they are drawn from among themselves.",
+        ),
+    ]
+
+
+def _about_the_rest(plan: Plan) -> _Rules:
+    config = plan.config
+    arrays = plan.mechanism.memory_arrays
+    stored = (
+        "in private/ of the run folder until the run is finished"
+        if config.mode == "secure"
+        else "which a resumed run draws again from the seed"
+    )
+    return [
+        (
+            arrays > 0,
+            f"Noise is correlated between rounds: the server keeps at most {arrays} arrays of the"
+            f" size of the trained parameters, in float64, {stored}. Whoever reads them can remove"
+            " noise.",
+        ),
+        (
+            config.mode == "reproducible",
+            "Mode 'reproducible' is a simulation, not a release: noise and cohorts come from the"
+            " experiment's seed. Whoever knows the seed can remove the noise; a release needs mode"
+            " 'secure'.",
+        ),
+        (
+            "*" not in config.private_phases,
+            "Only the following phases run under noise:"
+            f" {', '.join(config.private_phases) or '(none)'}. A phase without noise makes the"
+            " total infinite for those whose data it learns from; item sequences are users' data,"
+            " and so is what items have in common because of them.",
+        ),
+        (
+            True,
+            "Not accounted: losses, metrics and numbers of examples that clients report, early"
+            " stopping, and choosing settings by looking at results. Publish them only if they come"
+            " from public data, or under their own budget.",
+        ),
+        (
+            True,
+            "The guarantee is per client: a person with two clients has at least twice the epsilon,"
+            " and what others' data tell about somebody is not covered.",
+        ),
     ]
 
 
@@ -71,88 +183,13 @@ def warnings(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
         )
 
 
-def _about_the_number(plan: Plan) -> Iterator[str]:
-    if plan.config.adjacency == "replace-one":
-        yield (
-            "Neighbours differ in all data of one client, exchanged for another's; the number of"
-            " clients is public."
-        )
-    else:
-        yield (
-            "Neighbours differ by one client with all its data, there or not; do not compare with"
-            f" replace-one. The number of clients, {plan.honest}, is public all the same: it is"
-            " printed with this result, and the sampling rate and a default delta are computed from"
-            " it. The guarantee does not hide it."
-        )
-    if plan.clip_norm < plan.sensitivity < 2 * plan.clip_norm:
-        yield (
-            "No two contributions point away from each other (they have no signs), so exchanging"
-            " one moves the sum by at most sqrt(2) times the clip norm, not twice that."
-        )
-    if plan.config.paper_noise_order:
-        yield (
-            "Noise is added after the server's learning rate, as in PrivRec's algorithm 2;"
-            f" accounted is the multiplier that this leaves, {plan.noise_multiplier:g}."
-        )
-
-
-_ZEROS = (
-    "Add-remove means here that a client sends its updates or zeros in their place: who else is"
-    " drawn is the same."
-)
-
-
-def _about_the_system(plan: Plan) -> Iterator[str]:
-    settings = plan.config
-    yield _TRUST[settings.placement].format(dropouts=settings.max_dropouts, rounds=plan.rounds)
-    if isinstance(plan.sampling, Scheduled):
-        yield _scheduled(plan.sampling)
-        if plan.config.adjacency == "add-remove" and plan.sampling.rate == 1:
-            yield _ZEROS
-    elif isinstance(plan.sampling, Full) and plan.denominator < plan.honest:
-        yield from _known(plan)
-    elif not isinstance(plan.sampling, Full):
-        drawn = "independently" if isinstance(plan.sampling, Poisson) else "uniformly"
-        yield (
-            f"Amplification by sampling assumes that cohorts are drawn {drawn} from all"
-            f" {plan.clients} clients and are kept secret. If only some clients are ever available,"
-            " N is their number."
-        )
-    if plan.malicious:
-        yield (
-            f"An adversary made up {plan.malicious} of the {plan.clients} clients, and knows when"
-            f" they are drawn: the guarantee is for the other {plan.honest}, and accounted is the"
-            " probability with which they are drawn from among themselves."
-        )
-    yield from _remembered(plan)
-    if settings.mode == "reproducible":
-        yield (
-            "Mode 'reproducible' is a simulation, not a release: noise and cohorts come from the"
-            " experiment's seed. Whoever knows the seed can remove the noise; a release needs mode"
-            " 'secure'."
-        )
-
-
-def _known(plan: Plan) -> Iterator[str]:
-    """Who takes part depends on devices, or the server sees each upload by itself."""
-    if plan.config.placement == "local":
-        return
-    yield (
-        "Who takes part in a round depends on the speed and availability of devices, so nothing is"
-        " gained by sampling: accounted is a client that takes part in every round. That devices"
-        " answer early or late must not depend on their users' data."
-    )
-    if plan.config.adjacency == "add-remove":
-        yield _ZEROS
-
-
 def _scheduled(sampling: Scheduled) -> str:
     most = sampling.participations
-    sampled = f" with probability {sampling.rate:.3g}" if sampling.rate < 1 else ""
-    often = f"every {sampling.separation} rounds{sampled}" + (
+    coins = f" with probability {sampling.rate:.3g}" if sampling.rate < 1 else ""
+    often = f"every {sampling.separation} rounds{coins}" + (
         "" if most is None else f", at most {most} times"
     )
-    known = (
+    public = (
         "Who takes part in which round may be known: nothing is gained by sampling."
         if sampling.rate == 1
         else "Whose turn it is may be known; who of these takes part is drawn by independent coin"
@@ -160,43 +197,8 @@ def _scheduled(sampling: Scheduled) -> str:
     )
     joining = "" if sampling.joining else ", and clients that join are refused"
     return (
-        f"{known} Accounted is a client that takes part {often}; the sampler guarantees that none"
+        f"{public} Accounted is a client that takes part {often}; the sampler guarantees that none"
         f" does more often{joining}."
-    )
-
-
-def _remembered(plan: Plan) -> Iterator[str]:
-    """The memory of correlated noise."""
-    kept = plan.mechanism.kept
-    if kept:
-        how = (
-            "in private/ of the run folder until the run is finished"
-            if plan.config.mode == "secure"
-            else "which a resumed run draws again from the seed"
-        )
-        yield (
-            f"Noise is correlated between rounds: the server keeps at most {kept} arrays of the"
-            f" size of the trained parameters, in float64, {how}. Whoever reads them can remove"
-            " noise."
-        )
-
-
-def _about_the_rest(plan: Plan) -> Iterator[str]:
-    if "*" not in plan.config.private_phases:
-        yield (
-            "Only the following phases run under noise:"
-            f" {', '.join(plan.config.private_phases) or '(none)'}. A phase without noise makes the"
-            " total infinite for those whose data it learns from; item sequences are users' data,"
-            " and so is what items have in common because of them."
-        )
-    yield (
-        "Not accounted: losses, metrics and numbers of examples that clients report, early"
-        " stopping, and choosing settings by looking at results. Publish them only if they come"
-        " from public data, or under their own budget."
-    )
-    yield (
-        "The guarantee is per client: a person with two clients has at least twice the epsilon, and"
-        " what others' data tell about somebody is not covered."
     )
 
 
@@ -306,8 +308,8 @@ def report(plan: Plan, *, backend: str | None = None, delta: float | None = None
     """
     accountant = Accountant(backend or plan.config.backend)
     accountant.step_rounds(plan.event(), plan.rounds)
-    said = caveats(plan, backend=backend)
-    return accountant.epsilon(plan.delta if delta is None else delta, attack=True, caveats=said)
+    at = plan.delta if delta is None else delta
+    return accountant.epsilon(at, attack=True, caveats=caveats(plan, backend=backend))
 
 
 def probability_factor(epsilon: float) -> float:
@@ -324,27 +326,51 @@ def attack_ceiling(epsilon: float, delta: float) -> float:
     )
 
 
+_WORDS = {
+    "replace-one": (
+        "all data of a user",
+        "whether the run used a user's data or another user's",
+        "with another user's data in place of one's own",
+    ),
+    "add-remove": ("a user's taking part", "whether a user took part", "without one's data"),
+}
+"""Of each adjacency: what is protected, what an attacker guesses, and the neighbour."""
+_STRENGTHS = (
+    (1, "strong", "That is a strong guarantee."),
+    (
+        3,
+        "moderate",
+        "That is a moderate guarantee: the worst attack does far better than chance, and is still"
+        " often wrong.",
+    ),
+    (
+        10,
+        "weak",
+        "That is a weak guarantee: it does not rule out an attack that is nearly always right.",
+    ),
+    (
+        math.inf,
+        "very weak",
+        "This is practically no guarantee: an attack may succeed almost every time.",
+    ),
+)
+"""Largest epsilon of each, how strong the guarantee is in a word, and as a sentence."""
+
+
 def sentence(report: Report, adjacency: Adjacency) -> str:
     """One line: unit, epsilon, delta and adjacency, how strong that is, and its meaning for a
     user."""
     if math.isinf(report.epsilon):
         return f"epsilon is infinite at delta {report.delta:g}: nothing is guaranteed to anybody."
-    question = (
-        "whether the run used a user's data or another user's"
-        if adjacency == "replace-one"
-        else "whether a user took part"
-    )
-    unit = "all data of a user" if adjacency == "replace-one" else "a user's taking part"
+    unit, question, _ = _WORDS[adjacency]
+    ceiling = attack_ceiling(report.epsilon, report.delta)
+    # one that would be rounded to all is not called a bound
+    share = f"at most {ceiling:.1%}" if ceiling < 0.9995 else "up to practically all"
     return (
         f"epsilon {report.epsilon:.4g} at delta {report.delta:g} for {unit} ({adjacency}) is"
-        f" {_strength(report.epsilon)[0]}: who guesses {question} on a fair coin is right in"
-        f" {_share(attack_ceiling(report.epsilon, report.delta))} of cases (50% without looking)."
+        f" {_strength(report.epsilon)[0]}: an attacker who guesses {question} is right {share} of"
+        " the time (chance: 50%)."
     )
-
-
-def _share(accuracy: float) -> str:
-    """A largest share in words; one that would be rounded to all is not called a bound."""
-    return f"at most {accuracy:.1%}" if accuracy < 0.9995 else "up to practically all"
 
 
 def lines(report: Report, adjacency: Adjacency) -> list[str]:
@@ -352,61 +378,37 @@ def lines(report: Report, adjacency: Adjacency) -> list[str]:
     not covered."""
     if not report.events:
         return ["No round was charged to the privacy ledger, so nothing is claimed."]
-    said = [sentence(report, adjacency)]
-    neighbour = (
-        "with another user's data in place of one's own"
-        if adjacency == "replace-one"
-        else "without one's data"
-    )
+    texts = [sentence(report, adjacency)]
     if math.isfinite(report.epsilon):
-        said.append(
+        texts.append(
             "Whatever an observer looks for in the model, its probability is at most"
-            f" {probability_factor(report.epsilon):.3g} times what it would be {neighbour}, plus"
-            f" {report.delta:g}. This is about sets of outcomes: the odds of a single outcome may"
-            " change by more, with a probability that can exceed delta."
+            f" {probability_factor(report.epsilon):.3g} times what it would be"
+            f" {_WORDS[adjacency][2]}, plus {report.delta:g}. This is about sets of outcomes: the"
+            " odds of a single outcome may change by more, with a probability that can exceed"
+            " delta."
         )
-        said.append(_strength(report.epsilon)[1])
+        texts.append(_strength(report.epsilon)[1])
     if report.attack is not None and math.isfinite(report.epsilon):
         proven = f"{report.epsilon:.4g}"
         reached = f"{report.attack:.4g}"
-        said.append(
+        texts.append(
             f"The true epsilon is {proven}, to four digits: the proven bound and what the noise"
             " gives away to an observer who knows all else, both computed, agree."
             if proven == reached
             else f"The true epsilon lies between {reached} and {proven}, both computed from the"
             " noise: the former is what an observer who knows all else gets, the latter is proven."
         )
-        said.append("Neither tests the code of the run, which an audit does (`fedrec audit`).")
-    said += [f"Phase {phase} alone: epsilon {value:.4g}." for phase, value in _told(report.phases)]
-    said.append(f"Method: {report.method}.")
-    return [*said, *report.caveats]
-
-
-def _told(phases: dict[str, float]) -> list[tuple[str, float]]:
-    return list(phases.items()) if len(phases) > 1 else []
+        texts.append("Neither tests the code of the run, which an audit does (`fedrec audit`).")
+    if len(report.phases) > 1:
+        texts += [f"Phase {phase} alone: epsilon {e:.4g}." for phase, e in report.phases.items()]
+    return [*texts, f"Method: {report.method}.", *report.caveats]
 
 
 def _strength(epsilon: float) -> tuple[str, str]:
-    """How strong a guarantee is: in a word, and as a sentence."""
-    if epsilon <= 1:
-        return "strong", "That is a strong guarantee."
-    if epsilon <= 3:
-        return "moderate", (
-            "That is a moderate guarantee: the worst attack does far better than chance, and is"
-            " still often wrong."
-        )
-    if epsilon <= 10:
-        return "weak", (
-            "That is a weak guarantee: it does not rule out an attack that is nearly always right."
-        )
-    return "very weak", (
-        "That is next to no guarantee: it does not rule out an attack that is practically always"
-        " right."
-    )
+    return next((word, text) for most, word, text in _STRENGTHS if epsilon <= most)
 
 
-# Systems whose paper states an epsilon: the stated epsilon, and the exact cost of the noise
-# schedule.
+# Systems whose paper states an epsilon: that epsilon, and the exact cost of the noise schedule.
 #
 # Pure differential privacy of subsampled releases: a release that is e0-DP on a sample of rate g is
 # ln(1 + g (exp(e0) - 1))-DP on the whole (Balle, Barthe and Gaboardi 2018). That is g e0 only where
@@ -439,18 +441,6 @@ class Stated:
             ),
             *self.caveats,
         ]
-
-
-def amplified(epsilon: float, rate: float) -> float:
-    """Epsilon on the whole of an epsilon-DP release of a sample.
-
-    Args:
-        epsilon: on the sample, >= 0.
-        rate: share of the rows that are sampled, in (0, 1].
-    """
-    if rate == 1:
-        return epsilon
-    return float(np.logaddexp(math.log1p(-rate), math.log(rate) + epsilon))
 
 
 def schedule_total(nominal: float, steps: int, rate: float) -> float:

@@ -61,21 +61,21 @@ class ItemRequests:
     @classmethod
     def joined(cls, parts: Sequence[ItemRequests]) -> ItemRequests:
         """The clients of several parts, ascending."""
-        whole = cls.concatenated(parts)
-        return whole.take(np.argsort(whole.clients))
+        every = cls.concatenated(parts)
+        return every.take(np.argsort(every.clients))
 
-    def rows_of(self, places: np.ndarray) -> np.ndarray:
+    def rows_of(self, indices: np.ndarray) -> np.ndarray:
         """`int64 [rows]`: which of the P rows belong to the clients at the given positions, in
         their order."""
-        starts = self.offsets[places]
-        counts = self.offsets[places + 1] - self.offsets[places]
+        starts = self.offsets[indices]
+        counts = self.offsets[indices + 1] - self.offsets[indices]
         return spans(starts, counts)
 
-    def take(self, places: np.ndarray) -> ItemRequests:
+    def take(self, indices: np.ndarray) -> ItemRequests:
         """The clients at the given positions, `int64 [n]`."""
-        counts = self.offsets[places + 1] - self.offsets[places]
+        counts = self.offsets[indices + 1] - self.offsets[indices]
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return ItemRequests(self.clients[places], offsets, self.items[self.rows_of(places)])
+        return ItemRequests(self.clients[indices], offsets, self.items[self.rows_of(indices)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,20 +113,20 @@ class ClientArrays:
             ItemRequests.read(arrays), strip_prefix(_VALUE, arrays), strip_prefix(_ROW, arrays)
         )
 
-    def take(self, places: np.ndarray) -> ClientArrays:
+    def take(self, indices: np.ndarray) -> ClientArrays:
         """The clients at the given positions, `int64 [n]`."""
-        rows = self.requests.rows_of(places)
+        rows = self.requests.rows_of(indices)
         return ClientArrays(
-            self.requests.take(places),
-            {name: value[places] for name, value in self.values.items()},
+            self.requests.take(indices),
+            {name: value[indices] for name, value in self.values.items()},
             {name: value[rows] for name, value in self.rows.items()},
         )
 
-    def arranged(self, places: np.ndarray) -> ClientArrays:
+    def arranged(self, indices: np.ndarray) -> ClientArrays:
         """The same as `take` of positions `int64 [n]`, but without a copy if these are all clients
         in their order, as those of one part are."""
-        whole = np.array_equal(places, np.arange(len(self.requests.clients)))
-        return self if whole else self.take(places)
+        in_order = np.array_equal(indices, np.arange(len(self.requests.clients)))
+        return self if in_order else self.take(indices)
 
     @classmethod
     def joined(cls, parts: Sequence[ClientArrays]) -> ClientArrays:
@@ -147,15 +147,15 @@ class ClientArrays:
             return self
         count = len(self.values[next(iter(names))][0])
         clients = self.requests.clients
-        whole = ItemRequests.of(clients, [np.arange(count)] * len(clients))
+        requests = ItemRequests.of(clients, [np.arange(count)] * len(clients))
         rows = {name: self.values[name].reshape(-1, *self.values[name].shape[2:]) for name in names}
         values = {name: value for name, value in self.values.items() if name not in names}
         for name, value in self.rows.items():
             dense = np.zeros((len(clients), count, *value.shape[1:]), dtype=value.dtype)
-            places = np.repeat(np.arange(len(clients)), np.diff(self.requests.offsets))
-            dense[places, self.requests.items] = value
+            indices = np.repeat(np.arange(len(clients)), np.diff(self.requests.offsets))
+            dense[indices, self.requests.items] = value
             rows[name] = dense.reshape(-1, *value.shape[1:])
-        return ClientArrays(whole, values, rows)
+        return ClientArrays(requests, values, rows)
 
     def changes(self, name: str, table: np.ndarray) -> list[Change]:
         """Each client's update of one parameter, in the order of the clients; zero for a parameter
@@ -178,12 +178,12 @@ class ClientArrays:
     def padded(self, width: int) -> dict[str, np.ndarray]:
         """All parameters with a leading cohort dimension, the rows of each client filled up to
         `[C, width, ...]`."""
-        real = self.real(width)
-        found = dict(self.values)
+        mask = self.real(width)
+        filled = dict(self.values)
         for name, value in self.rows.items():
-            found[name] = np.zeros((*real.shape, *value.shape[1:]), dtype=value.dtype)
-            found[name][real] = value
-        return found
+            filled[name] = np.zeros((*mask.shape, *value.shape[1:]), dtype=value.dtype)
+            filled[name][mask] = value
+        return filled
 
     def real(self, width: int) -> np.ndarray:
         """`bool [C, width]`: which rows of `padded` are not padding."""
@@ -198,9 +198,9 @@ def _filled(
     return {
         name: np.concatenate(
             [
-                part.get(name, np.zeros((count, *one.shape[1:]), one.dtype))
+                part.get(name, np.zeros((count, *value.shape[1:]), value.dtype))
                 for part, count in zip(parts, counts, strict=True)
             ]
         )
-        for name, one in like.items()
+        for name, value in like.items()
     }

@@ -35,7 +35,7 @@ from fedrec.protocol.orders import (
     arrays_as_updates,
     updates_as_arrays,
 )
-from fedrec.protocol.secure import MaskOrder, ShareOrder, UnmaskOrder, Words
+from fedrec.protocol.secure import KEY_BYTES, MaskOrder, ShareOrder, UnmaskOrder, Words
 from fedrec.protocol.serialization import from_record, to_record, zero_copy_arrays
 from fedrec.protocol.updates import Change, SparseUpdate, network_bytes
 from fedrec.runtime.files import MOST_TEXT, parse_json
@@ -48,7 +48,7 @@ CONFIG = "config"
 METRICS = "metrics"
 
 
-def own_arrays(content: RecordDict) -> dict[str, np.ndarray]:
+def writable_arrays(content: RecordDict) -> dict[str, np.ndarray]:
     """Writable arrays of a message."""
     return from_record(_first(content))
 
@@ -91,7 +91,7 @@ AnyOrder = TypeVar("AnyOrder")
 
 
 class OrderSetting(NamedTuple):
-    """What a setting of an order may be.
+    """Type and limit of a setting of an order.
 
     Attributes:
         kind: its type; a `float` may be an `int`, and members of a `list` are.
@@ -130,8 +130,8 @@ _SETTINGS: Mapping[str, Mapping[str, OrderSetting]] = {
 """The allowed settings by type of message."""
 
 
-def refuse_strange_settings(kind: str, content: RecordDict) -> None:
-    """The gate of a real node: refuse an order before it is unpacked.
+def check_settings(kind: str, content: RecordDict) -> None:
+    """Check an order of a real node before it is unpacked.
 
     Args:
         kind: the type of the message.
@@ -142,18 +142,18 @@ def refuse_strange_settings(kind: str, content: RecordDict) -> None:
             larger than allowed.
     """
     allowed = _SETTINGS.get(kind, {})
-    found = [item for record in content.config_records.values() for item in record.items()]
-    strange = [
-        (name, value)
-        for name, value in sorted(found, key=lambda item: str(item[0]))
+    settings = [item for record in content.config_records.values() for item in record.items()]
+    strange = sorted(
+        str(name)
+        for name, value in settings
         if name not in allowed or not _fits(value, allowed[name])
-    ]
+    )
     if strange:
         raise RefusalError(
-            f"the order has a setting {str(strange[0][0])[:100]!r}"
-            + (" of another type or size" if strange[0][0] in allowed else ""),
+            f"the order has a setting {strange[0][:100]!r}"
+            + (" of another type or size" if strange[0] in allowed else ""),
             expected="those of fedrec's own orders",
-            got=", ".join(f"{str(name)[:100]!r}" for name, _ in strange[:5]),
+            got=", ".join(f"{name[:100]!r}" for name in strange[:5]),
             fix="run the same version of fedrec on server and node, without settings of others",
         )
 
@@ -162,7 +162,7 @@ def _fits(value: object, setting: OrderSetting) -> bool:
     if type(value) is not setting.kind and (type(value), setting.kind) != (int, float):
         return False
     if isinstance(value, list):
-        return len(value) <= setting.most and all(type(one) is int for one in value)
+        return len(value) <= setting.most and all(type(item) is int for item in value)
     size = len(value) if isinstance(value, str | bytes) else abs(value)  # type: ignore
     return size <= setting.most
 
@@ -170,7 +170,7 @@ def _fits(value: object, setting: OrderSetting) -> bool:
 def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
     """The content of a training message; `arrays` is shared between the messages of a round, not
     copied."""
-    config = _order_config(order.round, order.clients, order.step)
+    config = _order_config(order)
     config["weighting"] = order.weighting
     if order.protection is not None:
         config["protection"] = order.protection.text()
@@ -182,7 +182,7 @@ def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
 
 def unpack_train(content: RecordDict) -> tuple[dict[str, np.ndarray], TrainOrder]:
     """Parameters and order of a training message, of ours or of any Flower strategy."""
-    return own_arrays(content), unpack_train_order(content)
+    return writable_arrays(content), unpack_train_order(content)
 
 
 def _refuses_malformed(
@@ -214,10 +214,8 @@ def unpack_train_order(content: RecordDict) -> TrainOrder:
     masking = strip_prefix(_SECURE, config)
     overrides = {key: float(config[key]) for key in OVERRIDES if key in config}  # type: ignore
     return TrainOrder(
-        round=int(config.get("server-round", 0)),  # type: ignore[arg-type]
-        clients=_clients_of(config),
+        **_order_fields(config),
         weighting=str(config.get("weighting", "uniform")),  # type: ignore[arg-type]
-        step=_step_of(config),
         overrides=overrides,
         protection=Protection.read(str(config["protection"])) if "protection" in config else None,
         each=bool(config.get("each", False)),
@@ -225,27 +223,33 @@ def unpack_train_order(content: RecordDict) -> TrainOrder:
     )
 
 
+_SUM_METRICS: Mapping[str, tuple[str, type[int] | type[float]]] = {
+    "clients": ("num-clients", int),
+    "examples": ("num-examples", int),
+    "weight": ("weight", float),
+    "loss": ("loss-sum", float),
+    "losses": ("loss-count", int),
+    "unclipped": ("unclipped", int),
+    "sent": ("bytes", int),
+}
+"""Name in a message and type of each number of a `TrainSum`."""
+
+
 def pack_sum(reply: TrainSum) -> RecordDict:
     """The answer to a training message that named clients."""
     metrics = MetricRecord(
-        {
-            "num-clients": int(reply.clients),
-            "num-examples": int(reply.examples),
-            "weight": float(reply.weight),
-            "loss-sum": float(reply.loss),
-            "loss-count": int(reply.losses),
-            "unclipped": int(reply.unclipped),
-            "bytes": int(reply.sent),
-        }
+        {key: kind(getattr(reply, name)) for name, (key, kind) in _SUM_METRICS.items()}
     )
     arrays = {
-        key: array for name, change in reply.total.items() for key, array in _spelled(name, change)
+        key: array
+        for name, change in reply.total.items()
+        for key, array in _change_arrays(name, change).items()
     }
     if reply.updates:
         compressed = updates_as_arrays(reply.updates)
         if network_bytes(compressed) < network_bytes(arrays):
             arrays = compressed
-            metrics[_SHARES] = [float(one.share) for one in reply.updates]
+            metrics[_SHARES] = [float(update.share) for update in reply.updates]
     return RecordDict({ARRAYS: to_record(arrays), METRICS: metrics})
 
 
@@ -253,21 +257,12 @@ def unpack_sum(content: RecordDict) -> TrainSum:
     """A node's sum of updates, or the compressed updates of which it is."""
     metrics: Any = content[METRICS]
     arrays = read_arrays(content)
-    updates = None
+    numbers: Any = {name: kind(metrics[key]) for name, (key, kind) in _SUM_METRICS.items()}
     if _SHARES in metrics:
-        updates = arrays_as_updates(arrays, list(metrics[_SHARES]))
-        arrays = {}
-    return TrainSum(
-        total=_changes(arrays),
-        clients=int(metrics["num-clients"]),
-        weight=float(metrics["weight"]),
-        examples=int(metrics["num-examples"]),
-        loss=float(metrics["loss-sum"]),
-        losses=int(metrics["loss-count"]),
-        unclipped=int(metrics["unclipped"]),
-        sent=int(metrics["bytes"]),
-        updates=updates,
-    )
+        return TrainSum(
+            total={}, updates=arrays_as_updates(arrays, list(metrics[_SHARES])), **numbers
+        )
+    return TrainSum(total=_changes(arrays), **numbers)
 
 
 def pack_each(reply: TrainEach) -> RecordDict:
@@ -289,7 +284,7 @@ def unpack_each(content: RecordDict) -> TrainEach:
 
 def pack_item_query(order: ItemQuery) -> RecordDict:
     """A request for the items whose rows clients need."""
-    config = _order_config(order.round, order.clients, order.step)
+    config = _order_config(order)
     config["purpose"] = order.purpose
     return RecordDict({CONFIG: config})
 
@@ -298,10 +293,10 @@ def pack_item_query(order: ItemQuery) -> RecordDict:
 def unpack_item_query(content: RecordDict) -> ItemQuery:
     """The request packed by `pack_item_query`."""
     config: Any = config_of(content)
-    clients = np.asarray(config["clients"], dtype=np.int64)
-    return ItemQuery(
-        int(config["server-round"]), clients, config["purpose"], parse_json(config["step"])
-    )
+    fields = _order_fields(config)
+    if fields["clients"] is None or fields["step"] is None:
+        raise ValueError("a query names its clients and its step")
+    return ItemQuery(**fields, purpose=config["purpose"])
 
 
 def pack_item_requests(requests: ItemRequests) -> RecordDict:
@@ -327,7 +322,7 @@ def pack_standard(
 
 def pack_evaluate(arrays: ArrayRecord, order: EvaluateOrder) -> RecordDict:
     """The content of an evaluation message."""
-    config = _order_config(order.round, order.clients, order.step)
+    config = _order_config(order)
     config["each"] = order.each
     if order.held_out is not None:
         config["held-out"] = order.held_out
@@ -340,15 +335,16 @@ def pack_evaluate(arrays: ArrayRecord, order: EvaluateOrder) -> RecordDict:
 def unpack_evaluate(content: RecordDict) -> tuple[dict[str, np.ndarray], EvaluateOrder]:
     """Parameters and order of an evaluation message, of ours or of any Flower strategy."""
     config = config_of(content)
-    each: Any = config.get("each", False)
-    number: Any = config.get("server-round", 0)
-    part: Any = config.get("held-out")
-    if part not in (None, "test", "validation"):
-        raise ValueError(f"held-out rows {part!r}")
-    clients = _clients_of(config)
-    step = _step_of(config)
-    sums = bool(config.get("sums", False))
-    return own_arrays(content), EvaluateOrder(int(number), clients, step, bool(each), part, sums)
+    held_out: Any = config.get("held-out")
+    if held_out not in (None, "test", "validation"):
+        raise ValueError(f"held-out rows {held_out!r}")
+    order = EvaluateOrder(
+        **_order_fields(config),
+        each=bool(config.get("each", False)),
+        held_out=held_out,
+        sums=bool(config.get("sums", False)),
+    )
+    return writable_arrays(content), order
 
 
 def pack_table(
@@ -359,8 +355,8 @@ def pack_table(
     """The answer to an evaluation message that named clients `int64 [clients]`: one column
     `[clients]` per metric, and sums over the clients."""
     values = np.empty((len(clients), len(columns)))
-    for place, column in enumerate(columns.values()):
-        values[:, place] = column
+    for index, column in enumerate(columns.values()):
+        values[:, index] = column
     arrays = {"clients": clients.astype(np.int64), "values": values}
     arrays |= add_prefix({_SUM: sums or {}})
     config = ConfigRecord({"columns": list(columns)})
@@ -379,7 +375,7 @@ def unpack_table(content: RecordDict) -> tuple[np.ndarray, dict[str, np.ndarray]
     Raises:
         ValueError: they do not fit each other, or two columns have one name.
     """
-    arrays = own_arrays(content)
+    arrays = writable_arrays(content)
     clients = arrays["clients"]
     values = arrays["values"]
     names = [str(name) for name in config_of(content)["columns"]]  # type: ignore[union-attr]
@@ -392,15 +388,16 @@ def unpack_table(content: RecordDict) -> tuple[np.ndarray, dict[str, np.ndarray]
 
 def unpack_sums(content: RecordDict) -> dict[str, np.ndarray]:
     """The sums over a node's clients in its answer to an evaluation message."""
-    return strip_prefix(_SUM, own_arrays(content))
+    return strip_prefix(_SUM, writable_arrays(content))
+
+
+_PRESENCE_ARRAYS = ("training", "evaluated", "work", "validated")
 
 
 def pack_presence(presence: Presence) -> RecordDict:
     """The reply to a request for a node's clients."""
-    arrays = {"training": presence.training, "evaluated": presence.evaluated}
-    for name in ("work", "validated"):
-        if (said := getattr(presence, name)) is not None:
-            arrays[name] = said
+    every = {name: getattr(presence, name) for name in _PRESENCE_ARRAYS}
+    arrays = {name: array for name, array in every.items() if array is not None}
     metrics = MetricRecord({"partition-id": presence.partition})
     config = ConfigRecord({"paths": json.dumps(dict(presence.paths))})
     return RecordDict({ARRAYS: to_record(arrays), METRICS: metrics, CONFIG: config})
@@ -408,13 +405,16 @@ def pack_presence(presence: Presence) -> RecordDict:
 
 def unpack_presence(content: RecordDict) -> Presence:
     """A node's description of itself."""
-    arrays = own_arrays(content)
+    arrays = writable_arrays(content)
     metrics = content[METRICS]
-    partition = int(metrics["partition-id"])  # type: ignore[index]
-    paths = parse_json(str(config_of(content).get("paths", "{}")))
-    work = arrays.get("work")
-    validated = arrays.get("validated")
-    return Presence(partition, arrays["training"], arrays["evaluated"], work, paths, validated)
+    return Presence(
+        int(metrics["partition-id"]),  # type: ignore[index]
+        arrays["training"],
+        arrays["evaluated"],
+        work=arrays.get("work"),
+        paths=parse_json(str(config_of(content).get("paths", "{}"))),
+        validated=arrays.get("validated"),
+    )
 
 
 def pack_parameters(arrays: Mapping[str, np.ndarray]) -> RecordDict:
@@ -427,45 +427,112 @@ def unpack_parameters(content: RecordDict) -> dict[str, np.ndarray]:
     return read_arrays(content)
 
 
-def _spelled(name: str, change: Change) -> list[tuple[str, np.ndarray]]:
+def _change_arrays(name: str, change: Change) -> dict[str, np.ndarray]:
+    """A change of one parameter as named arrays."""
     if not isinstance(change, SparseUpdate):
-        return [(name, change)]
+        return {name: change}
     table = np.array([*change.shape, change.drift], dtype=np.float64)
-    return [(name + _ROWS, change.rows), (name + _VALUES, change.values), (name + _TABLE, table)]
+    return {name + _ROWS: change.rows, name + _VALUES: change.values, name + _TABLE: table}
 
 
-def _changes(arrays: dict[str, np.ndarray]) -> dict[str, Change]:
-    """Totals from their arrays."""
-    found: dict[str, Change] = {}
+def _changes(arrays: Mapping[str, np.ndarray]) -> dict[str, Change]:
+    """Changes of parameters from their arrays."""
+    changes: dict[str, Change] = {}
     for key, array in arrays.items():
         name, mark, _ = key.rpartition("#")
         if not mark:
-            found[key] = array
+            changes[key] = array
         elif key.endswith(_TABLE):
             *shape, drift = array.tolist()
-            rows = arrays[name + _ROWS]
-            values = arrays[name + _VALUES]
-            found[name] = SparseUpdate(tuple(int(length) for length in shape), rows, values, drift)
-    return found
+            lengths = tuple(int(length) for length in shape)
+            changes[name] = SparseUpdate(
+                lengths, arrays[name + _ROWS], arrays[name + _VALUES], drift
+            )
+    return changes
 
 
-def _order_config(
-    round_number: int, clients: np.ndarray | None, step: dict[str, Any] | None
-) -> ConfigRecord:
-    config = ConfigRecord({"server-round": int(round_number)})
-    if clients is not None:
-        config["clients"] = [int(client) for client in clients]
-    if step is not None:
-        config["step"] = json.dumps(step, sort_keys=True)
+def _order_config(order: TrainOrder | EvaluateOrder | ItemQuery) -> ConfigRecord:
+    config = ConfigRecord({"server-round": int(order.round)})
+    if order.clients is not None:
+        config["clients"] = [int(client) for client in order.clients]
+    if order.step is not None:
+        config["step"] = json.dumps(order.step, sort_keys=True)
     return config
 
 
-def _clients_of(config: ConfigRecord) -> np.ndarray | None:
-    return np.asarray(config["clients"], dtype=np.int64) if "clients" in config else None
-
-
-def _step_of(config: ConfigRecord) -> dict[str, Any] | None:
+def _order_fields(config: ConfigRecord) -> dict[str, Any]:
+    """The fields that all orders have."""
     step = parse_json(str(config["step"])) if "step" in config else None
     if not isinstance(step, dict | None):
         raise TypeError(f"a step is a table, not {type(step).__name__}")
-    return step
+    clients = np.asarray(config["clients"], dtype=np.int64) if "clients" in config else None
+    return {
+        "round": int(config.get("server-round", 0)),  # type: ignore[arg-type]
+        "clients": clients,
+        "step": step,
+    }
+
+
+# Messages of secure aggregation.
+
+_MASKED = "masked"
+_MOST_PROOF = 8192  # bytes
+AnyWords = TypeVar("AnyWords", bound=Words)
+
+
+def pack_masked(masked: np.ndarray) -> RecordDict:
+    """The answer to a training message under secure aggregation: only the masked sum, `uint64
+    [length]`."""
+    return RecordDict({ARRAYS: to_record({_MASKED: masked})})
+
+
+def unpack_masked(content: RecordDict, length: int) -> np.ndarray:
+    """A node's masked sum, `uint64 [length]`, which is untrusted input.
+
+    Raises:
+        ValueError: it has another type or length.
+    """
+    masked = read_arrays(content)[_MASKED]
+    if masked.dtype != np.uint64 or masked.shape != (length,):
+        raise ValueError(f"expected uint64 [{length}], got {masked.dtype} {list(masked.shape)}")
+    return masked
+
+
+def pack_words(words: Words) -> RecordDict:
+    """Pack an order or an answer of secure aggregation."""
+    return RecordDict({CONFIG: ConfigRecord(words.fields())})  # type: ignore[arg-type]
+
+
+def unpack_words(kind: type[AnyWords], content: RecordDict) -> AnyWords:
+    """Unpack the result of `pack_words`, which is untrusted input.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    return kind.read(config_of(content))
+
+
+def pack_channel(key: bytes, proof: bytes = b"") -> RecordDict:
+    """A node's public channel key, and a proof that it is that node's."""
+    return RecordDict({CONFIG: ConfigRecord({"channel": key, "proof": proof})})
+
+
+def unpack_channel(content: RecordDict) -> tuple[bytes, bytes]:
+    """A node's public channel key and its proof, which is untrusted input.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    config = config_of(content)
+    key = config.get("channel")
+    proof = config.get("proof")
+    if (
+        not isinstance(key, bytes)
+        or len(key) != KEY_BYTES
+        or not isinstance(proof, bytes)
+        or len(proof) > _MOST_PROOF
+    ):
+        raise ValueError(
+            f"expected a key of {KEY_BYTES} bytes, and a proof of at most {_MOST_PROOF}"
+        )
+    return key, proof

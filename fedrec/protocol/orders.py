@@ -16,20 +16,11 @@ from fedrec.protocol.updates import Change
 
 Weighting = Literal["uniform", "examples"]
 Reply = Literal["sum", "each"]
-"""What a node replies with: the sum of its clients' updates, or the update of each."""
+"""The reply of a node: the sum of its clients' updates, or the update of each."""
 
 
 HeldOutPart = Literal["test", "validation"]
 Purpose = Literal["train", "evaluate", "validate"]
-
-COMPILED_LOSS = "losses_with_gradients"
-COMPILED_RECURRENCE = "recurrent_backward"
-COMPILED = {
-    COMPILED_LOSS: ", loss in compiled code",
-    COMPILED_RECURRENCE: ", recurrence in compiled code",
-}
-"""By the name of a compiled function, what a node adds to the path `blocks` of steps that call
-it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +69,7 @@ class TrainEach:
     def joined(cls, parts: Sequence[TrainEach]) -> TrainEach:
         """The clients of several blocks or nodes, ascending."""
         updates = ClientArrays.joined([part.updates for part in parts])
-        clients = np.concatenate([updates.requests.clients[:0], *(one.clients for one in parts)])
+        clients = np.concatenate([updates.requests.clients[:0], *(part.clients for part in parts)])
         order = np.argsort(clients)
         examples = np.concatenate([np.empty(0, np.int64), *(part.examples for part in parts)])
         losses = np.concatenate([np.empty(0), *(part.losses for part in parts)])
@@ -89,9 +80,9 @@ class TrainEach:
         """`int64 [C]`, the clients, ascending."""
         return self.updates.requests.clients
 
-    def take(self, places: np.ndarray) -> TrainEach:
+    def take(self, indices: np.ndarray) -> TrainEach:
         """The clients at the given positions, `int64 [n]`."""
-        return TrainEach(self.updates.take(places), self.examples[places], self.losses[places])
+        return TrainEach(self.updates.take(indices), self.examples[indices], self.losses[indices])
 
     def changes(self, name: str, table: np.ndarray) -> list[Change]:
         """Each client's update of one parameter, in the order of the clients; `table` is its value
@@ -195,7 +186,6 @@ class Presence:
             nodes of a simulation that hold all clients' data and may train each other's clients.
             None: only the host can train a client.
         paths: training path for each of the experiment's steps, by the step's name, if reported;
-            it ends with one of `COMPILED` where compiled code computes gradients.
         validated: `int64 [clients]`, clients it hosts that have validation rows; reported only with
             early stopping.
     """
@@ -214,11 +204,11 @@ _OF = "#"
 
 
 def updates_as_arrays(updates: Sequence[SentUpdate]) -> dict[str, np.ndarray]:
-    """All arrays of what clients send, by the client's place, the parameter, and a name."""
+    """All arrays of what clients send, by the client's index, the parameter, and a name."""
     return {
-        _OF.join((str(place), name, key)): array
-        for place, one in enumerate(updates)
-        for name, payload in one.payloads.items()
+        _OF.join((str(index), name, key)): array
+        for index, update in enumerate(updates)
+        for name, payload in update.payloads.items()
         for key, array in payload.items()
     }
 
@@ -235,11 +225,11 @@ def arrays_as_updates(
     Raises:
         ValueError: an array is of no client.
     """
-    found: list[dict[str, dict[str, np.ndarray]]] = [{} for _ in shares]
+    payloads: list[dict[str, dict[str, np.ndarray]]] = [{} for _ in shares]
     for label, array in arrays.items():
-        place, of_client = label.split(_OF, 1)
+        index, of_client = label.split(_OF, 1)
         name, key = of_client.rsplit(_OF, 1)
-        if not place.isdecimal() or int(place) >= len(found):
-            raise ValueError(f"an array of client {place!r} of {len(found)}")
-        found[int(place)].setdefault(name, {})[key] = array
-    return [SentUpdate(own, share) for own, share in zip(found, shares, strict=True)]
+        if not index.isdecimal() or int(index) >= len(payloads):
+            raise ValueError(f"an array of client {index!r} of {len(payloads)}")
+        payloads[int(index)].setdefault(name, {})[key] = array
+    return [SentUpdate(*pair) for pair in zip(payloads, shares, strict=True)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of a session of secure aggregation, as plain fields; `fedrec.protocol.secure_messages`
-packs them into records.
+"""Messages of a session of secure aggregation, as plain fields; `fedrec.protocol.messages` packs
+them into records.
 
-Values per node are concatenated in the order of the nodes' places; a node that has dropped out has
-zeros.
+Values per node are concatenated in the order of the nodes' positions; a node that has dropped out
+has zeros.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Words:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore
 
     @classmethod
-    def read(cls, found: Mapping[str, Any]) -> Self:
+    def read(cls, values: Mapping[str, Any]) -> Self:
         """From the result of `fields`, which is untrusted input.
 
         Raises:
@@ -40,9 +40,9 @@ class Words:
         types = {"int": int, "bytes": bytes}
         kinds = {field.name: types[str(field.type)] for field in fields(cls)}  # type: ignore
         for name, kind in kinds.items():
-            if type(found.get(name)) is not kind:
+            if type(values.get(name)) is not kind:
                 raise ValueError(f"{name!r} is no {kind.__name__}")
-        return cls(**{name: found[name] for name in kinds})
+        return cls(**{name: values[name] for name in kinds})
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,16 @@ class ShareOrder(Words):
 
     Attributes:
         session: 16 bytes, unique for each session.
-        place: the place of the node that reads this.
+        position: of the node that reads this.
         channels: public channel keys, 32 bytes per node.
         proofs: proofs of their origin, see `listed`; empty without proofs.
         counts: number of clients that each node is asked for, 4 bytes per node.
         bits: binary digits after the point.
-        training: digest of the training order that follows, see `fedrec.secure.fixed_point`.
+        training: digest of the training order that follows, see `fedrec.secure.vector.digest_of`.
     """
 
     session: bytes
-    place: int
+    position: int
     channels: bytes
     proofs: bytes
     counts: bytes
@@ -135,13 +135,13 @@ def pieces(joined: bytes, size: int) -> list[bytes]:
 
 
 def joined(parts: Mapping[int, bytes], nodes: int, size: int) -> bytes:
-    """Concatenated pieces by place; zeros for missing ones."""
-    return b"".join(parts.get(place, bytes(size)) for place in range(nodes))
+    """Concatenated pieces by position; zeros for missing ones."""
+    return b"".join(parts.get(position, bytes(size)) for position in range(nodes))
 
 
 def there(parts: Iterable[bytes]) -> dict[int, bytes]:
-    """The pieces that are not zeros, by place."""
-    return {place: part for place, part in enumerate(parts) if any(part)}
+    """The pieces that are not zeros, by position."""
+    return {position: part for position, part in enumerate(parts) if any(part)}
 
 
 def listed(parts: Iterable[bytes]) -> bytes:
@@ -155,15 +155,15 @@ def unlisted(text: bytes) -> list[bytes]:
     Raises:
         ValueError: the bytes are malformed.
     """
-    found = []
-    place = 0
-    while place < len(text):
-        start = place + _LENGTH_BYTES
-        place = start + int.from_bytes(text[place:start], "little")
-        if start > len(text) or place > len(text):
+    parts = []
+    end = 0
+    while end < len(text):
+        start = end + _LENGTH_BYTES
+        end = start + int.from_bytes(text[end:start], "little")
+        if start > len(text) or end > len(text):
             raise ValueError("a list of pieces is cut off")
-        found.append(text[start:place])
-    return found
+        parts.append(text[start:end])
+    return parts
 
 
 def counted(numbers: Iterable[int]) -> bytes:

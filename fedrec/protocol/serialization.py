@@ -131,13 +131,13 @@ def _spelling(kind: np.dtype) -> str:
 class _OpenedArray(ZeroCopyArray):
     """Shared memory of another process; `live` is read-only."""
 
-    def __init__(self, *place: Any) -> None:
-        self.place = place
-        super().__init__(kept_open(*place))
+    def __init__(self, *address: Any) -> None:
+        self.address = address
+        super().__init__(kept_open(*address))
 
     def numpy(self) -> np.ndarray:
         """A writable copy of the values, `[...]`; the owner does not see changes."""
-        return private(*self.place)
+        return private(*self.address)
 
 
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
@@ -207,8 +207,8 @@ def _packed_record(record: ArrayRecord) -> ArrayRecord:
         PackedArray(name, array.dtype.str, array.shape, *updates.compacted(array))
         for name, array in zero_copy_arrays(record).items()
     ]
-    whole = packed(parts)
-    return ArrayRecord({_PACKED: Array("uint8", (len(whole),), _PACKED, whole)})
+    data = packed(parts)
+    return ArrayRecord({_PACKED: Array("uint8", (len(data),), _PACKED, data)})
 
 
 def _opened(part: PackedArray) -> np.ndarray:

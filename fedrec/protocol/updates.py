@@ -68,12 +68,12 @@ class SparseUpdate:
 Change: TypeAlias = "np.ndarray | SparseUpdate"
 
 
-def added(one: Change, other: Change, table: np.ndarray) -> Change:
+def added(first: Change, second: Change, table: np.ndarray) -> Change:
     """Sum of two changes of a table `[items, d]`, float64; it names rows when both do."""
-    if isinstance(one, SparseUpdate) and isinstance(other, SparseUpdate):
-        return one + other
-    whole = (own.dense(table) if isinstance(own, SparseUpdate) else own for own in (one, other))
-    return np.add(*whole, dtype=np.float64)  # without a float64 copy of each
+    if isinstance(first, SparseUpdate) and isinstance(second, SparseUpdate):
+        return first + second
+    dense = (c.dense(table) if isinstance(c, SparseUpdate) else c for c in (first, second))
+    return np.add(*dense, dtype=np.float64)  # without a float64 copy of each
 
 
 def dense_change(change: Change, table: np.ndarray) -> np.ndarray:
@@ -194,31 +194,31 @@ class SparseAccumulator:
         self.values = values
 
 
-# Symmetric matrices by what is on and above their diagonal, row after row.
+# Symmetric matrices by their numbers on and above the diagonal, row after row.
 
 _Rows = TypeVar("_Rows", int, np.ndarray)
 
 
 def numbers_of(rows: _Rows) -> _Rows:
-    """How many numbers the triangle of so many rows has; of many numbers of rows, `int64 [n]`."""
+    """Number of numbers in the triangle of a matrix with `rows` rows, or `int64 [n]` of many."""
     return rows * (rows + 1) // 2
 
 
 def upper(matrix: np.ndarray) -> np.ndarray:
     """The triangle of a matrix `[n, n]`, `[n (n + 1) / 2]`."""
-    return matrix[_places(len(matrix))]
+    return matrix[_upper_mask(len(matrix))]
 
 
 def mirrored(triangle: np.ndarray, rows: int) -> np.ndarray:
     """The symmetric matrix `[rows, rows]` of a triangle `[rows (rows + 1) / 2]`."""
-    found = np.empty((rows, rows), dtype=triangle.dtype)
-    places = _places(rows)
-    found[places] = triangle
-    found.T[places] = triangle
-    return found
+    matrix = np.empty((rows, rows), dtype=triangle.dtype)
+    mask = _upper_mask(rows)
+    matrix[mask] = triangle
+    matrix.T[mask] = triangle
+    return matrix
 
 
-def _places(rows: int) -> np.ndarray:
+def _upper_mask(rows: int) -> np.ndarray:
     return ~np.tri(rows, k=-1, dtype=bool)
 
 
@@ -279,21 +279,22 @@ def bytes_of_triangle(rows: np.ndarray, number: int, whole: int) -> np.ndarray:
 
 
 def compacted(array: np.ndarray) -> tuple[str, bytes]:
-    """The name of the shortest form of an array `[...]`, and its bytes."""
+    """The name of the shortest form of an array `[...]`, with its number of rows, and its bytes."""
     form, rows = _form(array)
     if form == WHOLE:
         return form, np.ascontiguousarray(array).tobytes()
     some = array[rows]
     if form == TRIANGLE:
         some = upper(some[:, rows])
-    return form, rows.astype("<i8").tobytes() + np.ascontiguousarray(some).tobytes()
+    values = np.ascontiguousarray(some).tobytes()
+    return f"{form} {len(rows)}", rows.astype("<i8").tobytes() + values
 
 
 def expanded(form: str, data: bytes, kind: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     """The array `[...]` from its bytes, which are untrusted input.
 
     Args:
-        form: name of the form.
+        form: name of the form, with the number of rows unless it is `WHOLE`.
         data: its bytes.
         kind: type of the array.
         shape: its shape.
@@ -305,23 +306,26 @@ def expanded(form: str, data: bytes, kind: np.dtype, shape: tuple[int, ...]) -> 
         raise ValueError(f"an array of {kind} with shape {shape}")
     if form == WHOLE:
         return np.frombuffer(data, kind).reshape(shape).copy()
+    form, _, number = form.partition(" ")
     size = math.prod(shape) * kind.itemsize
-    if form not in (ROWS, TRIANGLE) or not shape or size > MOST_EXPANDED:
+    square = len(shape) == 2 and shape[0] == shape[1]
+    if not shape or size > MOST_EXPANDED or (form != ROWS and not (form == TRIANGLE and square)):
         raise ValueError(f"form {form!r} of an array with shape {shape}")
+    count = int(number)
     row = math.prod(shape[1:]) * kind.itemsize
-    count = _count(len(data), row) if form == ROWS else _side(len(data), kind.itemsize)
+    length = _rows_length(count, row) if form == ROWS else _triangle_length(count, kind.itemsize)
+    if not 0 <= count <= shape[0] or len(data) != length:
+        raise ValueError(f"{len(data)} bytes of {count} rows of {shape}")
     rows = np.frombuffer(data[: count * ROW_BYTES], "<i8")
     values = np.frombuffer(data[count * ROW_BYTES :], kind)
     if count and (rows[0] < 0 or rows[-1] >= shape[0] or (np.diff(rows) <= 0).any()):
         raise ValueError(f"rows that are not ascending within {shape[0]}")
-    found = np.zeros(shape, kind)
+    array = np.zeros(shape, kind)
     if form == ROWS:
-        found[rows] = values.reshape(count, *shape[1:])
-        return found
-    if shape != (shape[0], shape[0]):
-        raise ValueError(f"a triangle of a matrix with shape {shape}")
-    found[np.ix_(rows, rows)] = mirrored(values, count)
-    return found
+        array[rows] = values.reshape(count, *shape[1:])
+    else:
+        array[np.ix_(rows, rows)] = mirrored(values, count)
+    return array
 
 
 def _form(array: np.ndarray) -> tuple[str, np.ndarray]:
@@ -352,8 +356,8 @@ def _triangle_length(rows: _Number, number: int) -> _Number:
 
 
 def _sparse(array: np.ndarray) -> bool:
-    """Whether rows of zeros may pay, by some of the rows: looking at all of a large table takes as
-    long as a short round."""
+    """True if leaving out rows of zeros may pay, by some of the rows: looking at all of a large
+    table takes as long as a short round."""
     some = array[:: max(1, len(array) // _LOOKED_AT)]
     return not some.reshape(len(some), -1).any(1).all()
 
@@ -362,20 +366,3 @@ def _symmetric(array: np.ndarray) -> bool:
     if array.ndim != 2 or array.shape[0] != array.shape[1]:
         return False
     return np.array_equal(array[0], array[:, 0]) and np.array_equal(array, array.T)
-
-
-def _count(length: int, row: int) -> int:
-    """The number of rows in so many bytes."""
-    count, rest = divmod(length, ROW_BYTES + row)
-    if rest:
-        raise ValueError(f"{length} bytes of rows of {row}")
-    return count
-
-
-def _side(length: int, number: int) -> int:
-    """The number of rows of a triangle of so many bytes."""
-    linear = ROW_BYTES + number / 2
-    count = round((math.sqrt(linear**2 + 2 * number * length) - linear) / number)
-    if _triangle_length(count, number) != length:
-        raise ValueError(f"{length} bytes of a triangle")
-    return count

@@ -15,9 +15,10 @@ from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.tables import lower_is_better, main_metric
 from fedrec.experiment.schema import marked
-from fedrec.report.inputs import Inputs, system_inputs
+from fedrec.report.inputs import COLUMNS, Inputs, system_inputs
 from fedrec.report.rows import baseline_names, is_private, settings_table, system_names
 from fedrec.runs.result import Result
+from fedrec.runtime.ragged import flat
 
 # Bootstrap intervals of means over users (Efron 1979), of many samples at once.
 #
@@ -34,36 +35,27 @@ Interval = tuple[float, float]
 
 
 def bootstrap_intervals(
-    samples: Sequence[np.ndarray],
-    *,
-    resamples: int = 10_000,
-    confidence: float = 0.95,
-    seed: int = 0,
+    samples: Sequence[np.ndarray], *, resamples: int = 10_000, seed: int = 0
 ) -> list[Interval]:
-    """Percentile interval of the mean of each sample, in their order.
+    """95 % percentile interval of the mean of each sample, in their order.
 
     Args:
         samples: finite values `[n]`, one array per sample, of any lengths.
         resamples: of each sample, at most; see above.
-        confidence: of the intervals, in (0, 1).
         seed: of the draws; samples of equal length share their draws.
 
     Raises:
         ValueError: a sample has no values.
     """
-    arrays = [np.asarray(values, dtype=np.float64) for values in samples]
-    by_length: dict[int, list[int]] = {}
-    for place, values in enumerate(arrays):
-        by_length.setdefault(len(values), []).append(place)
-    if 0 in by_length:
+    lengths = np.array([len(values) for values in samples], dtype=np.int64)
+    if not lengths.all():
         raise ValueError("Expected values, got none.")
-    tail = (1 - confidence) / 2
-    found = {}
-    for places in by_length.values():
-        table = np.stack([arrays[place] for place in places], axis=1)
-        ends = np.quantile(_means(table, resamples, seed), [tail, 1 - tail], axis=0)
-        found |= dict(zip(places, ends.T.tolist(), strict=True))
-    return [(found[place][0], found[place][1]) for place in range(len(arrays))]
+    ends = np.empty((len(samples), 2))
+    for length in np.unique(lengths):
+        indices = np.flatnonzero(lengths == length)
+        table = np.stack([samples[index] for index in indices], axis=1).astype(np.float64)
+        ends[indices] = np.quantile(_means(table, resamples, seed), [0.025, 0.975], axis=0).T
+    return [(low, high) for low, high in ends.tolist()]
 
 
 def _means(table: np.ndarray, resamples: int, seed: int) -> np.ndarray:
@@ -71,15 +63,15 @@ def _means(table: np.ndarray, resamples: int, seed: int) -> np.ndarray:
     users = len(table)
     resamples = min(resamples, max(_FEWEST, _DRAWS // users))
     random = np.random.default_rng(seed)
-    found = []
+    means = []
     at_once = max(1, _CELLS // users)
     for start in range(0, resamples, at_once):
         count = min(at_once, resamples - start)
         drawn = random.integers(0, users, (count, users), dtype=np.int64)
         drawn += np.arange(count)[:, None] * users
         counts = np.bincount(drawn.ravel(), minlength=count * users).reshape(count, users)
-        found.append(counts.astype(np.float64) @ table / users)
-    return np.concatenate(found)
+        means.append(counts.astype(np.float64) @ table / users)
+    return np.concatenate(means)
 
 
 # Paired tests over users, and over seeds: whether one system is better than another.
@@ -146,20 +138,13 @@ def seed_test(differences: np.ndarray) -> SeedTest:
     Args:
         differences: of each seed, system minus reference, the mean over users, `[seeds]`.
     """
-    from scipy import stats  # importing it is slow, and a run without baselines tests nothing
-
     varied = len(differences) > 1 and float(np.ptp(differences)) > 0
-    p = float(np.asarray(stats.ttest_1samp(differences, 0.0))[1]) if varied else math.nan
+    p = _t_test(differences) if varied else math.nan
     return SeedTest(len(differences), float(differences.mean()), p)
 
 
 def paired_tests(
-    differences: Sequence[np.ndarray],
-    *,
-    lower_is_better: bool = False,
-    resamples: int = 10_000,
-    confidence: float = 0.95,
-    seed: int = 0,
+    differences: Sequence[np.ndarray], *, lower_is_better: bool = False
 ) -> list[PairedTest]:
     """Several comparisons at once, whose bootstrap intervals share their draws.
 
@@ -167,35 +152,30 @@ def paired_tests(
         differences: of each comparison, system minus reference of each user, `[users]`; NaN for a
             user without a value.
         lower_is_better: whether a negative difference is an improvement.
-        resamples: number of bootstrap resamples.
-        confidence: of the intervals, in (0, 1).
-        seed: of the resamples.
 
     Raises:
         ValueError: fewer than two users have a value in one of them.
     """
-    known = [values[np.isfinite(values)] for values in differences]
-    for values in known:
+    samples = [values[np.isfinite(values)] for values in differences]
+    for values in samples:
         if len(values) < 2:
             raise ValueError(f"Expected two users or more with both values, got {len(values)}.")
-    intervals = bootstrap_intervals(known, resamples=resamples, confidence=confidence, seed=seed)
+    intervals = bootstrap_intervals(samples)
     return [
         _tested(values, *ends, -1 if lower_is_better else 1)
-        for values, ends in zip(known, intervals, strict=True)
+        for values, ends in zip(samples, intervals, strict=True)
     ]
 
 
 def _tested(differences: np.ndarray, low: float, high: float, sign: int) -> PairedTest:
-    from scipy import stats  # likewise
-
     spread = float(differences.std(ddof=1))
     mean = float(differences.mean())
-    moved = bool(differences.any())
-    if moved and spread > 0:
-        t_p = float(np.asarray(stats.ttest_1samp(differences, 0.0))[1])
+    differ = bool(differences.any())
+    if differ and spread > 0:
+        t_p = _t_test(differences)
         effect = mean / spread
     else:  # all differences are equal
-        t_p, effect = (0.0, math.copysign(math.inf, mean)) if moved else (1.0, 0.0)
+        t_p, effect = (0.0, math.copysign(math.inf, mean)) if differ else (1.0, 0.0)
     wilcoxon_p, rank_effect = wilcoxon(differences)
     return PairedTest(
         users=len(differences),
@@ -211,6 +191,12 @@ def _tested(differences: np.ndarray, low: float, high: float, sign: int) -> Pair
     )
 
 
+def _t_test(differences: np.ndarray) -> float:
+    from scipy import stats  # importing it is slow, and a run without baselines tests nothing
+
+    return float(np.asarray(stats.ttest_1samp(differences, 0.0))[1])
+
+
 def wilcoxon(differences: np.ndarray) -> tuple[float, float]:
     """Test whether differences are symmetric about 0 by their signed ranks (Wilcoxon 1945).
 
@@ -222,31 +208,25 @@ def wilcoxon(differences: np.ndarray) -> tuple[float, float]:
         [-1, 1]: share of ranks of positive differences minus share of the others. 1 and 0 where
         nobody differs.
     """
-    from scipy import stats  # likewise
+    from scipy import stats  # as above
 
-    moved = differences[differences != 0]
-    if not len(moved):
+    changes = differences[differences != 0]
+    if not len(changes):
         return 1.0, 0.0
-    ranks = stats.rankdata(np.abs(moved))
-    p = float(np.asarray(stats.wilcoxon(moved))[1])
-    return p, float((ranks * np.sign(moved)).sum() / ranks.sum())
+    ranks = stats.rankdata(np.abs(changes))
+    p = float(np.asarray(stats.wilcoxon(changes))[1])
+    return p, float((ranks * np.sign(changes)).sum() / ranks.sum())
 
 
 def holm(p_values: np.ndarray) -> np.ndarray:
     """P-values `float [n]` corrected for their number (Holm 1979), in the same order, at most 1;
     NaN, where there was no test, stays NaN and does not count."""
-    p_values = np.asarray(p_values, dtype=np.float64)
-    tested = np.isfinite(p_values)
-    if not tested.all():
-        found = np.full_like(p_values, np.nan)
-        found[tested] = holm(p_values[tested])
-        return found
-    order = np.argsort(p_values, kind="stable")
-    factors = len(p_values) - np.arange(len(p_values))
-    corrected = np.minimum(1.0, np.maximum.accumulate(p_values[order] * factors))
-    found = np.empty_like(corrected)
-    found[order] = corrected
-    return found
+    corrected = np.array(p_values, dtype=np.float64)
+    order = np.argsort(corrected, kind="stable")  # NaN last
+    order = order[: np.isfinite(corrected).sum()]
+    rising = np.maximum.accumulate(corrected[order] * np.arange(len(order), 0, -1))
+    corrected[order] = np.minimum(1.0, rising)
+    return corrected
 
 
 # Paired comparison of runs over users: differences between systems, with intervals and tests.
@@ -256,7 +236,6 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 # test is over seeds, each with its mean difference. Only systems that were tested on the same users
 # of the same data are compared.
 
-_LEVELS: list = ["seed", "client"]
 _SAME = ("dataset", "split", "task", "positive-above")
 
 
@@ -269,7 +248,7 @@ class ComparedSystem:
         by_seed: mean of the metric under each seed.
         users: metric of each user, indexed by (seed, client).
         private: whether it has a finite epsilon in every run.
-        inputs: what it had to learn from, in the first run that states it; None: not stated.
+        inputs: its inputs in the first run that states them; None: not stated.
     """
 
     label: str
@@ -284,7 +263,7 @@ class Comparison:
     """All systems of some runs compared with one of them.
 
     Attributes:
-        metric: what is compared.
+        metric: the metric that is compared.
         lower_is_better: whether its smaller value is the better one.
         reference: label of the system that the others are compared with.
         systems: by label.
@@ -326,12 +305,9 @@ class Comparison:
                 "mean_low": low,
                 "mean_high": high,
             }
-            row |= compared.get(label, {})
-            row |= {
-                name.replace("-", "_"): None if system.inputs is None else value
-                for name, value in (system.inputs or Inputs()).cells().items()
-            }
-            rows.append(row)
+            inputs = dict.fromkeys(COLUMNS) if system.inputs is None else system.inputs.cells()
+            named = {name.replace("-", "_"): value for name, value in inputs.items()}
+            rows.append(row | compared.get(label, {}) | named)
         return pd.DataFrame(rows).set_index("system")
 
 
@@ -349,7 +325,7 @@ def compare(
         ExperimentError: the runs are not of the same data and split, or there is no such metric or
             system, or there is one system only.
     """
-    _refuse_different(results)
+    _check_same_data(results)
     metric = metric or _default_metric(results)
     systems = _systems(results, metric)
     reference = against or next(iter(systems))
@@ -363,7 +339,7 @@ def compare(
             fix="name more runs, or add evaluation.baselines",
         )
     others = [label for label in systems if label != reference]
-    _require_values(metric, systems.values())
+    _check_values(metric, systems.values())
     differences = [_differences(systems[label], systems[reference]) for label in others]
     lower = lower_is_better(metric, results[0].experiment.evaluation)
     samples = [_by_user(values).to_numpy() for values in differences]
@@ -379,7 +355,7 @@ def compare(
     )
 
 
-def _require_values(metric: str, systems: Iterable[ComparedSystem]) -> None:
+def _check_values(metric: str, systems: Iterable[ComparedSystem]) -> None:
     """The error for a metric that no user of a system has."""
     for system in systems:
         if system.users.isna().all():
@@ -415,33 +391,33 @@ def _by_user(values: pd.Series) -> pd.Series:
 
 
 def _systems(results: Sequence[Result], metric: str) -> dict[str, ComparedSystem]:
-    parts: dict[str, dict[int, pd.Series]] = {}
+    values: dict[str, dict[int, pd.Series]] = {}
     private: dict[str, bool] = {}
     inputs: dict[str, Inputs | None] = {}
-    named = zip(results, system_names(results), baseline_names(results), strict=True)
-    for result, name, names in named:
-        own = marked(result.experiment)
-        tables = [(name, own, result.users)] if result.experiment.federated else []
+    names_of_runs = zip(results, system_names(results), baseline_names(results), strict=True)
+    for result, system, baselines in names_of_runs:
+        federated = marked(result.experiment)
+        tables = {federated: result.users} if result.experiment.federated else {}
         stated = system_inputs(result)
-        tables += [(names[label], label, table) for label, table in result.baseline_users.items()]
-        for shown, label, table in tables:
+        for label, table in (tables | result.baseline_users | tables).items():
             if metric not in table:
                 continue
-            inputs[shown] = inputs.get(shown) or stated.get(label)
-            private[shown] = private.get(shown, True) and is_private(result, label)
-            parts.setdefault(shown, {}).setdefault(result.experiment.seed, pd.Series(table[metric]))
-    if not parts:
-        known = sorted({str(column) for result in results for column in result.users})
-        raise _unknown("metric", metric, known)
+            name = system if label == federated else baselines[label]
+            inputs[name] = inputs.get(name) or stated.get(label)
+            private[name] = private.get(name, True) and is_private(result, label)
+            by_seed = values.setdefault(name, {})
+            by_seed.setdefault(result.experiment.seed, pd.Series(table[metric]))
+    if not values:
+        raise _unknown("metric", metric, sorted({str(name) for r in results for name in r.users}))
     return {
-        label: ComparedSystem(
-            label,
-            {seed: float(values.mean()) for seed, values in by_seed.items()},
-            pd.concat(list(by_seed.values()), keys=list(by_seed), names=_LEVELS),
-            private[label],
-            inputs[label],
+        name: ComparedSystem(
+            name,
+            {seed: float(series.mean()) for seed, series in by_seed.items()},
+            pd.concat(by_seed, names=["seed", "client"]),
+            private[name],
+            inputs[name],
         )
-        for label, by_seed in parts.items()
+        for name, by_seed in values.items()
     }
 
 
@@ -452,50 +428,37 @@ def _default_metric(results: Sequence[Result]) -> str:
     return main_metric(columns) or "hits@10"
 
 
-def _refuse_different(results: Sequence[Result]) -> None:
-    tables = [settings_table(result) for result in results]
-    for result, table in zip(results[1:], tables[1:], strict=True):
-        for key in _SAME:
-            if _tested_on(table, key) != _tested_on(tables[0], key):
-                expected, got = _differing(_tested_on(tables[0], key), _tested_on(table, key))
-                raise ExperimentError(
-                    f"{result.folder.name} cannot be compared with {results[0].folder.name}",
-                    expected=f"the same {key}: {expected}",
-                    got=got,
-                    fix="compare runs on the same data and split",
-                )
-        one, other = (r.experiment.evaluation.held_out for r in (results[0], result))
-        if one != other:
+def _check_same_data(results: Sequence[Result]) -> None:
+    """Refuse runs that were tested on other data or rows than the first."""
+    first, *others = (_tested_on(result) for result in results)
+    for result, settings in zip(results[1:], others, strict=True):
+        keys = [key for key in first | settings if first.get(key) != settings.get(key)]
+        if keys:
+            names = [key for key in keys if key.endswith(".name")]
+            expected, got = (
+                ", ".join(f"{key} = {table.get(key)!r}" for key in names or keys)
+                for table in (first, settings)
+            )
             raise ExperimentError(
                 f"{result.folder.name} cannot be compared with {results[0].folder.name}",
-                expected=f"evaluation.held-out = {one!r}",
-                got=repr(other),
-                fix="compare runs that were evaluated on the same rows",
+                expected=expected,
+                got=got,
+                fix="compare runs on the same data and split, evaluated on the same rows",
             )
 
 
-def _tested_on(table: dict, key: str) -> Any:
-    """A section, less what changes what clients learn from and not what they are tested on."""
-    section = table.get(key)
-    if key == "split" and isinstance(section, dict):
-        return {name: value for name, value in section.items() if name != "leaky-negatives"}
-    return section
+def _tested_on(result: Result) -> dict[str, Any]:
+    """Settings of the data, the split and the tested rows, without what changes what clients learn
+    from alone."""
+    table = settings_table(result)
+    sections = {key: table.get(key) for key in _SAME}
+    evaluation = {"held-out": result.experiment.evaluation.held_out}
+    settings = dict(flat(sections | {"evaluation": evaluation}))
+    settings.pop("split.leaky-negatives", None)
+    return settings
 
 
-def _differing(one: Any, other: Any) -> tuple[str, str]:
-    """The differences of two sections, as texts: their names, or the settings that differ."""
-    if not (isinstance(one, dict) and isinstance(other, dict)):
-        return repr(one), repr(other)
-    keys = ["name"] if one.get("name") != other.get("name") else [*dict.fromkeys([*one, *other])]
-    apart = [key for key in keys if one.get(key) != other.get(key)]
-    first, second = (
-        ", ".join(f"{key} = {side[key]!r}" if key in side else f"no {key}" for key in apart)
-        for side in (one, other)
-    )
-    return first, second
-
-
-def _unknown(kind: str, name: str, known) -> ExperimentError:
+def _unknown(kind: str, name: str, known: Iterable[str]) -> ExperimentError:
     return ExperimentError(
         f"there is no {kind} {name!r} in these runs",
         expected=", ".join(known),

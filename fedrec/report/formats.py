@@ -8,11 +8,10 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import pandas as pd
 
 from fedrec.report.comparison import Comparison
-from fedrec.report.inputs import InputCodes, input_codes
+from fedrec.report.inputs import BUDGETS, inputs_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,89 +32,58 @@ Format = Literal["csv", "markdown", "latex"]
 INTERVAL = "95% interval"
 """Head of a column with the interval of the column before it."""
 _SEEDS = "t over seeds, Holm"
-_ROUNDS = "client-rounds"
-_TRIED = "settings tried"
-_HEADS = (
-    "system",
-    "private",
-    "inputs",
-    "{metric}",
-    INTERVAL,
-    "difference",
-    INTERVAL,
-    "t, Holm",
-    "Wilcoxon, Holm",
-    _SEEDS,
-    "effect d",
-    "rank effect",
-    "better/worse",
-    _ROUNDS,
-    _TRIED,
-)
 
 
 def comparison_cells(comparison: Comparison) -> list[list[str]]:
     """Heads and rows of texts; the reference first, then the others by their means, best first. The
     test over seeds has a column where there are several seeds; so have client-rounds and the
     numbers of settings that were tried, where a system states them."""
-    table: dict[str, dict[str, Any]] = {
-        str(row.pop("system")): row
-        for row in comparison.table().reset_index().to_dict(orient="records")  # type: ignore[misc]
-    }
+    table = comparison.table()
     sign = 1 if comparison.lower_is_better else -1
-    rest = sorted(comparison.tests, key=lambda label: sign * table[label]["mean"])
-    spread = any(not pd.isna(row["sd"]) for row in table.values())
-    metric = comparison.metric + (" ± sd over seeds" if spread else "")
-    heads = [head.format(metric=metric) for head in _HEADS]
-    codes = comparison_inputs(comparison).codes
-    lines = [heads]
-    for label in [comparison.reference, *rest]:
-        lines.append(_cells(label, codes[label], table[label]))
-    left_out = [] if _several_seeds(comparison) else [heads.index(_SEEDS)]
-    for name, none in ((_ROUNDS, "-"), (_TRIED, "?")):
-        place = heads.index(name)
-        if all(line[place] == none for line in lines[1:]):
-            left_out.append(place)
-    return [[cell for at, cell in enumerate(line) if at not in left_out] for line in lines]
+    others = sorted(comparison.tests, key=lambda label: sign * table.at[label, "mean"])
+    table = table.loc[[comparison.reference, *others]].reset_index()
+    spread = " ± sd over seeds" if table["sd"].notna().any() else ""
+    budgets = [title for title, column in BUDGETS.items() if table[column].notna().any()]
+    seeds = _several_seeds(comparison)
+    heads = ["system", "private", comparison.metric + spread, INTERVAL, "difference", INTERVAL]
+    heads += ["t, Holm", "Wilcoxon, Holm", *([_SEEDS] if seeds else [])]
+    heads += ["effect d", "rank effect", "better/worse"]
+    rows = [
+        _cells(row, len(heads), seeds=seeds) + [_count(row[BUDGETS[title]]) for title in budgets]
+        for row in table.to_dict(orient="records")
+    ]
+    return [heads + budgets, *rows]
 
 
-def comparison_inputs(comparison: Comparison) -> InputCodes:
-    """The inputs of the systems in short."""
-    return input_codes({label: system.inputs for label, system in comparison.systems.items()})
-
-
-def _cells(label: str, code: str, row: dict[str, Any]) -> list[str]:
+def _cells(row: dict[Any, Any], count: int, *, seeds: bool) -> list[str]:
+    """The first texts of a row; of the reference, without tests, blanks up to their `count`."""
     spread = "" if pd.isna(row["sd"]) else f" ± {row['sd']:.4f} ({row['seeds']:.0f} seeds)"
-    first = [
-        label,
+    mean = [
+        str(row["system"]),
         "yes" if row["private"] else "no",
-        code,
         f"{row['mean']:.4f}{spread}",
         f"[{row['mean_low']:.4f}, {row['mean_high']:.4f}]",
     ]
-    last = [_count(row["client_rounds"], "-"), _count(row["settings_tried"], "?")]
-    if "difference" not in row or pd.isna(row["difference"]):
-        return [*first, "reference", *[""] * 7, *last]
+    if pd.isna(row["difference"]):
+        return [*mean, "reference", *[""] * (count - len(mean) - 1)]
+    tests = ["t_holm", "wilcoxon_holm", *(["seed_holm"] if seeds else [])]
     return [
-        *first,
+        *mean,
         f"{row['difference']:+.4f}",
         f"[{row['low']:+.4f}, {row['high']:+.4f}]",
-        _p(row["t_holm"]),
-        _p(row["wilcoxon_holm"]),
-        _p(row["seed_holm"]),
+        *(_p(row[test]) for test in tests),
         f"{row['effect']:+.2f}",
         f"{row['rank_effect']:+.2f}",
         f"{row['better']:.0f}/{row['worse']:.0f}",
-        *last,
     ]
 
 
-def _count(value: Any, none: str) -> str:
-    return none if pd.isna(value) else f"{value:,.0f}"
+def _count(value: Any) -> str:
+    return "-" if pd.isna(value) else f"{value:,.0f}"
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """What the table shows, one line each; to be printed below it."""
+    """Explanations of the table, one line each; to be printed below it."""
     users = max(test.users for test in comparison.tests.values())
     lines = [
         f"differences to {comparison.reference}, over {users} users; 95% bootstrap intervals over"
@@ -128,29 +96,16 @@ def comparison_notes(comparison: Comparison) -> list[str]:
             f" over seeds ({seeds} seeds, {seeds - 1} degrees of freedom) counts the mean"
             " difference of each seed once, so that it includes how splits and trainings vary"
         )
-    if _apart(comparison):
         lines.append(
-            "a difference can differ from that of the printed means: it is the mean over the users"
-            " with values of both systems under the same seed, each user once, however many seeds"
-            " tested it; a system's mean is that of its seeds' means; both are rounded"
+            "a difference is the mean over users, each once however many seeds tested it, and can"
+            " differ from that of the printed means, which are means of the seeds' means"
         )
-    return lines + comparison_inputs(comparison).lines
+    inputs = inputs_line({label: system.inputs for label, system in comparison.systems.items()})
+    return [*lines, inputs] if inputs else lines
 
 
 def _several_seeds(comparison: Comparison) -> bool:
     return any(test.common_seeds > 1 for test in comparison.seed_tests.values())
-
-
-def _apart(comparison: Comparison) -> bool:
-    """Whether a printed difference is not that of the printed means."""
-    means = {
-        label: round(float(np.mean(list(system.by_seed.values()))), 4)
-        for label, system in comparison.systems.items()
-    }
-    return any(
-        round(means[label] - means[comparison.reference] - round(test.difference, 4), 4) != 0
-        for label, test in comparison.tests.items()
-    )
 
 
 def comparison_text(comparison: Comparison, form: Format) -> str:
@@ -163,7 +118,7 @@ def comparison_text(comparison: Comparison, form: Format) -> str:
     if form == "markdown":
         named = [[_markdown(label), *numbers] for label, *numbers in rows]
         lines = [heads, ["---"] * len(heads), *named]
-        table = ["| " + " | ".join(cell for cell in line) + " |" for line in lines]
+        table = [f"| {' | '.join(line)} |" for line in lines]
         plain = (html.escape(note, quote=False) for note in notes)
         return "\n".join([*table, "", *(f"- {note}" for note in plain)]) + "\n"
     body = " \\\\\n".join(_latex_row(line) for line in rows)
@@ -194,29 +149,32 @@ def _is_formula(value: object) -> bool:
 def comparison_terminal(comparison: Comparison, width: int) -> list[Table]:
     """The comparison as a rich table; as several where it is wider than `width` characters, each
     with the systems in front."""
-    lines = comparison_cells(comparison)
-    widths = [max(map(len, column)) + _GAP for column in zip(*lines, strict=True)]
-    parts: list[list[int]] = [[]]
-    for place in range(1, len(widths)):
-        taken = widths[0] + sum(widths[other] for other in parts[-1])
-        if parts[-1] and taken + widths[place] > width:
-            parts.append([])
-        parts[-1].append(place)
-    return [
-        _table([[line[0], *(line[place] for place in part)] for line in lines]) for part in parts
-    ]
+    names, *columns = zip(*comparison_cells(comparison), strict=True)
+    groups: list[list[Sequence[str]]] = []
+    used = 0
+    for column in columns:
+        used += _width(column)
+        if not groups or used > width:
+            groups.append([names])
+            used = _width(names) + _width(column)
+        groups[-1].append(column)
+    return [_table(group) for group in groups]
 
 
-def _table(lines: Sequence[Sequence[str]]) -> Table:
+def _width(column: Sequence[str]) -> int:
+    return max(map(len, column)) + _GAP
+
+
+def _table(columns: Sequence[Sequence[str]]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, padding=(0, _GAP, 0, 0))
-    heads, *rows = lines
-    for place, head in enumerate(heads):
-        table.add_column(head, justify="left" if place == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
+    for column in columns:
+        justify = "left" if column is columns[0] else "right"
+        table.add_column(column[0], justify=justify, overflow="fold")
+    for row in zip(*(column[1:] for column in columns), strict=True):
+        table.add_row(*map(escape, row))
     return table
 
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each system of a table had to learn from, in words and as codes."""
+"""The inputs of each system of a table, as values and in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import astuple, dataclass, fields
+from functools import partial
 from typing import Any
 
 from fedrec.components import registry
@@ -18,22 +20,20 @@ from fedrec.experiment.sections import component_settings
 from fedrec.models.base import Model
 from fedrec.runs.result import Result
 
-# What each system of a table had to learn from, beside who liked which item in training.
+# The inputs of a system beside who liked which item in training.
 #
 # It follows from the resolved experiment and the components' classes: the dataset names its side
 # features (`Reader.feature_names`), models and centralised systems say which of them they use
 # (`features_used`), a setting called `low-rated`, wherever a component has it, tells the weight of
 # rated items that are not positive, and the split whether test users train with their known rows.
 
-COLUMNS = (
-    "user-features",
-    "item-features",
-    "low-rated",
-    "test-users",
-    "client-rounds",
-    "settings-tried",
-)
-"""Names of an `Inputs`' fields in a table for programs, in their order."""
+BUDGETS = {"client-rounds": "client_rounds", "settings tried": "settings_tried"}
+"""Numbers of `Inputs` that have columns of their own in tables: title and field."""
+DIFFERENT = "rows differ in their inputs"
+"""Start of the line of a table whose rows have different inputs."""
+_LIKES = "likes alone"
+_UNKNOWN = "not stated"
+_LISTED = 6  # rows whose own numbers are listed
 _TRAINED = (registry.MODEL, registry.STEP, registry.STRATEGY)
 
 
@@ -61,13 +61,22 @@ class Inputs:
     @classmethod
     def of_table(cls, table: Mapping[str, Any]) -> Inputs:
         """From its fields as JSON values."""
-        lists = {key: tuple(one) for key, one in table.items() if isinstance(one, list)}
+        lists = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
         return cls(**{**table, **lists})
 
     def cells(self) -> dict[str, Any]:
         """By the names of `COLUMNS`: lists as texts, "yes" or "no", numbers or None."""
-        values = [getattr(self, field.name) for field in fields(self)]
-        return dict(zip(COLUMNS, map(_plain, values), strict=True))
+        cells: dict[str, Any] = dict(zip(COLUMNS, astuple(self), strict=True))
+        for name, value in cells.items():
+            if isinstance(value, tuple):
+                cells[name] = ", ".join(value)
+            elif isinstance(value, bool):
+                cells[name] = "yes" if value else "no"
+        return cells
+
+
+COLUMNS = tuple(field.name.replace("_", "-") for field in fields(Inputs))
+"""Names of an `Inputs`' fields in a table for programs, in their order."""
 
 
 def system_inputs(result: Result) -> dict[str, Inputs | None]:
@@ -75,228 +84,139 @@ def system_inputs(result: Result) -> dict[str, Inputs | None]:
     None where they cannot be stated: a component is not installed here, or its dataset does not
     name its features."""
     experiment = result.experiment
-    found: dict[str, Inputs | None] = {}
-    if experiment.federated:
-        found[marked(experiment)] = _federated(result)
     settings = experiment.evaluation.baseline_settings()
-    stand_ins = [label for label in result.baselines if label not in settings]
-    for label in (*settings, *stand_ins):
-        found[label] = _central(experiment, label, settings.get(label, {}))
-    return found
-
-
-def _federated(result: Result) -> Inputs | None:
-    experiment = result.experiment
+    labels = dict.fromkeys([*settings, *result.baselines])
+    systems = {marked(experiment): partial(_federated, result)} if experiment.federated else {}
+    for label in labels:
+        systems[label] = partial(_central, experiment, label, settings.get(label, {}))
+    inputs: dict[str, Inputs | None] = dict.fromkeys(systems)
     try:
-        known = _features(experiment)
-        model: type[Model] = registry.resolve(registry.MODEL, experiment.model.name)
-        settings = {kind: experiment.settings(kind) for kind in _TRAINED}
-        fine_tuned = component_settings(registry.STEP, experiment.fine_tune_step())
+        features = reader_of(experiment).stated_features()
     except ExperimentError:
-        return None
-    if known is None:
-        return None
-    tables = [_table(one) for one in (*settings.values(), fine_tuned)]
+        return inputs
+    if features is not None:
+        for label, stated in systems.items():
+            with suppress(ExperimentError):
+                inputs[label] = stated(features)
+    return inputs
+
+
+def _federated(result: Result, features: FeatureNames) -> Inputs:
+    experiment = result.experiment
+    model: type[Model] = registry.resolve(registry.MODEL, experiment.model.name)
+    settings = {kind: experiment.settings(kind) for kind in _TRAINED}
+    fine_tuned = component_settings(registry.STEP, experiment.fine_tune_step())
     clients = result.rounds.get("num-clients")
-    used = model.features_used(settings[registry.MODEL], known)
+    used = model.features_used(settings[registry.MODEL], features)
     return Inputs(
         used.users,
         used.of_items,
-        low_rated=_low_rated(experiment, tables),
+        low_rated=_low_rated(experiment, [*settings.values(), fine_tuned]),
         test_users=_test_users_train(experiment),
         client_rounds=None if clients is None else int(clients.sum()),
         settings_tried=experiment.settings_tried,
     )
 
 
-def _central(experiment: Experiment, label: str, options: Mapping[str, Any]) -> Inputs | None:
-    try:
-        known = _features(experiment)
-        baseline = make_baseline(label, options)
-    except ExperimentError:
-        return None
-    if known is None:
-        return None
-    used = baseline.features_used(baseline.config, known)
+def _central(
+    experiment: Experiment, label: str, options: Mapping[str, Any], features: FeatureNames
+) -> Inputs:
+    baseline = make_baseline(label, options)
+    used = baseline.features_used(baseline.config, features)
     return Inputs(
         used.users,
         used.of_items,
-        low_rated=_low_rated(experiment, [_table(baseline.config)]),
+        low_rated=_low_rated(experiment, [baseline.config]),
         test_users=baseline.transductive or _test_users_train(experiment),
         settings_tried=experiment.evaluation.settings_tried().get(label),
     )
 
 
-def _features(experiment: Experiment) -> FeatureNames | None:
-    return reader_of(experiment).stated_features()
-
-
 def _test_users_train(experiment: Experiment) -> bool:
-    """Whether the split lets the users who are tested train: all do, unless it holds users out."""
+    """True if tested users train too, as they do unless the split holds users out."""
     return getattr(experiment.settings(registry.SPLIT), "generalisation", "weak") == "weak"
 
 
-def _low_rated(experiment: Experiment, tables: Sequence[Any]) -> tuple[str, ...]:
+def _low_rated(experiment: Experiment, settings: Iterable[Any]) -> tuple[str, ...]:
     """Weights of rated items that are not positive, distinct; none where there are no such rows."""
     if experiment.task != "ranking" or experiment.positive_above is None:
         return ()
+    tables = (item.table() if isinstance(item, Config) else item for item in settings)
     return tuple(dict.fromkeys(weight for table in tables for weight in low_rated_weights(table)))
 
 
 def low_rated_weights(table: Any) -> list[str]:
-    """What settings called `low-rated`, in a component's table and in those within it, say of rated
-    items that are not positive, where they do not leave them out."""
-    used = [value for value in _all(table, "low-rated") if value not in (0, "ignore")]
-    return [f"{one:g}" if isinstance(one, float) else str(one) for one in used]
+    """The values of settings called `low-rated`, in a component's table and in those within it,
+    unless they leave out rated items that are not positive."""
+    weights = [value for value in _values(table, "low-rated") if value not in (0, "ignore")]
+    return [f"{weight:g}" if isinstance(weight, float) else str(weight) for weight in weights]
 
 
-def _all(table: Any, key: str) -> Iterator[Any]:
+def _values(table: Any, key: str) -> Iterator[Any]:
     """The values of a key in a table and in the tables and lists within it."""
     if isinstance(table, Mapping):
         yield from (value for name, value in table.items() if name == key)
-        yield from (found for value in table.values() for found in _all(value, key))
-    elif isinstance(table, list | tuple):
-        yield from (found for value in table for found in _all(value, key))
+        table = tuple(table.values())
+    if isinstance(table, list | tuple):
+        for value in table:
+            yield from _values(value, key)
 
 
-def _table(settings: Any) -> Any:
-    return settings.table() if isinstance(settings, Config) else settings
+# The inputs of a table's rows in words, with a warning where rows differ, as such rows do not tell
+# which system is better with equal inputs.
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return ", ".join(value)
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
-
-
-# The inputs of a table's systems in short: a code for each row, a legend of the codes, and a
-# warning where rows differ, as such rows do not tell which system is better with equal inputs.
-#
-#     U, U1, U2   side features of users; numbered where rows use different ones
-#     G, E, Ge    one side feature of items each, by its initial, or the shortest beginning that is
-#                 not taken
-#     L           rated items that are not positive
-#     T           known rows of test users in training
-#     -           none of these: who liked which item, alone
-#     ?           not stated
-
-_NAMED = 2  # systems in a warning; of more the rest is counted
-_RESERVED = ("U", "L", "T")
-_NOTHING = "-"
-_UNKNOWN = "?"
-
-
-@dataclass(frozen=True)
-class InputCodes:
-    """The inputs of a table in short.
-
-    Attributes:
-        codes: by row.
-        legend: what the codes mean, one line; empty where no row has any.
-        warning: which rows have inputs that others have not, one line; empty where all are equal.
-    """
-
-    codes: dict[str, str]
-    legend: str
-    warning: str
-
-    @property
-    def lines(self) -> list[str]:
-        """Legend and warning, where there are any."""
-        return [line for line in (self.legend, self.warning) if line]
-
-
-def input_codes(rows: Mapping[str, Inputs | None]) -> InputCodes:
-    """The codes of a table's rows.
+def inputs_line(rows: Mapping[str, Inputs | None]) -> str:
+    """The inputs of a table's rows: of all of them, or by groups of rows where these differ. Empty
+    where all rows learn from likes alone, or none states its inputs.
 
     Args:
         rows: inputs of each row; None: not stated.
     """
-    having: dict[str, dict[str, None]] = {}  # the rows that have each input, by its words
+    groups: dict[str, list[str]] = {}
     for row, inputs in rows.items():
-        for words in _words(inputs):
-            having.setdefault(words, {})[row] = None
-    short = _short(list(having))
-    codes = {
-        row: _UNKNOWN if inputs is None else " ".join(short[one] for one in _words(inputs))
-        for row, inputs in rows.items()
-    }
-    known = [row for row, inputs in rows.items() if inputs is not None]
-    legend = "; ".join(f"{short[words]}: {words}" for words in having)
-    weights = sorted({one for inputs in rows.values() if inputs for one in inputs.low_rated})
-    if weights:
-        legend = legend.replace(_LOW, f"{_LOW} (weight {', '.join(weights)})")
-    return InputCodes(
-        {row: code or _NOTHING for row, code in codes.items()},
-        f"inputs: {legend}" if legend else "",
-        _warning(having, known),
-    )
+        groups.setdefault(_text(inputs), []).append(row.strip())
+    if len(groups) == 1:
+        (text,) = groups
+        return "" if text in (_LIKES, _UNKNOWN) else f"inputs: {text}"
+    texts = sorted(groups, key=lambda text: len(groups[text]))
+    names = [" / ".join(groups[text]) for text in texts]
+    if names and len(groups[texts[-1]]) > 1:
+        names[-1] = "all others"
+    named = [f"{name}: {text}" for name, text in zip(names, texts, strict=True)]
+    return f"{DIFFERENT}: {'; '.join(named)}" if named else ""
 
 
-def budgets(rows: Mapping[str, Inputs | None]) -> list[str]:
-    """Client-rounds and numbers of settings tried of a table's rows, where they are known, one line
-    at most."""
-    found = []
-    for what, key in (("client-rounds", "client_rounds"), ("settings tried", "settings_tried")):
-        known = {
-            row: value for row, inputs in rows.items() if (value := getattr(inputs, key, None))
+def budgets_line(rows: Mapping[str, Inputs | None]) -> str:
+    """Client-rounds and numbers of settings tried of a table's rows, where they are known.
+
+    One number if all rows have the same, each row's number if rows differ, the smallest and the
+    largest if many rows differ.
+    """
+    texts = []
+    for title, field in BUDGETS.items():
+        numbers = {
+            row: number for row, inputs in rows.items() if (number := getattr(inputs, field, 0))
         }
-        if known:
-            found.append(f"{what}: " + ", ".join(f"{row} {n:,}" for row, n in known.items()))
-    return ["; ".join(found)] if found else []
+        distinct = sorted(set(numbers.values()))
+        if len(numbers) > 1 and len(distinct) == 1:
+            texts.append(f"{title}: {distinct[0]:,} each")
+        elif len(numbers) > _LISTED:
+            texts.append(f"{title}: {distinct[0]:,} to {distinct[-1]:,}")
+        elif numbers:
+            listed = ", ".join(f"{row} {number:,}" for row, number in numbers.items())
+            texts.append(f"{title}: {listed}")
+    return "; ".join(texts)
 
 
-_LOW = "rated items that are not liked"
-_TEST = "known rows of test users in training"
-
-
-def _words(inputs: Inputs | None) -> list[str]:
-    """Each input in words."""
+def _text(inputs: Inputs | None) -> str:
     if inputs is None:
-        return []
-    found = [f"users' {_listed(inputs.user_features)}"] if inputs.user_features else []
-    found += [f"items' {name}" for name in inputs.item_features]
-    found += [_LOW] if inputs.low_rated else []
-    return found + ([_TEST] if inputs.test_users else [])
-
-
-def _short(inputs: Sequence[str]) -> dict[str, str]:
-    """The code of each input, given in words."""
-    users = [words for words in inputs if words.startswith("users' ")]
-    found = {words: f"U{n}" if len(users) > 1 else "U" for n, words in enumerate(users, 1)}
-    found |= {_LOW: "L", _TEST: "T"}
-    for words in inputs:
-        if words not in found:
-            name = words.removeprefix("items' ").capitalize()
-            taken = {*_RESERVED, *found.values()}
-            free = (name[:end] for end in range(1, len(name)) if name[:end] not in taken)
-            found[words] = next(free, name)
-    return found
-
-
-def _warning(having: Mapping[str, Mapping[str, None]], rows: Sequence[str]) -> str:
-    """Who has what, by the rows that have it, or by those that have not if these are fewer."""
-    apart: dict[tuple[tuple[str, ...], bool], list[str]] = {}
-    for words, own in having.items():
-        others = [row for row in rows if row not in own]
-        if others:
-            some = len(own) <= len(others)
-            apart.setdefault((tuple(own) if some else tuple(others), some), []).append(words)
-    said = [
-        f"{_listed(names)} {_verb(names, some)} {_listed(words, 'and' if some else 'nor')}"
-        for (names, some), words in apart.items()
-    ]
-    return f"rows differ in their inputs: {'; '.join(said)}" if said else ""
-
-
-def _verb(names: Sequence[str], some: bool) -> str:
-    has = "has" if len(names) == 1 else "have"
-    return f"alone {has}" if some else f"{has} no"
-
-
-def _listed(names: Sequence[str], last: str = "and") -> str:
-    """Names in a sentence; of many the first, and how many others there are."""
-    names = [name.strip() for name in names]
-    if last == "and" and len(names) > _NAMED + 1:
-        names = [*names[:_NAMED], f"{len(names) - _NAMED} others"]
-    return f" {last} ".join([part for part in (", ".join(names[:-1]), names[-1]) if part])
+        return _UNKNOWN
+    weights = f" (weight {', '.join(inputs.low_rated)})"
+    texts = {
+        f"users' {', '.join(inputs.user_features)}": inputs.user_features,
+        f"items' {', '.join(inputs.item_features)}": inputs.item_features,
+        f"rated items that are not liked{weights}": inputs.low_rated,
+        "known rows of test users in training": inputs.test_users,
+    }
+    return " + ".join(text for text, used in texts.items() if used) or _LIKES

@@ -143,10 +143,10 @@ def _lines(
             "the one run that is kept. A simulation on public data may say the latter; a release "
             "may not."
         )
-    own = [run for run in private if (run.path / "epsilons.csv").exists()]
-    if own:
+    local = [run for run in private if (run.path / "epsilons.csv").exists()]
+    if local:
         yield (
-            f"In {len(own)} of them users add noise of their own: every user's epsilons add up "
+            f"In {len(local)} of them users add noise of their own: every user's epsilons add up "
             "over the runs in which "
             "the user took part."
         )
@@ -161,8 +161,8 @@ def _lines(
 def _is_private(run: RunFolder) -> bool:
     experiment = run.experiment
     ledgers = (run.path / "baselines").glob("*/privacy.jsonl")
-    own = (run.path / "epsilons.csv").exists()
-    return experiment.privacy is not None or own or experiment.perturb is not None or any(ledgers)
+    local = (run.path / "epsilons.csv").exists()
+    return experiment.privacy is not None or local or experiment.perturb is not None or any(ledgers)
 
 
 def _charges(runs: Iterable[RunFolder]) -> Iterable[Charge]:
@@ -204,9 +204,9 @@ def _backend(runs: Sequence[RunFolder]) -> str:
 def _delta(run: RunFolder) -> float:
     """The largest delta of the runs; for unfinished runs, that of their settings."""
     settings = run.experiment.privacy
-    found = [] if settings is None or settings.delta is None else [settings.delta]
+    deltas = [] if settings is None or settings.delta is None else [settings.delta]
     labels = run.experiment.evaluation.baseline_settings()
     for stated in (run.summary(), *(run.read_baseline(label) or {} for label in labels)):
         with suppress(ValueError, KeyError, TypeError):
-            found.append(float(stated["privacy"]["delta"]))
-    return max(found, default=_DELTA)
+            deltas.append(float(stated["privacy"]["delta"]))
+    return max(deltas, default=_DELTA)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fedrec.components.registry import BASELINE
-from fedrec.errors import ExperimentError, RunError
+from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import marked
 from fedrec.experiment.sections import Section, resolved_section
 from fedrec.runs.folder import RunFolder
@@ -22,12 +22,12 @@ _LONGEST_VALUE = 40  # characters of a setting in a name, likewise
 
 
 class Run(NamedTuple):
-    """A run among others.
+    """A run with its names.
 
     Attributes:
         name: of its system; runs that differ in their seed alone have the same.
         label: name and seed.
-        result: what came out.
+        result: of the run.
     """
 
     name: str
@@ -51,21 +51,21 @@ def system_names(results: Sequence[Result]) -> list[str]:
         _System(marked(result.experiment), dict(flat(_decisive(result))), result)
         for result in results
     ]
-    return [_name(one, _of_title(runs, one.title), repeats=True) for one in runs]
+    return [_name(run, runs, repeats=True) for run in runs]
 
 
 def baseline_names(results: Sequence[Result]) -> list[dict[str, str]]:
     """Per run the name of each of its centralised systems, by label: the label, and in brackets
     the settings in which systems of that label differ, such as `dp-popularity (epsilon=5)`.
     Equal settings under one seed are one system."""
-    systems = [
+    runs = [
         {label: _System(label, _baseline(result, label), result) for label in result.baseline_users}
         for result in results
     ]
-    every = [one for own in systems for one in own.values()]
+    every = [system for systems in runs for system in systems.values()]
     return [
-        {label: _name(one, _of_title(every, label), repeats=False) for label, one in own.items()}
-        for own in systems
+        {label: _name(system, every, repeats=False) for label, system in systems.items()}
+        for systems in runs
     ]
 
 
@@ -77,23 +77,21 @@ class _System(NamedTuple):
     result: Result
 
 
-def _of_title(systems: Sequence[_System], title: str) -> list[_System]:
-    return [one for one in systems if one.title == title]
-
-
-def _name(one: _System, group: Sequence[_System], *, repeats: bool) -> str:
+def _name(system: _System, systems: Sequence[_System], *, repeats: bool) -> str:
     """The name of a system among those of its title; with `repeats`, equal settings under one seed
     are repetitions."""
-    same = [other.result for other in group if other.settings == one.settings]
+    group = [other for other in systems if other.title == system.title]
+    same = [other.result for other in group if other.settings == system.settings]
     seeds = [result.experiment.seed for result in same]
-    twice = repeats and seeds.count(one.result.experiment.seed) > 1
+    repeated = repeats and seeds.count(system.result.experiment.seed) > 1
     keys = _differing([other.settings for other in group])
-    texts = [_text(other.settings.get(key)) for key in keys for other in group]
-    if twice or len(keys) > _MOST_SETTINGS or max(map(len, texts), default=0) > _LONGEST_VALUE:
-        said = [_folder(one.result if twice else same[0], [other.result for other in group])]
+    values = [_text(other.settings.get(key)) for key in keys for other in group]
+    if repeated or len(keys) > _MOST_SETTINGS or max(map(len, values), default=0) > _LONGEST_VALUE:
+        run = system.result if repeated else same[0]
+        texts = [_folder(run, [other.result for other in group])]
     else:
-        said = [f"{_short(key, keys)}={_text(one.settings.get(key))}" for key in keys]
-    return one.title + (f" ({', '.join(said)})" if said else "")
+        texts = [f"{_short(key, keys)}={_text(system.settings.get(key))}" for key in keys]
+    return system.title + (f" ({', '.join(texts)})" if texts else "")
 
 
 def _text(value: Any) -> str:
@@ -101,10 +99,10 @@ def _text(value: Any) -> str:
     return "none" if value is None else str(value).removesuffix(".0")
 
 
-def _folder(result: Result, among: Sequence[Result]) -> str:
-    """The last part of a run's folder, where it tells the run apart."""
+def _folder(result: Result, others: Sequence[Result]) -> str:
+    """The last part of a run's folder, if no other run has the same."""
     name = result.folder.name
-    alike = {other.folder for other in among if other.folder.name == name}
+    alike = {other.folder for other in others if other.folder.name == name}
     return name if len(alike) == 1 else str(result.folder)
 
 
@@ -136,19 +134,18 @@ def _baseline(result: Result, label: str) -> dict[str, Any]:
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Keys whose values are not all the same."""
-    keys = dict.fromkeys(key for own in settings for key in own)
     absent = object()
     return [
         key
-        for key in keys
-        if any(own.get(key, absent) != settings[0].get(key, absent) for own in settings)
+        for key in dict.fromkeys(key for table in settings for key in table)
+        if any(table.get(key, absent) != settings[0].get(key, absent) for table in settings)
     ]
 
 
-def _short(key: str, among: Sequence[str]) -> str:
-    """The last word of a key, where it tells the key apart."""
+def _short(key: str, keys: Sequence[str]) -> str:
+    """The last word of a key, if no other of the keys ends with it."""
     last = key.rpartition(".")[2]
-    return last if [other.rpartition(".")[2] for other in among].count(last) == 1 else key
+    return last if [other.rpartition(".")[2] for other in keys].count(last) == 1 else key
 
 
 # The systems of a run as rows of a table, and which of them are private.
@@ -160,10 +157,8 @@ def system_rows(result: Result) -> dict[str, dict[str, Any]]:
     """Metrics of the federated system (first, if there is one) and of the baselines, by label."""
     rows: dict[str, dict[str, Any]] = {}
     if result.experiment.federated:
-        own = dict(result.metrics)
-        if result.epsilon is not None:
-            own["epsilon"] = result.epsilon
-        rows[marked(result.experiment)] = own
+        epsilon = {} if result.epsilon is None else {"epsilon": result.epsilon}
+        rows[marked(result.experiment)] = {**result.metrics, **epsilon}
         if result.before_fine_tuning:
             rows[f"  {BEFORE}"] = result.before_fine_tuning
     for label, metrics in result.baselines.items():
@@ -173,32 +168,22 @@ def system_rows(result: Result) -> dict[str, dict[str, Any]]:
 
 
 def baseline_epsilon(result: Result, label: str) -> float | None:
-    """Epsilon of a private centralised system; None of any other.
-
-    Raises:
-        RunError: the result lacks the system.
-    """
-    if label not in result.baselines:
-        raise RunError(
-            f"{result.folder / 'result.json'} is damaged",
-            expected=f"metrics of {label!r}, of which there is a table",
-            got=", ".join(result.baselines) or "no centralised system",
-            fix="restore it from a backup, or start the run anew",
-        )
-    kept = RunFolder(result.folder).read_baseline(label) or {}
-    epsilon = kept.get("privacy", {}).get("epsilon", result.baselines[label].get("epsilon"))
+    """Epsilon of a private centralised system; None of any other."""
+    state = RunFolder(result.folder).read_baseline(label) or {}
+    metrics = result.baselines.get(label, {})
+    epsilon = state.get("privacy", {}).get("epsilon", metrics.get("epsilon"))
     return None if epsilon is None else float(epsilon)
 
 
 def epsilon_of(result: Result, label: str) -> float | None:
     """Epsilon of a system in a table; None without differential privacy."""
-    own = (marked(result.experiment), f"  {BEFORE}")
-    if label in own and result.experiment.federated:
+    federated = (marked(result.experiment), f"  {BEFORE}")
+    if label in federated and result.experiment.federated:
         return result.epsilon
     return baseline_epsilon(result, label)
 
 
 def is_private(result: Result, label: str) -> bool:
-    """Whether a row of a table has a finite epsilon."""
+    """True if a row of a table has a finite epsilon."""
     epsilon = epsilon_of(result, label)
     return epsilon is not None and math.isfinite(epsilon)

@@ -10,21 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrec.components.registry import MODEL
-from fedrec.errors import ExperimentError
 from fedrec.evaluation.tables import lower_is_better, main_metric
-from fedrec.experiment.phases import last_phase
 from fedrec.experiment.schema import marked
 from fedrec.experiment.tables import EvaluationConfig
-from fedrec.models.base import ProductsConfig
 from fedrec.report.comparison import bootstrap_intervals, holm, wilcoxon
-from fedrec.report.inputs import Inputs, budgets, input_codes, system_inputs
+from fedrec.report.inputs import Inputs, budgets_line, inputs_line, system_inputs
 from fedrec.report.rows import is_private, system_rows
 from fedrec.runs.folder import TIED_SHARE, RunFolder
-from fedrec.sums.products import BIAS
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.table import Table
 
     from fedrec.runs.result import Result
@@ -34,50 +28,39 @@ _SHOWN = ("hits@", "hits-of-", "mae", "rmse", "reconstruction-")
 _RESAMPLES = 2000
 _MOST_TIES = 0.1  # share of rows with tied times, above which the order of items is not judged
 _NOT_PRIVATE = " (not private)"
-_POPULARITY = "popularity"  # phase of the first round of `popularity-start`
 _OF_OWN_DATA = ("item-weights", "fold-in")  # models of `fedrec try`
 _RANDOM = "random"  # lists that do not depend on data
 _ORDERED = "transitions"  # lists that depend on the order of a user's items
 
 
 def summary_table(result: Result) -> Table:
-    """All systems of a run; if any is private, the others are marked. Inputs have a column where
-    any system has more than likes."""
+    """All systems of a run; if any is private, the others are marked."""
     rows = system_rows(result)
-    private = {label: is_private(result, label) for label in rows}
-    known = next(iter(rows.values()), {})
+    private = {label for label in rows if is_private(result, label)}
+    metrics = next(iter(rows.values()), {})
     settings = result.experiment.evaluation
-    shown = [name for name in settings.shown or () if name in known]
+    shown = [name for name in settings.shown or () if name in metrics]
     if not shown:
-        shown = [name for name in known if name.startswith(_SHOWN)]
-        shown += [name for name in ("ndcg@10",) if name in known]
-    shown += [
-        name for name in ("nominal-epsilon", "epsilon") if any(name in row for row in rows.values())
-    ]
-    inputs = input_codes(system_inputs(result))
-    names = {
-        label: label
-        if private[label] or label == _RANDOM or not any(private.values())
-        else label + _NOT_PRIVATE
-        for label in rows
+        shown = [name for name in metrics if name.startswith(_SHOWN)]
+        shown += [name for name in ("ndcg@10",) if name in metrics]
+    epsilons = ("nominal-epsilon", "epsilon")
+    shown += [name for name in epsilons if any(name in row for row in rows.values())]
+    unmarked = {*private, _RANDOM} if private else set(rows)
+    named = {
+        label if label in unmarked else label + _NOT_PRIVATE: row for label, row in rows.items()
     }
-    codes = {names[label]: inputs.codes.get(label, "") for label in rows}
-    named = {names[label]: row for label, row in rows.items()}
-    return comparison_table(named, shown, settings, codes if inputs.legend else None)
+    return comparison_table(named, shown, settings)
 
 
 def input_lines(result: Result) -> list[str]:
-    """Below that table: what its inputs mean, a warning where systems differ in them, and the
-    client-rounds and the numbers of settings tried, where these are known."""
+    """Below that table: the inputs of its systems, their client-rounds and the numbers of settings
+    tried, where these are known."""
     inputs = system_inputs(result)
-    return [*input_codes(inputs).lines, *budgets(inputs)]
+    return [line for line in (inputs_line(inputs), budgets_line(inputs)) if line]
 
 
 def comparison_table(
-    rows: Rows,
-    metrics: Sequence[str],
-    settings: EvaluationConfig | None = None,
-    inputs: Mapping[str, str] | None = None,
+    rows: Rows, metrics: Sequence[str], settings: EvaluationConfig | None = None
 ) -> Table:
     """A table for the terminal; the best value of each column is bold.
 
@@ -85,7 +68,6 @@ def comparison_table(
         rows: metrics of each system.
         metrics: the columns, in order; a system without a metric, or with NaN, shows a dash.
         settings: `[evaluation]` of the experiment, whose own metrics say which values are better.
-        inputs: of each system in short, a column; None: no such column.
     """
     from rich.markup import escape
     from rich.table import Table
@@ -93,18 +75,14 @@ def comparison_table(
     table = Table("system")
     for metric in metrics:
         table.add_column(metric, justify="right")
-    if inputs is not None:
-        table.add_column("inputs")
-    lower = {metric: lower_is_better(metric, settings) for metric in metrics}
-    best = {metric: _best(rows, metric, lower[metric]) for metric in metrics}
+    best = {m: _best(rows, m, lower_is_better(m, settings)) for m in metrics}
     for system, values in rows.items():
-        cells = [_cell(values.get(metric)) for metric in metrics]
-        marks = [system in best[metric] for metric in metrics]
-        bold = [
-            f"[bold]{cell}[/bold]" if mark else cell
-            for cell, mark in zip(cells, marks, strict=True)
-        ]
-        table.add_row(escape(system), *bold, *([] if inputs is None else [inputs[system]]))
+        cells = {metric: _cell(values.get(metric)) for metric in metrics}
+        marked_cells = (
+            f"[bold]{cell}[/bold]" if system in best[metric] else cell
+            for metric, cell in cells.items()
+        )
+        table.add_row(escape(system), *marked_cells)
     return table
 
 
@@ -126,116 +104,101 @@ def _cell(value: float | None) -> str:
 
 
 def summary_notes(result: Result) -> list[str]:
-    """Whether the system is better than popularity, and suggestions if it is not; whether the order
-    of items pays."""
-    name = deciding_metric(result)
-    if name is None or not result.experiment.federated:
+    """Remarks on a system that is not better than popularity, with suggestions, and on the worth of
+    the order of items."""
+    metric = deciding_metric(result)
+    if metric is None or not result.experiment.federated:
         return []
-    if result.experiment.privacy is not None and _is_popularity(result):
-        return _against_chance(result, name)
-    notes = _below_popularity(result, name) + _without_private_popularity(result)
-    return notes + _worth_of_order(result, name) + _without_products(result)
-
-
-def _without_products(result: Result) -> list[str]:
-    """How much of the catalogue a model of products recommends by popularity alone, and why."""
-    items = len(result.parameters.get(BIAS, ()))
-    try:
-        settings = result.experiment.settings(MODEL)
-    except ExperimentError:  # as above
-        return []
-    if not isinstance(settings, ProductsConfig) or settings.most_items >= items:
-        return []
-    limit = f"model.traffic-limit = {settings.traffic_limit:g} MB"
-    return [
-        f"{settings.most_items:,} of {items:,} items are recommended by products (limit:"
-        f" {limit if settings.items is None else 'model.items'}); the rest follows behind these, by"
-        " popularity"
-    ]
+    notes = _below_popularity(result, metric) + _without_private_popularity(result)
+    return notes + _worth_of_order(result, metric)
 
 
 def significance_line(result: Result) -> str:
-    """How the system differs from each centralised one: difference of the deciding metric, its
-    interval, and a test over the same users; empty where nothing can be compared."""
+    """Differences of the system to each centralised one: of the deciding metric, with an interval
+    and a test over the same users; empty where nothing can be compared."""
     metric = deciding_metric(result)
     if metric is None or metric not in result.users:
         return ""
-    apart = _differences(result, metric)
-    users = min(map(len, apart.values()), default=0)
+    differences = _differences(result, metric)
+    users = min(map(len, differences.values()), default=0)
     if users < 2:
         return ""
-    intervals = bootstrap_intervals(list(apart.values()), resamples=_RESAMPLES)
-    corrected = holm(np.array([wilcoxon(own)[0] for own in apart.values()]))
-    said = [
-        f"{label} {own.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
+    intervals = bootstrap_intervals(list(differences.values()), resamples=_RESAMPLES)
+    corrected = holm(np.array([wilcoxon(values)[0] for values in differences.values()]))
+    texts = [
+        f"{label} {values.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
         f" p {'< .001' if p < 1e-3 else f'= {p:.3f}'}"
-        for (label, own), (low, high), p in zip(
-            apart.items(), intervals, corrected.tolist(), strict=True
+        for (label, values), (low, high), p in zip(
+            differences.items(), intervals, corrected.tolist(), strict=True
         )
     ]
     return (
-        f"{metric} of {result.experiment.name} less that of {'; '.join(said)} (95% intervals and"
+        f"{metric} of {result.experiment.name} less that of {'; '.join(texts)} (95% intervals and"
         f" Wilcoxon's test over {users:,} users, corrected by Holm)"
     )
 
 
 def answer_line(result: Result) -> str:
-    """Whether the federated system is better than popularity and than the strongest centralised
-    system of equal inputs and, if the system is private, with a guarantee; by how much, with
-    intervals. Empty where there is nothing to compare with."""
+    """Comparison of the federated system with popularity and with the strongest centralised system
+    of equal inputs (a private one, if the system is private), with intervals. Empty where there is
+    nothing to compare with."""
     metric = deciding_metric(result) or main_metric(result.metrics)
-    own = marked(result.experiment)
+    system = marked(result.experiment)
     if metric is None or not result.experiment.federated:
         return ""
-    rivals = _rivals(result, metric, own)
-    apart = {label: one for label, one in _differences(result, metric).items() if label in rivals}
-    if min(map(len, apart.values()), default=0) < 2:
+    every = _differences(result, metric)
+    rivals = {
+        name: every[label]
+        for label, name in _rivals(result, metric, system).items()
+        if label in every
+    }
+    users = min(map(len, rivals.values()), default=0)
+    if users < 2:
         return ""
-    intervals = bootstrap_intervals(list(apart.values()), resamples=_RESAMPLES)
+    intervals = bootstrap_intervals(list(rivals.values()), resamples=_RESAMPLES)
     lower = lower_is_better(metric, result.experiment.evaluation)
-    users = len(next(iter(apart.values())))
-    said = [
-        f"{_verdict(-high if lower else low, -low if lower else high)} than {rivals[label]}, by"
-        f" {differences.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
-        for (label, differences), (low, high) in zip(apart.items(), intervals, strict=True)
+    texts = [
+        f"{_verdict(-high if lower else low, -low if lower else high)} than {name}, by"
+        f" {values.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
+        for (name, values), (low, high) in zip(rivals.items(), intervals, strict=True)
     ]
     return (
-        f"{own}, {metric} {result.metrics[metric]:.4f}: {'; '.join(said)} (95% intervals over"
+        f"{system}, {metric} {result.metrics[metric]:.4f}: {'; '.join(texts)} (95% intervals over"
         f" {users:,} users)."
     )
 
 
-def _rivals(result: Result, metric: str, own: str) -> dict[str, str]:
-    """The centralised systems that the answer names, popularity and the strongest one, and what
-    they are called in it, by label."""
+def _rivals(result: Result, metric: str, system: str) -> dict[str, str]:
+    """The centralised systems that the answer names, popularity and the strongest one, and their
+    names in it, by label."""
     inputs = system_inputs(result)
-    known = {
+    values = {
         label: metrics[metric]
         for label, metrics in result.baselines.items()
         if metric in metrics and label != _RANDOM
     }
-    private = [label for label in known if is_private(result, label)]
     kind = ""
-    if is_private(result, own):
+    if is_private(result, system):
+        private = {label: value for label, value in values.items() if is_private(result, label)}
         kind = "private " if private else "(not private) "
-        known = {label: known[label] for label in private or known}
-    equal = [label for label in known if _learns_from(inputs, label) == _learns_from(inputs, own)]
-    lower = lower_is_better(metric, result.experiment.evaluation)
-    ranked = sorted(equal or known, key=lambda label: known[label], reverse=not lower)
+        values = private or values
+    learned = {label: _learns_from(inputs.get(label)) for label in (*values, system)}
+    equal = [label for label in values if learned[label] == learned[system]]
     differ = "of equal inputs" if equal else "though its inputs differ"
-    popular = [label for label in ("dp-popularity", _POPULARITY) if label in known]
+    sign = -1 if lower_is_better(metric, result.experiment.evaluation) else 1
+    strongest = max(equal or values, key=lambda label: sign * values[label], default=None)
+    popular = [label for label in ("dp-popularity", "popularity") if label in values]
     names = {label: label for label in popular[:1]}
-    return names | {
-        label: f"{label}, the strongest {kind}baseline {differ}" for label in ranked[:1]
-    }
+    if strongest is not None:
+        names[strongest] = f"{strongest}, the strongest {kind}baseline {differ}"
+    return names
 
 
-def _learns_from(inputs: Mapping[str, Inputs | None], label: str) -> tuple[Any, ...] | None:
-    """What a system has to learn from, without how often and for how many settings it was run."""
-    own = inputs.get(label)
-    if own is None:
+def _learns_from(inputs: Inputs | None) -> tuple[Any, ...] | None:
+    """The inputs without the numbers of client-rounds and of settings tried."""
+    if inputs is None:
         return None
-    return own.user_features, own.item_features, own.low_rated, own.test_users
+    return inputs.user_features, inputs.item_features, inputs.low_rated, inputs.test_users
 
 
 def _verdict(low: float, high: float) -> str:
@@ -245,70 +208,61 @@ def _verdict(low: float, high: float) -> str:
 
 def _differences(result: Result, metric: str) -> dict[str, np.ndarray]:
     """The system's metric less that of each centralised one, of the users who have both."""
-    tables = _of_baselines(result, metric)
-    return {label: _difference(result.users, table, metric) for label, table in tables.items()}
-
-
-def _difference(first: pd.DataFrame, second: pd.DataFrame, metric: str) -> np.ndarray:
-    """Values of the users who have both, the first less the second."""
-    differences = (first[metric] - second[metric]).to_numpy()
-    return differences[np.isfinite(differences)]
-
-
-def _of_baselines(result: Result, metric: str) -> dict[str, pd.DataFrame]:
-    """The tables of users of the centralised systems that have the metric."""
-    return {label: table for label, table in result.baseline_users.items() if metric in table}
+    differences = {
+        label: (result.users[metric] - table[metric]).to_numpy()
+        for label, table in result.baseline_users.items()
+        if metric in table
+    }
+    return {label: values[np.isfinite(values)] for label, values in differences.items()}
 
 
 def early_stopping_line(result: Result) -> str:
     """The selected round, the reason, and whether training ended early; empty without early
     stopping."""
-    found = result.early_stopping
-    best = found.get("best-round")
-    if not found or best is None:
+    state = result.early_stopping
+    best = state.get("best-round")
+    if best is None:
         return ""
-    since = found["evaluations-since"]
+    since = state["evaluations-since"]
     end = (
-        f"training ended after {found['rounds']} of {found['planned-rounds']} rounds, when"
+        f"training ended after {state['rounds']} of {state['planned-rounds']} rounds, when"
         f" {since} evaluation{'s' if since > 1 else ''} had brought no improvement"
-        if found["stopped"]
-        else f"all {found['rounds']} rounds were run"
+        if state["stopped"]
+        else f"all {state['rounds']} rounds were run"
     )
     return (
-        f"Kept: round {best}, the best by {found['metric']} of {found['validation-users']:,}"
-        f" validation users ({found['best']:.4f}); {end}."
+        f"Kept: round {best}, the best by {state['metric']} of {state['validation-users']:,}"
+        f" validation users ({state['best']:.4f}); {end}."
     )
 
 
 def interruption_line(result: Result) -> str:
-    """What a private run that was resumed paid for repeated rounds, and how many rounds its budget
+    """Cost of rounds that a resumed private run repeated, and the number of rounds that its budget
     left out; empty where neither happened."""
     privacy = RunFolder(result.folder).summary().get("privacy", {})
     return str(privacy.get("interruption", ""))
 
 
 def private_lines(result: Result) -> list[str]:
-    """What is printed below the table of a private run: the guarantee first, then what resuming it
-    cost, the total of all private systems, the answer, inputs and early stopping. At most seven
-    lines; the report has the rest."""
-    kept = RunFolder(result.folder).summary()
-    metric = deciding_metric(result)
-    chance = _against_chance(result, metric) if metric and _is_popularity(result) else []
+    """The lines printed below the table of a private run: the guarantee first, then the cost of
+    resuming it, the total of all private systems, the answer, inputs and early stopping. At most
+    seven lines; the report has the rest."""
+    privacy = RunFolder(result.folder).summary().get("privacy", {})
     lines = [
-        *kept.get("privacy", {}).get("in words", [])[:1],
+        *privacy.get("in words", [])[:1],
         interruption_line(result),
         *total_lines(result),
-        *(chance or [answer_line(result)]),
-        *input_codes(system_inputs(result)).lines,
+        answer_line(result),
+        inputs_line(system_inputs(result)),
         early_stopping_line(result),
     ]
     return [line for line in lines if line]
 
 
 def total_lines(result: Result) -> list[str]:
-    """What all private systems of a run cost together; empty with at most one of them."""
-    said = RunFolder(result.folder).summary().get("baselines-privacy", {}).get("in words", [])
-    return [line for line in said if re.split("[:,]", line)[0] not in result.baselines]
+    """The total cost of all private systems of a run; empty with at most one of them."""
+    lines = RunFolder(result.folder).summary().get("baselines-privacy", {}).get("in words", [])
+    return [line for line in lines if re.split("[:,]", line)[0] not in result.baselines]
 
 
 def deciding_metric(result: Result) -> str | None:
@@ -322,80 +276,50 @@ def deciding_metric(result: Result) -> str | None:
     return metric if metric is not None and metric.startswith("hits@") else None
 
 
-def _is_popularity(result: Result) -> bool:
-    """Whether the run ended with the first round of `popularity-start`."""
-    try:
-        return last_phase(result.experiment) == _POPULARITY
-    except ExperimentError:  # a component that is not installed here, or no longer has a setting
-        return False
-
-
-def _against_chance(result: Result, metric: str) -> list[str]:
-    """How private popularity compares with lists at random, if these are a baseline."""
-    if metric not in result.baselines.get(_RANDOM, {}):
-        return []
-    return [
-        f"{metric} of private popularity is {result.metrics[metric]:.4f}; lists at random have"
-        f" {result.baselines[_RANDOM][metric]:.4f}."
-    ]
-
-
 def _below_popularity(result: Result, metric: str) -> list[str]:
-    system = result.metrics[metric]
-    labels = [
-        label
-        for label in ("popularity", "dp-popularity")
-        if metric in result.baselines.get(label, {})
-    ]
-    if not labels:
-        return []
-    if result.experiment.privacy is not None and "dp-popularity" in labels:
-        labels = ["dp-popularity"]
-    label = labels[0]
-    popular = result.baselines[label][metric]
-    if system > popular:
-        return []
     experiment = result.experiment
-    said = [
-        f"{experiment.name} is not better than {label}: {metric} {system:.4f}, {label}"
-        f" {popular:.4f}. Recommending the same items to everybody serves these users as well."
-    ]
+    order = ["popularity", "dp-popularity"]
+    labels = order if experiment.privacy is None else order[::-1]
+    label = next((name for name in labels if metric in result.baselines.get(name, {})), None)
+    if label is None or result.metrics[metric] > result.baselines[label][metric]:
+        return []
     if experiment.model.name not in _OF_OWN_DATA:
-        said.append(
-            "Try: fedrec try TABLE.csv, whose federated model needs no features;"
-            " more rounds (--set rounds=...); strategy popularity-start, which starts from"
-            " popularity."
+        advice = (
+            "fedrec try TABLE.csv, whose federated model needs no features; more rounds (--set"
+            " rounds=...); strategy popularity-start, which starts from popularity"
         )
     elif experiment.privacy is not None:
-        # the kept round of popularity has no products of items
-        popular = result.early_stopping.get("best-round") == 1
-        fewer = "" if popular else " products of fewer items (--set model.items=100),"
-        said.append(
-            f"Try: a larger epsilon,{fewer} or more users: noise does not grow with their number,"
-            " what is learned does."
+        advice = (
+            "a larger epsilon, or more users: noise does not grow with their number, the signal"
+            " does"
         )
     else:
-        said.append(
-            "Try: another lambda (--set strategy.main.regularisation=...), chosen with"
-            " --set evaluation.held-out=validation; or more data per user."
+        advice = (
+            "another lambda (--set strategy.main.regularisation=...), chosen with --set"
+            " evaluation.held-out=validation; or more data per user"
         )
-    return said
+    return [
+        f"{experiment.name} is not better than {label}: {metric} {result.metrics[metric]:.4f},"
+        f" {label} {result.baselines[label][metric]:.4f}. Recommending the same items to everybody"
+        " serves these users as well.",
+        f"Try: {advice}.",
+    ]
 
 
 def _worth_of_order(result: Result, metric: str) -> list[str]:
-    """Whether transitions between items rank better than the best baseline without order, over the
-    test users of an own table, unless too many rows have no order."""
+    """Comparison of transitions between items with the best baseline without order, over the test
+    users of an own table, unless too many rows have no order."""
     if _ORDERED not in result.baseline_users or result.experiment.dataset.name != "table":
         return []
     if RunFolder(result.folder).summary().get(TIED_SHARE, 1.0) > _MOST_TIES:
         return []
-    tables = _of_baselines(result, metric)
+    tables = {label: table for label, table in result.baseline_users.items() if metric in table}
     means = {label: float(np.nanmean(table[metric])) for label, table in tables.items()}
     others = [label for label in tables if label not in (_ORDERED, _RANDOM)]
     if _ORDERED not in tables or not others:
         return []
     best = max(others, key=means.__getitem__)
-    differences = _difference(tables[_ORDERED], tables[best], metric)
+    differences = (tables[_ORDERED][metric] - tables[best][metric]).dropna().to_numpy()
     if len(differences) < 2:
         return []
     ((low, high),) = bootstrap_intervals([differences])

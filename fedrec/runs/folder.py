@@ -35,14 +35,13 @@ import fcntl
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -50,24 +49,8 @@ import pandas as pd
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.schema import Experiment
 from fedrec.runs.ids import environment, installed_version
-from fedrec.runs.result import (
-    RENAMED,
-    UNREADABLE,
-    USER,
-    Result,
-    digests,
-    present_names,
-    read_content,
-    table_of,
-    written_names,
-)
-from fedrec.runtime.files import (
-    MOST_JSON,
-    parse_json,
-    read_json,
-    require_new_folder,
-    write_atomically,
-)
+from fedrec.runs.result import UNREADABLE, USER, Result, digests, read_content, table_of
+from fedrec.runtime.files import read_json, require_new_folder, write_atomically
 from fedrec.runtime.shared_memory import finite, is_number, number
 
 # One process at a time in a folder.
@@ -84,7 +67,17 @@ def locked(folder: Path, *, expected: str, got: str, fix: str) -> Iterator[None]
     Raises:
         RunError: another process holds it, or its file cannot be opened.
     """
-    with _opened(folder / ".lock") as file:
+    path = folder / ".lock"
+    try:
+        file = path.open("w")
+    except OSError as error:
+        raise RunError(
+            f"{folder} cannot be locked",
+            expected=f"a file {path.name} that can be written, or none",
+            got=error.strerror or str(error),
+            fix=f"make the folder writable; if {path} is a folder, remove it",
+        ) from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -92,23 +85,12 @@ def locked(folder: Path, *, expected: str, got: str, fix: str) -> Iterator[None]
         yield
 
 
-def _opened(path: Path) -> TextIO:
-    try:
-        return open(path, "w")
-    except OSError as error:
-        raise RunError(
-            f"{path.parent} cannot be locked",
-            expected=f"a file {path.name} that can be written, or none",
-            got=error.strerror or str(error),
-            fix=f"make the folder writable; if {path} is a folder, remove it",
-        ) from None
-
-
-FORMAT = RENAMED
-"""Version of the run folder, in run.json; folders without one are read as 1."""
+FORMAT = 2
+"""Version of the run folder, in run.json. In folders without one, and in those of format 1, metrics
+have other names: they are refused."""
 Row = dict[str, Any]
 _BEFORE_RUN = ("environment.json", "experiment.toml")  # written before run.json, in this order
-_SAID = (
+_ACCOUNTS = (
     *("leak", "perturb", "adversary", "strategy", "personal", "privacy", "early-stopping"),
     *("baselines-privacy", "replies"),
 )
@@ -129,19 +111,14 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().resolve()
         if not (self.path / "run.json").is_file() or not (self.path / "experiment.toml").is_file():
+            other = "another folder" if self.path.is_dir() else "no such folder"
             raise RunError(
                 f"{path} is not a run folder",
                 expected="a folder with run.json and experiment.toml",
-                got=(
-                    "a file"
-                    if self.path.is_file()
-                    else "no such folder"
-                    if not self.path.exists()
-                    else "another folder"
-                ),
+                got="a file" if self.path.is_file() else other,
                 fix="give the folder that `fedrec run` printed",
             )
-        self._tables: dict[str, _Written] = {}
+        self._tables: dict[str, tuple[list[Row], dict[str, None], str]] = {}
         self.user_ids: Callable[[], np.ndarray | None] = lambda: None
         """The data's ids of users by their numbers, `[users]`, for users.csv; None where this
         process has not read the data. Set by who runs it."""
@@ -177,10 +154,8 @@ class RunFolder:
         """
         path = path.expanduser().resolve()
         resume = f"fedrec resume {quote(str(path))}; or fedrec run with --overwrite, to begin anew"
-        known = (path / "run.json").is_file()
-        require_new_folder(
-            path, fix=resume if known else "choose another --output", usable=_never_began
-        )
+        fix = resume if (path / "run.json").is_file() else "choose another --output"
+        require_new_folder(path, fix=fix, usable=_never_began)
         return path
 
     @cached_property
@@ -192,17 +167,15 @@ class RunFolder:
         """
         from fedrec.experiment.loading import read
 
-        self._refuse_newer()
+        version = self.about.get("format", 1)
+        if version != FORMAT:
+            raise self._of_another_version(f"run folder of format {version!r}")
         # It was resolved when written, so its components need not be imported to read it.
         try:
-            written = Experiment.parse(read(self.path / "experiment.toml"))
-            experiment = written
-            if self.version < RENAMED:
-                text = self.present(json.dumps(written.table()))
-                experiment = Experiment.parse(parse_json(text, MOST_JSON))
+            experiment = Experiment.parse(read(self.path / "experiment.toml"))
         except ExperimentError as error:
             raise self._of_another_version(str(error)) from error
-        if not {written.digest(), experiment.digest()} & {*self.digests}:
+        if experiment.digest() not in self.digests:
             if self.about.get("fedrec") != installed_version("fedrec"):
                 raise self._of_another_version("settings that have other defaults now, or an edit")
             raise RunError(
@@ -213,26 +186,6 @@ class RunFolder:
             )
         return experiment
 
-    def _refuse_newer(self) -> None:
-        """Refuse a folder that a later version wrote in another form."""
-        found = self.about.get("format", 1)
-        if type(found) is not int or found > FORMAT:
-            raise self._of_another_version(f"run folder of format {found!r}")
-
-    @cached_property
-    def version(self) -> int:
-        """The format of this folder."""
-        found = self.about.get("format", 1)
-        return found if type(found) is int else FORMAT
-
-    def present(self, text: str) -> str:
-        """A text of this folder with the present names of metrics."""
-        return present_names(text, self.version)
-
-    def written(self, text: str) -> str:
-        """A text with the names that metrics have in this folder."""
-        return written_names(text, self.version)
-
     def _of_another_version(self, got: str) -> RunError:
         """The error for a folder that this version cannot read."""
         written = self.about.get("fedrec") or "another version"
@@ -240,7 +193,7 @@ class RunFolder:
         toml = quote(str(self.path / "experiment.toml"))
         return RunError(
             f"{self.path} was written by fedrec {written} and cannot be read",
-            expected=f"a run folder of format {FORMAT} or before, with settings of fedrec {here}",
+            expected=f"a run folder of format {FORMAT}, with settings of fedrec {here}",
             got=got,
             fix=f"pip install 'fedrec=={written}' reads it; or run its experiment again, with the"
             f" settings of this version in a copy of it: fedrec run {toml}",
@@ -263,8 +216,8 @@ class RunFolder:
     @property
     def has_progress(self) -> bool:
         """Whether a resumed run would keep anything: a round, a baseline, a charge."""
-        kept = ("baselines/*/result.json", "**/privacy.jsonl", "private/*")
-        return self.has_rounds or any(any(self.path.glob(pattern)) for pattern in kept)
+        progress = ("baselines/*/result.json", "**/privacy.jsonl", "private/*")
+        return self.has_rounds or any(any(self.path.glob(pattern)) for pattern in progress)
 
     @property
     def checkpoints(self) -> Path:
@@ -285,23 +238,18 @@ class RunFolder:
         return locked(
             self.path,
             expected="one process per run folder",
-            got="another process that is running it",
+            got="a run in progress in another process",
             fix="wait for it, or stop it",
         )
 
     def status(self) -> dict[str, Any]:
         """State of the run (`state`: running, finished, interrupted, failed; `round`: last complete
         one)."""
-        if not (self.path / "status.json").exists():
-            return {"state": "created", "round": 0}
-        found = self._read_json("status.json")
-        if (
-            not isinstance(found.get("state"), str)
-            or type(found.get("round")) is not int
-            or found["round"] < 0
-        ):
+        status = self._read_json("status.json", {"state": "created", "round": 0})
+        number = status.get("round")
+        if not isinstance(status.get("state"), str) or type(number) is not int or number < 0:
             raise self._damaged("status.json", "no state, or no number of a round")
-        return found
+        return status
 
     def set_status(self, state: str, round_number: int) -> None:
         """Write the state of the run; a finished one drops the noise of its rounds."""
@@ -314,12 +262,31 @@ class RunFolder:
 
     def write_rounds(self, rounds: list[Row], timings: list[Row]) -> None:
         """Write all rounds so far, and their times if there are any."""
-        # they are also in the checkpoint
-        tables = (("rounds.csv", rounds), ("timings.csv", timings))
-        for name, rows in tables:
-            if rows:
-                table = self._tables[name] = _Written.of(rows, self._tables.get(name))
-                write_atomically(self.path / name, self.written(table.text), durable=False)
+        for name, rows in (("rounds.csv", rounds), ("timings.csv", timings)):
+            if rows:  # they are also in the checkpoint
+                write_atomically(self.path / name, self._table(name, rows), durable=False)
+
+    def _table(self, name: str, rows: list[Row]) -> str:
+        """A table as text, of which only those rows are formatted that are new: a run writes its
+        rounds after each one, and formatting all of them each time would take time that grows with
+        the square of their number."""
+        known, columns, start = self._tables.get(name, ([], {}, ""))
+        count = len(known)
+        text = io.StringIO()
+        if not (
+            0 < count <= len(rows)
+            and rows[count - 1] is known[-1]
+            and all(row.keys() <= columns.keys() for row in rows[count:])
+        ):
+            columns = dict.fromkeys(name for row in rows for name in row)
+            count = 0
+            start = ""
+            csv.writer(text, lineterminator="\n").writerow(columns)
+        writer = csv.DictWriter(text, [*columns], lineterminator="\n")
+        # NaN is an empty cell
+        writer.writerows({k: v for k, v in row.items() if v == v} for row in rows[count:])
+        self._tables[name] = rows, columns, start + text.getvalue()
+        return start + text.getvalue()
 
     def timings(self) -> pd.DataFrame:
         """Seconds of each round, one row per round: `round`, `seconds`, `train`, `evaluate`."""
@@ -339,14 +306,12 @@ class RunFolder:
         """Metrics of the baselines, if they have been computed."""
         if not (self.path / "baselines.json").exists():
             return None
-        found = self._read_json("baselines.json")
-        if not all(_are_metrics(own) for own in found.values()):
-            raise self._damaged("baselines.json", "something else than numbers by name")
-        return {label: _numbers(own) for label, own in found.items()}
+        baselines = self._read_json("baselines.json")
+        return {label: self._metrics(m, "baselines.json") for label, m in baselines.items()}
 
     def write_baselines(self, metrics: dict[str, dict[str, float]]) -> None:
         """Store the metrics of the baselines for a resumed run."""
-        write_atomically(self.path / "baselines.json", self.written(_json(metrics)))
+        write_atomically(self.path / "baselines.json", _json(metrics))
 
     def baseline_folder(self, label: str) -> Path:
         """Folder of one centralised baseline."""
@@ -358,22 +323,19 @@ class RunFolder:
         file = f"baselines/{self.baseline_folder(label).name}/result.json"
         if not (self.path / file).exists():
             return None
-        found = self._read_json(file)
-        if not _are_metrics(found.get("metrics")) or not isinstance(found.get("privacy", {}), dict):
-            raise self._damaged(file, "no numbers by name under metrics")
-        return found | {"metrics": _numbers(found["metrics"])}
+        result = self._read_json(file)
+        if not isinstance(result.get("privacy", {}), dict):
+            raise self._damaged(file, "no table under privacy")
+        return result | {"metrics": self._metrics(result.get("metrics"), file)}
 
     def write_baseline(
-        self, label: str, found: dict[str, Any], users: pd.DataFrame, groups: pd.DataFrame
+        self, label: str, result: dict[str, Any], users: pd.DataFrame, groups: pd.DataFrame
     ) -> None:
         """Store one baseline for a resumed run: users.csv, groups.csv and, last, result.json."""
-        texts = {
-            "users.csv": self._with_ids(users).to_csv(),
-            "groups.csv": groups.to_csv(),
-            "result.json": _json(found),
-        }
-        for name, text in texts.items():
-            write_atomically(self.baseline_folder(label) / name, self.written(text))
+        folder = self.baseline_folder(label)
+        write_atomically(folder / "users.csv", self._with_ids(users).to_csv())
+        write_atomically(folder / "groups.csv", groups.to_csv())
+        write_atomically(folder / "result.json", _json(result))
 
     def baseline_users(self) -> dict[str, pd.DataFrame]:
         """Metrics of each user by each centralised baseline, by label."""
@@ -393,9 +355,8 @@ class RunFolder:
 
     def write_result(self, result: Result, extra: dict[str, Any]) -> None:
         """Write users.csv, groups.csv and, last, result.json."""
-        users = self._with_ids(result.users).to_csv()
-        write_atomically(self.path / "users.csv", self.written(users))
-        write_atomically(self.path / "groups.csv", self.written(result.groups.to_csv()))
+        write_atomically(self.path / "users.csv", self._with_ids(result.users).to_csv())
+        write_atomically(self.path / "groups.csv", result.groups.to_csv())
         summary = {
             "experiment": self.experiment.name,
             "experiment-sha256": self.experiment.digest(),
@@ -408,7 +369,7 @@ class RunFolder:
             "tables": digests(self.path),
             **extra,
         }
-        write_atomically(self.path / "result.json", self.written(_json(summary)))
+        write_atomically(self.path / "result.json", _json(summary))
 
     def _with_ids(self, users: pd.DataFrame) -> pd.DataFrame:
         """A table of users, with the data's ids in its first column."""
@@ -424,12 +385,12 @@ class RunFolder:
         Raises:
             RunError: it is damaged.
         """
-        return self._read_json("result.json") if (self.path / "result.json").is_file() else {}
+        return self._read_json("result.json", {})
 
     @property
     def about(self) -> dict[str, Any]:
         """All of run.json: `fedrec`, `experiment-sha256`, `created`, `command`."""
-        return self._read_json("run.json", renamed=False)
+        return self._read_json("run.json")
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -451,99 +412,60 @@ class RunFolder:
                 fix=f"fedrec resume {quote(str(self.path))}",
             )
         metrics, before, baselines = (summary.get(key) for key in _METRICS)
-        if not _are_metrics(metrics) or not _are_metrics(before) or not isinstance(baselines, dict):
-            raise self._damaged("result.json", f"no numbers by name under {', '.join(_METRICS)}")
-        if not all(_are_metrics(own) for own in baselines.values()):
-            raise self._damaged("result.json", "baselines without numbers by name")
-        parts = [summary.get(part, {}) for part in _SAID]
-        said = [part.get("in words", []) if isinstance(part, dict) else None for part in parts]
-        if not all(isinstance(lines, list) for lines in said):
+        if not isinstance(baselines, dict):
+            raise self._damaged("result.json", "no table under baselines")
+        accounts = [summary.get(name, {}) for name in _ACCOUNTS]
+        texts = [a.get("in words", []) if isinstance(a, dict) else None for a in accounts]
+        if not all(isinstance(lines, list) for lines in texts):
             raise self._damaged("result.json", "an account that is not in words")
+        named = {label: self._metrics(m, "result.json") for label, m in baselines.items()}
         return Result(
             experiment=self.experiment,
             folder=self.path,
-            metrics=_numbers(metrics),  # type: ignore[arg-type]
-            before_fine_tuning=_numbers(before),  # type: ignore[arg-type]
-            baselines={label: _numbers(own) for label, own in baselines.items()},
+            metrics=self._metrics(metrics, "result.json"),
+            before_fine_tuning=self._metrics(before, "result.json"),
+            baselines=named,
             rounds=self._read_table("rounds.csv") if self.experiment.federated else pd.DataFrame(),
             users=self._read_table("users.csv", index=0),
             groups=self._read_table("groups.csv", index=0),
             baseline_users=self.baseline_users(),
             baseline_groups=self.baseline_groups(),
-            privacy=tuple(str(line) for lines in said for line in lines or ()),
+            privacy=tuple(str(line) for lines in texts for line in lines or ()),
             early_stopping=summary.get("early-stopping", {}),
         )
 
+    def _metrics(self, metrics: object, name: str) -> dict[str, float]:
+        """Metrics as they were before they were written as JSON to a file."""
+        if not isinstance(metrics, dict) or not all(map(is_number, metrics.values())):
+            raise self._damaged(name, "something else than numbers by name in place of metrics")
+        return {metric: number(value) for metric, value in metrics.items()}
+
     def _read_table(self, name: str, index: int | None = None) -> pd.DataFrame:
         try:
-            return table_of(self._content(name), index)
-        except UNREADABLE as error:
-            raise self._unreadable(name, error) from None
+            return table_of(read_content(self.path, name), index)
+        except (OSError, *UNREADABLE) as error:
+            raise self._damaged(name, f"{type(error).__name__}: {error}") from None
 
-    def _content(self, name: str) -> bytes:
+    def _read_json(self, name: str, missing: dict[str, Any] | None = None) -> dict[str, Any]:
+        """A table in a JSON file; `missing` where there is no such file."""
+        if missing is not None and not (self.path / name).exists():
+            return missing
         try:
-            content = read_content(self.path, name)
-            return content if self.version >= RENAMED else self.present(content.decode()).encode()
-        except (OSError, ValueError) as error:
-            raise self._unreadable(name, error) from None
-
-    def _unreadable(self, name: str, error: Exception) -> RunError:
-        return self._damaged(name, f"{type(error).__name__}: {error}")
-
-    def _read_json(self, name: str, *, renamed: bool = True) -> dict[str, Any]:
-        try:
-            found = read_json(self.path / name, self.present if renamed else str)
+            table = read_json(self.path / name)
         except (OSError, ValueError) as error:
             raise self._damaged(name, str(error)) from None
-        if not isinstance(found, dict):
-            raise self._damaged(name, f"{type(found).__name__} in place of a table")
-        return found
+        if not isinstance(table, dict):
+            raise self._damaged(name, f"{type(table).__name__} in place of a table")
+        return table
 
     def _damaged(self, name: str, got: str) -> RunError:
         return RunError(
             f"{self.path / name} cannot be read",
             expected="a file as fedrec wrote it",
             got=got,
-            fix=(
-                "restore it from a backup; a run that was not finished is resumed from its"
-                " checkpoints"
-            ),
+            fix="restore it from a backup; a run that was not finished is resumed from its"
+            " checkpoints",
         )
-
-
-@dataclass(frozen=True)
-class _Written:
-    """The rows of a table that were written, and their text: a run writes its rounds after each
-    one, and formatting all of them each time would take time that grows with the square of their
-    number. A value has the same text in every row, whatever else its column has."""
-
-    rows: list[Row]
-    columns: dict[str, None]
-    text: str
-
-    @classmethod
-    def of(cls, rows: list[Row], earlier: _Written | None) -> _Written:
-        """A table of these rows. Only those are formatted that an earlier table lacks, if it has
-        the first ones and all columns."""
-        count = 0 if earlier is None else len(earlier.rows)
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        if (
-            earlier is not None
-            and count <= len(rows)
-            and rows[count - 1] is earlier.rows[-1]
-            and all(row.keys() <= earlier.columns.keys() for row in rows[count:])
-        ):
-            columns = earlier.columns
-            text.write(earlier.text)
-        else:
-            columns = dict.fromkeys(name for row in rows for name in row)
-            count = 0
-            writer.writerow(columns)
-        for row in rows[count:]:
-            cells = map(row.get, columns)
-            writer.writerow(None if cell != cell else cell for cell in cells)  # NaN
-        return cls(rows, columns, text.getvalue())
 
 
 def _never_began(folder: Path) -> bool:
@@ -551,15 +473,6 @@ def _never_began(folder: Path) -> bool:
     names = sorted(file.name.lstrip(".") for file in folder.iterdir())
     started = not names or names[0].startswith(_BEFORE_RUN[0])
     return started and all(name.startswith(_BEFORE_RUN) for name in names)
-
-
-def _are_metrics(value: object) -> bool:
-    return isinstance(value, dict) and all(map(is_number, value.values()))
-
-
-def _numbers(metrics: Mapping[str, float | str | None]) -> dict[str, float]:
-    """Metrics as they were before they were written as JSON."""
-    return {name: number(value) for name, value in metrics.items()}
 
 
 def _json(value: Any) -> str:

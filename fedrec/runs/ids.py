@@ -101,10 +101,11 @@ def commit() -> str | None:
     try:
         if not (_ROOT / ".git").exists():
             return None
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return subprocess.check_output(
+            command, stderr=subprocess.DEVNULL, text=True, timeout=10
+        ).strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
 
 
 @functools.cache

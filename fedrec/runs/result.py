@@ -7,7 +7,6 @@ import hashlib
 import html
 import importlib
 import io
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,8 +198,12 @@ def read_content(folder: Path, name: str) -> bytes:
         OSError, ValueError: it cannot be read, or was changed after it was written.
     """
     content = (folder / name).read_bytes()
-    written = _written(folder).get(name)
-    if written is not None and written != _sha256(content):
+    result = folder / "result.json"
+    about = read_json(result) if result.is_file() else {}
+    tables = about.get("tables", {}) if isinstance(about, dict) else None
+    if not isinstance(tables, dict):
+        raise ValueError("result.json has no digests by name under 'tables'")
+    if tables.get(name) not in (None, _sha256(content)):
         raise ValueError("the file was changed after the run had written it")
     return content
 
@@ -225,58 +228,5 @@ def table_of(content: bytes, index: int | None = None) -> pd.DataFrame:
     return table
 
 
-def _written(folder: Path) -> dict[str, str]:
-    """The digests in result.json; none in that of an earlier version or of an unfinished run."""
-    try:
-        found = read_json(folder / "result.json")
-    except FileNotFoundError:
-        return {}
-    known = found.get("tables", {}) if isinstance(found, dict) else None
-    if not isinstance(known, dict):
-        raise ValueError("result.json has no digests by name under 'tables'")
-    return known
-
-
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-# Metrics that had other names in run folders of format 1, and the texts of these folders.
-#
-# A run folder keeps the names of its format to its end, also while a later version resumes it, so
-# that all of its files have the same ones: texts are translated where they are read and written.
-# Format 2 renamed two metrics, because `ndcg` is what others call the NDCG of a whole list.
-#
-#     format 1       since format 2
-#     ndcg@k         discounted-hits@k
-#     ndcg-list@k    ndcg@k
-
-RENAMED = 2
-"""The format that has the present names."""
-_PRESENT = {"ndcg": "discounted-hits", "ndcg-list": "ndcg"}
-_WRITTEN = {present: written for written, present in _PRESENT.items()}
-
-
-def present_names(text: str, version: int) -> str:
-    """A text of a run folder, such as a table, JSON or the experiment, with the present names of
-    metrics.
-
-    Args:
-        text: as it is in the folder.
-        version: format of the folder.
-    """
-    return text if version >= RENAMED else _renamed(text, _PRESENT)
-
-
-def written_names(text: str, version: int) -> str:
-    """The inverse of `present_names`: a text as it is written into a folder of this format."""
-    return text if version >= RENAMED else _renamed(text, _WRITTEN)
-
-
-def _renamed(text: str, names: Mapping[str, str]) -> str:
-    """The text with metrics renamed: before a list length, as in `validation-ndcg@5`, and where a
-    whole quoted text is one, as in `metrics = ["ndcg"]`. Other metrics, such as `target-ndcg@5`,
-    stay."""
-    known = "|".join(sorted(names, key=len, reverse=True))
-    pattern = rf'(?<![\w-])(validation-)?({known})(?=@)|(?<=")({known})(?=")'
-    return re.sub(pattern, lambda found: (found[1] or "") + names[str(found[2] or found[3])], text)

@@ -54,10 +54,10 @@ class Identity:
     def __init__(
         self, key: bytes, certificate: bytes, authority: bytes, revoked: Iterable[str] = ()
     ) -> None:
-        found = load_pem_private_key(key, None)
-        if not isinstance(found, EllipticCurvePrivateKey):
-            raise ValueError("the node's signing key is no ECDSA key")
-        self._key = found
+        private_key = load_pem_private_key(key, None)
+        if not isinstance(private_key, EllipticCurvePrivateKey):
+            raise ValueError("the node's signing key is not an ECDSA key")
+        self._key = private_key
         self._authority = x509.load_pem_x509_certificate(authority)
         self._revoked = frozenset(revoked)
         self._certificate = x509.load_pem_x509_certificate(certificate).public_bytes(Encoding.DER)
@@ -91,7 +91,7 @@ class Identity:
         if len(parts) != 2:
             raise ValueError("a proof has a certificate and a signature")
         certificate = x509.load_der_x509_certificate(parts[0])
-        self._refuse_foreign(certificate)
+        self._check(certificate)
         key = certificate.public_key()
         if not isinstance(key, EllipticCurvePublicKey):
             raise ValueError("a node's certificate has no ECDSA key")
@@ -101,7 +101,7 @@ class Identity:
             raise ValueError("a channel key is not signed by its node") from None
         return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
-    def _refuse_foreign(self, certificate: x509.Certificate) -> None:
+    def _check(self, certificate: x509.Certificate) -> None:
         try:
             certificate.verify_directly_issued_by(self._authority)
             uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -111,7 +111,7 @@ class Identity:
         if list(uses) != [USE]:
             raise ValueError("a certificate is not one of a node")
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
-            raise ValueError("a node's certificate has run out")
+            raise ValueError("a node's certificate has expired")
         names = certificate.subject.get_attributes_for_oid(x509.oid.NameOID.COMMON_NAME)
         if any(name.value in self._revoked for name in names):
             raise ValueError("a node's certificate was revoked")

@@ -68,18 +68,18 @@ def commitment_of(seed: bytes) -> bytes:
 
 def digest(purpose: bytes, *parts: bytes) -> bytes:
     """SHA-256 of several byte strings in order, 32 bytes."""
-    found = Hash(SHA256())
-    found.update(b"fedrec secure aggregation: " + purpose + listed(parts))
-    return found.finalize()
+    sha = Hash(SHA256())
+    sha.update(b"fedrec secure aggregation: " + purpose + listed(parts))
+    return sha.finalize()
 
 
-def agreed(own: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
+def agreed(key: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
     """A key of 32 bytes that only the owners of the two keys can compute.
 
     Raises:
         ValueError: the other's public key is invalid.
     """
-    return derived(own.exchange(X25519PublicKey.from_public_bytes(other)), purpose)
+    return derived(key.exchange(X25519PublicKey.from_public_bytes(other)), purpose)
 
 
 def keystream(key: bytes, length: int) -> np.ndarray:
@@ -94,14 +94,14 @@ def own_mask(seed: bytes, length: int) -> np.ndarray:
 
 
 def pairwise_mask(
-    key: X25519PrivateKey, place: int, others: Mapping[int, bytes], session: bytes, length: int
+    key: X25519PrivateKey, node: int, others: Mapping[int, bytes], session: bytes, length: int
 ) -> np.ndarray:
     """Sum of a node's pairwise masks, `uint64 [length]`.
 
     Args:
         key: its private mask key.
-        place: its place.
-        others: public mask keys of the other nodes by place.
+        node: its position in the list of nodes.
+        others: public mask keys of the other nodes, by node.
         session: the session.
         length: number of integers.
 
@@ -110,9 +110,9 @@ def pairwise_mask(
     """
     total = np.zeros(length, dtype=np.uint64)
     for other, public in others.items():
-        pair = b"pair mask %d %d " % (min(place, other), max(place, other)) + session
+        pair = b"pair mask %d %d " % (min(node, other), max(node, other)) + session
         mask = keystream(agreed(key, public, pair), length)
-        if place < other:
+        if node < other:
             total += mask
         else:
             total -= mask
@@ -129,25 +129,25 @@ def unmasked(
     """The sum of the survivors' numbers, `uint64 [n]`.
 
     Args:
-        masked: masked numbers `uint64 [n]` of the nodes that sent them, by place.
+        masked: masked numbers `uint64 [n]` of the nodes that sent them, by node.
         own_seeds: seeds of their self-masks.
         dropped_seeds: seeds of the mask keys of the nodes that dropped out.
         mask_keys: public mask keys of all these nodes.
         session: the session.
     """
     total = np.zeros_like(next(iter(masked.values())))
-    for place, numbers in masked.items():
+    for node, numbers in masked.items():
         total += numbers
-        total -= own_mask(own_seeds[place], len(total))
-    survivors = {place: mask_keys[place] for place in masked}
-    for place, seed in dropped_seeds.items():
-        total += pairwise_mask(key_of(seed), place, survivors, session, len(total))
+        total -= own_mask(own_seeds[node], len(total))
+    survivors = {node: mask_keys[node] for node in masked}
+    for node, seed in dropped_seeds.items():
+        total += pairwise_mask(key_of(seed), node, survivors, session, len(total))
     return total
 
 
-def without(keys: Mapping[int, bytes], place: int) -> dict[int, bytes]:
+def without(keys: Mapping[int, bytes], node: int) -> dict[int, bytes]:
     """Keys of all nodes except one."""
-    return {other: key for other, key in keys.items() if other != place}
+    return {other: key for other, key in keys.items() if other != node}
 
 
 # Secret sharing: any `quorum` of the shares reconstruct a secret, and fewer reveal nothing (Shamir
@@ -160,7 +160,7 @@ def without(keys: Mapping[int, bytes], place: int) -> dict[int, bytes]:
 
 
 def split(secret: bytes, quorum: int, nodes: int) -> list[bytes]:
-    """Shares of a secret of 16 bytes, 16 bytes each, one per node in the order of places.
+    """Shares of a secret of 16 bytes, 16 bytes each, one per node in the order of positions.
 
     Raises:
         ValueError: not 1 < quorum <= nodes.
@@ -171,7 +171,7 @@ def split(secret: bytes, quorum: int, nodes: int) -> list[bytes]:
 
 
 def combined(shares: Mapping[int, bytes], quorum: int) -> bytes:
-    """The secret, from the shares of at least `quorum` nodes by place; false shares give a false
+    """The secret, from the shares of at least `quorum` nodes, by node; false shares give a false
     secret.
 
     Raises:
@@ -179,7 +179,7 @@ def combined(shares: Mapping[int, bytes], quorum: int) -> bytes:
     """
     if len(shares) < quorum:
         raise ValueError(f"Expected at least {quorum} shares, got {len(shares)}.")
-    chosen = [(place + 1, share) for place, share in sorted(shares.items())[:quorum]]
+    chosen = [(node + 1, share) for node, share in sorted(shares.items())[:quorum]]
     return bytes(Shamir.combine(chosen, ssss=False))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server's side of one session of secure aggregation: its messages, and the sum. A session is
-one attempt at one round. Nodes are identified by their places. The caller exchanges the messages
-and checks only the lengths of the replies.
+one attempt at one round. Nodes are identified by their positions in the list of channel keys. The
+caller exchanges the messages and checks only the lengths of the replies.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from fedrec.protocol.secure import (
     listed,
     pieces,
 )
-from fedrec.secure import keys as masks
-from fedrec.secure import keys as shares
+from fedrec.secure import keys
 
 log = logging.getLogger("fedrec")
 
@@ -41,11 +40,11 @@ class Session:
         quorum: number of nodes required for a sum, and of shares for a secret.
         bits: binary digits after the point.
         counts: number of clients that each node is asked for.
-        training: digest of the training order, see `fedrec.secure.fixed_point`.
+        training: digest of the training order, see `fedrec.secure.vector.digest_of`.
         proofs: proof of the origin of each channel key; empty without proofs.
 
     Attributes:
-        dealt: the nodes' answers to the first exchange, by place; other nodes have dropped out.
+        dealt: the nodes' answers to the first exchange, by node; other nodes have dropped out.
     """
 
     def __init__(
@@ -72,46 +71,43 @@ class Session:
         return len(self.channels)
 
     def share_orders(self) -> dict[int, ShareOrder]:
-        """The first exchange, by place; none when there are fewer nodes than the quorum."""
+        """The first exchange, by node; none when there are fewer nodes than the quorum."""
         if self.nodes < self.quorum:
             return {}
         who = b"".join(self.channels), listed(self.proofs), counted(self.counts)
         terms = *who, self.bits, self.training
-        return {place: ShareOrder(self.identifier, place, *terms) for place in range(self.nodes)}
+        return {node: ShareOrder(self.identifier, node, *terms) for node in range(self.nodes)}
 
     def take_shares(self, replies: Mapping[int, ShareReply]) -> None:
         """The answers to the first exchange."""
         self.dealt = dict(replies)
 
     def mask_orders(self) -> dict[int, MaskOrder]:
-        """The second exchange, by place; none when fewer than the quorum have dealt shares."""
+        """The second exchange, by node; none when fewer than the quorum have dealt shares."""
         if len(self.dealt) < self.quorum:
             return {}
-        keys = joined(self._mask_keys, self.nodes, KEY_BYTES)
-        sealed = {place: pieces(reply.sealed, SEALED_BYTES) for place, reply in self.dealt.items()}
+        mask_keys = joined(self._mask_keys, self.nodes, KEY_BYTES)
+        sealed = {node: pieces(reply.sealed, SEALED_BYTES) for node, reply in self.dealt.items()}
+        shares = {
+            node: {other: parts[node] for other, parts in sealed.items()} for node in self.dealt
+        }
         return {
-            place: MaskOrder(
-                self.identifier,
-                keys,
-                joined(
-                    {other: parts[place] for other, parts in sealed.items()},
-                    self.nodes,
-                    SEALED_BYTES,
-                ),
+            node: MaskOrder(
+                self.identifier, mask_keys, joined(shares[node], self.nodes, SEALED_BYTES)
             )
-            for place in self.dealt
+            for node in self.dealt
         }
 
     def unmask_orders(self, masked: Mapping[int, np.ndarray]) -> dict[int, UnmaskOrder]:
-        """The third exchange, by place; none when fewer than the quorum sent a masked sum.
+        """The third exchange, by node; none when fewer than the quorum sent a masked sum.
 
         Args:
-            masked: `uint64 [n]` by place.
+            masked: `uint64 [n]` by node.
         """
         if len(masked) < self.quorum:
             return {}
-        survivors = bytes(place in masked for place in range(self.nodes))
-        return {place: UnmaskOrder(self.identifier, survivors) for place in masked}
+        survivors = bytes(node in masked for node in range(self.nodes))
+        return {node: UnmaskOrder(self.identifier, survivors) for node in masked}
 
     def unmasked(
         self, masked: Mapping[int, np.ndarray], replies: Mapping[int, UnmaskReply]
@@ -123,31 +119,28 @@ class Session:
         """
         if len(masked) < self.quorum or len(replies) < self.quorum:
             return None
-        shown = {place: pieces(reply.shares, SEED_BYTES) for place, reply in replies.items()}
+        shown = {node: pieces(reply.shares, SEED_BYTES) for node, reply in replies.items()}
         seeds = {
-            of: shares.combined({by: parts[of] for by, parts in shown.items()}, self.quorum)
+            of: keys.combined({by: parts[of] for by, parts in shown.items()}, self.quorum)
             for of in self.dealt
         }
-        own = {place: seeds[place] for place in masked}
-        dropped = {place: seed for place, seed in seeds.items() if place not in masked}
-        false = [
-            place
-            for place, seed in own.items()
-            if masks.commitment_of(seed) != self.dealt[place].commitment
+        self_seeds = {node: seeds[node] for node in masked}
+        dropped = {node: seed for node, seed in seeds.items() if node not in masked}
+        announced = [
+            keys.commitment_of(seed) == self.dealt[node].commitment
+            for node, seed in self_seeds.items()
+        ] + [
+            keys.public_of(keys.key_of(seed)) == self.dealt[node].mask_key
+            for node, seed in dropped.items()
         ]
-        false += [
-            p
-            for p, seed in dropped.items()
-            if masks.public_of(masks.key_of(seed)) != self.dealt[p].mask_key
-        ]
-        if false:
+        if not all(announced):
             log.warning(
                 "shares of the secrets of %d nodes do not fit what these nodes announced",
-                len(false),
+                announced.count(False),
             )
             return None
-        return masks.unmasked(masked, own, dropped, self._mask_keys, self.identifier)
+        return keys.unmasked(masked, self_seeds, dropped, self._mask_keys, self.identifier)
 
     @property
     def _mask_keys(self) -> dict[int, bytes]:
-        return {place: reply.mask_key for place, reply in self.dealt.items()}
+        return {node: reply.mask_key for node, reply in self.dealt.items()}

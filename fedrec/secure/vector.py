@@ -1,42 +1,125 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's complete reply, sums of updates and counts, as one vector of integers for masking.
+"""A node's complete reply, sums of updates and counts, as one vector of integers for masking, and
+the digest of the order that all nodes must share.
 
 Tables are whole, because the rows touched by a node's clients must stay hidden; of parameters that
 every client changes by a symmetric matrix, the triangle. Counts and the loss are included, so that
 the whole answer is masked.
-
-Clients that round to a common grid send small integers. Their sum over all clients of a round fits
-a smaller type than 64 bits; masked numbers are then sent modulo 2^16, for example, and masks cancel
-modulo 2^16 as they do modulo 2^64.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
+from cryptography.hazmat.primitives.hashes import SHA256, Hash
 
-from fedrec.errors import ExperimentError
-from fedrec.experiment.schema import Experiment, common_grid
-from fedrec.experiment.tables import SecureAggregationConfig
+from fedrec.errors import ExperimentError, RefusalError
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainOrder, TrainSum
 from fedrec.protocol.updates import dense_change, mirrored, numbers_of, upper
-from fedrec.secure import fixed_point
+from fedrec.secure import keys
+
+# Real numbers as integers modulo 2^64, so that masks cancel exactly and sums of masked numbers are
+# sums.
+#
+# A number x is round(x * 2^bits), negative ones as two's complement. Each of n nodes may contribute
+# at most (2^63 - 1) / n in absolute value, so that sums do not overflow. A node with larger numbers
+# refuses, because an overflow could not be detected.
+
+_LARGEST = 2**63 - 1
+MOST_BITS = 100
+
+
+def limit(nodes: int) -> int:
+    """Largest absolute value, as an integer, that each of the given number of nodes may
+    contribute."""
+    return _LARGEST // nodes
+
+
+def bits_for(bound: float, nodes: int) -> int:
+    """Largest number of binary digits after the point with which each of `nodes` can contribute
+    numbers up to `bound`.
+
+    Args:
+        bound: largest absolute value of a number of one node, > 0.
+        nodes: number of nodes, at least 1.
+
+    Returns:
+        Between 0 and 100; the step of the fixed point is 2^-bits.
+
+    Raises:
+        ExperimentError: even whole numbers would overflow.
+    """
+    # exact: a float would round it up
+    room = int(limit(nodes) / Fraction(bound)) if 0 < bound < math.inf else 0
+    if room < 1:
+        raise ExperimentError(
+            "secure aggregation has no room for numbers that large",
+            expected=f"a bound above 0 and at most {float(limit(nodes)):.3g}, with {nodes} nodes",
+            got=f"{bound:.6g}",
+            fix="lower secure-aggregation.largest, or privacy.clip-norm",
+        )
+    return min(room.bit_length() - 1, MOST_BITS)
+
+
+def to_fixed_point(values: np.ndarray, bits: int, nodes: int) -> np.ndarray:
+    """Numbers as integers modulo 2^64.
+
+    Args:
+        values: `float64 [n]`.
+        bits: binary digits after the point.
+        nodes: number of nodes whose numbers are added.
+
+    Returns:
+        `uint64 [n]`, each within half a step of its value.
+
+    Raises:
+        RefusalError: a value is not finite or too large. The text does not name the value, as the
+            server reads the error.
+    """
+    scaled = np.rint(np.ldexp(np.asarray(values, dtype=np.float64), bits))
+    if not (np.abs(scaled) <= _representable(limit(nodes))).all():  # NaN fails too
+        raise RefusalError(
+            "a sum of updates is too large for secure aggregation",
+            expected=(
+                f"finite numbers up to {math.ldexp(limit(nodes), -bits):.6g} in absolute value"
+            ),
+            got="a larger value, or NaN",
+            fix=(
+                "raise secure-aggregation.largest (under [privacy]: privacy.clip-norm), or lower"
+                " step.learning-rate"
+            ),
+        )
+    return scaled.astype(np.int64).view(np.uint64)
+
+
+def from_fixed_point(integers: np.ndarray, bits: int) -> np.ndarray:
+    """`float64 [n]` of sums of `to_fixed_point` numbers, `uint64 [n]`; exact up to float64's own 53
+    digits."""
+    return np.ldexp(integers.view(np.int64).astype(np.float64), -bits)
+
+
+def _representable(most: int) -> float:
+    """The largest float64 that is not above an integer."""
+    nearest = float(most)
+    return nearest if int(nearest) <= most else math.nextafter(nearest, 0.0)
+
+
+# A reply as one vector.
 
 _COUNTED = ("clients", "weight", "examples", "loss", "losses", "unclipped")
 _COUNT_BITS = 20  # binary digits of counts and losses
-_LONGEST = np.dtype(np.uint64)  # of integers, and of masks
-_KINDS = ("u1", "u2", "u4", "u8")
-_EXACT = 2**22  # multiples of a step that survive the rounding of a sum to float32
 _FAR = 64.0  # standard deviations that noise practically never exceeds
 
 
 @dataclass(frozen=True)
 class SentShape:
-    """What is sent of a parameter.
+    """The shape of a parameter and of the numbers that are sent of it.
 
     Attributes:
         shape: its shape.
@@ -48,80 +131,19 @@ class SentShape:
 
     @property
     def numbers(self) -> int:
-        """How many numbers are sent."""
+        """Number of numbers that are sent."""
         return numbers_of(self.shape[0]) if self.symmetric else math.prod(self.shape)
 
     def flat(self, change: np.ndarray) -> np.ndarray:
-        """What is sent of a whole change `[...]`, `[numbers]`."""
+        """The numbers that are sent of a whole change `[...]`, `[numbers]`."""
         return upper(change) if self.symmetric else change.ravel()
 
     def whole(self, flat: np.ndarray) -> np.ndarray:
-        """The change `[...]` from what was sent, `[numbers]`."""
+        """The change `[...]` from the numbers that were sent, `[numbers]`."""
         return mirrored(flat, self.shape[0]) if self.symmetric else flat.reshape(self.shape)
 
 
 Shapes = Mapping[str, SentShape]
-
-
-@dataclass(frozen=True)
-class Form:
-    """How the numbers of an update become integers.
-
-    Attributes:
-        bits: binary digits after the point, of multiples of the step.
-        step: of a grid on which all numbers are; 1 without one.
-        kind: unsigned type of the integers that are sent; sums are modulo its size.
-    """
-
-    bits: int
-    step: float = 1.0
-    kind: np.dtype = _LONGEST
-
-    @classmethod
-    def of(
-        cls,
-        experiment: Experiment,
-        settings: SecureAggregationConfig,
-        order: TrainOrder,
-        counts: Sequence[int],
-    ) -> Form:
-        """The form of a session, which the server and every node compute from the same numbers.
-
-        Args:
-            experiment: the experiment.
-            settings: of secure aggregation.
-            order: the training order.
-            counts: number of clients that each node is asked for.
-
-        Raises:
-            ExperimentError: the numbers do not fit.
-        """
-        clients = max(1, sum(counts))
-        if experiment.compression is None:
-            bound = bound_of(order.protection, clients, settings.largest)
-            return cls(fixed_point.bits_for(bound, max(len(counts), 1)))
-        step, most = common_grid(experiment.compression)
-        if order.weighting != "uniform" and order.protection is None:
-            raise ExperimentError(
-                "[compression] with secure-aggregation adds up integers of the same size for every"
-                " client",
-                expected="strategy.weighting = 'uniform'",
-                got=repr(order.weighting),
-                fix="set strategy.weighting = 'uniform', or leave out [compression]",
-            )
-        if most * clients > _EXACT:
-            raise ExperimentError(
-                "too many clients for compressed updates in one secure sum",
-                expected=f"at most {_EXACT // most} clients with so many bits",
-                got=str(clients),
-                fix="set fewer compression.bits, or a smaller sampler.cohort",
-            )
-        return cls(0, step, _smallest_kind(most * clients))
-
-
-def _smallest_kind(most: int) -> np.dtype:
-    """The smallest unsigned type with room for integers up to `most` on either side of zero."""
-    return next(np.dtype(one) for one in _KINDS if 2 * most < 2 ** (8 * np.dtype(one).itemsize))
 
 
 def shapes_of(
@@ -129,7 +151,7 @@ def shapes_of(
     protection: Protection | None,
     symmetric: Collection[str] = (),
 ) -> dict[str, SentShape]:
-    """What is sent of each parameter, by name, in order.
+    """The shape in which each parameter is sent, by name, in order.
 
     Args:
         theta: the parameters.
@@ -142,77 +164,115 @@ def shapes_of(
 
 def length(shapes: Shapes) -> int:
     """Number of integers in the vector."""
-    return sum(one.numbers for one in shapes.values()) + len(_COUNTED)
+    return sum(shape.numbers for shape in shapes.values()) + len(_COUNTED)
 
 
-def vector_bytes(shapes: Shapes, kind: np.dtype = _LONGEST) -> int:
-    """Bytes of the vector whose updates are of a type; by default the longest form in which an
-    answer leaves a device."""
-    numbers = length(shapes) - len(_COUNTED)
-    return kind.itemsize * numbers + _LONGEST.itemsize * len(_COUNTED)
+def vector_bytes(shapes: Shapes) -> int:
+    """Bytes of the vector, which is the longest form in which an answer leaves a device."""
+    return 8 * length(shapes)
 
 
-def sent_parts(vector: np.ndarray, kind: np.dtype) -> dict[str, np.ndarray]:
-    """A masked vector, `uint64 [length]`, as the arrays that are sent: its numbers in a type, and
-    its counts."""
-    numbers, counts = np.split(vector, [len(vector) - len(_COUNTED)])
-    return {"masked": numbers.astype(kind), "counts": counts}
-
-
-def bound_of(protection: Protection | None, clients: int, largest: float) -> float:
-    """Largest absolute value in a node's sum of updates if all clients of a round are on one node.
+def session_bits(protection: Protection | None, clients: int, nodes: int, largest: float) -> int:
+    """Binary digits after the point in a session, which the server and every node compute from the
+    same numbers. The bound is that of all clients of a round on one node.
 
     Args:
         protection: clipping and noise of each client's update; the clip norm bounds every
             coordinate.
         clients: number of clients of the round.
+        nodes: number of nodes.
         largest: the bound where updates are not clipped.
+
+    Raises:
+        ExperimentError: the numbers do not fit.
     """
-    if protection is None:
-        return largest
-    return clients * protection.clip_norm + _FAR * (math.sqrt(clients) + 1) * protection.noise_scale
+    if protection is not None:
+        clients = max(1, clients)
+        noise = _FAR * (math.sqrt(clients) + 1) * protection.noise_scale
+        largest = clients * protection.clip_norm + noise
+    return bits_for(largest, max(nodes, 1))
 
 
 def encoded(
-    reply: TrainSum, arrays: Mapping[str, np.ndarray], shapes: Shapes, form: Form, nodes: int
+    reply: TrainSum, arrays: Mapping[str, np.ndarray], shapes: Shapes, bits: int, nodes: int
 ) -> np.ndarray:
-    """A reply as `uint64 [length]`, see `fixed_point.encoded`.
+    """A reply as `uint64 [length]`, see `to_fixed_point`.
 
     Args:
         reply: the answer.
         arrays: the initial parameters of its clients.
         shapes: see `shapes_of`.
-        form: of the updates.
+        bits: binary digits after the point of the updates.
         nodes: number of nodes whose answers are added.
 
     Raises:
         ClientError: a number is too large or not finite.
     """
-    sent = [one.flat(dense_change(reply.total[name], arrays[name])) for name, one in shapes.items()]
-    numbers = np.concatenate([*sent, np.empty(0)]) / form.step
-    updates = fixed_point.encoded(numbers, form.bits, nodes)
+    sent = [
+        shape.flat(dense_change(reply.total[name], arrays[name])) for name, shape in shapes.items()
+    ]
+    updates = to_fixed_point(np.concatenate([*sent, np.empty(0)]), bits, nodes)
     counts = np.array([getattr(reply, name) for name in _COUNTED], dtype=np.float64)
-    return np.concatenate([updates, fixed_point.encoded(counts, _COUNT_BITS, nodes)])
+    return np.concatenate([updates, to_fixed_point(counts, _COUNT_BITS, nodes)])
 
 
-def decoded(vector: np.ndarray, shapes: Shapes, form: Form) -> TrainSum:
+def decoded(vector: np.ndarray, shapes: Shapes, bits: int) -> TrainSum:
     """The reply of all nodes together, from the sum of their vectors, `uint64 [numbers]`; updates
     are float64."""
-    sizes = [one.numbers for one in shapes.values()]
-    signed = vector[: len(vector) - len(_COUNTED)].astype(form.kind).view(f"i{form.kind.itemsize}")
-    updates = fixed_point.decoded(signed.astype(np.int64).view(np.uint64), form.bits) * form.step
-    parts = np.split(updates, np.cumsum(sizes))
-    counts = fixed_point.decoded(vector[len(vector) - len(_COUNTED) :], _COUNT_BITS)
-    found = dict(zip(_COUNTED, counts.tolist(), strict=True))
+    numbers, counts = np.split(vector, [len(vector) - len(_COUNTED)])
+    sizes = [shape.numbers for shape in shapes.values()]
+    updates = np.split(from_fixed_point(numbers, bits), np.cumsum(sizes))
+    count = dict(zip(_COUNTED, from_fixed_point(counts, _COUNT_BITS).tolist(), strict=True))
     return TrainSum(
         total={
-            name: one.whole(part) for (name, one), part in zip(shapes.items(), parts, strict=False)
+            name: shape.whole(flat)
+            for (name, shape), flat in zip(shapes.items(), updates, strict=False)
         },
-        clients=round(found["clients"]),
-        weight=found["weight"],
-        examples=round(found["examples"]),
-        loss=found["loss"],
-        losses=round(found["losses"]),
-        unclipped=round(found["unclipped"]),
-        sent=round(found["clients"]) * vector_bytes(shapes, form.kind),
+        clients=round(count["clients"]),
+        weight=count["weight"],
+        examples=round(count["examples"]),
+        loss=count["loss"],
+        losses=round(count["losses"]),
+        unclipped=round(count["unclipped"]),
+        sent=round(count["clients"]) * vector_bytes(shapes),
     )
+
+
+# Digest of a training order that must be the same for all nodes of a session.
+#
+# Masks cancel whatever the nodes compute. A server that sends parameters or settings under which
+# the updates of all nodes but one are zero would learn that node's update from the sum (Pasquini,
+# Francati and Ateniese 2022, "Eluding secure aggregation in federated learning via model
+# inconsistency"). So the nodes agree on the order before they mask a sum.
+
+
+def digest_of(order: TrainOrder, arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Digest of an order and the parameters that came with it, without the clients and the masking,
+    which differ between nodes.
+
+    Args:
+        order: the order.
+        arrays: the parameters by name, of any shapes.
+
+    Returns:
+        32 bytes (SHA-256).
+    """
+    settings = {
+        "round": order.round,
+        "weighting": order.weighting,
+        "step": order.step,
+        "overrides": dict(order.overrides or {}),
+        "protection": None if order.protection is None else order.protection.text(),
+        "each": order.each,
+    }
+    parts = [json.dumps(settings, sort_keys=True).encode()]
+    for name, value in sorted(arrays.items()):
+        kind = f"{value.dtype.str} {list(value.shape)}"
+        parts += [name.encode(), kind.encode(), _digest_of_values(value)]
+    return keys.digest(b"training order", *parts)
+
+
+def _digest_of_values(value: np.ndarray) -> bytes:
+    values = Hash(SHA256())
+    values.update(np.asarray(value, order="C").reshape(-1).view(np.uint8).data)
+    return values.finalize()

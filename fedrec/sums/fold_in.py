@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Embeddings of items from public features, and a user's vector given them."""
+"""Embeddings of items from public features and from a noisy Gram matrix, and a user's vector given
+them."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from fedrec.config import Config
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.errors import ExperimentError
+from fedrec.sums.products import shrunk
 
 # A user's vector under a log-linear model of its liked items, given item embeddings.
 #
@@ -74,21 +76,21 @@ class LogLinear:
         Returns:
             `float [users, width]`; zero for a user without items.
         """
-        found = liked.new_zeros(len(liked), self.embeddings.shape[1])
-        left = torch.arange(len(liked), device=liked.device)
+        tastes = liked.new_zeros(len(liked), self.embeddings.shape[1])
+        unfinished = torch.arange(len(liked), device=liked.device)
         given = self._given(liked)
         state = self._start(given)
         for _ in range(self._iterations):
             open_ = self._open(given, state)
-            found[left[~open_]] = state.taste[~open_]
-            left = left[open_]
+            tastes[unfinished[~open_]] = state.taste[~open_]
+            unfinished = unfinished[open_]
             given = _Given(*(part[open_] for part in given))
             state = _State(*(part[open_] for part in state))
-            if not len(left):
+            if not len(unfinished):
                 break
             state = self._moved(given, state)
-        found[left] = state.taste
-        return found
+        tastes[unfinished] = state.taste
+        return tastes
 
     def scores(self, liked: Tensor) -> Tensor:
         """Logarithms of the personalised popularities, up to a constant per user, `float [users,
@@ -105,8 +107,8 @@ class LogLinear:
         def moved(count: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
             return (count + 1, *self._moved(given, _State(*state)))
 
-        found = torch.while_loop(unfinished, moved, (torch.tensor(0), *self._start(given)))
-        return self._utilities(found[1])
+        _, taste, *_ = torch.while_loop(unfinished, moved, (torch.tensor(0), *self._start(given)))
+        return self._utilities(taste)
 
     def _given(self, liked: Tensor) -> _Given:
         weights = liked.sum(1, keepdim=True)
@@ -179,18 +181,18 @@ class _State(NamedTuple):
 #
 # * *categories*, such as genres: each has an effect of its own, independent of the others;
 # * *ordered categories*, such as decades of release: effects of neighbouring categories are alike,
-#   with covariance exp(-(a - b)^2 / 2 l^2) for the categories at places a and b; an item with
-# several   of them has their mean; * *interactions*: each pair of a category and an ordered one,
-# the latter at half the length scale; * *words* of a text, such as a title, that few items have in
-# common: they tell series and sequels; * *vectors*, such as embeddings of texts or images: a linear
-# kernel of the vectors less their mean,   of mean squared length 1; an item without one has the
-# mean.
+#   with covariance exp(-(a - b)^2 / 2 l^2) for the a-th and the b-th category; an item with several
+#   of them has their mean;
+# * *interactions*: each pair of a category and an ordered one, the latter at half the length scale;
+# * *words* of a text, such as a title, that few items have in common: they tell series and sequels;
+# * *vectors*, such as embeddings of texts or images: a linear kernel of the vectors less their
+#   mean, of mean squared length 1; an item without one has the mean.
 
-_KEPT = 1e-6  # of the largest eigenvalue; below it a direction of a kernel is left out
+_NEGLIGIBLE = 1e-6  # of the largest eigenvalue; below it a direction of a kernel is left out
 
 
 class PublicPriorConfig(Config):
-    """Settings of the prior over what users like, given the items' public features."""
+    """Settings of the prior of users' preferences, given the items' public features."""
 
     ordered: dict[str, float] = Field(default_factory=dict)
     """Features of the items whose categories have an order, that of their labels, with length
@@ -206,8 +208,8 @@ class PublicPriorConfig(Config):
     vector_variance: float = Field(default=0.5, ge=0)
     """The same along dense vectors, whose mean squared length is scaled to 1; 0 leaves them out."""
     word_items: tuple[PositiveInt, PositiveInt] = (2, 12)
-    """Smallest and largest number of items that have a word; other words are left out: rare ones
-    tell nothing of other items, and frequent ones little."""
+    """Smallest and largest number of items that have a word; other words are left out: rare
+    words carry no information about other items, very frequent words carry little."""
 
 
 def prior_features(config: PublicPriorConfig, known: FeatureNames) -> FeatureNames:
@@ -245,16 +247,16 @@ def feature_embeddings(
             got=", ".join(unknown),
             fix="correct the names, or set dataset.eras = true for eras of MovieLens",
         )
-    plain = [memberships(one) for one in features.features if one.name not in ordered]
-    by_place = [one for one in features.features if one.name in ordered]
-    smooth = [_smooth(one, ordered[one.name]) for one in by_place]
+    plain = [memberships(feature) for feature in features.features if feature.name not in ordered]
+    in_order = [feature for feature in features.features if feature.name in ordered]
+    smooth = [_smooth(feature, ordered[feature.name]) for feature in in_order]
     columns = [np.zeros((features.rows, 0))]
     columns += [config.feature_variance**0.5 * table for table in plain]
     columns += [config.ordered_variance**0.5 * table for table in smooth]
     words = [_common_words(text, config.word_items) for text in features.texts]
     columns += [config.word_variance**0.5 * table for table in words]
-    columns += [config.vector_variance**0.5 * one.standardised() for one in features.vectors]
-    finer = [_smooth(one, ordered[one.name] / 2) for one in by_place]
+    columns += [config.vector_variance**0.5 * table.standardised() for table in features.vectors]
+    finer = [_smooth(feature, ordered[feature.name] / 2) for feature in in_order]
     for table in plain:
         unit = unit_rows(table)
         for other in finer:
@@ -278,6 +280,12 @@ def unit_rows(table: np.ndarray) -> np.ndarray:
     return table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1.0)
 
 
+def public_directions(features: FeatureTable) -> np.ndarray:
+    """`float64 [items, 1 + categories]`: 1, and each feature's categories as a unit vector."""
+    units = [unit_rows(memberships(feature)) for feature in features.features]
+    return np.concatenate([np.ones((features.rows, 1)), *units], axis=1)
+
+
 def _common_words(text: Feature, items: tuple[int, int]) -> np.ndarray:
     """`float64 [items, words]`: 1 where an item has a word that so many items have."""
     fewest, most = items
@@ -289,11 +297,11 @@ def _common_words(text: Feature, items: tuple[int, int]) -> np.ndarray:
 def _smooth(feature: Feature, length_scale: float) -> np.ndarray:
     """`float64 [items, width]`: mean over an item's categories of a factor of their covariance."""
     table = memberships(feature)
-    places = np.arange(table.shape[1], dtype=np.float64)
-    covariance = np.exp(-((places[:, None] - places) ** 2) / (2 * length_scale**2))
+    rank = np.arange(table.shape[1], dtype=np.float64)
+    covariance = np.exp(-((rank[:, None] - rank) ** 2) / (2 * length_scale**2))
     values, vectors = np.linalg.eigh(covariance)
-    kept = values > _KEPT * values.max(initial=0.0)
-    factor = vectors[:, kept] * np.sqrt(values[kept])
+    large = values > _NEGLIGIBLE * values.max(initial=0.0)
+    factor = vectors[:, large] * np.sqrt(values[large])
     return (table / np.maximum(table.sum(1, keepdims=True), 1.0)) @ factor
 
 
@@ -301,3 +309,143 @@ def _leading(table: np.ndarray, width: int) -> np.ndarray:
     """Rows of a table in its leading principal directions, at most `width` of them."""
     vectors = np.linalg.eigh(table.T @ table)[1]
     return table @ vectors[:, -width:]
+
+
+# The part of a noisy Gram matrix that popularity and public features do not explain.
+#
+# If users liked items independently of each other and in proportion to popularity, the off-diagonal
+# entries of the Gram matrix would be y_i y_j, with y proportional to popularity. If users'
+# utilities also have the covariance e_i . e_j, they are y_i y_j (1 + e_i . e_j), to first order. So
+# from a noisy Gram matrix G and public embeddings f_i
+#
+#     R = G - y y^T - Y F F^T Y,    Y = diag(y),    R_ii = 0
+#
+# contains what public features do not explain, and noise. Its eigenvalues above the noise edge,
+# shrunk to what they were before noise pushed them (Gavish and Donoho 2017, spiked symmetric
+# matrices in operator norm), give further coordinates of the embeddings: (Y^2 + k^2)^-1 Y V
+# sqrt(values), where k damps rare items, whose rows of G are nearly noise. All of this is
+# post-processing of one
+# release.
+
+
+class LearnedConfig(Config):
+    """Settings of the coordinates that are learned from the Gram matrix."""
+
+    learned_variance: float = Field(default=1.0, ge=0)
+    """Factor on the prior variance along the learned coordinates; 0 leaves them out."""
+    damping: float = Field(default=0.7, ge=0)
+    """Of learned coordinates of rare items, in units of the mean expected root of an entry."""
+    popularity_variance: float = Field(default=0.1, ge=0)
+    """Prior variance of a user's liking of popular items: the logarithm of an item's popularity is
+    the first of the learned coordinates; 0: none is."""
+
+
+def placed_embeddings(
+    gram: Tensor,
+    chosen: Tensor,
+    scale: Tensor,
+    shares: Tensor,
+    public: Tensor,
+    config: LearnedConfig,
+    *,
+    edge: float,
+    factors: int,
+) -> Tensor:
+    """Learned coordinates of the whole catalogue's embeddings, 0 for items that are not chosen.
+
+    Args:
+        gram: noisy and symmetric, of the chosen items in their scale, `float64 [m, m]`; unchanged.
+        chosen: the items of its rows, `int64 [m]`.
+        scale: what each of them is multiplied by in it, > 0, `float64 [m]`.
+        shares: popularities of all items, > 0, with sum 1, `float64 [items]`.
+        public: public coordinates of all items, `float64 [items, width]`.
+        config: variance and damping.
+        edge: see `learned_embeddings`.
+        factors: see `learned_embeddings`.
+
+    Returns:
+        `float64 [items, factors]`, leading coordinates last.
+    """
+    popularity = config.popularity_variance**0.5 * shares.log()[:, None]
+    popularity = popularity[:, : min(factors, int(config.popularity_variance > 0))]
+    known = torch.cat([public, popularity], 1)
+    learned = learned_embeddings(
+        gram,
+        expected_profile(gram, shares[chosen] * scale),
+        (known - shares @ known)[chosen],
+        edge=edge,
+        factors=factors - popularity.shape[1],
+        damping=config.damping,
+    )
+    placed = learned.new_zeros(len(shares), factors)
+    placed[:, : popularity.shape[1]] = popularity
+    if learned.shape[1]:
+        placed[chosen, -learned.shape[1] :] = config.learned_variance**0.5 * learned
+    return placed
+
+
+def expected_profile(gram: Tensor, popularity: Tensor) -> Tensor:
+    """The y whose products y_i y_j are closest to the Gram matrix off its diagonal, among the
+    multiples of the popularities.
+
+    Args:
+        gram: symmetric, `float64 [m, m]`.
+        popularity: `float64 [m]`, > 0, in the scale of the Gram matrix's items.
+
+    Returns:
+        `float64 [m]`; of length 1e-6 if no positive multiple fits because of noise.
+    """
+    products = torch.outer(popularity, popularity).fill_diagonal_(0)
+    scale = float((gram * products).sum() / products.square().sum().clamp(min=1e-300))
+    return popularity * max(scale, 1e-12 / float(popularity.square().sum())) ** 0.5
+
+
+def learned_embeddings(
+    gram: Tensor, profile: Tensor, public: Tensor, *, edge: float, factors: int, damping: float
+) -> Tensor:
+    """Additional coordinates of item embeddings, from the part that public ones do not explain.
+
+    Args:
+        gram: noisy and symmetric, `float64 [m, m]`; unchanged.
+        profile: y, `float64 [m]`, > 0, see `expected_profile`.
+        public: F, `float64 [m, width]`, centred.
+        edge: largest eigenvalue of noise alone, see `fedrec.sums.products.noise_edge`; 0 without
+            noise.
+        factors: largest number of coordinates.
+        damping: k in units of the mean of y, >= 0.
+
+    Returns:
+        `float64 [m, at most factors]`, leading ones last; without columns if everything is below
+        the noise edge.
+    """
+    explained = profile[:, None] * public
+    rest = gram - torch.outer(profile, profile) - explained @ explained.T
+    rest.fill_diagonal_(0)
+    values, vectors = torch.linalg.eigh((rest + rest.T) / 2)
+    first = len(values) - min(int((values > max(edge, 0.0)).sum()), factors)
+    values = values[first:]
+    vectors = vectors[:, first:]
+    damped = profile / (profile.square() + (damping * profile.mean()) ** 2)
+    return damped[:, None] * vectors * shrunk(values, max(edge, 0.0)).sqrt()
+
+
+def expected_counts(noisy: np.ndarray, std: float) -> np.ndarray:
+    """Posterior mean of counts with Gaussian noise.
+
+    The prior is exponential, with the mean of the noisy counts: most items are rare. Then a count
+    is distributed as a normal number that is > 0 and has mean noisy - std^2 / mean.
+
+    Args:
+        noisy: counts, `float [items]`.
+        std: standard deviation of the noise, >= 0.
+
+    Returns:
+        `float64 [items]`, > 0; without noise the counts, at least 1/2.
+    """
+    counts = noisy.astype(np.float64)
+    if std == 0:
+        return np.maximum(counts, 0.5)
+    moved = torch.from_numpy((counts - std**2 / max(float(counts.mean()), 1.0)) / std)
+    log_density = -0.5 * moved.square() - 0.5 * np.log(2 * np.pi)
+    hazard = (log_density - torch.special.log_ndtr(moved)).exp()
+    return np.maximum(std * (moved + hazard).numpy(), 1e-9 * std)

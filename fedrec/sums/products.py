@@ -15,16 +15,14 @@ from scipy import sparse
 from torch import Tensor
 
 from fedrec.config import Config
-from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import RecencyConfig
-from fedrec.runtime.compilation import compiled
-from fedrec.sums.fold_in import memberships, unit_rows
+from fedrec.kernel.compiled import compiled
 
 # Sums of the transitions of very many sequences (`fedrec.sums.products`) in compiled code.
 #
-# The transitions from an item are summed over all places where it is, in one row of numbers, and
-# what is not zero is kept. So the memory is that of the sums, and not of the transitions, of which
-# there are up to a window per place.
+# The transitions from an item are summed over all its positions, in one row of numbers of which the
+# nonzero ones are stored. So the memory is that of the sums, and not of the transitions, of which
+# there are up to a window per position.
 
 
 def transition_sums(
@@ -42,18 +40,18 @@ def transition_sums(
         T, `float32 [items, items]`, and the sums of its rows and of its columns, `float64 [items]`.
     """
     starts = np.concatenate([[0], np.cumsum(np.bincount(items, minlength=num_items))])
-    places = np.argsort(items, kind="stable")
+    positions = np.argsort(items, kind="stable")
     left = np.repeat(offsets[1:], np.diff(offsets)) - np.arange(len(items)) - 1
     follow = np.minimum(left, recency.window).astype(np.int32)
     ends = np.zeros(num_items + 1, dtype=np.int64)
-    count_followers(ends[1:], starts, places, items, follow, np.full(num_items, -1))
+    count_followers(ends[1:], starts, positions, items, follow, np.full(num_items, -1))
     np.cumsum(ends, out=ends)
     columns = np.empty(ends[-1], dtype=np.int32)
     values = np.empty(ends[-1], dtype=np.float32)
     sums = np.zeros((2, num_items))
     weights = float(recency.decay) ** np.arange(recency.window)
     row = np.zeros(num_items)
-    add_followers(columns, values, sums, ends, starts, places, items, follow, weights, row)
+    add_followers(columns, values, sums, ends, starts, positions, items, follow, weights, row)
     if ends[-1] <= np.iinfo(np.int32).max:  # else SciPy makes 64 bits of all columns
         ends = ends.astype(np.int32)
     total = sparse.csr_array((values, columns, ends), shape=(num_items, num_items))
@@ -61,27 +59,27 @@ def transition_sums(
 
 
 @compiled
-def count_followers(counts, starts, places, items, follow, seen):
-    """How many different items follow each item.
+def count_followers(counts, starts, positions, items, follow, seen):
+    """Count the different items that follow each item.
 
     Args:
         counts: `int64 [items]`, zero; becomes the numbers.
-        starts: `int64 [items + 1]`: item i is at `places[starts[i]:starts[i + 1]]`.
-        places: `int64 [n]`.
+        starts: `int64 [items + 1]`: item i is at `positions[starts[i]:starts[i + 1]]`.
+        positions: `int64 [n]`.
         items: `int64 [n]`, all sequences, one after the other.
         follow: `int32 [n]`, how many of the next items count.
         seen: `int64 [items]`, -1; changed.
     """
     for item in range(len(counts)):
-        for place in places[starts[item] : starts[item + 1]]:
-            for later in items[place + 1 : place + 1 + follow[place]]:
+        for position in positions[starts[item] : starts[item + 1]]:
+            for later in items[position + 1 : position + 1 + follow[position]]:
                 if later != item and seen[later] != item:
                     seen[later] = item
                     counts[item] += 1
 
 
 @compiled
-def add_followers(columns, values, sums, ends, starts, places, items, follow, weights, row):
+def add_followers(columns, values, sums, ends, starts, positions, items, follow, weights, row):
     """The sums of the transitions from each item.
 
     Args:
@@ -90,7 +88,7 @@ def add_followers(columns, values, sums, ends, starts, places, items, follow, we
         sums: `float64 [2, items]`, zero; becomes the sums of rows and columns.
         ends: `int64 [items + 1]`, from `count_followers`.
         starts: see there.
-        places: likewise.
+        positions: likewise.
         items: likewise.
         follow: likewise.
         weights: `float64 [window]`, of each distance.
@@ -98,9 +96,9 @@ def add_followers(columns, values, sums, ends, starts, places, items, follow, we
     """
     for item in range(len(ends) - 1):
         end = ends[item]
-        for place in places[starts[item] : starts[item + 1]]:
-            for distance in range(follow[place]):
-                later = items[place + 1 + distance]
+        for position in positions[starts[item] : starts[item + 1]]:
+            for distance in range(follow[position]):
+                later = items[position + 1 + distance]
                 if later != item:
                     if row[later] == 0.0:
                         columns[end] = later
@@ -150,7 +148,7 @@ def semi_definite(matrices: Tensor) -> Tensor:
 
 
 def is_semi_definite(matrix: Tensor) -> bool:
-    """Whether symmetric `float64 [d, d]` is positive semi-definite, up to the rounding of a sum in
+    """True if symmetric `float64 [d, d]` is positive semi-definite, up to the rounding of a sum in
     single precision: a millionth of its trace."""
     slack = 1e-6 * float(matrix.diagonal().sum())
     if slack <= 0:
@@ -213,8 +211,8 @@ def _above(gram: Tensor, edge: float, limit: int) -> tuple[Tensor, Tensor]:
     vectors. Eigenvalues that are zero but for rounding have arbitrary vectors and are left out."""
     values, vectors = torch.linalg.eigh(gram)
     least = max(edge, _ROUNDING * float(values[-1]))
-    kept = max(1, min(int((values > least).sum()), limit))
-    return values[-kept:], vectors[:, -kept:]
+    number = max(1, min(int((values > least).sum()), limit))
+    return values[-number:], vectors[:, -number:]
 
 
 def _denoised(gram: Tensor, edge: float) -> Tensor:
@@ -226,13 +224,12 @@ def _denoised(gram: Tensor, edge: float) -> Tensor:
     return (vectors * values) @ vectors.T
 
 
-# Which item follows which: sums of transitions between the items of users' sequences, and weights
-# from them.
+# Sums of transitions between the items of users' sequences, and weights from them.
 #
-# With a user's items in the order of their times, i at place p and j at place p + d add decay^(d -
-# 1) to the transition from i to j, for distances d up to the window. Over users
+# With a user's items in the order of their times, i at position p and j at position p + d add
+# decay^(d - 1) to the transition from i to j, for distances d up to the window. Over users
 #
-#     T_ij = sum over users and pairs of places at distance d <= window of decay^(d - 1),
+#     T_ij = sum over users and pairs of positions at distance d <= window of decay^(d - 1),
 #     W_ij = T_ij / ((sum over j of T_ij) + row-prior) / ((sum over i of T_ij) +
 # column-prior)^power,
 #
@@ -286,12 +283,12 @@ def transitions(
     for distance in range(1, recency.window + 1):
         same = users[distance:] == users[:-distance]
         same &= items[distance:] != items[:-distance]
-        place = np.flatnonzero(same)
-        later = place + distance
-        codes.append((users[place] * num_items + items[place]) * num_items + items[later])
-        weights.append(np.full(len(place), recency.decay ** (distance - 1)))
-    code, place = np.unique(np.concatenate(codes), return_inverse=True)
-    summed = np.bincount(place, np.concatenate(weights), len(code))
+        first = np.flatnonzero(same)
+        pairs = users[first] * num_items + items[first]
+        codes.append(pairs * num_items + items[first + distance])
+        weights.append(np.full(len(first), recency.decay ** (distance - 1)))
+    code, entry = np.unique(np.concatenate(codes), return_inverse=True)
+    summed = np.bincount(entry, np.concatenate(weights), len(code))
     user, pair = np.divmod(code, num_items * num_items)
     first, second = np.divmod(pair, num_items)
     ends = np.searchsorted(user, np.arange(len(offsets)))
@@ -301,8 +298,8 @@ def transitions(
 def multipliers(
     rows: np.ndarray, columns: np.ndarray, smoothing: SmoothingConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What the transitions from and to each item are multiplied by in W, from their sums;
-    `float64 [m]` each. Without a prior, an item that nothing follows has 0."""
+    """Factors of the transitions from and to each item in W, from their sums; `float64 [m]` each.
+    Without a prior, an item that nothing follows has 0."""
     rows = rows + smoothing.row_prior
     left = np.divide(1.0, rows, out=np.zeros(len(rows)), where=rows > 0)
     return left, 1 / (columns + smoothing.column_prior) ** smoothing.power
@@ -344,21 +341,21 @@ def descend_factors(
         rating = order[step]
         user = users[rating]
         item = items[rating]
-        own = user_factors[user]
-        other = item_factors[item]
+        p = user_factors[user]
+        q = item_factors[item]
         guess = user_biases[user] + item_biases[item]
-        for k in range(len(own)):
-            guess += own[k] * other[k]
+        for k in range(len(p)):
+            guess += p[k] * q[k]
         error = min(max(values[rating] - guess + noise[rating], -most), most)
         if biased:
             user_biases[user] += rate * (error - regularisation * user_biases[user])
             if learn_items:
                 item_biases[item] += rate * (error - regularisation * item_biases[item])
-        for k in range(len(own)):
-            before = own[k]
-            own[k] += rate * (error * other[k] - regularisation * before)
+        for k in range(len(p)):
+            before = p[k]
+            p[k] += rate * (error * q[k] - regularisation * before)
             if learn_items:
-                other[k] += rate * (error * before - regularisation * other[k])
+                q[k] += rate * (error * before - regularisation * q[k])
 
 
 # Symmetric matrices as vectors of the same length: the diagonal, and sqrt(2) times what lies above
@@ -370,7 +367,7 @@ def descend_factors(
 
 def packed(matrices: Tensor) -> Tensor:
     """Symmetric `[..., d, d]` as `[..., d (d + 1) / 2]`."""
-    rows, columns, scale = _places(matrices.shape[-1], matrices)
+    rows, columns, scale = _triangle(matrices.shape[-1], matrices)
     return matrices[..., rows, columns] * scale
 
 
@@ -384,14 +381,14 @@ def unpacked(vectors: Tensor) -> Tensor:
     width = (math.isqrt(8 * count + 1) - 1) // 2
     if width * (width + 1) // 2 != count:
         raise ValueError(f"Expected d (d + 1) / 2 numbers, got {count}.")
-    rows, columns, scale = _places(width, vectors)
+    rows, columns, scale = _triangle(width, vectors)
     numbers = torch.empty(width, width, dtype=torch.int64, device=vectors.device)
     numbers[rows, columns] = numbers[columns, rows] = torch.arange(count, device=vectors.device)
     entries = (vectors / scale).index_select(-1, numbers.flatten())
     return entries.unflatten(-1, (width, width))
 
 
-def _places(width: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _triangle(width: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rows and columns of a matrix's upper triangle, `int64`, and the factors on its entries."""
     rows, columns = torch.triu_indices(width, width, device=like.device)
     scale = torch.where(rows == columns, 1.0, math.sqrt(2.0)).to(like.dtype)
@@ -409,7 +406,7 @@ def add_outer_products(total, offsets, rows, values, shares):
         total: `float64 [m, m]`, changed in place.
         offsets: `int64 [C + 1]`: the entries of vector c are those from `offsets[c]` up to
             `offsets[c + 1]`.
-        rows: `int64 [n]`, the place of each entry, in `[0, m)`, distinct within a vector.
+        rows: `int64 [n]`, the row of each entry, in `[0, m)`, distinct within a vector.
         values: `float64 [n]`.
         shares: `float64 [C]`.
     """
@@ -419,14 +416,14 @@ def add_outer_products(total, offsets, rows, values, shares):
         share = shares[client]
         if share == 0.0:
             continue
-        for one in range(start, stop):
-            row = total[rows[one]]
-            value = values[one]
+        for entry in range(start, stop):
+            row = total[rows[entry]]
+            value = values[entry]
             for other in range(start, stop):
                 row[rows[other]] += share * (value * values[other])
 
 
-# The items that a Gram matrix is about, and what each of them counts in it.
+# The items of a Gram matrix, and the weight of each of them in it.
 #
 # Noisy counts choose them: the items with the largest biases, which are logarithms of shares of
 # users who like an item. Under noise, popular items would take most of a user's norm, so that items
@@ -484,17 +481,11 @@ def item_scale(bias: Tensor, exponent: float) -> Tensor:
 _NEGLIGIBLE = 1e-6  # of the largest singular value; below it a direction is a combination of others
 
 
-def public_directions(features: FeatureTable) -> np.ndarray:
-    """`float64 [items, 1 + categories]`: 1, and each feature's categories as a unit vector."""
-    units = [unit_rows(memberships(feature)) for feature in features.features]
-    return np.concatenate([np.ones((features.rows, 1)), *units], axis=1)
-
-
 def basis_of(directions: np.ndarray, popularity: np.ndarray) -> Tensor:
     """Orthonormal basis of the directions, each item's times its popularity.
 
     Args:
-        directions: `float64 [m, f]`, see `public_directions`.
+        directions: `float64 [m, f]`, see `fedrec.sums.fold_in.public_directions`.
         popularity: `float64 [m]`, >= 0: about the root of each item's diagonal entry in the Gram
             matrix, up to a factor, in the scale of the matrix.
 
@@ -522,10 +513,10 @@ def denoised_within(gram: Tensor, std: float, basis: Tensor) -> Tensor:
     inside = across @ basis
     outside = across - inside @ basis.T
     rest = gram - basis @ across - across.T @ basis.T + basis @ inside @ basis.T
-    kept = basis @ _shrunk(inside, noise_edge(std, width)) @ basis.T
-    kept += _shrunk(rest, noise_edge(std, items))
+    denoised = basis @ _shrunk(inside, noise_edge(std, width)) @ basis.T
+    denoised += _shrunk(rest, noise_edge(std, items))
     joined = basis @ _shrunk_rectangle(outside, std)
-    return semi_definite(kept + joined + joined.T)
+    return semi_definite(denoised + joined + joined.T)
 
 
 def _shrunk(matrix: Tensor, edge: float) -> Tensor:

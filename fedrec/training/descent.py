@@ -53,8 +53,8 @@ class Recommending:
 
     @property
     def capturable(self) -> bool:
-        """Whether the model's predictions and loss are."""
-        return self.model.declared_capturable
+        """Whether the model's predictions and loss are those of a declared kernel."""
+        return self.model.kernel() is not None
 
     def __call__(
         self, parameters: Mapping[str, Tensor], block: Block, step: int, active: int

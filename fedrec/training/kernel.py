@@ -3,20 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedrec.models.base import Model
-from fedrec.nn.layers import KernelModel
+from fedrec.kernel.compiled import cache_folder
+from fedrec.nn.layers import ItemFeature, KernelModel, Layer
+from fedrec.protocol.updates import SparseAccumulator
 from fedrec.training.arrays import BlockArrays
-from fedrec.training.block import Block
+from fedrec.training.block import Batches, Block
 from fedrec.training.results import Trained
 from fedrec.training.sgd import SgdSettings
-from fedrec.training.steps import train_clients
+from fedrec.training.steps import train_additive, train_clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class Guidance:
 
 
 def train_block(
-    model: KernelModel,
+    model: KernelModel | None,
     start: Mapping[str, Tensor],
     block: Block,
     sgd: SgdSettings,
@@ -52,8 +53,11 @@ def train_block(
         guidance: what the rows of the item table are moved towards in each step.
 
     Raises:
+        TypeError: the model declares no kernel.
         ValueError: parameters, codes and items do not match.
     """
+    if model is None:
+        raise TypeError("Expected a model that declares a kernel.")
     arrays = BlockArrays.of(model, start, block, own)
     layout = arrays.layout
     losses = np.full(len(block), np.nan)
@@ -78,8 +82,6 @@ def _numbers(guidance: Guidance | None, rows: np.ndarray) -> tuple[np.float32, n
     """The guidance for compiled code, of rows `[C, R, d]`."""
     if guidance is None:
         return np.float32(0), rows[:, :0]
-    if guidance.rows.shape != rows.shape:
-        raise ValueError(f"Expected guidance {rows.shape}, got {tuple(guidance.rows.shape)}.")
     return np.float32(guidance.share), guidance.rows.contiguous().numpy()
 
 
@@ -96,13 +98,12 @@ def device_refusal(device: torch.device) -> str | None:
 
 
 def kernel_refusal(
-    model: Model, declared: KernelModel | None, sgd: SgdSettings, device: torch.device
+    declared: KernelModel | None, sgd: SgdSettings, device: torch.device
 ) -> str | None:
     """Why native code cannot train a model, in a few words; None: it can.
 
     Args:
-        model: the model.
-        declared: its declaration for native code, if there is one.
+        declared: the model's declaration for native code, if there is one.
         sgd: settings of the gradient steps.
         device: where clients are trained.
     """
@@ -112,19 +113,77 @@ def kernel_refusal(
     if not sgd.plain:
         return "the kernel takes plain SGD, without momentum, weight decay and proximal term"
     if declared is None:
-        return f"model {type(model).__name__} declares no kernel"
+        return "the model declares no kernel"
     most = max((feature.categories for feature in declared.item_features), default=0)
     if most > _MOST_CATEGORIES:
         return f"an item feature has {most:,} categories, of {_MOST_CATEGORIES:,} at most"
     return None
 
 
-def required(declared: KernelModel | None, model: Model) -> KernelModel:
-    """The declaration of a model.
+# Compiles the kernels ahead of their first use: `python -m fedrec.training.kernel` compiles that of
+# SGD.
+#
+# This takes half a minute to a minute, once per machine; otherwise the first training round takes
+# that much longer. Other kernels, of which `Step.kernels` names those that a step calls, are
+# compiled before the first round of a run that needs them.
 
-    Raises:
-        TypeError: there is none.
-    """
-    if declared is None:
-        raise TypeError(f"Expected a model that declares a kernel, got {type(model).__name__}.")
-    return declared
+_SGD = SgdSettings(0.1)
+
+
+def compile_kernel(name: str = "train_clients") -> None:
+    """Train two clients of a tiny model by the kernel of this name, and sum their updates."""
+    feature = ItemFeature("feature", np.zeros((3, 1), dtype=np.int64))
+    model = KernelModel(
+        (Layer("weight", "bias"),),
+        "identity",
+        "logistic",
+        ("user",),
+        "items",
+        (feature,),
+        "item.bias",
+        ("offset",),
+    )
+    shapes = {"weight": (6, 1), "bias": (1,), "user": (2, 2), "items": (3, 2), "feature": (1, 2)}
+    start = {
+        name: torch.zeros(shape)
+        for name, shape in {**shapes, "item.bias": (3, 1), "offset": (1,)}.items()
+    }
+    batches = Batches.cut([(np.arange(3), np.ones(3, dtype=np.float32))], 2)
+    block = Block.of([(np.zeros(1, dtype=np.int64),)] * 2, [batches] * 2, torch.device("cpu"))
+    trained = _KERNELS[name](model, start, block)
+    shares = torch.ones(2, dtype=torch.float64)
+    trained.add_dense({"weight": torch.zeros(6, 1, dtype=torch.float64)}, shares)
+    trained.add_rows("items", SparseAccumulator((3, 2)), shares)
+
+
+def _by_sgd(model: KernelModel, start: Mapping[str, Tensor], block: Block) -> Trained:
+    return train_block(model, start, block, _SGD)
+
+
+def _by_additive_parts(model: KernelModel, start: Mapping[str, Tensor], block: Block) -> Trained:
+    """By FedRAP's kernel, of items of two numbers; the model's weight is there to be summed."""
+    values = {"weight": torch.zeros(2, 6, 1), "items": torch.zeros(*block.touched.shape, 2)}
+    losses = np.full(2, np.nan)
+    train_additive(
+        (block.items.numpy(), block.places.numpy(), block.labels.numpy(), block.sizes.numpy()),
+        np.array(block.steps, dtype=np.int64),
+        np.array(block.last_epoch, dtype=np.int64),
+        (np.zeros((2, 2), dtype=np.float32), np.zeros(2, dtype=np.float32)),
+        values["items"].numpy(),
+        np.zeros((2, 3, 2), dtype=np.float32),
+        np.zeros(3, dtype=np.float32),
+        np.zeros(2, dtype=np.float32),
+        losses,
+    )
+    return Trained(start, block, values, ("items",), torch.ones(2), losses)
+
+
+_KERNELS: Mapping[str, Callable[[KernelModel, Mapping[str, Tensor], Block], Trained]] = {
+    "train_clients": _by_sgd,
+    "train_additive": _by_additive_parts,
+}
+
+
+if __name__ == "__main__":
+    compile_kernel()
+    print(f"compiled into {cache_folder()}")

@@ -13,10 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from fedrec.kernel.products import RELU
+from fedrec.kernel.compiled import FAST, INNER
 from fedrec.kernel.rows import aligned, whole_lines
-from fedrec.kernel.sparse import TOGETHER, room_of_sparse
-from fedrec.runtime.compilation import FAST, INNER
 
 
 class Network(NamedTuple):
@@ -120,8 +118,6 @@ class Scratch(NamedTuple):
         user: `[sum of widths]`, means of the rows of the users' tables.
         base: `[out]`, the part of bias and user in the outputs of the first layer.
         base_gradient: `[out]`, its gradient.
-        totals: `[rows that are taken together]`, of rows of the user's part of the weights.
-        factors: `[rows that are taken together]`, likewise.
         gathered: `[B, d]`, rows of the item table.
         to_rows: `[B, d]`, their gradients.
         projected: `[most categories * out]`.
@@ -131,19 +127,15 @@ class Scratch(NamedTuple):
         numbers: `int64 [F, most categories]`, their places among these; -1 for others.
         category_counts: `int64 [F]`, how many occur.
         hidden: `[sum of outputs, times B]`, outputs of the layers, one after the other.
-        sparse: `bool [L]`, whether zeros among the inputs of a layer are left out.
         gradients: two of the largest of these.
         product: `[k]`, what the items' rows in the product are multiplied by.
         summed: `[k]`, sums of these rows, weighted by the outputs' gradients.
-        room: for transposed factors of products, as large as the largest weight or what
-            `fedrec.kernel.sparse` needs.
+        room: for transposed factors of products, as large as the largest weight.
     """
 
     user: np.ndarray
     base: np.ndarray
     base_gradient: np.ndarray
-    totals: np.ndarray
-    factors: np.ndarray
     gathered: np.ndarray
     to_rows: np.ndarray
     projected: np.ndarray
@@ -153,7 +145,6 @@ class Scratch(NamedTuple):
     numbers: np.ndarray
     category_counts: np.ndarray
     hidden: np.ndarray
-    sparse: np.ndarray
     gradients: np.ndarray
     product: np.ndarray
     summed: np.ndarray
@@ -187,14 +178,10 @@ def scratch_for(network, examples, width):
         outputs = outputs + layer[2]
         widest = max(widest, layer[2])
         room = max(room, layer[1] * layer[2])
-        if network.activation == RELU:
-            room = max(room, room_of_sparse(examples, layer[1], layer[2]))
     return Scratch(
         aligned(1, inputs)[0],
         aligned(1, network.layers[0, 2])[0],
         aligned(1, network.layers[0, 2])[0],
-        aligned(1, TOGETHER)[0],
-        aligned(1, TOGETHER)[0],
         aligned(examples, width),
         aligned(examples, width),
         aligned(1, categories * network.layers[0, 2])[0],
@@ -204,7 +191,6 @@ def scratch_for(network, examples, width):
         np.empty((len(network.features), categories), np.int64),
         np.empty(len(network.features), np.int64),
         aligned(1, outputs * examples)[0],
-        np.zeros(len(network.layers), np.bool_),
         aligned(2, whole_lines(widest * examples)),
         aligned(1, network.product[1])[0],
         aligned(1, network.product[1])[0],

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from fedrec.kernel.compiled import FAST, INNER, compiled
 from fedrec.kernel.products import (
-    RELU,
     activate,
     add_outputs,
     descend_weights,
@@ -16,15 +16,6 @@ from fedrec.kernel.products import (
     through_activation,
 )
 from fedrec.kernel.rows import add_rows, copy_row, matrix, repeat_row
-from fedrec.kernel.sparse import (
-    TOGETHER,
-    add_sparse_outputs,
-    descend_sparse,
-    move_and_sum,
-    row_dots,
-    sparse_enough,
-)
-from fedrec.runtime.compilation import FAST, INNER, compiled
 from fedrec.training.network import Client, batch_of, scratch_for
 
 # The first layer of a declared model in compiled code: embeddings times weights, and the step of
@@ -151,28 +142,23 @@ def _descend_user(user, network, own, rate, weight_rate, scratch, base):
     codes = own.codes[first:last]
     count = np.float32(max(1, _codes(codes)))
     share = rate / count
-    row = 0
-    while row < width:
-        rows = TOGETHER if width - row >= TOGETHER else 1
-        totals = scratch.totals[:rows]
-        factors = scratch.factors[:rows]
-        own_mean = mean[row : row + rows]
-        row_dots(weights[row : row + rows], scratch.base_gradient, totals)
-        for n in range(rows):
-            factors[n] = -weight_rate * own_mean[n]
-            own_mean[n] = 0
+    gradient = scratch.base_gradient
+    for i in range(width):
+        row = weights[i]
+        total = _ZERO
+        for o in range(base.size):
+            total += row[o] * gradient[o]
+        factor = weight_rate * mean[i]
+        mean[i] = 0
         for code in codes:
             if code >= 0:
-                values = own.dense[table + code * width + row :]
-                for n in range(rows):
-                    values[n] -= share * totals[n]
+                own.dense[table + code * width + i] -= share * total
         for code in codes:
             if code >= 0:
-                values = own.dense[table + code * width + row :]
-                for n in range(rows):
-                    own_mean[n] += values[n] / count
-        move_and_sum(weights[row : row + rows], factors, scratch.base_gradient, own_mean, base)
-        row += rows
+                mean[i] += own.dense[table + code * width + i] / count
+        for o in range(base.size):
+            row[o] -= factor * gradient[o]
+            base[o] += mean[i] * row[o]
 
 
 @njit(**INNER)
@@ -400,12 +386,7 @@ def _forward(network, own, batch, scratch):
             for o in range(out):
                 following[example, o] = own.dense[bias + o] if bias >= 0 else _ZERO
         weights = matrix(own.dense, weight, inputs, out)
-        sparse = network.activation == RELU and sparse_enough(hidden, out, scratch.room)
-        scratch.sparse[layer] = sparse
-        if sparse:
-            add_sparse_outputs(hidden, weights, following)
-        else:
-            add_outputs(hidden, weights, following, scratch.room)
+        add_outputs(hidden, weights, following, scratch.room)
         hidden = following
     total = _ZERO
     for offset in network.offsets:
@@ -511,19 +492,14 @@ def _backward(network, own, batch, rates, scratch, gradient):
         weights = matrix(own.dense, weight, inputs, out)
         before = matrix(scratch.gradients[half], 0, n, inputs)
         rate = rates.weights[layer]
-        sparse = scratch.sparse[layer]
-        if sparse:
-            descend_sparse(rate, hidden, gradient, weights, before, scratch.room)
-        else:
-            input_gradients(gradient, weights, before, scratch.room)
-            if rate:
-                descend_weights(rate, hidden, gradient, weights, scratch.room)
+        input_gradients(gradient, weights, before, scratch.room)
+        if rate:
+            descend_weights(rate, hidden, gradient, weights, scratch.room)
         if bias >= 0 and rates.biases[layer]:
             for example in range(n):
                 for o in range(out):
                     own.dense[bias + o] -= rates.biases[layer] * gradient[example, o]
-        if not sparse:
-            through_activation(before, hidden, network.activation)
+        through_activation(before, hidden, network.activation)
         gradient = before
         half = 1 - half
     backward_inputs(network, own, batch, rates, scratch, gradient)

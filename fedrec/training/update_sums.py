@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from fedrec.runtime.compilation import compiled
+from fedrec.kernel.compiled import compiled
 
 _SPAN = 512  # elements per block of the sum, which stays in the L1 cache over all clients
 

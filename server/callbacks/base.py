@@ -10,10 +10,11 @@ and an error in it names the callback. A tracker that fails does not end the run
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
+from flwr.serverapp.strategy import Strategy
 
 from fedrec.components.errors import component_errors
 from fedrec.components.registry import CALLBACK
@@ -25,6 +26,24 @@ from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 
 # The interface of callbacks, which are called on events of a run and may end it.
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """Something in a run beside a round.
+
+    Attributes:
+        text: a line for the user: what begins next, or why the run ends early.
+        system: the centralised system that is fitted next and then evaluated.
+        done: number of users that are evaluated, of a centralised system or in the final
+            evaluation.
+        total: of so many; 0: no users are evaluated.
+    """
+
+    text: str = ""
+    system: str = ""
+    done: int = 0
+    total: int = 0
 
 
 class Callback:
@@ -43,7 +62,6 @@ class Callback:
     """
 
     Config: ClassVar[type[Config]] = Config
-    paper: ClassVar[str] = ""
     tracker: ClassVar[bool] = False
 
     def __init__(self, config: Config | None = None) -> None:
@@ -52,32 +70,23 @@ class Callback:
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
 
-    def on_message(self, text: str) -> None:
-        """A line for the user: what begins next other than a round, or why the run ends early."""
-
-    def on_baseline(self, label: str, number: int, total: int) -> None:
-        """Centralised system `number` of `total` (from 1) is fitted next and then evaluated
-        (`on_evaluation`)."""
-
-    def on_update(
-        self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
-    ) -> None:
-        """Parameters before and after a round; read-only. Not called on the flower engine."""
-
-    def on_release(self, round_number: int, mean: Mapping[str, np.ndarray]) -> None:
-        """The noisy mean update of a private round, float64, before the strategy's rule; only of
-        fedrec's own strategies."""
-
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
         """A round is complete and saved; `row` is its line in rounds.csv, and `seconds` how long it
         took, NaN in privacy mode `secure`. Return True to end the run here."""
         return False
 
-    def on_evaluation(self, done: int, total: int) -> None:
-        """`done` of `total` users of a baseline or of the final evaluation are evaluated."""
+    def on_event(self, event: RunEvent) -> None:
+        """Something other than a round begins, or users are evaluated."""
 
     def on_end(self, result: Result) -> None:
         """The run is finished."""
+
+
+class Observer(Callback):
+    """A callback that sees what the strategy makes of each round, such as an audit."""
+
+    def observe(self, strategy: Strategy) -> None:
+        """The run begins; methods of the strategy may be wrapped."""
 
 
 log = logging.getLogger("fedrec")
@@ -93,7 +102,7 @@ def callbacks_of(experiment: Experiment) -> list[Callback]:
     return [component_of(CALLBACK, section) for section in experiment.callbacks or ()]
 
 
-class CallbackList(Callback):
+class CallbackList:
     """All callbacks of a run as one; they are called in order.
 
     Args:
@@ -110,70 +119,44 @@ class CallbackList(Callback):
         """Callbacks as one, which they may be already."""
         return callbacks if isinstance(callbacks, CallbackList) else cls(callbacks)
 
-    @property
-    def compares(self) -> bool:
-        """Whether a callback needs the parameters before and after a round."""
-        return any(
-            type(callback).on_update is not Callback.on_update for callback in self.callbacks
-        )
-
-    @property
-    def watches(self) -> bool:
-        """Whether a callback needs the noisy mean updates of private rounds."""
-        return any(
-            type(callback).on_release is not Callback.on_release for callback in self.callbacks
-        )
-
-    def __bool__(self) -> bool:
-        return bool(self.callbacks)
+    def observe(self, strategy: Strategy) -> None:
+        """See `Observer`."""
+        for callback in self.callbacks:
+            if isinstance(callback, Observer):
+                self._call(callback, "observe", strategy)
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
-        self._tell("on_start", run, first_round, rounds)
-
-    def on_message(self, text: str) -> None:
-        """Something other than a training round begins, such as the fitting of baselines."""
-        self._tell("on_message", text)
-
-    def on_baseline(self, label: str, number: int, total: int) -> None:
-        """Centralised system `number` of `total` (from 1) is fitted next and then evaluated
-        (`on_evaluation`)."""
-        self._tell("on_baseline", label, number, total)
-
-    def on_update(
-        self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
-    ) -> None:
-        """Parameters before and after a round; read-only. Not called on the flower engine."""
-        if self.compares:
-            self._tell("on_update", round_number, _read_only(before), _read_only(after))
-
-    def on_release(self, round_number: int, mean: Mapping[str, np.ndarray]) -> None:
-        """The noisy mean update of a private round, before the strategy's rule; read-only."""
-        self._tell("on_release", round_number, _read_only(mean))
+        self._call_all("on_start", run, first_round, rounds)
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
-        run here. Each callback gets its own copy of the row."""
+        """A round is complete and saved; `row` is its line in rounds.csv. Returns whether the run
+        ends here. Each callback gets its own copy of the row."""
         self.ended_by = [
             type(callback).__name__
             for callback in self.callbacks
-            if self._one(callback, "after_round", dict(row), seconds)
+            if self._call(callback, "after_round", dict(row), seconds)
         ]
         return bool(self.ended_by)
 
-    def on_evaluation(self, done: int, total: int) -> None:
-        """`done` of `total` users of a baseline or of the final evaluation are evaluated."""
-        self._tell("on_evaluation", done, total)
+    def on_event(self, event: RunEvent) -> None:
+        """Something other than a round begins, or users are evaluated."""
+        self._call_all("on_event", event)
+
+    def evaluated(self, done: int, total: int) -> None:
+        """`done` of `total` users of a centralised system or of the final evaluation are
+        evaluated."""
+        self.on_event(RunEvent(done=done, total=total))
 
     def on_end(self, result: Result) -> None:
         """The run is finished."""
-        self._tell("on_end", result)
+        self._call_all("on_end", result)
 
-    def _tell(self, hook: str, *arguments: Any) -> None:
+    def _call_all(self, hook: str, *arguments: Any) -> None:
         for callback in self.callbacks:
-            self._one(callback, hook, *arguments)
+            self._call(callback, hook, *arguments)
 
-    def _one(self, callback: Callback, hook: str, *arguments: Any) -> Any:
+    def _call(self, callback: Callback, hook: str, *arguments: Any) -> Any:
         if any(callback is failed for failed in self._failed):
             return None
         try:
@@ -187,10 +170,3 @@ class CallbackList(Callback):
             name = type(callback).__name__
             log.warning("%s failed, and the run goes on without it: %s", name, reason)
             return None
-
-
-def _read_only(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    views = {name: value.view() for name, value in arrays.items()}
-    for view in views.values():
-        view.setflags(write=False)
-    return views

@@ -24,7 +24,7 @@ from rich.progress import Progress as RichProgress
 from fedrec.config import Config
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
-from server.callbacks.base import Callback
+from server.callbacks.base import Callback, RunEvent
 
 _SECONDS_BETWEEN_LINES = 5.0
 _ROUNDS_BETWEEN_LINES = 10
@@ -66,7 +66,7 @@ class Progress(Callback):
         super().__init__(config)
         self._console = Console(stderr=True)
         self._bars: RichProgress | None = None
-        self._started = self._said = time.monotonic()
+        self._started = self._spoke = time.monotonic()
         self._task: Any = None
         self._rounds = 0
         self._first = 1
@@ -82,15 +82,14 @@ class Progress(Callback):
         self._say(f"{run.experiment.name}: {left}, folder {run.path}")
         self._show("training", rounds, first_round - 1)
 
-    def on_message(self, text: str) -> None:
-        """Something other than a training round begins, such as fitting baselines."""
-        self._say(text)
-
-    def on_baseline(self, label: str, number: int, total: int) -> None:
-        """Centralised system `number` of `total` (from 1) is fitted next, and then evaluated
-        (`on_evaluation`)."""
-        self._say(f"system {number}/{total}: {label}")
-        self._show(label, None, 0)
+    def on_event(self, event: RunEvent) -> None:
+        """Something other than a round begins, or users are evaluated."""
+        if event.text:
+            self._say(event.text)
+        if event.system:
+            self._show(event.system, None, 0)
+        if event.total:
+            self._evaluated(event.done, event.total)
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
         """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
@@ -105,10 +104,9 @@ class Progress(Callback):
             self._say(f"round {number}/{self._rounds}  {_figures(row)}{times}")
         return False
 
-    def on_evaluation(self, done: int, total: int) -> None:
-        """Of a baseline, or in the last evaluation, `done` of `total` users are evaluated."""
+    def _evaluated(self, done: int, total: int) -> None:
         if self._bars is None:
-            if done == total or time.monotonic() > self._said + _SECONDS_BETWEEN_LINES:
+            if done == total or time.monotonic() > self._spoke + _SECONDS_BETWEEN_LINES:
                 self._say(f"evaluated {done}/{total} users")
         elif self._bars.tasks[-1].total is None:  # a baseline is fitted, whose duration is unknown
             self._bars.update(self._task, total=total, completed=done)
@@ -152,7 +150,7 @@ class Progress(Callback):
     def _say(self, text: str) -> None:
         if not self._console.is_jupyter:
             self._console.print(text, highlight=False, soft_wrap=True)
-        self._said = time.monotonic()
+        self._spoke = time.monotonic()
 
 
 def _figures(row: dict[str, Any]) -> str:

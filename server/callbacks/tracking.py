@@ -99,8 +99,8 @@ class TensorBoard(Callback):
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
     """The finite numbers of a row, without the number of the round."""
-    found = {n: float(v) for n, v in row.items() if isinstance(v, int | float) and n != "round"}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    values = {n: float(v) for n, v in row.items() if isinstance(v, int | float) and n != "round"}
+    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def missing(package: str) -> ExperimentError:
@@ -177,18 +177,18 @@ class Mlflow(Callback):
             self._client.update_run(self._run, status="RUNNING")
             return
         name = self.config.experiment or marked(run.experiment)
-        known = self._client.get_experiment_by_name(name)
-        place = self._client.create_experiment(name) if known is None else known.experiment_id
-        self._run = self._client.create_run(place, run_name=run.path.name).info.run_id
+        before = self._client.get_experiment_by_name(name)
+        number = self._client.create_experiment(name) if before is None else before.experiment_id
+        self._run = self._client.create_run(number, run_name=run.path.name).info.run_id
         write_atomically(file, json.dumps({"run": self._run}) + "\n")
         self._log_settings(run)
 
     def _log_settings(self, run: RunFolder) -> None:
         from mlflow.entities import Param, RunTag
 
-        found = [Param(key, str(value)[:_LONGEST]) for key, value in flat(run.experiment.table())]
-        for start in range(0, len(found), _AT_ONCE):
-            self._client.log_batch(self._run, params=found[start : start + _AT_ONCE])
+        params = [Param(key, str(value)[:_LONGEST]) for key, value in flat(run.experiment.table())]
+        for start in range(0, len(params), _AT_ONCE):
+            self._client.log_batch(self._run, params=params[start : start + _AT_ONCE])
         self._client.log_batch(self._run, tags=[RunTag("fedrec.folder", str(run.path))])
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
@@ -206,8 +206,8 @@ class Mlflow(Callback):
             **{f"baseline/{n}": m for n, m in result.baselines.items()},
         }
         for system, metrics in systems.items():
-            own = {f"{system}/{name}": value for name, value in numbers(metrics).items()}
-            self._log(own, len(result.rounds))
+            values = {f"{system}/{name}": value for name, value in numbers(metrics).items()}
+            self._log(values, len(result.rounds))
         self._client.set_terminated(self._run)
 
     def _log(self, metrics: Mapping[str, float], step: int) -> None:

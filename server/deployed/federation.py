@@ -15,12 +15,12 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.protocol.messages import unpack_train_order
 from fedrec.runs.folder import RunFolder
-from server.buffer import refuse_personal
+from server.asynchronous import AsynchronousFederation
 from server.cohort import Roster
 from server.deployed.discovery import MOST_CLIENTS, Discovery, most_common_parameters
 from server.deployed.grid import DeployedGrid
 from server.deployed.validation import ReplyValidator
-from server.devices import LateDevices
+from server.devices import check_personal_noise
 from server.federation import Federation
 
 
@@ -33,7 +33,8 @@ def federation_of(run: RunFolder, grid: Grid) -> Federation:
     """
     if isinstance(grid, DeployedGrid):
         return DeployedFederation(run, grid)
-    return Federation(run.experiment, grid)
+    asynchronous = run.experiment.asynchronous is not None
+    return (AsynchronousFederation if asynchronous else Federation)(run.experiment, grid)
 
 
 class DeployedFederation(Federation):
@@ -49,7 +50,7 @@ class DeployedFederation(Federation):
     def __init__(self, run: RunFolder, grid: DeployedGrid) -> None:
         experiment = run.experiment
         _check_simulated(experiment)
-        refuse_personal(experiment)
+        check_personal_noise(experiment)
         _check_registered(experiment, grid)
         self.discovery = Discovery(
             grid,
@@ -70,9 +71,8 @@ class DeployedFederation(Federation):
             self.secure.roster = self.roster
         return True
 
-    def late_devices(self, strategy: Strategy) -> LateDevices | None:
+    def timeline(self, strategy: Strategy) -> None:
         """As in `Federation`: nothing, as real nodes answer when they do."""
-        return None
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
         """The parameters that the majority of a few nodes return.

@@ -15,7 +15,8 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.errors import RunError
-from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound, Event, to_record
+from fedrec.experiment.phases import phase_at
+from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound, Event
 from fedrec.privacy.accounting.sampling import Scheduled
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
@@ -61,7 +62,6 @@ class Guard(RunExtension):
     """
 
     name = "privacy"
-    costly = True
 
     def __init__(self, run: RunFolder, config: PrivacyConfig, strategy: CohortStrategy) -> None:
         self.run = run
@@ -70,8 +70,10 @@ class Guard(RunExtension):
         experiment = run.experiment
         phases = PhasePlans.of(experiment, config, strategy, self._populations())
         source = source_of(config.mode, experiment.seed)
-        self.phases = phases.protect(strategy, source, self._charge)
-        self.plans = self.phases.plans
+        phases.protect(strategy, source, self._charge)
+        self.phases = phases
+        self.plans = phases.plans
+        self._schedule = strategy.schedule(strategy.config, strategy.step)
         self.ledger = Ledger(
             run.path / "privacy.jsonl",
             config.backend,
@@ -96,13 +98,13 @@ class Guard(RunExtension):
         return self.phases.delta
 
     def begin(self, rounds: int) -> None:
-        """Refuse a ledger without a charge where rounds were done before.
+        """Check that the ledger has a charge where rounds were done before.
 
         Raises:
             RunError: it holds none.
         """
         if rounds:
-            self.refuse_lost_charges(1)
+            self.check_charges(1)
 
     def why_stop(self, round_number: int) -> str:
         """The reason to stop if the budget does not cover a round; else empty."""
@@ -162,20 +164,20 @@ class Guard(RunExtension):
         without noise, and if clients add the noise. Central noise is charged by `DpFedAvg`.
         """
         self._lines_before = len(self.ledger.charges)
-        phase = self.strategy.phase(round_number)
+        phase = self._phase(round_number)
         if not self.config.covers(phase) or self.plans[phase].client_noise_scale:
-            self._charge(round_number, self.phases.events[phase])
-        self._refuse_joined(phase)
+            self._charge(round_number)
+        self._check_joined(phase)
 
-    def _refuse_joined(self, phase: str) -> None:
-        """Refuse clients that joined where the cost rests on a schedule that is only that of the
+    def _check_joined(self, phase: str) -> None:
+        """Check that no clients joined where the cost rests on a schedule that is only that of the
         clients with which the run began.
 
         Raises:
             RunError: there are others.
         """
         plan = self.plans[phase]
-        present = len(self.strategy.by_phase[phase].cohorts.clients)
+        present = len(self.strategy.phases()[phase].cohorts.clients)
         fixed = isinstance(plan.sampling, Scheduled) and not plan.sampling.joining
         if fixed and present != plan.clients:
             raise RunError(
@@ -191,34 +193,28 @@ class Guard(RunExtension):
         round is repeated, or the noise of earlier ones is lost, its noise and that of all later
         ones is drawn anew (unless it is a function of the seed), which costs no more than all of
         them once more."""
-        phase = self.strategy.phase(round_number)
+        phase = self._phase(round_number)
         event = self.phases.events[phase]
         if not isinstance(event, CorrelatedRounds):
             return event
         lines = [line for line in self.ledger.charges if line.event.phase == phase]
         charged = [line.event for line in lines if isinstance(line.event, CorrelatedRounds)]
-        if all(one.rounds < event.rounds for one in charged):
+        if all(earlier.rounds < event.rounds for earlier in charged):
             return event
         anew = lines[-1].round_number >= round_number or phase in self._lost
         return event if anew and self.config.mode == "secure" else CoveredRound(phase)
 
-    def _charge(self, round_number: int, event: Event) -> None:
-        """Charge a round.
+    def _charge(self, round_number: int) -> None:
+        """Charge a round as planned.
 
         Raises:
-            RunError: the event is not the one that was planned and explained, the budget does not
-                cover it, or the charge could not be written.
+            RunError: the budget does not cover it, or the charge could not be written.
         """
-        planned = self.phases.events[self.strategy.phase(round_number)]
-        if event != planned:
-            raise RunError(
-                f"the charge of round {round_number} is not the planned one",
-                expected=f"{to_record(planned)}",
-                got=f"{to_record(event)}",
-                fix="state what a round costs in `event` of the strategy's DpFedAvg",
-            )
         self.ledger.charge(round_number, self._due(round_number))
-        self._lost.discard(self.strategy.phase(round_number))
+        self._lost.discard(self._phase(round_number))
+
+    def _phase(self, round_number: int) -> str:
+        return phase_at(self._schedule, round_number).name
 
     def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
         """Refuse the result of a round that was not charged as planned.
@@ -228,7 +224,7 @@ class Guard(RunExtension):
                 its planned event.
         """
         lines = self.ledger.charges[self._lines_before :]
-        phase = self.strategy.phase(round_number)
+        phase = self._phase(round_number)
         planned = self.phases.events[phase], CoveredRound(phase)
         if not any(line.round_number == round_number and line.event in planned for line in lines):
             raise RunError(
@@ -258,12 +254,12 @@ class Guard(RunExtension):
         """Epsilon by RDP beside the tightest valid one, where both are finite and differ."""
         if not self._charges:
             return []
-        found = self.phases.by_accountant(self.ledger.accountant)
-        if len(found) < 2 or not all(map(math.isfinite, found.values())):
+        epsilon = self.phases.by_accountant(self.ledger.accountant)
+        if len(epsilon) < 2 or not all(map(math.isfinite, epsilon.values())):
             return []
         return [
-            f"RDP (autodp) gives epsilon {found['autodp']:.4g}, the tightest valid accountant (pld)"
-            f" {found['pld']:.4g}; the run's budget is accounted by {self.config.backend}."
+            f"RDP (autodp) gives epsilon {epsilon['autodp']:.4g}, the tightest valid accountant"
+            f" (pld) {epsilon['pld']:.4g}; the run's budget is accounted by {self.config.backend}."
         ]
 
     def _populations(self) -> dict[str, int]:
@@ -272,7 +268,7 @@ class Guard(RunExtension):
         file = self.run.path / "populations.json"
         if not file.exists():
             counts = {
-                phase: len(part.cohorts.clients) for phase, part in self.strategy.by_phase.items()
+                phase: len(part.cohorts.clients) for phase, part in self.strategy.phases().items()
             }
             write_atomically(file, json.dumps(counts))
         try:
@@ -288,18 +284,18 @@ class Guard(RunExtension):
     def memory(self) -> dict[str, np.ndarray]:
         """State for a resumed run beside the ledger, with the number of charges in it. The noise
         that later rounds take back goes into a file of its own."""
-        own = add_prefix({f"{phase}/": part.state() for phase, part in self._guarded()})
-        kept = {f"{phase}/": part.memory for phase, part in self._guarded() if part.keeps_noise}
-        if kept:
-            self._noise.save(self._charges, add_prefix(kept))
-        return {**own, _CHARGES: np.asarray(self._charges), _SPENT: np.asarray(self.epsilon())}
+        state = add_prefix({f"{phase}/": part.state() for phase, part in self._guarded()})
+        noise = {f"{phase}/": part.memory for phase, part in self._guarded() if part.keeps_noise}
+        if noise:
+            self._noise.save(self._charges, add_prefix(noise))
+        return {**state, _CHARGES: np.asarray(self._charges), _SPENT: np.asarray(self.epsilon())}
 
     @property
     def _charges(self) -> int:
         return sum(charge.count for charge in self.ledger.charges)
 
-    def refuse_lost_charges(self, charges: int, spent: float = 0.0) -> None:
-        """Refuse a ledger with fewer charges than the run is known to have made.
+    def check_charges(self, charges: int, spent: float = 0.0) -> None:
+        """Check that the ledger has as many charges as the run is known to have made.
 
         Args:
             charges: number of charges that it had.
@@ -328,18 +324,18 @@ class Guard(RunExtension):
                 later rounds take back is damaged.
         """
         if _CHARGES in memory:
-            self.refuse_lost_charges(int(memory[_CHARGES]), float(memory[_SPENT]))
-        noise = self._kept_noise(int(memory.get(_CHARGES, 0)))
+            self.check_charges(int(memory[_CHARGES]), float(memory[_SPENT]))
+        noise = self._saved_noise(int(memory.get(_CHARGES, 0)))
         for phase, part in self._guarded():
             part.restore(strip_prefix(f"{phase}/", memory))
             part.memory = strip_prefix(f"{phase}/", noise)
 
-    def _kept_noise(self, charges: int) -> dict[str, np.ndarray]:
+    def _saved_noise(self, charges: int) -> dict[str, np.ndarray]:
         """The noise that later rounds take back, at the checkpoint with so many charges. If its
         file is gone, as that of a finished run, noise begins anew and is charged once more."""
         keeping = [phase for phase, part in self._guarded() if part.keeps_noise]
-        found = self._noise.read(charges) if keeping else {}
-        if found is None:
+        noise = self._noise.read(charges) if keeping else {}
+        if noise is None:
             self._lost.update(keeping)
             log.warning(
                 "%s is missing, as after a finished run: noise of further rounds is drawn anew, and"
@@ -347,12 +343,12 @@ class Guard(RunExtension):
                 self._noise.file(charges),
                 ", ".join(keeping),
             )
-        return found or {}
+        return noise or {}
 
     def _guarded(self) -> list[tuple[str, DpFedAvg]]:
         return [
             (phase, part.privacy)
-            for phase, part in self.strategy.by_phase.items()
+            for phase, part in self.strategy.phases().items()
             if part.privacy is not None
         ]
 

@@ -52,7 +52,7 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> Persona
     settings = run.experiment.settings(registry.STEP)
     if not isinstance(settings, PersonalNoise):
         return None
-    refuse_phases(run.experiment)
+    check_no_phases(run.experiment)
     if settings.mode == "sound":
         what = f"step {run.experiment.step.name}"
         refuse_dependent_clients(run.experiment, "replace-one", what)
@@ -69,8 +69,8 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> Persona
     )
 
 
-def refuse_phases(experiment: Experiment) -> None:
-    """Refuse an experiment in which users upload otherwise than by its own step, at their cost.
+def check_no_phases(experiment: Experiment) -> None:
+    """Check that users upload by the experiment's own step alone, at their cost.
 
     Raises:
         ExperimentError: its strategy has phases.
@@ -96,7 +96,6 @@ class PersonalAccounts(RunExtension):
     """
 
     name = "personal"
-    costly = True
 
     def __init__(
         self, run: RunFolder, settings: PersonalNoise, cohorts: Cohorts | None, clients: np.ndarray
@@ -142,13 +141,6 @@ class PersonalAccounts(RunExtension):
         Raises:
             RunError: `uploads.txt` has fewer lines than at that time.
         """
-        if "lines" not in memory:
-            raise RunError(
-                "the checkpoint does not tell how often each user was asked",
-                expected="one of this version of fedrec",
-                got="one of an earlier version",
-                fix="start a new run",
-            )
         self._add(memory["clients"], memory["asked"])
         lines = int(memory["lines"])
         self._charge_since(lines, least=lines)
@@ -172,11 +164,11 @@ class PersonalAccounts(RunExtension):
 
     def _add(self, clients: np.ndarray, times: np.ndarray) -> None:
         """Charge clients, both `int64 [clients]`; some of them may have joined since the start."""
-        known = np.union1d(self.clients, clients)
-        asked = np.zeros(len(known), dtype=np.int64)
-        asked[np.searchsorted(known, self.clients)] = self._asked
-        asked[np.searchsorted(known, clients)] += times
-        self.clients = known
+        everyone = np.union1d(self.clients, clients)
+        asked = np.zeros(len(everyone), dtype=np.int64)
+        asked[np.searchsorted(everyone, self.clients)] = self._asked
+        asked[np.searchsorted(everyone, clients)] += times
+        self.clients = everyone
         self._asked = asked
 
     def before_upload(self, round_number: int) -> None:
@@ -218,8 +210,8 @@ class PersonalAccounts(RunExtension):
         """Write `epsilons.csv`; gives the report in words and as JSON values."""
         table = self.table()
         write_atomically(self.run.path / "epsilons.csv", table.to_csv())
-        said = words(self.settings, table)
-        return said, {"mode": self.settings.mode, "users": summary(table), "in words": said}
+        lines = words(self.settings, table)
+        return lines, {"mode": self.settings.mode, "users": summary(table), "in words": lines}
 
 
 def uploads_in(file: Path) -> list[int]:

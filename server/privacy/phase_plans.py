@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from fedrec.config import did_you_mean
 from fedrec.data.independence import refuse_collected_categories, refuse_dependent_clients
 from fedrec.data.population import POPULATIONS
 from fedrec.errors import ExperimentError
-from fedrec.experiment.phases import contributions_of
+from fedrec.experiment.phases import contributions_of, phase_at
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy import statement
 from fedrec.privacy.accounting.accountant import Accountant, Report
@@ -30,7 +30,7 @@ from fedrec.privacy.statement import SIMULATION, caveats
 from fedrec.rng import NoiseSource, source_of
 from server.checkpoint import make_strategy
 from server.cohort import SampledCohorts
-from strategies.base import CohortStrategy
+from strategies.base import CohortStrategy, more_than_sums, not_private, protect, server_rate
 from strategies.dp import DpFedAvg
 
 
@@ -74,15 +74,15 @@ class PhasePlans:
         Raises:
             ExperimentError: the settings do not fit together, or there is no such phase.
         """
-        _refuse_unknown_phases(config, strategy)
-        _refuse_hidden_strategies(strategy)
+        parts = strategy.phases()
+        _check_phases(config, parts)
         if config.noise_multiplier != 0:
             refuse_dependent_clients(experiment, config.adjacency, "[privacy]")
             refuse_collected_categories(experiment, "[privacy]")
-        order = tuple(map(strategy.phase, range(1, experiment.rounds + 1)))
-        _refuse_interrupted_phases(config, order)
+        schedule = strategy.schedule(strategy.config, strategy.step)
+        order = tuple(phase_at(schedule, n + 1).name for n in range(experiment.rounds))
+        _check_consecutive(config, order)
         mix = config.noise_mix(order)
-        _refuse_secure_sums(experiment, config)
         malicious = _malicious(experiment)
         plans = {
             phase: Plan.of(
@@ -91,7 +91,7 @@ class PhasePlans:
                 part.cohorts.section.options,
                 (populations or {}).get(phase, len(part.cohorts.clients)),
                 experiment.rounds,
-                server_lr=part.server_rate(part.config, 1),
+                server_lr=server_rate(part.config, 1),
                 factor=config.noise_factor(phase),
                 mix=mix,
                 contributions=_contributions(experiment, part.step),
@@ -100,10 +100,12 @@ class PhasePlans:
                 known=experiment.lateness.known_cohorts,
                 malicious=int(np.isin(part.cohorts.clients, malicious).sum()),
             )
-            for phase, part in strategy.by_phase.items()
+            for phase, part in parts.items()
         }
         volunteers = {
-            phase: who for phase, who in strategy.volunteers.items() if not config.covers(phase)
+            phase.name: f"{len(parts[phase.name].cohorts.clients)} {phase.volunteers}"
+            for phase in schedule
+            if phase.volunteers and not config.covers(phase.name)
         }
         events = {
             phase: Volunteered(volunteers[phase], phase)
@@ -132,11 +134,12 @@ class PhasePlans:
         strategy = private_strategy(make_strategy(experiment, cohorts))
         plans = cls.of(experiment, experiment.privacy, strategy)
         source = source_of("secure", experiment.seed)
-        return plans.protect(strategy, source, lambda number, event: None)
+        plans.protect(strategy, source, lambda number: None)
+        return plans
 
     def protect(
-        self, strategy: CohortStrategy, source: NoiseSource, charge: Callable[[int, Event], None]
-    ) -> PhasePlans:
+        self, strategy: CohortStrategy, source: NoiseSource, charge: Callable[[int], None]
+    ) -> None:
         """Make the rounds of all phases with noise differentially private.
 
         Args:
@@ -144,21 +147,12 @@ class PhasePlans:
             source: where noise comes from.
             charge: charges a round, see `DpFedAvg`.
 
-        Returns:
-            The same plans, with the events of the strategies: a plug-in may have a `DpFedAvg` of
-            its own.
-
         Raises:
             ExperimentError: a phase's strategy cannot be made private.
         """
-        events = dict(self.events)
-        for phase, part in strategy.by_phase.items():
+        for phase, part in strategy.phases().items():
             if self.config.covers(phase):
-                part.protect(DpFedAvg(self.plans[phase], phase, source, charge))
-                refuse_own_rounds(part)
-                if part.privacy is not None:
-                    events[phase] = part.privacy.event
-        return replace(self, events=events)
+                protect(part, DpFedAvg(self.plans[phase], phase, source, charge))
 
     @property
     def delta(self) -> float:
@@ -194,29 +188,26 @@ class PhasePlans:
     def report(self, accountant: Accountant) -> Report:
         """The report of an accountant, with the best known attack and the caveats of all plans."""
         others = [plan for phase, plan in self.plans.items() if phase not in self.volunteers]
-        said = dict.fromkeys(line for plan in others for line in caveats(plan))
-        return accountant.epsilon(self.delta, attack=self._attackable, caveats=said)
+        lines = dict.fromkeys(line for plan in others for line in caveats(plan))
+        attackable = self.config.noise_multiplier != 0
+        return accountant.epsilon(self.delta, attack=attackable, caveats=lines)
 
     def lines(self, report: Report) -> list[str]:
         """A report as sentences."""
-        said = statement.lines(report, self.config.adjacency)
+        first, *rest = statement.lines(report, self.config.adjacency)
         if self.config.mode == "reproducible":
-            said[0] = f"{said[0]} {SIMULATION}"
-        for phase, who in self.volunteers.items():
-            said.insert(
-                1,
-                f"Phase {phase} has no noise and trains on {who}, who have no guarantee.",
-            )
-        uncovered = self._uncovered
-        for phase, value in report.phases.items():
-            if uncovered and self.config.covers(phase):
-                without = ", ".join(uncovered)
-                said.insert(
-                    1,
-                    f"Total epsilon is infinite; epsilon of {phase} given {without} is"
-                    f" {value:.4g}.",
-                )
-        return said
+            first = f"{first} {SIMULATION}"
+        without = ", ".join(self._uncovered)
+        given = [
+            f"Total epsilon is infinite; epsilon of {phase} given {without} is {value:.4g}."
+            for phase, value in report.phases.items()
+            if without and self.config.covers(phase)
+        ]
+        trained = [
+            f"Phase {phase} has no noise and trains on {who}, who have no guarantee."
+            for phase, who in self.volunteers.items()
+        ]
+        return [first, *reversed(given), *reversed(trained), *rest]
 
     def phase_lines(self) -> Iterator[str]:
         """A line for each phase, and one for the rounds that the budget does not cover."""
@@ -246,11 +237,11 @@ class PhasePlans:
 
     def by_accountant(self, accountant: Accountant) -> dict[str, float]:
         """Epsilon of an accountant's events, by RDP (`autodp`) and by the tightest valid bound."""
-        found = {}
+        epsilons = {}
         for name in ("autodp", "pld"):
             with suppress(ExperimentError):  # a backend without a bound for these releases
-                found[name] = accountant.by(name).epsilon(self.delta).epsilon
-        return found
+                epsilons[name] = accountant.by(name).epsilon(self.delta).epsilon
+        return epsilons
 
     @property
     def _uncovered(self) -> list[str]:
@@ -267,17 +258,12 @@ class PhasePlans:
             accountant.step_rounds(self.events[phase], count)
         return accountant
 
-    @property
-    def _attackable(self) -> bool:
-        return self.config.noise_multiplier != 0
-
 
 def _malicious(experiment: Experiment) -> np.ndarray:
     """`int64 [malicious]`: the clients of an adversary, in a simulation with one."""
-    if experiment.adversary is None:
-        return np.empty(0, dtype=np.int64)
-    known = POPULATIONS.population(experiment).adversary
-    return np.empty(0, dtype=np.int64) if known is None else known.malicious
+    attacked = experiment.adversary is not None
+    adversary = POPULATIONS.population(experiment).adversary if attacked else None
+    return np.empty(0, dtype=np.int64) if adversary is None else adversary.malicious
 
 
 def _contributions(experiment: Experiment, step: Mapping[str, Any]) -> Contributions:
@@ -292,32 +278,8 @@ def private_strategy(strategy: Strategy) -> CohortStrategy:
         ExperimentError: it is one of Flower's own, whose sums cannot be clipped and noised.
     """
     if not isinstance(strategy, CohortStrategy):
-        raise ExperimentError(
-            f"strategy {type(strategy).__name__!r} cannot be made private",
-            expected="one of fedrec's own strategies",
-            got="one of Flower's, whose averaging of updates cannot be controlled",
-            fix="set strategy.name = 'reptile', or 'fedavg' with weighting = 'uniform'",
-        )
+        raise not_private(strategy, more_than_sums(type(strategy)))
     return strategy
-
-
-def refuse_own_rounds(strategy: CohortStrategy) -> None:
-    """Refuse a strategy that aggregates replies by itself: noise is added to the sum that
-    `CohortStrategy.aggregate_train` gives to `apply`, and would not reach what it reads.
-
-    Raises:
-        ExperimentError: it does.
-    """
-    if not strategy.uses_only_sums():
-        name = type(strategy).__name__
-        raise ExperimentError(
-            f"strategy {name!r} cannot be made private: it sends or aggregates by itself, so no"
-            " noise would reach what it uses",
-            expected="configure_train and aggregate_train of CohortStrategy, and a rule in `apply`;"
-            " of a strategy that contains others, all of these in `by_phase`",
-            got=f"configure_train or aggregate_train of {name}'s own",
-            fix="move the rule to `apply`, or raise an error in `protect`, or leave out [privacy]",
-        )
 
 
 def _drawn(plan: Plan) -> str:
@@ -352,8 +314,8 @@ def _noise_and_signal(phase: str, plan: Plan, theta: Mapping[str, np.ndarray]) -
     if not noise:
         return []
     mechanism = plan.mechanism
-    kept = mechanism.kept * numbers * 8 / 2**20
-    memory = f" The server keeps up to {kept:.3g} MiB of noise of earlier rounds." if kept else ""
+    mib = mechanism.memory_arrays * numbers * 8 / 2**20
+    memory = f" The server keeps up to {mib:.3g} MiB of noise of earlier rounds." if mib else ""
     return [
         f"Noise of phase {phase} in a round: norm {noise:.4g} over {numbers:,} numbers; the largest"
         f" signal, all {plan.denominator:g} clients alike, has norm {signal:.4g}"
@@ -362,19 +324,8 @@ def _noise_and_signal(phase: str, plan: Plan, theta: Mapping[str, np.ndarray]) -
     ]
 
 
-def _refuse_secure_sums(experiment: Experiment, config: PrivacyConfig) -> None:
-    mechanism = config.noise()
-    if experiment.secure_aggregation and not mechanism.secure_sums:
-        raise ExperimentError(
-            f"the mechanism {mechanism.name!r} does not work with secure aggregation",
-            expected="a mechanism that needs nothing but the sum of all nodes",
-            got="secure-aggregation",
-            fix="set secure-aggregation = false, or choose another privacy.mechanism",
-        )
-
-
-def _refuse_interrupted_phases(config: PrivacyConfig, order: tuple[str, ...]) -> None:
-    """Refuse correlated noise in a phase between whose rounds there are those of others. Samplers
+def _check_consecutive(config: PrivacyConfig, order: tuple[str, ...]) -> None:
+    """Check that correlated noise is in no phase whose rounds those of others interrupt. Samplers
     bound the distance of a client's rounds in rounds of the experiment; in rounds of the phase,
     which are those that noise is correlated between, it is less.
 
@@ -401,25 +352,22 @@ def _refuse_interrupted_phases(config: PrivacyConfig, order: tuple[str, ...]) ->
             )
 
 
-def _refuse_unknown_phases(config: PrivacyConfig, strategy: CohortStrategy) -> None:
+def _check_phases(config: PrivacyConfig, parts: Mapping[str, CohortStrategy]) -> None:
+    """Check the names in `privacy.phases`, and that no phase delegates its rounds to inner
+    strategies: clip and noise are set on the strategy that sends the orders."""
     for phase in config.phases:
-        if phase not in strategy.by_phase:
+        if phase not in parts:
             raise ExperimentError(
                 f"there is no phase {phase!r}",
                 expected="phases of the strategy in privacy.phases",
                 got=repr(phase),
-                fix=did_you_mean(phase, strategy.by_phase),
+                fix=did_you_mean(phase, parts),
             )
-
-
-def _refuse_hidden_strategies(strategy: CohortStrategy) -> None:
-    """Refuse a strategy that delegates its rounds to inner strategies: clip and noise are set on
-    the strategy that sends the orders, and would not reach the inner ones."""
-    for phase, part in strategy.by_phase.items():
-        if list(part.by_phase.values()) != [part]:
+    for phase, part in parts.items():
+        if list(part.phases().values()) != [part]:
             raise ExperimentError(
                 f"phase {phase!r} delegates its rounds to other strategies, which have no plan",
-                expected="by_phase of the outer strategy, with those of all inner strategies",
+                expected="`phases` of the outer strategy, with those of all inner strategies",
                 got=type(part).__name__,
-                fix=f"correct by_phase of {type(part).__name__}, or use it without [privacy]",
+                fix=f"correct `phases` of {type(part).__name__}, or use it without [privacy]",
             )

@@ -46,14 +46,16 @@ from fedrec.protocol.messages import (
     SECURE_UNMASK,
     pack_sum,
     pack_train,
+    pack_words,
+    unpack_channel,
+    unpack_masked,
     unpack_train_order,
+    unpack_words,
 )
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.secure import KEY_BYTES, SEALED_BYTES, SEED_BYTES, ShareReply, UnmaskReply
-from fedrec.protocol.secure_messages import pack_words, unpack_channel, unpack_masked, unpack_words
 from fedrec.protocol.serialization import zero_copy_arrays
 from fedrec.secure import vector
-from fedrec.secure.fixed_point import digest_of
 from fedrec.secure.session import Session
 from server.cohort import Roster
 from server.exchange import DroppedReplies, answers
@@ -166,33 +168,31 @@ class SecureSums:
         channels, proofs = (
             zip(*(self._channels[node] for node in nodes), strict=True) if nodes else ((), ())
         )
-        form = vector.Form.of(self.experiment, self.settings, order, counts)
+        largest = self.settings.largest
+        bits = vector.session_bits(order.protection, sum(counts), len(counts), largest)
         session = Session(
             channels,
             self.settings.quorum(len(nodes)),
-            form.bits,
+            bits,
             counts,
-            digest_of(order, theta),
+            vector.digest_of(order, theta),
             proofs if any(proofs) else (),
         )
         heard += self._deal(session, nodes)
         orders = {
-            place: pack_train(record, replace(order, clients=groups[nodes[place]], secure=masking))
-            for place, masking in session.mask_orders().items()
+            rank: pack_train(record, replace(order, clients=groups[nodes[rank]], secure=masking))
+            for rank, masking in session.mask_orders().items()
         }
-        like = vector.sent_parts(np.zeros(vector.length(shapes), dtype=np.uint64), form.kind)
+        numbers = vector.length(shapes)
         masked, replies = self._ask(
-            nodes,
-            orders,
-            MessageType.TRAIN,
-            lambda found: unpack_masked(found, like),
+            nodes, orders, MessageType.TRAIN, lambda reply: unpack_masked(reply, numbers)
         )
         most = self.experiment.engine.max_failures
         answers([*heard, *replies], sent=list(groups), max_failures=most, dropped=self.dropped)
         total = self._unmask(session, nodes, masked)
         if total is None:
-            for place in masked:
-                self.dropped.dropped(nodes[place], "the round has no sum")
+            for rank in masked:
+                self.dropped.dropped(nodes[rank], "the round has no sum")
             log.warning(
                 "round %d has no sum: %d of the %d nodes that took part sent one, and %d are needed"
                 " to the end",
@@ -202,7 +202,7 @@ class SecureSums:
                 session.quorum,
             )
             return _nothing(shapes)
-        return vector.decoded(total, shapes, form)
+        return vector.decoded(total, shapes, bits)
 
     def _present(self, nodes: Sequence[int]) -> list[int]:
         """The online ones of some nodes; if they are too few for a sum, this waits for more, up to
@@ -212,12 +212,12 @@ class SecureSums:
         pause = _FIRST_LOOK
         while True:
             there = set(self.grid.get_node_ids())
-            found = [node for node in nodes if node in there]
+            online = [node for node in nodes if node in there]
             if (
-                len(found) >= min(self.settings.least_nodes, len(nodes))
+                len(online) >= min(self.settings.least_nodes, len(nodes))
                 or waited >= self.experiment.engine.timeout
             ):
-                return found
+                return online
             self._sleep(pause)
             waited = waited + pause
             pause = min(2 * pause, _LAST_LOOK)
@@ -225,16 +225,16 @@ class SecureSums:
     def _meet(self, nodes: Iterable[int]) -> list[Message]:
         """Ask new nodes for their channel keys; returns the errors among the replies."""
         new = [node for node in nodes if node not in self._channels]
-        contents = {place: RecordDict() for place in range(len(new))}
+        contents = {rank: RecordDict() for rank in range(len(new))}
         keys, replies = self._ask(new, contents, SECURE_CHANNEL, unpack_channel)
-        self._channels |= {new[place]: key for place, key in keys.items()}
+        self._channels |= {new[rank]: key for rank, key in keys.items()}
         return [reply for reply in replies if reply.has_error()]
 
     def _deal(self, session: Session, nodes: Sequence[int]) -> list[Message]:
         """The first exchange of a session; returns the errors among the replies."""
-        orders = {place: pack_words(order) for place, order in session.share_orders().items()}
+        orders = {rank: pack_words(order) for rank, order in session.share_orders().items()}
         dealt, replies = self._ask(
-            nodes, orders, SECURE_SHARES, lambda found: _shares(found, session.nodes)
+            nodes, orders, SECURE_SHARES, lambda content: _shares(content, session.nodes)
         )
         session.take_shares(dealt)
         errors = [reply for reply in replies if reply.has_error()]
@@ -246,11 +246,9 @@ class SecureSums:
         self, session: Session, nodes: Sequence[int], masked: Mapping[int, np.ndarray]
     ) -> np.ndarray | None:
         """The third exchange of a session, and the sum; None without one."""
-        orders = {
-            place: pack_words(order) for place, order in session.unmask_orders(masked).items()
-        }
+        orders = {rank: pack_words(order) for rank, order in session.unmask_orders(masked).items()}
         answers, replies = self._ask(
-            nodes, orders, SECURE_UNMASK, lambda found: _seeds(found, session.nodes)
+            nodes, orders, SECURE_UNMASK, lambda content: _seeds(content, session.nodes)
         )
         for reply in replies:
             if reply.has_error():
@@ -279,24 +277,24 @@ class SecureSums:
         Returns:
             What was read, by place; and the replies, with an error for each that could not be read.
         """
-        messages = [Message(content, nodes[place], kind) for place, content in contents.items()]
+        messages = [Message(content, nodes[rank], kind) for rank, content in contents.items()]
         if not messages:
             return {}, []
         sent = {message.metadata.dst_node_id: message for message in messages}
-        places = {nodes[place]: place for place in contents}
-        found: dict[int, Read] = {}
+        ranks = {nodes[rank]: rank for rank in contents}
+        parsed: dict[int, Read] = {}
         replies: list[Message] = []
         for reply in self.grid.send_and_receive(messages, timeout=self.experiment.engine.timeout):
             node = reply.metadata.src_node_id
             if not reply.has_error():
                 try:
-                    found[places.pop(node)] = read(reply.content)  # a second answer is refused
+                    parsed[ranks.pop(node)] = read(reply.content)  # a second answer is refused
                 except Exception as error:  # untrusted input may be anything
                     reason = f"the answer to {kind} is left out: {error}"
                     log.warning("node %d: %s", node, reason)
                     reply = Message(Error(_UNREADABLE, reason), reply_to=sent[node])
             replies.append(reply)
-        return dict(sorted(found.items())), replies
+        return dict(sorted(parsed.items())), replies
 
 
 def _shares(content: RecordDict, nodes: int) -> ShareReply:
@@ -329,4 +327,6 @@ def _seeds(content: RecordDict, nodes: int) -> UnmaskReply:
 
 def _nothing(shapes: vector.Shapes) -> TrainSum:
     """The sum of a round without replies."""
-    return TrainSum({name: np.zeros(one.shape) for name, one in shapes.items()}, 0, 0.0, 0, 0.0, 0)
+    return TrainSum(
+        {name: np.zeros(shape_of.shape) for name, shape_of in shapes.items()}, 0, 0.0, 0, 0.0, 0
+    )

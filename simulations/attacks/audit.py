@@ -22,7 +22,7 @@ from fedrec.experiment.phases import MAIN, phases_of
 from simulations.attacks.base import Attack, Attacked, AttackOutcome, AttackRun
 
 if TYPE_CHECKING:
-    from fedrec.attacks.claim import PrivacyClaim
+    from fedrec.attacks.canaries import PrivacyClaim
     from fedrec.attacks.verdict import Audit, Audited
     from fedrec.privacy.ledger import Charge
     from fedrec.privacy.plan import Plan
@@ -180,7 +180,7 @@ class CanaryAudit(Attack):
         self, attacked: Attacked, phase: str, charges: list[Charge], rounds: int
     ) -> PrivacyClaim:
         """The claim on the releases of a phase."""
-        from fedrec.attacks.claim import PrivacyClaim
+        from fedrec.attacks.canaries import PrivacyClaim
         from simulations.attacks.canary_claims import charged_claim, expected_cohort
 
         stated = self.config

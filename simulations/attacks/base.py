@@ -232,7 +232,7 @@ def _figures(success: Success) -> list[tuple[str, Figure, float, str]]:
         ("accuracy", success.accuracy, success.majority, ""),
         ("balanced accuracy", success.balanced_accuracy, 0.5, "balanced_accuracy"),
         ("AUC", success.auc, 0.5, ""),
-        (caught, success.found, success.false_alarms, "found"),
+        (caught, success.members_found, success.false_alarms, "found"),
     ]
 
 

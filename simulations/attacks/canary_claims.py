@@ -14,29 +14,34 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Strategy
 
-from fedrec.attacks.canaries import CanaryPlan, Directions, Observations
-from fedrec.attacks.claim import PrivacyClaim
+from fedrec.attacks.canaries import CanaryPlan, Directions, Observations, PrivacyClaim
 from fedrec.components.registry import MODEL, SAMPLER, STRATEGY, resolve
 from fedrec.data.population import POPULATIONS
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import phase_at, phases_of
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.events import GAUSSIAN
+from fedrec.privacy.accounting.sampling import Full
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Charge, Ledger
 from fedrec.privacy.plan import Plan
+from fedrec.protocol.serialization import from_record, zero_copy_arrays
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.files import open_atomically
 from fedrec.runtime.ragged import add_prefix, strip_prefix
-from server.callbacks.base import Callback
+from server.callbacks.base import Observer
 from server.checkpoint import make_strategy
 from server.cohort import SampledCohorts
 from server.privacy.phase_plans import PhasePlans
-from strategies.base import Cohorts, CohortStrategy
+from strategies.base import Aggregate, Cohorts, CohortStrategy, parts_of, server_rate
 
 _FILE = "canaries.npz"
 _DAMAGED = (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error)
@@ -75,7 +80,7 @@ class CanaryReleases:
         )
 
 
-class Watch(Callback):
+class Watch(Observer):
     """Records what each audited round releases, and saves it when the run is finished.
 
     Args:
@@ -86,6 +91,7 @@ class Watch(Callback):
         self._plans = plans
         self._recorded: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {n: {} for n in plans}
         self._directions: dict[str, Directions] = {}
+        self._before: dict[str, np.ndarray] = {}
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`.
@@ -101,25 +107,52 @@ class Watch(Callback):
                 fix=f"remove {run.path} and start again",
             )
         experiment = run.experiment
-        self._private = experiment.privacy is not None
         self._phases = phases_of(experiment)
-        self._rate = server_rate(experiment)
+        self._rate = rate_of(experiment)
         model = resolve(MODEL, experiment.model.name)
         schema = POPULATIONS.population(experiment).schema()
         self._room = getattr(model(experiment.settings(MODEL), schema), "room", {})
 
-    def on_release(self, round_number: int, mean: Mapping[str, np.ndarray]) -> None:
-        """The noisy mean update of a private round, before the strategy's rule."""
-        self._record(round_number, mean)
+    def observe(self, strategy: Strategy) -> None:
+        """Record the noisy mean update that a private phase gives to its rule; without `[privacy]`,
+        what each round adds to the parameters."""
+        private = [part for part in parts_of(strategy) if getattr(part, "privacy", None)]
+        for part in private:
+            part.apply = self._recording(part.apply)  # type: ignore[attr-defined, union-attr]
+        if not private:
+            strategy.configure_train = self._remembering(strategy.configure_train)  # type: ignore[method-assign]
+            strategy.aggregate_train = self._comparing(strategy.aggregate_train)  # type: ignore[method-assign]
 
-    def on_update(
-        self, round_number: int, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
-    ) -> None:
-        """Parameters before and after a round; read-only. Not called on the flower engine."""
-        if not self._private:
-            rate = self._rate(round_number)
-            changes = {n: (after[n].astype(np.float64) - before[n]) / rate for n in after}
-            self._record(round_number, changes)
+    def _recording(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
+            total = aggregate.total(theta)
+            mean = {name: value / aggregate.clients for name, value in total.items()}
+            self._record(aggregate.round, mean)
+            return apply(theta, aggregate)
+
+        return recorded
+
+    def _remembering(self, configure: Callable[..., Any]) -> Callable[..., Any]:
+        def configured(number: int, arrays: ArrayRecord, *others: Any) -> Any:
+            self._before = from_record(arrays)
+            return configure(number, arrays, *others)
+
+        return configured
+
+    def _comparing(self, aggregate: Callable[..., Any]) -> Callable[..., Any]:
+        def compared(number: int, replies: Any) -> Any:
+            arrays, metrics = aggregate(number, replies)
+            before = self._before
+            after = before if arrays is None else zero_copy_arrays(arrays)
+            rate = self._rate(number)
+            changes = {
+                name: (after[name].astype(old.dtype).astype(np.float64) - old) / rate
+                for name, old in before.items()
+            }
+            self._record(number, changes)
+            return arrays, metrics
+
+        return compared
 
     def on_end(self, result: Result) -> None:
         """The run is finished."""
@@ -153,13 +186,12 @@ class Watch(Callback):
         )
 
 
-def server_rate(experiment: Experiment) -> Callable[[int], float]:
+def rate_of(experiment: Experiment) -> Callable[[int], float]:
     """Factor of a round's noisy mean in the strategy, by the number of the round, from 1."""
-    strategy = resolve(STRATEGY, experiment.strategy.name)
     settings = experiment.settings(STRATEGY)
-    if not issubclass(strategy, CohortStrategy):
+    if not issubclass(resolve(STRATEGY, experiment.strategy.name), CohortStrategy):
         return lambda round_number: 1.0
-    return lambda round_number: strategy.server_rate(settings, round_number)
+    return lambda round_number: server_rate(settings, round_number)
 
 
 def observed(
@@ -203,7 +235,7 @@ def _cohorts(experiment: Experiment, phase: str) -> Cohorts:
     clients = POPULATIONS.population(experiment).partition.training_clients
     drawn = SampledCohorts.without_nodes(experiment, clients)
     strategy = make_strategy(experiment, drawn)
-    return strategy.by_phase[phase].cohorts if isinstance(strategy, CohortStrategy) else drawn
+    return strategy.phases()[phase].cohorts if isinstance(strategy, CohortStrategy) else drawn
 
 
 def recorded(folder: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, CanaryReleases]:
@@ -263,14 +295,14 @@ def check_auditable(experiment: Experiment, *, stated: bool) -> None:
         return
     strategy = resolve(STRATEGY, experiment.strategy.name)
     phased = issubclass(strategy, CohortStrategy)
-    if phased and strategy.by_phase is not CohortStrategy.by_phase:
+    if phased and strategy.phases is not CohortStrategy.phases:
         raise ExperimentError(
             f"strategy {experiment.strategy.name!r} has phases, whose releases differ",
             expected="the claim of the experiment's table [privacy], which has one for each phase",
             got="a single claim on the command line",
             fix="add [privacy] and leave out --clip and --noise-std",
         )
-    if experiment.privacy is None and server_rate(experiment)(experiment.rounds) <= 0:
+    if experiment.privacy is None and rate_of(experiment)(experiment.rounds) <= 0:
         anneal = experiment.strategy.options.get("anneal-rounds")
         raise ExperimentError(
             "the last rounds cannot be audited: their server rate is 0, so the parameters do not"
@@ -334,7 +366,7 @@ def charges_of(run: RunFolder, phase: str) -> list[Charge]:
     """The lines of a run's privacy ledger for the rounds of a phase."""
     phases = phases_of(run.experiment)
     charges = Ledger(run.path / "privacy.jsonl").charges
-    return [c for c in charges if phase_at(phases, c.round_number).name == phase]
+    return [charge for charge in charges if phase_at(phases, charge.round_number).name == phase]
 
 
 def expected_cohort(experiment: Experiment, clients: int) -> float:
@@ -364,7 +396,10 @@ def _check_claim(privacy: PrivacyConfig) -> None:
             "replace-one: a canary's other sign is another client",
         ),
         "mechanism": (
-            mechanism.pair(1.0).mu is not None,
+            all(
+                release.mechanism == GAUSSIAN
+                for release in mechanism.releases(1.0, 1, Full(), "replace-one")
+            ),
             "Gaussian noise",
         ),
         "placement": (

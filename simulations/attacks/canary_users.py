@@ -104,7 +104,7 @@ class Reserved(Model):
 
     def kernel(self) -> KernelModel | None:
         """The declaration for native code; None if native code does not support the model."""
-        return self.base.declared_kernel() if set(self.room) <= set(self.item_tables) else None
+        return self.base.kernel() if set(self.room) <= set(self.item_tables) else None
 
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Mean loss over the last dimension, `[C, B] -> [C]`: cross-entropy (PrivRec eq. 2) or
@@ -182,6 +182,7 @@ class Canary(Step):
         self.base: Step = registry.resolve(registry.STEP, config.base)(
             config.other(), model, device
         )
+        self.private = self.base.private_patterns  # type: ignore[misc]
         self._directions: Directions | None = None
 
     def assign(self, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
@@ -195,10 +196,10 @@ class Canary(Step):
         self,
         parameters: Mapping[str, Tensor],
         block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        client_params: Mapping[str, Tensor] | None = None,
     ) -> Updates:
         """The fixed updates of a block of canaries."""
-        return one_by_one(parameters, block, own, self._fixed)
+        return one_by_one(parameters, block, client_params, self._fixed)
 
     def _fixed(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
@@ -219,27 +220,11 @@ class Canary(Step):
         """Fresh parameters that this step trains with those of the `model`."""
         return self.base.added_parameters(model, generator)
 
-    def private_names(self, names: list[str]) -> list[str]:
-        """The parameters among `names` that stay on the device between rounds and are never
-        sent."""
-        return self.base.private_names(names)
-
-    @property
-    def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of private parameter names, each of which must match a parameter."""
-        return self.base.private_patterns
-
     @property
     def uploads(self) -> int | None:
         """Largest number of rounds that a client may take part in, which its device enforces; None:
         any number."""
         return self.base.uploads
-
-    @property
-    def keeps(self) -> bool:
-        """True if state stays on the device: private parameters, or the number of rounds that it
-        took part in."""
-        return self.base.keeps
 
 
 # The canary clients of an audit in the data: another dataset with users without rows and features

@@ -92,7 +92,7 @@ class PrivRecAttack(MembershipAttack):
         population = attacked.population
         shadow = attacked.systems[_SHADOW]
         known = np.setdiff1d(population.partition.training_clients, attacked.users)
-        _, items = population.liked(known)
+        items = population.rows(known, positive=True).items
         data = population.interactions
         popularity = np.bincount(items, minlength=data.num_items)
         describer = Describer(

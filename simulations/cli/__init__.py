@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line. Commands import what they need when they run, so that `fedrec --help` answers
-at once."""
+"""The command line. The module of a command is imported when it runs, so that `fedrec --help`
+answers at once."""
 
 from __future__ import annotations
 
@@ -10,144 +10,97 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pkgutil import resolve_name
 from typing import Annotated
 
+import click
 import typer
+import typer.core
 
 from fedrec.errors import DataError, FedrecError, RunError
-from simulations.cli import (
-    attacks,
-    bench,
-    data,
-    deploy,
-    doctor,
-    listing,
-    privacy,
-    reproduce,
-    results,
-    run,
-    sweep,
-)
-from simulations.cli.data import split
-from simulations.cli.options import GroupedCommands, command_of
+from simulations.cli.options import command_of
 from simulations.flower_commands import disable_telemetry
 
-app = typer.Typer(
-    cls=GroupedCommands,
-    help="Federated recommender systems with differential privacy: simulate, measure, deploy.",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-RUN = "Run"
-COMPARE = "Compare and report"
-DATA = "Data"
-PRIVACY = "Privacy"
-DEPLOYMENT = "Deployment"
-EXTEND = "Components and installation"
+_GROUPS = {
+    "Run": {
+        "run": ("run:run", "Run an experiment."),
+        "try": ("run:try_", "Train a federated recommender on your own table."),
+        "demo": ("run:demo", "PrivRec beside others; no data needed."),
+        "resume": ("run:resume", "Continue a run or a sweep."),
+        "sweep": ("studies:sweep", "Run an experiment with many settings and seeds."),
+        "reproduce": ("studies:reproduce", "Reproduce a table or figure of a paper."),
+    },
+    "Compare and report": {
+        "compare": ("results:compare", "Compare systems by paired tests over users."),
+        "report": ("results:report", "Write an HTML report of runs."),
+        "recommend": ("results:recommend", "Recommend new items with the model of a finished run."),
+        "export": ("results:export", "Write a finished run's model for devices (ONNX)."),
+    },
+    "Data": {
+        "data": ("data:app", "List, fetch, import and inspect datasets."),
+        "perturb": ("data:perturb", "Apply an experiment's perturbation without training."),
+        "synthesise": (
+            "data:synthesise",
+            "Write synthetic training rows, and measure what they reveal.",
+        ),
+    },
+    "Privacy": {
+        "privacy": ("privacy:app", "Epsilon of a run, noise for a target, explanations."),
+        "attack": ("attacks:app", "Membership and attribute inference attacks."),
+        "audit": ("attacks:audit", "Test the privacy claim of an experiment with canary clients."),
+    },
+    "Deployment": {
+        "deploy": ("deploy:app", "Deploy on real clients: create, start, run experiments, stop."),
+        "client": ("deploy:client", "Run a real client until it is stopped."),
+    },
+    "Components and installation": {
+        "list": (
+            "listing:show",
+            "List components and experiments, or the settings of one.",
+        ),
+        "new": ("results:new", "Create a component of your own and its test."),
+        "doctor": ("doctor:doctor", "Check the installation."),
+    },
+}
+"""Commands by the heading below which the help lists them: function or group, and one line."""
 START = """fedrec demo                     PrivRec, without and with privacy, on synthetic data
 fedrec try ratings.csv          a federated recommender on your own table
 fedrec run privrec-synthetic    a shipped experiment; fedrec list experiment names all
 fedrec report RUN -o page.html  an HTML report of a run
 fedrec --help                   all commands"""
 
-app.command("run", rich_help_panel=RUN, short_help="Run an experiment.")(run.run)
-app.command(
-    "try", rich_help_panel=RUN, short_help="Train a federated recommender on your own table."
-)(run.try_)
-app.command("demo", rich_help_panel=RUN, short_help="PrivRec beside others; no data needed.")(
-    run.demo
+
+class Commands(typer.core.TyperGroup):
+    """All commands, whose help lists them in groups."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names, in the order of the help."""
+        return [name for group in _GROUPS.values() for name in group]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """A command, of which the module is imported; None: there is none."""
+        for group in _GROUPS.values():
+            if cmd_name in group:
+                path, about = group[cmd_name]
+                return command_of(resolve_name(f"simulations.cli.{path}"), cmd_name, about)
+        return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one section for each group."""
+        width = max(map(len, self.list_commands(ctx)))
+        for title, group in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", group[name][1]) for name in group])
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Federated recommender systems with differential privacy: simulate, measure, deploy.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("resume", rich_help_panel=RUN, short_help="Continue a run or a sweep.")(run.resume)
-app.command(
-    "sweep", rich_help_panel=RUN, short_help="Run an experiment with many settings and seeds."
-)(sweep.sweep)
-app.command("reproduce", rich_help_panel=RUN, short_help="Reproduce a table or figure of a paper.")(
-    reproduce.reproduce
-)
-app.command(
-    "compare", rich_help_panel=COMPARE, short_help="Compare systems by paired tests over users."
-)(results.compare)
-app.command("report", rich_help_panel=COMPARE, short_help="Write an HTML report of runs.")(
-    results.report
-)
-app.add_typer(
-    bench.app,
-    name="bench",
-    rich_help_panel=COMPARE,
-    help="FedRec-Bench: systems under one protocol, a cell at a time.",
-)
-app.command(
-    "recommend",
-    rich_help_panel=COMPARE,
-    short_help="Recommend new items with the model of a finished run.",
-)(results.recommend)
-app.command(
-    "export", rich_help_panel=COMPARE, short_help="Write a finished run's model for devices (ONNX)."
-)(results.export)
-app.add_typer(
-    data.app,
-    name="data",
-    rich_help_panel=DATA,
-    help="List, fetch, import and inspect datasets.",
-)
-data.app.command("split", short_help="Write the rows of a run and the part of each.")(split)
-data.app.command("glove-subset", short_help="Extract the GloVe vectors of users' metadata.")(
-    data.glove_subset
-)
-app.command(
-    "perturb",
-    rich_help_panel=DATA,
-    short_help="Apply an experiment's perturbation without training.",
-)(data.perturb)
-app.command(
-    "synthesise",
-    rich_help_panel=DATA,
-    short_help="Write synthetic training rows, and measure what they reveal.",
-)(data.synthesise)
-app.add_typer(
-    privacy.app,
-    name="privacy",
-    rich_help_panel=PRIVACY,
-    help="Epsilon of a run, noise for a target, explanations.",
-)
-privacy.app.command("users", short_help="Compute each user's epsilon.")(privacy.users)
-app.add_typer(
-    attacks.app,
-    name="attack",
-    rich_help_panel=PRIVACY,
-    help="Membership and attribute inference attacks.",
-)
-app.command(
-    "audit",
-    cls=attacks.AttackCommand,
-    rich_help_panel=PRIVACY,
-    help=attacks.AUDIT,
-    short_help="Test the privacy claim of an experiment with canary clients.",
-)(attacks.attack)
-app.add_typer(
-    deploy.app,
-    name="deploy",
-    rich_help_panel=DEPLOYMENT,
-    help="Deploy on real clients: create, start, run experiments, stop.",
-)
-deploy.app.command("renew", short_help="Replace the certificates by new ones for the same keys.")(
-    deploy.renew
-)
-deploy.app.command("revoke", short_help="Refuse the keys of a node from now on.")(deploy.revoke)
-app.command("client", rich_help_panel=DEPLOYMENT)(deploy.client)
-app.command(
-    "list",
-    rich_help_panel=EXTEND,
-    short_help="List components and experiments, or the settings of one.",
-)(listing.list_components)
-app.command(
-    "new",
-    rich_help_panel=EXTEND,
-    short_help="Create a component of your own and its test.",
-)(results.new)
-app.command("doctor", rich_help_panel=EXTEND, short_help="Check the installation.")(doctor.doctor)
 
 DEBUG = "FEDREC_DEBUG"
 _OF_DISKS = (errno.EIO, errno.ENOSPC, errno.EROFS, errno.EDQUOT)  # also where no file is named
@@ -186,7 +139,7 @@ def main() -> None:
     disable_telemetry(os.environ)
     try:
         with _warnings_shown(), _unusable_files_told():
-            command_of(app)()
+            app()
     except FedrecError as error:
         if os.environ.get(DEBUG):
             raise

@@ -125,9 +125,7 @@ class AttackGroup(typer.core.TyperGroup):
         except ExperimentError as error:
             return _broken(cmd_name, error)
         short = " ".join(about.partition("\n\n")[0].split())
-        app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(cmd_name, cls=AttackCommand, help=about, short_help=short)(attack)
-        return command_of(app)
+        return command_of(attack, cmd_name, short, cls=AttackCommand, help=about)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -151,12 +149,12 @@ def _broken(name: str, error: FedrecError) -> click.Command:
     return click.Command(name, context_settings=lenient, callback=fail, short_help=about)
 
 
-app = typer.Typer(cls=AttackGroup, no_args_is_help=True, rich_markup_mode=None)
-
-
-@app.callback()
-def _attack() -> None:
-    """Membership and attribute inference attacks, and audits."""
+app = options.group(
+    "Membership and attribute inference attacks, and audits.",
+    cls=AttackGroup,
+    callback=lambda: None,
+)
+audit = command_of(attack, "audit", "Test a privacy claim.", cls=AttackCommand, help=AUDIT)
 
 
 def _class_of(name: str) -> type:

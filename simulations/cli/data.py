@@ -6,31 +6,52 @@ from __future__ import annotations
 import io
 import json
 import math
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
+import pandas as pd
 import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
 
+from fedrec.components.registry import DATASET, available, builtin_names, resolve
+from fedrec.data.download import fetch as download
+from fedrec.data.download import import_data
+from fedrec.data.perturbation import Perturbed, perturbation_of
+from fedrec.data.population import Population, read_interactions
+from fedrec.data.reader import Reader, data_directory
+from fedrec.errors import DataError, ExperimentError
+from fedrec.experiment.loading import load
+from fedrec.experiment.schema import Experiment
+from fedrec.experiment.sections import override
+from fedrec.models.priors import read_glove
+from fedrec.perturb.noisy_cooccurrence import disclosure
+from fedrec.perturb.substitutes import FIGURE, measured_similarity
+from fedrec.privacy.personal import PriorsConfig
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.ids import read_ids
+from fedrec.runtime.files import write_atomically
+from fedrec.runtime.shared_memory import finite
 from simulations.cli import options
 from simulations.cli.options import AsJson, Named
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from fedrec.data.perturbation import Perturbed
-    from fedrec.data.population import Population
-    from fedrec.data.reader import Reader
-    from fedrec.experiment.schema import Experiment
-
-
 # `fedrec data`: list, fetch, import and inspect datasets. Data are downloaded only by `fetch`.
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="List, fetch, import and inspect datasets.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 def _names(incomplete: str) -> list[str]:
-    from fedrec.components.registry import DATASET, builtin_names
-
     return [name for name in builtin_names(DATASET) if name.startswith(incomplete)]
 
 
@@ -45,12 +66,6 @@ Settings = Annotated[
 @app.command("list")
 def list_datasets() -> None:
     """List the datasets and whether their files are present."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from fedrec.components.registry import DATASET, available
-    from fedrec.data.reader import data_directory
-
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("name", "here", "fetch", "about"):
         table.add_column(column, overflow="fold")
@@ -67,9 +82,6 @@ def list_datasets() -> None:
 @app.command(short_help="Download a dataset from its publisher and verify it.")
 def fetch(name: Name) -> None:
     """Download a dataset from its publisher, verify size and SHA-256, and unpack it."""
-    from fedrec.data.download import fetch as download
-    from fedrec.errors import DataError
-
     reader = _reader(name, [])
     source = reader.source
     if source is None or not source.archives:
@@ -94,16 +106,12 @@ def import_(
     path: Annotated[Path, typer.Argument(help="Local archive, folder or file with the data.")],
 ) -> None:
     """Verify a local archive or folder and install its dataset."""
-    from fedrec.data.download import import_data
-
     typer.echo(import_data(name, path))
 
 
 @app.command()
 def info(name: Name, settings: Settings = None) -> None:
     """Read and verify a dataset, and print its statistics."""
-    import numpy as np
-
     reader = _reader(name, settings or [])
     data = reader.described(reader.read())
     cells = data.num_users * data.num_items
@@ -135,9 +143,6 @@ def info(name: Name, settings: Settings = None) -> None:
 
 
 def _reader(name: str, settings: list[str]) -> Reader:
-    from fedrec.components.registry import DATASET, resolve
-    from fedrec.experiment.sections import override
-
     table: dict = {}
     for text in settings:
         table = override(table, text)
@@ -152,14 +157,6 @@ def _presence(reader: Reader) -> str:
 
 
 def _with_bar(work):
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bars:
@@ -179,10 +176,6 @@ def refuse_unusable(output: Path) -> None:
         ExperimentError: the format is unknown, needs a package that is not installed, or the path
             is that of a folder.
     """
-    from importlib.util import find_spec
-
-    from fedrec.errors import ExperimentError
-
     if output.is_dir():
         raise ExperimentError(
             "cannot write the table",
@@ -214,8 +207,6 @@ def write_table(table: pd.DataFrame, output: Path, csv: str | None = None) -> No
         output: the file, see `refuse_unusable`.
         csv: the text of a CSV file; default: that of the table.
     """
-    from fedrec.runtime.files import write_atomically
-
     if output.suffix == ".csv":
         write_atomically(output, table.to_csv(index=False) if csv is None else csv)
         return
@@ -243,10 +234,6 @@ _TITLES = {
 def perturb(experiment: Named, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Apply an experiment's perturbation without training, and report its effect and its
     guarantee."""
-    from fedrec.data.perturbation import perturbation_of
-    from fedrec.experiment.loading import load
-    from fedrec.runtime.shared_memory import finite
-
     loaded = load(experiment, overrides or [])
     population, perturbed = perturbed_population(loaded)
     found = {
@@ -270,12 +257,6 @@ def synthesise(
 
     For example: fedrec synthesise upc-sdg-office --output synthetic.csv
     """
-    from fedrec.data.perturbation import perturbation_of
-    from fedrec.experiment.loading import load
-    from fedrec.perturb.noisy_cooccurrence import disclosure
-    from fedrec.perturb.substitutes import FIGURE, measured_similarity
-    from fedrec.runtime.shared_memory import finite
-
     refuse_unusable(output)
     loaded = load(experiment, overrides or [])
     population, perturbed = perturbed_population(loaded)
@@ -288,7 +269,7 @@ def synthesise(
         "table": str(output),
         "rows": len(perturbed.rows),
         "training rows": len(real),
-        **disclosure(real, perturbed, loaded.seed).table(),
+        **disclosure(real, perturbed, loaded.seed),
         **figures,
         "in words": perturbation_of(loaded).words(),  # type: ignore[union-attr]
     }
@@ -304,9 +285,6 @@ def perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]
     Raises:
         ExperimentError: it perturbs nothing.
     """
-    from fedrec.data.population import Population
-    from fedrec.errors import ExperimentError
-
     if experiment.perturb is None:
         raise ExperimentError(
             f"experiment {experiment.name!r} perturbs nothing",
@@ -320,9 +298,6 @@ def perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]
 
 def print_figures(found: dict[str, Any]) -> None:
     """Counts and shares line by line, spreads over clients as tables, and last the sentences."""
-    from rich.console import Console
-    from rich.table import Table
-
     console = Console()
     for name, value in found.items():
         if isinstance(value, dict):
@@ -356,6 +331,7 @@ def _shown(value: Any) -> str:
 # small table.
 
 
+@app.command(short_help="Extract the GloVe vectors of users' metadata.")
 def glove_subset(
     file: Annotated[
         Path, typer.Argument(help="GloVe text file, such as glove.6B.50d.txt.", exists=True)
@@ -367,14 +343,6 @@ def glove_subset(
     overrides: Annotated[list[str] | None, options.overrides()] = None,
 ) -> None:
     """Extract the vectors of the words in users' metadata from a GloVe file."""
-    import json
-
-    from fedrec.data.population import read_interactions
-    from fedrec.experiment.loading import load
-    from fedrec.models.priors import read_glove
-    from fedrec.privacy.personal import PriorsConfig
-    from fedrec.runtime.files import write_atomically
-
     loaded = load(experiment, overrides or [])
     named = PriorsConfig.parse(loaded.step.options.get("priors") or {}).words
     labels = {
@@ -392,6 +360,7 @@ def glove_subset(
     typer.echo(output)
 
 
+@app.command(short_help="Write the rows of a run and the part of each.")
 def split(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     output: Annotated[Path, options.output("Output file: .csv or .parquet.")],
@@ -401,13 +370,6 @@ def split(
 
     For example: fedrec data split runs/films -o split.csv
     """
-    import numpy as np
-
-    from fedrec.data.population import Population
-    from fedrec.errors import DataError
-    from fedrec.runs.folder import RunFolder
-    from fedrec.runs.ids import read_ids
-
     refuse_unusable(output)
     folder = RunFolder(run)
     population = Population.of(folder.experiment)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # `fedrec deploy`: create, start, inspect, use and stop a deployment of real clients.
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = options.group("Deploy on real clients: create, start, run experiments, stop.")
 
 
 def _deployment(folder: str) -> Deployment:
@@ -372,6 +372,7 @@ def client(
 # `fedrec deploy renew` and `revoke`: new certificates, and keys that are not accepted any more.
 
 
+@app.command(short_help="Replace the certificates by new ones for the same keys.")
 def renew(deployment: Folder) -> None:
     """Replace the certificates of SuperLink, gateway and nodes by new ones, which are valid for 825
     days, for the same keys."""
@@ -388,6 +389,7 @@ def renew(deployment: Folder) -> None:
         typer.echo(file)
 
 
+@app.command(short_help="Refuse the keys of a node from now on.")
 def revoke(
     deployment: Folder,
     node: Annotated[str, typer.Argument(help="Name of the node's folder, such as node-3.")],

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec doctor`: check the installation and the resources of this machine."""
+"""`fedrec doctor`: check the installation and the resources of this machine. Each check imports
+what it checks, so that one that fails does not hide the others."""
 
 from __future__ import annotations
 
@@ -7,45 +8,30 @@ import importlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import typer
 
-Check = Callable[[], str]
-
-
-class _FailedCheck(Exception):
-    """A check that failed; its text states the fix."""
+PACKAGES = ("flwr", "torch", "numpy", "numba", "pandas", "autodp", "ray", "pydantic")
 
 
 def doctor() -> None:
     """Check the installation; the exit status is 1 if a check fails."""
-    ill = False
-    for name, check in _checks():
+    failed = False
+    checks = {package: lambda package=package: _version(package) for package in PACKAGES}
+    for name, check in {**checks, **_CHECKS}.items():
         try:
             typer.echo(f"ok    {name}: {check()}")
         except Exception as error:
-            ill = True
+            failed = True
             typer.secho(f"WRONG {name}: {error}", fg=typer.colors.RED)
-    raise typer.Exit(1 if ill else 0)
+    raise typer.Exit(1 if failed else 0)
 
 
-def _checks() -> Iterator[tuple[str, Check]]:
-    yield "python", _python
-    yield "our packages", _origins
-    for package in ("flwr", "torch", "numpy", "numba", "pandas", "autodp", "ray", "pydantic"):
-        yield package, lambda package=package: _version(package)
-    yield "flower", _flower
-    yield "devices", _devices
-    yield "kernel", _kernel
-    yield "shared memory", _shared_memory
-    yield "data", _data
-    yield "runs", _runs
-
-
-def _python() -> str:
-    return f"{sys.version.split()[0]} at {sys.executable}"
+def _version(package: str) -> str:
+    importlib.import_module(package)
+    return version(package)
 
 
 def _origins() -> str:
@@ -54,48 +40,34 @@ def _origins() -> str:
     from fedrec.errors import ROOT, require_own_packages
 
     require_own_packages()
-    return f"all below {ROOT}"
-
-
-def _version(package: str) -> str:
-    from importlib.metadata import version
-
-    importlib.import_module(package)
-    return version(package)
+    return f"all below {ROOT}; Python {sys.version.split()[0]} at {sys.executable}"
 
 
 def _flower() -> str:
     from simulations.engines.grid import TaskIdentity, identify_server
+    from simulations.flower_commands import script
 
     identify_server()
-    commands = Path(sys.executable).parent
-    found = (commands / "flower-superlink").exists() or shutil.which("flower-superlink")
-    if not found:
-        raise _FailedCheck("flower-superlink is not there; pip install 'flwr[simulation]'")
-    return f"messages can be made (run {TaskIdentity.run_id}), commands in {commands}"
+    return f"messages can be made (run {TaskIdentity.run_id}), commands as {script('flwr')}"
 
 
 def _devices() -> str:
     import torch
 
     cores = len(os.sched_getaffinity(0))
-    cuda = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
+    cuda = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return f"{cores} cores, {', '.join(cuda) or 'no CUDA device'}"
 
 
 def _kernel() -> str:
     """The kernel is compiled on first use and then cached."""
-    from fedrec.runtime.compiled_code import cache_folder, is_compiled
+    from fedrec.kernel.compiled import cache_folder, is_compiled
 
     folder = cache_folder()
     if is_compiled():
         return f"compiled, in {folder}"
-    existing = next(parent for parent in folder.parents if parent.exists())
-    if not os.access(existing, os.W_OK):
-        raise _FailedCheck(
-            f"{existing} is not writable, so each process compiles the kernel again (a minute); set"
-            " FEDREC_CACHE"
-        )
+    fix = "so each process compiles the kernel again (a minute); set FEDREC_CACHE"
+    _require_writable(folder.parent, fix)
     return f"will be compiled once (a minute), into {folder}"
 
 
@@ -105,9 +77,7 @@ def _shared_memory() -> str:
         return "no /dev/shm; Ray will use files"
     free = shutil.disk_usage("/dev/shm").free / 2**20
     if free < 300:
-        raise _FailedCheck(
-            f"{free:.0f} MiB free in /dev/shm, expected 300; --engine serial does not need it"
-        )
+        raise OSError(f"{free:.0f} MiB free, expected 300; --engine serial does not need it")
     return f"{free:.0f} MiB free in /dev/shm"
 
 
@@ -122,10 +92,24 @@ def _data() -> str:
 
 def _runs() -> str:
     folder = Path(os.environ.get("FEDREC_RUNS", "runs"))
-    existing = next(
-        parent for parent in [folder.resolve(), *folder.resolve().parents] if parent.exists()
-    )
+    existing = _require_writable(folder.resolve(), "set FEDREC_RUNS")
+    return f"{folder} ({shutil.disk_usage(existing).free / 2**30:.0f} GiB free)"
+
+
+def _require_writable(folder: Path, fix: str) -> Path:
+    """The folder or the nearest one above it that exists."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(existing, os.W_OK):
-        raise _FailedCheck(f"{existing} is not writable; set FEDREC_RUNS")
-    free = shutil.disk_usage(existing).free / 2**30
-    return f"{folder} ({free:.0f} GiB free)"
+        raise OSError(f"{existing} is not writable, {fix}")
+    return existing
+
+
+_CHECKS = {
+    "our packages": _origins,
+    "flower": _flower,
+    "devices": _devices,
+    "kernel": _kernel,
+    "shared memory": _shared_memory,
+    "data": _data,
+    "runs": _runs,
+}

@@ -3,21 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
 
 import typer
+from rich.console import Console
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fedrec.experiment.schema import Experiment
-    from fedrec.runs.result import Result
-    from simulations.studies.declaration import Study, TaskJob
-
+from clients.steps.statistics import SufficientStatistics
+from fedrec.components.registry import STEP, resolve
+from fedrec.errors import ExperimentError, RunError
+from fedrec.experiment.schema import Experiment
+from fedrec.report.summary import (
+    early_stopping_line,
+    input_lines,
+    private_lines,
+    significance_line,
+    summary_notes,
+    summary_table,
+    total_lines,
+)
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.ids import default_folder
+from fedrec.runs.result import Result
+from server.callbacks.progress import Progress
+from simulations import runner
+from simulations.amend import discard
 
 _REST = "What this covers, and what it does not, is in the report."
 
@@ -42,10 +54,6 @@ def finish(
     Raises:
         RunError: `go_on` is set, and `output` has a run of another experiment.
     """
-    from fedrec.runs.ids import default_folder
-    from simulations import runner
-    from simulations.amend import discard
-
     folder = output or default_folder(experiment)
     if (folder / "run.json").is_file() and go_on:
         _refuse_another(folder, experiment)
@@ -58,10 +66,6 @@ def finish(
 
 
 def _refuse_another(folder: Path, experiment: Experiment) -> None:
-    from fedrec.errors import RunError
-    from fedrec.runs.folder import RunFolder
-    from simulations import runner
-
     known = RunFolder(folder).experiment
     experiment = runner.settle(runner.with_private_popularity(experiment), known.engine)
     if known.digest() != experiment.digest():
@@ -83,8 +87,6 @@ def _refuse_another(folder: Path, experiment: Experiment) -> None:
 
 def watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result:
     """Run the work and print the results; after Ctrl-C, print the command that resumes the run."""
-    from server.callbacks.progress import Progress
-
     progress = Progress()
     with interruptible(f"continue with: fedrec resume {quote(str(folder))}"):
         try:
@@ -110,58 +112,12 @@ def interruptible(how: str) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def run_tasks(
-    study: Study,
-    said: str,
-    path: Path,
-    seeds: int,
-    workers: int,
-    only: str = "",
-    quick: bool = False,
-) -> tuple[Path, list[TaskJob], dict[str, str]]:
-    """Run the tasks of a study, or some of them.
-
-    Args:
-        study: the study.
-        said: what it is called while it runs.
-        path: its folder.
-        seeds: number of seeds.
-        workers: number of tasks at a time.
-        only: name or pattern of the tasks; empty: all.
-        quick: whether to run the small version.
-
-    Returns:
-        The folder, the jobs, and the errors of those that failed.
-    """
-    from simulations.studies.runs import folder_of, run_study, selected
-
-    folder = folder_of(study, path, quick=quick)
-    jobs = selected(study.jobs(folder.path, seeds, quick=quick), only)
-
-    def say(text: str) -> None:
-        typer.echo(f"{said}: {text}", err=True)
-
-    with interruptible("the same command continues"):
-        failures = run_study(folder, jobs, workers=workers, quiet=False, say=say)
-    return folder.path, jobs, failures
-
-
-def end_with(failures: Mapping[str, str]) -> None:
-    """Print errors by what they are of; the exit status is 1 if there are any."""
-    for name, text in failures.items():
-        typer.secho(f"{name} failed: {text}", err=True)
-    if failures:
-        raise typer.Exit(1)
-
-
 def refuse_other_page(output: Path | None) -> None:
     """Refuse a page that is no HTML file.
 
     Raises:
         ExperimentError: it is none.
     """
-    from fedrec.errors import ExperimentError
-
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
         raise ExperimentError(
             "a report is an HTML page",
@@ -173,25 +129,12 @@ def refuse_other_page(output: Path | None) -> None:
 
 def wide_console(width: int) -> Console:
     """Where tables are printed; a file or a pipe has so many columns."""
-    from rich.console import Console
-
     console = Console()
     return console if console.is_terminal else Console(width=width)
 
 
 def print_table(result: Result) -> None:
     """Print the results of a finished run, and its privacy cost."""
-    from rich.console import Console
-
-    from fedrec.report.summary import (
-        early_stopping_line,
-        input_lines,
-        private_lines,
-        significance_line,
-        summary_notes,
-        summary_table,
-    )
-
     console = Console()
     console.print(summary_table(result))
     users = len(result.users)
@@ -213,8 +156,6 @@ def print_table(result: Result) -> None:
 def _privacy(result: Result) -> list[str]:
     """What is guaranteed without `[privacy]`, as by private baselines; of a run on an own table,
     the first sentence and the total alone."""
-    from fedrec.report.summary import total_lines
-
     if result.experiment.dataset.name != "table" or not result.privacy:
         return list(result.privacy)
     total = [line for line in total_lines(result) if line != result.privacy[0]]
@@ -247,9 +188,6 @@ def _can_learn_more(experiment: Experiment) -> bool:
     """Whether another round may follow and change the parameters; not if the noise was calibrated
     to all rounds, or if clients send statistics of their histories, which are the same in each
     round."""
-    from clients.steps.sufficient_statistics import SufficientStatistics
-    from fedrec.components.registry import STEP, resolve
-
     if experiment.privacy is not None and experiment.privacy.epsilon is not None:
         return False
     return experiment.federated and not issubclass(

@@ -3,25 +3,43 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
+from fedrec.components.errors import file_of
+from fedrec.components.registry import KINDS, Kind, available, available_names, resolve, settings_of
+from fedrec.components.registry import file_of as file_of_name
+from fedrec.config import Config, did_you_mean
+from fedrec.devices import DevicesConfig
+from fedrec.errors import ExperimentError, FedrecError
+from fedrec.experiment import schema
+from fedrec.experiment.loading import shipped_experiments
+from fedrec.experiment.tables import (
+    AdversaryConfig,
+    AsynchronousConfig,
+    ClosingConfig,
+    EarlyStoppingConfig,
+    SecureAggregationConfig,
+)
+from fedrec.privacy.config import PrivacyConfig
+from fedrec.runtime.files import read_toml
 from simulations.cli.options import AsJson
-
-if TYPE_CHECKING:
-    from fedrec.components.registry import Kind
-    from fedrec.config import Config
-
 
 Entry = dict[str, str]
 _WITH_PAPER = 120  # columns of a terminal
 _WITH_FILE = 180
 
 
-def list_components(
+def show(
     kind: Annotated[
         str | None,
         typer.Argument(
@@ -41,8 +59,6 @@ def list_components(
     argument that is not a kind is a search word: `fedrec list noisy`. In a pipe, each entry is one
     line that starts with its kind.
     """
-    from fedrec.components.registry import KINDS
-
     kinds = {known.name: known for known in KINDS}
     wanted, word = _question([*kinds, "experiment", "section"], kind, word)
     if (one := _one(wanted, word)) is not None:
@@ -85,16 +101,6 @@ SECTIONS = (
 
 def section_class(name: str) -> type[Config]:
     """The configuration class of a table of an experiment."""
-    from fedrec.devices import DevicesConfig
-    from fedrec.experiment import schema
-    from fedrec.experiment.tables import (
-        AdversaryConfig,
-        AsynchronousConfig,
-        ClosingConfig,
-        EarlyStoppingConfig,
-        SecureAggregationConfig,
-    )
-    from fedrec.privacy.config import PrivacyConfig
 
     classes: dict[str, type[Config]] = {
         "experiment": schema.Experiment,
@@ -114,8 +120,6 @@ def section_class(name: str) -> type[Config]:
 
 def _one(kind: str | None, name: str | None) -> type | None:
     """The component or table with a kind and a name; None for a search word."""
-    from fedrec.components.registry import KINDS, available_names, resolve
-
     if kind == "section":
         return _section(name)
     known = next((one for one in KINDS if one.name == kind), None)
@@ -130,9 +134,6 @@ def _section(name: str | None) -> type[Config]:
     Raises:
         ExperimentError: there is no table of this name, or no name.
     """
-    from fedrec.config import did_you_mean
-    from fedrec.errors import ExperimentError
-
     if name in SECTIONS:
         return section_class(name)
     raise ExperimentError(
@@ -147,9 +148,6 @@ def _section(name: str | None) -> type[Config]:
 
 def _show(kind: str, component: type, as_json: bool) -> None:
     """Print one component with its settings."""
-    from fedrec.components.errors import file_of
-    from fedrec.components.registry import settings_of
-
     entry = {
         "kind": kind,
         "about": _about(component),
@@ -174,8 +172,6 @@ def _show(kind: str, component: type, as_json: bool) -> None:
 
 def _about(component: type) -> str:
     """A component's title, or the first paragraph of its docstring."""
-    import inspect
-
     first = (inspect.getdoc(component) or "").split("\n\n")[0]
     return getattr(component, "title", "") or " ".join(first.split())
 
@@ -195,16 +191,11 @@ def _question(
 
 def _refuse_word(word: str, kinds: list[str], names: list[str]) -> NoReturn:
     """Suggests similar names; without any, the kinds, because all names would be too many."""
-    from difflib import get_close_matches
-
     far = kinds and not get_close_matches(word, [*kinds, *names])
     _refuse(f"no entry mentions {word!r}", word, kinds if far else [*kinds, *names])
 
 
 def _refuse(problem: str, got: str, kinds: list[str]) -> NoReturn:
-    from fedrec.config import did_you_mean
-    from fedrec.errors import ExperimentError
-
     expected = "a kind, or a word of a name, a description or a paper"
     raise ExperimentError(problem, expected=expected, got=repr(got), fix=did_you_mean(got, kinds))
 
@@ -214,11 +205,6 @@ def _mentions(entry: Entry, word: str) -> bool:
 
 
 def _components(kind: Kind) -> list[Entry]:
-    from fedrec.components.errors import file_of
-    from fedrec.components.registry import available
-    from fedrec.components.registry import file_of as file_of_name
-    from fedrec.errors import FedrecError
-
     entries = []
     for name, found in available(kind):
         if isinstance(found, FedrecError):
@@ -239,10 +225,6 @@ def _components(kind: Kind) -> list[Entry]:
 
 
 def _experiments() -> list[Entry]:
-    from fedrec.errors import ExperimentError
-    from fedrec.experiment.loading import shipped_experiments
-    from fedrec.runtime.files import read_toml
-
     entries = []
     for name, file in shipped_experiments().items():
         table = read_toml(file, ExperimentError)
@@ -254,8 +236,6 @@ def _experiments() -> list[Entry]:
 
 def _relative(file: str) -> str:
     """A path relative to the project's root; of a plug-in the absolute path."""
-    from pathlib import Path
-
     if not file:
         return ""
     root = Path(__file__).resolve().parents[2]
@@ -264,10 +244,6 @@ def _relative(file: str) -> str:
 
 
 def _print(found: dict[str, list[Entry]]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     console = Console()
     # Narrow columns of folded words are hard to read: what does not fit is in `fedrec list KIND
     # NAME`.

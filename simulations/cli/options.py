@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options and arguments that several commands share, and their help texts.
+"""Options and arguments that several commands share, options that stand for settings, and commands
+made of functions.
 
-Options and arguments that several commands share, and options that stand for settings.
-
-Meaning, type, range and default of an option for a setting are those of the setting. Of single
-settings (`setting_option`) they are looked up when the help is printed, because importing the
-settings takes longer than a help text may.
+Meaning, type, range and default of an option for a setting are those of the setting.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import click
 import typer
 import typer.core
-from typer.models import ArgumentInfo
+
+from fedrec.errors import ExperimentError
 
 if TYPE_CHECKING:
     from fedrec.components.registry import Setting
@@ -27,6 +26,52 @@ if TYPE_CHECKING:
 
 _EXPERIMENT = "fedrec.experiment.schema:Experiment"
 _TYPES = {bool: click.BOOL, int: click.INT, float: click.FLOAT}
+
+
+class Argument(typer.core.TyperArgument):
+    """An argument that keeps its help text: click's own has one since 8.5, and overwrites that of
+    typer 0.20 with None."""
+
+    def __init__(self, *, help: str | None = None, **options: Any) -> None:
+        super().__init__(help=help, **options)
+        self.help = help
+
+
+typer.main.TyperArgument = Argument  # type: ignore[misc]
+# typer lists arguments among the options, so click need not list them before
+typer.core.TyperCommand.format_arguments = lambda *_: None  # type: ignore[method-assign]
+typer.core.HAS_RICH = False  # nothing here removes the backslashes that it has typer write
+
+
+def group(about: str, **more: Any) -> typer.Typer:
+    """A group of commands."""
+    quiet = {"add_completion": False, "rich_markup_mode": None}
+    return typer.Typer(help=about, no_args_is_help=True, **quiet, **more)  # type: ignore[arg-type]
+
+
+def command_of(
+    source: Callable[..., Any] | typer.Typer | click.Command,
+    name: str,
+    short_help: str,
+    **more: Any,
+) -> click.Command:
+    """A command or group of commands.
+
+    Args:
+        source: a function with annotations of typer, or the group.
+        name: of the command.
+        short_help: one line about it.
+        more: `cls` and `help` of a function's command.
+    """
+    if isinstance(source, click.Command):
+        return source
+    app = source
+    if not isinstance(source, typer.Typer):
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(name, short_help=short_help, **more)(source)
+    command = typer.main.get_command(app)
+    command.name = name
+    return command
 
 
 def overrides(about: str = "Override a key of the experiment.") -> Any:
@@ -40,8 +85,6 @@ def output(about: str) -> Any:
 
 
 def _path_of(text: str) -> Path:
-    from fedrec.errors import ExperimentError
-
     if not text:  # as an empty variable of a shell; a path of it is the current folder
         raise ExperimentError(
             "the path of --output is empty",
@@ -68,7 +111,7 @@ Named = Annotated[
 ]
 RunOutput = Annotated[Path | None, output("Run folder: new or empty.")]
 Quiet = Annotated[bool, quiet("Print only the run folder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print only one JSON object.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def setting_option(key: str, *flags: str, of: str = _EXPERIMENT) -> Any:
@@ -80,7 +123,18 @@ def setting_option(key: str, *flags: str, of: str = _EXPERIMENT) -> Any:
         flags: names of the option; default: that of the parameter.
         of: the configuration class, as `package.module:Class`.
     """
-    return typer.Option(*flags, metavar="VALUE", help=f"{of} {key}")
+    setting = _settings(of)[key]
+    default = "" if setting.default in ("", "required") else f"default: {setting.default}"
+    form = ", ".join(filter(None, (setting.type, setting.range, default)))
+    return typer.Option(*flags, metavar="VALUE", help=f"{setting.about} ({form})")
+
+
+@cache
+def _settings(name: str) -> dict[str, Setting]:
+    """The settings of a configuration class by key."""
+    from fedrec.components.registry import settings_of
+
+    return {setting.key: setting for setting in settings_of(resolve_name(name))}
 
 
 def overrides_of(values: dict[str, str | None]) -> list[str]:
@@ -88,34 +142,9 @@ def overrides_of(values: dict[str, str | None]) -> list[str]:
     return [f"{key}={value}" for key, value in values.items() if value is not None]
 
 
-def look_up_help(option: click.Parameter) -> None:
-    """Let an option of a setting look up its help text when it is printed."""
-    if not isinstance(option, typer.core.TyperOption) or option.metavar != "VALUE":
-        return
-
-    def record(ctx: click.Context) -> tuple[str, str] | None:
-        where, _, key = (option.help or "").partition(" ")
-        if ":" in where:
-            option.help = _help_of(where, key)
-        return type(option).get_help_record(option, ctx)
-
-    option.get_help_record = record  # type: ignore[method-assign]
-
-
-def _help_of(where: str, key: str) -> str:
-    from pkgutil import resolve_name
-
-    from fedrec.components.registry import settings_of
-
-    one = next(one for one in settings_of(resolve_name(where)) if one.key == key)
-    default = "" if one.default in ("", "required") else f"default: {one.default}"
-    form = ", ".join(part for part in (one.type, one.range, default) if part)
-    return f"{one.about} ({form})"
-
-
 def options_of(config: type[Config]) -> Iterator[click.Option]:
     """An option for each setting of a component that is no table, with the same name, type,
-    description and default. What is given is in `ctx.obj`, as in TOML."""
+    description and default. The values that are given are in `ctx.obj`, as in TOML."""
     from fedrec.components.registry import settings_of
 
     for setting, field in zip(
@@ -127,8 +156,8 @@ def options_of(config: type[Config]) -> Iterator[click.Option]:
 
 def _option(setting: Setting, annotation: Any) -> click.Option:
     key = setting.key
-    parts = [annotation, *get_args(annotation)]
-    kind = next((_TYPES[part] for part in parts if part in _TYPES), click.STRING)
+    types = [annotation, *get_args(annotation)]
+    kind = next((_TYPES[type_] for type_ in types if type_ in _TYPES), click.STRING)
     if get_origin(annotation) is Literal:
         kind = click.Choice(get_args(annotation))
     shown = setting.default.replace('"', "")
@@ -148,70 +177,7 @@ def _option(setting: Setting, annotation: Any) -> click.Option:
 
 
 def _keep(ctx: click.Context, option: click.Parameter, value: Any) -> None:
-    given = ctx.ensure_object(dict)
+    values = ctx.ensure_object(dict)
     if value is not None and value != ():
         key = str(option.name).replace("_", "-")
-        given[key] = list(value) if isinstance(value, tuple) else value
-
-
-# Help texts of arguments, which typer 0.20 loses together with click 8.5: click's argument has a
-# help text of its own since then, and overwrites typer's with None.
-
-
-class GroupedCommands(typer.core.TyperGroup):
-    """A group whose help lists its commands by their panels (`rich_help_panel`), in the order in
-    which these were added."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one section for each panel."""
-        panels: dict[str, list[click.Command]] = {}
-        for command in self.commands.values():
-            if not command.hidden:
-                panels.setdefault(_panel(command), []).append(command)
-        width = max(map(len, self.commands))
-        for panel, commands in panels.items():
-            with formatter.section(panel):
-                limit = formatter.width - 6 - width
-                formatter.write_dl(
-                    [(f"{one.name:<{width}}", one.get_short_help_str(limit)) for one in commands]
-                )
-
-
-def _panel(command: click.Command) -> str:
-    panel = getattr(command, "rich_help_panel", None)
-    return panel if isinstance(panel, str) else "Commands"
-
-
-def command_of(app: typer.Typer) -> click.Command:
-    """The command line of an application, with a help text for each argument that declares one, and
-    without the backslashes that typer writes before brackets for rich's markup."""
-    typer.core.HAS_RICH = False  # no markup is printed here, so nothing would remove them
-    command = typer.main.get_command(app)
-    _restore(command)
-    return command
-
-
-def _restore(command: click.Command) -> None:
-    for one in getattr(command, "commands", {}).values():
-        _restore(one)
-    declared = _declared(command.callback) if command.callback else {}
-    for parameter in command.params:
-        if isinstance(parameter, typer.core.TyperArgument) and parameter.help is None:
-            parameter.help = declared.get(parameter.name)
-        look_up_help(parameter)
-    command.format_arguments = _left_to_typer  # type: ignore[attr-defined]
-
-
-def _declared(function: Callable[..., Any]) -> dict[str | None, str | None]:
-    """Help texts of a function's arguments by name."""
-    found: dict[str | None, str | None] = {}
-    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        for info in getattr(parameter.annotation, "__metadata__", ()):
-            if isinstance(info, ArgumentInfo):
-                found[name] = info.help
-    return found
-
-
-def _left_to_typer(ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """As click's, but without arguments that have a help text, which it would print a second
-    time."""
+        values[key] = list(value) if isinstance(value, tuple) else value

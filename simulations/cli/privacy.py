@@ -3,25 +3,35 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import click
+import numpy as np
 import typer
 import typer.core
+from rich.console import Console
+from rich.table import Table
 
+from fedrec.data.population import Population
+from fedrec.errors import ExperimentError
+from fedrec.experiment.loading import load
+from fedrec.experiment.sections import override
+from fedrec.privacy.accounting.accountant import Report
+from fedrec.privacy.personal import summary, words
+from fedrec.privacy.plan import Plan
+from fedrec.privacy.statement import Question, lines, sentence, warnings
+from fedrec.runtime.files import write_atomically
+from fedrec.runtime.shared_memory import finite
+from server.privacy.phase_plans import PhasePlans
 from simulations.cli import options
-from simulations.cli import options as shared
-
-if TYPE_CHECKING:
-    from fedrec.privacy.accounting.accountant import Report
-    from fedrec.privacy.plan import Plan
-    from fedrec.privacy.statement import Question
-
+from simulations.cli.options import options_of
+from simulations.own_table import personal_epsilons, personal_noise
 
 # `fedrec privacy`: epsilon of a number of rounds, noise for a target epsilon, and explanations.
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = options.group("Epsilon of a run, noise for a target, explanations.")
 
 AsJson = Annotated[
     bool,
@@ -37,8 +47,6 @@ class QuestionCommand(typer.core.TyperCommand):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Its own arguments and options, and those of a question."""
-        from fedrec.privacy.statement import Question
-        from simulations.cli.options import options_of
 
         computed = _COMPUTED[str(self.name)]
         asked = (option for option in options_of(Question) if option.name != computed)
@@ -70,13 +78,11 @@ def explain(
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        shared.overrides("Override a key of the experiment, such as rounds=100; may repeat."),
+        options.overrides("Override a key of the experiment, such as rounds=100; may repeat."),
     ] = None,
 ) -> None:
     """Explain what the epsilon of an experiment (or of options as in `epsilon`) means for a user,
     and what it does not cover."""
-    from fedrec.privacy.statement import lines
-
     if experiment:
         said = _explain_experiment(experiment, overrides or [], dict(ctx.obj or {}))
     else:
@@ -95,24 +101,14 @@ def _answer(ctx: typer.Context, as_json: bool) -> None:
 
 
 def _question(ctx: typer.Context) -> Question:
-    from fedrec.experiment.sections import override
-    from fedrec.privacy.statement import Question
-
     table = dict(ctx.obj or {})
     if "mechanism" in table:  # a name, or a table as in TOML
         table = override(table, f"mechanism={table['mechanism']}")
     return Question.parse(table)
 
 
-def _explain_experiment(source: str, overrides: list[str], options: dict[str, Any]) -> list[str]:
-    import numpy as np
-
-    from fedrec.data.population import Population
-    from fedrec.errors import ExperimentError
-    from fedrec.experiment.loading import load
-    from server.privacy.phase_plans import PhasePlans
-
-    beside = sorted(set(options) - {"clients"})
+def _explain_experiment(source: str, overrides: list[str], given: dict[str, Any]) -> list[str]:
+    beside = sorted(set(given) - {"clients"})
     if beside:
         raise ExperimentError(
             "an experiment already has these settings",
@@ -120,7 +116,7 @@ def _explain_experiment(source: str, overrides: list[str], options: dict[str, An
             got=", ".join(f"--{key}" for key in beside),
             fix="change a key of the experiment with --set, such as --set privacy.delta=1e-6",
         )
-    clients = options.get("clients", 1)
+    clients = given.get("clients", 1)
     if clients < 1:
         raise ExperimentError(
             "wrong number of clients",
@@ -129,7 +125,7 @@ def _explain_experiment(source: str, overrides: list[str], options: dict[str, An
             fix="--clients 1000",
         )
     experiment = load(source, overrides)
-    if experiment.privacy is None or "clients" in options:
+    if experiment.privacy is None or "clients" in given:
         chosen = np.arange(clients)
     else:
         chosen = Population.of(experiment).partition.training_clients
@@ -139,18 +135,6 @@ def _explain_experiment(source: str, overrides: list[str], options: dict[str, An
 
 def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
     """The printed values, by their names in the JSON object."""
-    from fedrec.privacy.plan import running_sums
-
-    sums = running_sums(plan)
-    beside = (
-        {}
-        if sums is None
-        else {
-            "noise_of_running_sums": sums.noise,
-            "of_independent_noise": sums.independent,
-            "of_independent_noise_secret_cohorts": sums.secret,
-        }
-    )
     return {
         "epsilon": report.epsilon,
         "delta": report.delta,
@@ -166,25 +150,15 @@ def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
         "method": report.method,
         "order": report.order,
         "attack_epsilon": report.attack,
-        **beside,
     }
 
 
 def _print_json(question: Question, plan: Plan, report: Report) -> None:
-    import json
-
-    from fedrec.runtime.shared_memory import finite
-
     rows = {**_rows(question, plan, report), "caveats": list(report.caveats)}
     typer.echo(json.dumps(finite(rows), allow_nan=False))
 
 
 def _print_table(question: Question, plan: Plan, report: Report) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from fedrec.privacy.statement import sentence, warnings
-
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for key, value in _rows(question, plan, report).items():
         if value is not None:
@@ -201,6 +175,7 @@ def _print_table(question: Question, plan: Plan, report: Report) -> None:
 _KEY = "Override a key of the experiment, such as step.epsilon=0.5; may repeat."
 
 
+@app.command(short_help="Compute each user's epsilon.")
 def users(
     experiment: Annotated[
         str,
@@ -213,14 +188,6 @@ def users(
     output: Annotated[Path | None, options.output("Output CSV file with one row per user.")] = None,
 ) -> None:
     """Compute each user's true epsilon beside the requested one; no training is needed."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from fedrec.experiment.loading import load
-    from fedrec.privacy.personal import summary, words
-    from fedrec.runtime.files import write_atomically
-    from simulations.own_table import personal_epsilons, personal_noise
-
     loaded = load(experiment, overrides or [])
     table = personal_epsilons(loaded, rounds)
     shown = Table("", "least", "10%", "median", "90%", "most", box=None, padding=(0, 2, 0, 0))

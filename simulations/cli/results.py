@@ -8,9 +8,20 @@ from typing import Annotated
 
 import typer
 
+from fedrec.errors import ExperimentError
+from fedrec.report.comparison import compare as compared
+from fedrec.report.formats import comparison_notes, comparison_terminal, comparison_text, csv_text
+from fedrec.report.page.page import report as rendered
+from fedrec.report.privacy_total import shown_together
+from fedrec.runs.folder import RunFolder
+from fedrec.runs.result import Result
+from fedrec.runtime.files import write_atomically
 from simulations.cli import options
 from simulations.cli.data import refuse_unusable, write_table
 from simulations.cli.finishing import refuse_other_page, wide_console
+from simulations.export.folder import export as write
+from simulations.scaffold.package import write_component
+from simulations.studies.sweep import with_sweeps
 
 # `fedrec recommend`: recommendation lists of a finished run.
 
@@ -35,9 +46,6 @@ def recommend(
     ] = None,
 ) -> None:
     """Recommend new items to users with the model of a finished run."""
-    from fedrec.report.formats import csv_text
-    from fedrec.runs.result import Result
-
     if output is not None:
         refuse_unusable(output)
     found = Result.load(folder).recommend(users, k=top, history=history)
@@ -67,11 +75,6 @@ def report(
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
     """Write an HTML report: settings, results, users, privacy, cost, and how to repeat the runs."""
-    from fedrec.report.page.page import report as rendered
-    from fedrec.runs.folder import RunFolder
-    from fedrec.runtime.files import write_atomically
-    from simulations.studies.folder import with_sweeps
-
     refuse_other_page(output)
     results = [RunFolder(run).read_result() for run in with_sweeps(runs)]
     file = output or runs[0] / "report.html"
@@ -103,13 +106,6 @@ def compare(
 ) -> None:
     """Compare the systems of one or more runs by paired tests over users (t, Wilcoxon, bootstrap,
     Holm), and over seeds (t) where there are several."""
-    from fedrec.errors import ExperimentError
-    from fedrec.report.comparison import compare as compared
-    from fedrec.report.formats import comparison_notes, comparison_terminal, comparison_text
-    from fedrec.report.privacy_total import shown_together
-    from fedrec.runs.folder import RunFolder
-    from simulations.studies.folder import with_sweeps
-
     wanted = form or (_FORMATS.get(output.suffix) if output is not None else None)
     if wanted not in (None, *_FORMATS.values()) or (output is not None and wanted is None):
         raise ExperimentError(
@@ -132,8 +128,6 @@ def compare(
     elif output is None:
         typer.echo(comparison_text(found, wanted), nl=False)  # type: ignore[arg-type]
     else:
-        from fedrec.runtime.files import write_atomically
-
         write_atomically(output, comparison_text(found, wanted))  # type: ignore[arg-type]
         typer.echo(output)
     if wanted is not None:  # in addition to a table for a program
@@ -160,8 +154,6 @@ def new(
     into: Annotated[Path, typer.Option(help="Folder in which both files are made.")] = Path(),
 ) -> None:
     """Create a working component in a module of its own, and the test of its contract."""
-    from simulations.scaffold.package import write_component
-
     file, test, full_name = write_component(kind, name, into)
     typer.echo(f"wrote {file} and {test}")
     typer.echo(f'Its name in experiments is "{full_name}", with its folder on Python\'s path')
@@ -184,9 +176,6 @@ def export(
 ) -> None:
     """Write the model of a finished run with its scoring as ONNX, and a script that scores one
     user's rows with numpy and onnxruntime alone."""
-    from fedrec.runs.result import Result
-    from simulations.export.folder import export as write
-
     write(Result.load(folder), output, user)
     size = (output / "model.onnx").stat().st_size
     typer.echo(f"{size / 1e6:,.1f} MB: {output / 'model.onnx'}")

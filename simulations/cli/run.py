@@ -5,21 +5,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from fedrec.errors import ExperimentError
+from fedrec.experiment.loading import load, shipped_experiments
+from fedrec.experiment.schema import Experiment
+from fedrec.report.inputs import inputs_line
+from fedrec.report.privacy_total import shown_together
+from fedrec.runs.ids import runs_directory, stamp
+from fedrec.runs.result import Result
+from server.callbacks.progress import Progress
+from simulations import runner
 from simulations.cli import options
 from simulations.cli.finishing import finish, watched
 from simulations.cli.options import Quiet, RunOutput, overrides_of, setting_option
-
-if TYPE_CHECKING:
-    from fedrec.errors import ExperimentError
-    from fedrec.experiment.schema import Experiment
-    from fedrec.runs.result import Result
-
+from simulations.own_table import OwnTable
 
 # `fedrec try`: train a federated recommender on a table of ratings or purchases.
 
@@ -52,7 +57,6 @@ Vectors = Annotated[
     list[Path] | None,
     setting_option("item-vectors", of="fedrec.data.readers.table:TableConfig"),
 ]
-_NO_COLUMN = ("", "none")
 
 
 def try_(
@@ -84,97 +88,7 @@ def try_(
     finish(table.experiment(data, given, quiet), output, quiet)
 
 
-@dataclass(frozen=True)
-class OwnTable:
-    """What is said of a table of the user's own.
-
-    Attributes:
-        columns: by role, the name of the column; None if it is to be recognised. For ratings,
-            "none" or nothing means that there are none.
-        unrated: whether no column holds ratings.
-        time_format: form of the dates, as of `strptime`; None: ISO or dotted.
-        epsilon: target of user-level differential privacy, > 0; None: no privacy.
-        system: see `simulations.own_table.try_table`.
-        item_vectors: files of dense vectors of the items.
-        header: whether the first line has names; None: as it looks.
-    """
-
-    columns: Mapping[str, str | None]
-    unrated: bool = False
-    time_format: str | None = None
-    epsilon: float | None = None
-    system: str | None = None
-    item_vectors: tuple[Path, ...] = ()
-    header: bool | None = None
-
-    def is_empty(self) -> bool:
-        """Whether nothing is said."""
-        named = (self.time_format, self.system, self.epsilon, self.header, *self.columns.values())
-        return not (self.unrated or self.item_vectors) and all(one is None for one in named)
-
-    def experiment(self, data: Path, overrides: list[str], quiet: bool) -> Experiment:
-        """The experiment on the table, after printing how its columns were recognised.
-
-        Args:
-            data: the table.
-            overrides: as for `--set`.
-            quiet: print nothing.
-
-        Raises:
-            ExperimentError: a column of ratings is named, and `unrated` is set; an override names
-                another dataset; epsilon is no number > 0, there are too few users for it, or see
-                `simulations.table_facts.TableFacts.of`.
-            DataError: see `recognise`.
-        """
-        from fedrec.experiment.loading import read
-        from simulations.own_table import own_experiment
-
-        given = {role: name for role, name in self.columns.items() if name is not None}
-        rated = not self.unrated and given.get("rating") not in _NO_COLUMN
-        if self.unrated and given.get("rating", "none") not in _NO_COLUMN:
-            raise _two_answers(given["rating"])
-        if not rated:
-            given.pop("rating", None)
-        dataset = read({}, overrides).get("dataset")
-        said = dataset.get("header") if isinstance(dataset, dict) else None
-        tell = _silent if quiet else _printed
-        tell(f"{data}:")
-        return own_experiment(
-            data,
-            given,
-            lambda line: tell(f"  {line}"),
-            rated=rated,
-            header=self.header if said is None else said,
-            time_format=self.time_format,
-            epsilon=self.epsilon,
-            system=self.system,
-            overrides=overrides,
-            item_vectors=self.item_vectors,
-        )
-
-
-def _printed(line: str) -> None:
-    typer.echo(line, err=True)
-
-
-def _silent(line: str) -> None:
-    """Prints nothing."""
-
-
-def _two_answers(column: str) -> ExperimentError:
-    from fedrec.errors import ExperimentError
-
-    return ExperimentError(
-        "two answers to which column holds ratings",
-        expected="--rating COLUMN or --no-rating",
-        got=f"--rating {column} --no-rating",
-        fix="leave one of them out",
-    )
-
-
 def _shipped(incomplete: str) -> list[str]:
-    from fedrec.experiment.loading import shipped_experiments
-
     return [name for name in shipped_experiments() if name.startswith(incomplete)]
 
 
@@ -240,9 +154,6 @@ def _wanted(
     experiment: str | None, data: Path | None, table: OwnTable, overrides: list[str], quiet: bool
 ) -> Experiment:
     """The experiment to run: the named one, or one on the user's own table."""
-    from fedrec.errors import ExperimentError
-    from fedrec.experiment.loading import load
-
     if data is not None and experiment is None:
         return table.experiment(data, overrides, quiet)
     if experiment is not None and data is None and table.is_empty():
@@ -268,13 +179,11 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Continue a run from its newest checkpoint, or a sweep with its unfinished runs."""
-    from simulations.cli import sweep
+    if (folder / "sweep.json").is_file():
+        from simulations.cli import studies  # takes longer than a short run
 
-    if sweep.is_sweep(folder):
-        sweep.resume(folder, quiet)
+        studies.resume(folder, quiet)
         return
-    from simulations import runner
-
     watched(
         folder, quiet, lambda callbacks: runner.resume(folder, overrides or [], callbacks=callbacks)
     )
@@ -290,8 +199,6 @@ def demo(
 ) -> None:
     """Train PrivRec on Ray, in one stage, in two, and under differential privacy, beside linear
     systems and popularity on synthetic data; print one table and write a report. Works offline."""
-    from fedrec.runs.ids import runs_directory, stamp
-    from server.callbacks.progress import Progress
     from simulations.demo import demo as demonstrate
 
     folder = output or runs_directory() / f"demo-{stamp()}"
@@ -312,22 +219,16 @@ def demo(
 
 
 def _print(rows: Mapping[str, Mapping[str, Any]], results: list[Result]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from fedrec.report.inputs import input_codes
-    from fedrec.report.privacy_total import shown_together
     from simulations.demo import ROWS
 
-    codes = input_codes({row.system: rows[row.system]["inputs"] for row in ROWS})
-    table = Table("system", *_METRICS, "epsilon", "inputs", "what it is")
+    table = Table("system", *_METRICS, "epsilon", "what it is")
     for row in ROWS:
         values = rows[row.system]
         epsilon = values["epsilon"]
         private = epsilon is not None and math.isfinite(epsilon)
         cells = [f"{values[name]:.3f}" for name in _METRICS]
         spent = f"{epsilon:.2f}" if private else "-"
-        table.add_row(row.system, *cells, spent, codes.codes[row.system], row.what)
+        table.add_row(row.system, *cells, spent, row.what)
     console = Console()
     console.print(table)
     private = next(result for result in results if result.privacy)
@@ -335,7 +236,7 @@ def _print(rows: Mapping[str, Mapping[str, Any]], results: list[Result]) -> None
     seed = results[0].experiment.seed
     console.print(f"The same {count} test users in each row, seed {seed}.", highlight=False)
     for line in [
-        *codes.lines,
+        inputs_line({row.system: rows[row.system]["inputs"] for row in ROWS}),
         *private.privacy[:1],
         *shown_together([one.folder for one in results]),
     ]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clients.node import Node
 from clients.round import train_clients
-from fedrec.components.registry import MODEL
+from fedrec.components.registry import MODEL, covers_overrides
 from fedrec.data.features import FeatureNames, FeatureTable
 from fedrec.data.interactions import Schema
 from fedrec.data.population import Population
@@ -116,6 +116,19 @@ class ModelContract(RunContract):
             wanted = model.predict(slices, users, items)
             _assert_close(predicted, wanted, "compact tables against whole ones")
 
+    def test_its_kernel_declaration_is_correct(self) -> None:
+        """A declared kernel names all parameters of the model, and its item tables. A class that
+        overrides `predict` or `loss` declares its own."""
+        for model in self._item_models():
+            declared = model.kernel()
+            if declared is None:
+                continue
+            described = covers_overrides(self.cls, "kernel", ("predict", "loss"))
+            assert_that(described, "it overrides `predict` or `loss`, and not `kernel`")
+            named = {*declared.dense, *declared.item_tables}
+            assert_equal(named, set(_initial(model)), "parameters of the kernel")
+            assert_equal({*declared.item_tables}, {*model.item_tables}, "item tables of the kernel")
+
     def test_scores_are_those_of_the_catalogue(self) -> None:
         """`[C, items]`, the predictions of every item."""
         for model in self.models():
@@ -123,8 +136,8 @@ class ModelContract(RunContract):
             catalogue = torch.arange(model.schema.num_items).expand(2, -1)
             if isinstance(model, HistoryModel):
                 histories = torch.ones(2, 3, model.schema.num_items)
-                if model.longest is not None:
-                    histories = torch.ones(2, 3, model.longest, dtype=torch.int64)
+                if model.form.longest is not None:
+                    histories = torch.ones(2, 3, model.form.longest, dtype=torch.int64)
                 scores = model.history_scores(slices, histories)
                 wanted = (2, 3, model.schema.num_items)
                 assert_equal(tuple(scores.shape), wanted, "shape of history scores")

@@ -24,10 +24,9 @@ from fedrec.protocol.messages import pack_sum, unpack_train
 from fedrec.protocol.serialization import to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import Reproducible
-from server.privacy.phase_plans import refuse_own_rounds
 from simulations.contracts.base import RunContract, assert_close, assert_equal, assert_that
 from simulations.engines.grid import identify_server
-from strategies.base import Aggregate, CohortStrategy
+from strategies.base import Aggregate, CohortStrategy, protect
 from strategies.dp import DpFedAvg
 
 CLIENTS = 6
@@ -138,7 +137,7 @@ class StrategyContract(RunContract):
             reply for message in sent if (reply := _answer(message, theta, updates)) is not None
         ]
         strategy.aggregate_train(1, replies)
-        words = "the rule was not given the private sum: `protect` has to refuse such a strategy"
+        words = "the rule was not aggregates the private sum"
         assert_that(len(aggregates) == 1, words)
         changes = aggregates[0].changes
         sums = {name: dense_change(changes[name], theta[name]) for name in SHAPES}
@@ -160,9 +159,8 @@ class StrategyContract(RunContract):
             CLIENTS,
             10,
         )
-        for phase, part in strategy.by_phase.items():
-            part.protect(DpFedAvg(plan, phase, Reproducible(5), lambda number, event: None))
-            refuse_own_rounds(part)
+        for phase, part in strategy.phases().items():
+            protect(part, DpFedAvg(plan, phase, Reproducible(5), lambda number: None))
             part.apply = _recording(part.apply, aggregates)  # type: ignore[method-assign]
         return strategy, aggregates
 

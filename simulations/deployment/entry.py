@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 
 from fedrec import __version__
 from fedrec.errors import ClientError, EngineError, FedrecError
-from fedrec.training.warm_up import compile_kernel
+from fedrec.training.kernel import compile_kernel
 from simulations import flower_commands
 from simulations.deployment import flower
 from simulations.deployment.health import WORK_SIGNAL, WorkSignal

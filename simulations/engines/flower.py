@@ -30,7 +30,7 @@ import tomli_w
 from fedrec.errors import EngineError, RunError
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
-from server.callbacks.base import Callback
+from server.callbacks.base import Callback, RunEvent
 from simulations.engines.ray import settings_of_a_local_ray
 from simulations.flower_commands import (
     connection,
@@ -201,7 +201,7 @@ class RunWatch:
                 for callback in self._callbacks:
                     callback.after_round({str(key): row[key] for key in row}, 0.0)
                     if self._reported == rounds:
-                        callback.on_message("evaluating on the nodes")
+                        callback.on_event(RunEvent("evaluating on the nodes"))
 
 
 def app_folder(folder: Path) -> Path:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of an exported model.
 
-    model.onnx     the scoring of one user (`simulations.export.graph`)
+    model.onnx     the scoring of one user (`Scoring`)
     items.txt      line n: the data's id of item n, as a JSON text
     scoring.json   how a user's rows become the graph's inputs
     score.py       a script that scores rows with numpy and onnxruntime alone
@@ -12,6 +12,11 @@ What a device holds is one of three: nothing, where users are represented by the
 private parameters, as they were after its last round; or, with fine-tuning in
 `[evaluation]`, all parameters that this changes. In the latter two cases the export is for one
 user's device.
+
+The graph's inputs are, where the model has them, the user's history (`history`), codes of the
+user's features (`feature:NAME`), and parameters that are the user's own, by their names; its output
+is the score of every item. Shared parameters are constants of the graph; those that no score
+depends on, such as sums that clients send, are left out.
 """
 
 from __future__ import annotations
@@ -19,6 +24,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
+import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,21 +33,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clients.evaluation import history_of, own_parameters
 from clients.node import Node
 from clients.step import Step
 from fedrec.data.interactions import Interactions
 from fedrec.errors import ExperimentError
-from fedrec.models.base import HistoryModel
+from fedrec.models.base import HistoryModel, Model, Parameters
 from fedrec.runs.ids import id_lines
 from fedrec.runs.result import Result
 from fedrec.runtime.files import open_atomically, require_new_folder, write_atomically
-from simulations.export.graph import FEATURE, HISTORY, graph_of, used_parameters
 from simulations.recommending import clients_of, evaluation_of, host_of, population_of
 
 _NEEDED = ("onnx", "onnxscript")
+HISTORY = "history"
+FEATURE = "feature:"
+_LARGEST = 2_000_000_000  # bytes of a message of Protocol Buffers, which an ONNX file is
 
 
 def export(result: Result, folder: Path, user: str | None = None) -> None:
@@ -66,13 +75,13 @@ def export(result: Result, folder: Path, user: str | None = None) -> None:
     node.device = torch.device("cpu")
     rows = _inputs(node, client or 0)
     step, parameters = evaluation_of(node, result, np.array([client or 0]))
-    _refuse_nobody(step, parameters, client)
-    own = {}
+    _check_client(step, parameters, client)
+    private: Mapping[str, Tensor] = {}
     if client is not None:
-        own = own_parameters(node, step, parameters, client, result.best_round)
-    used = used_parameters(node.model, {**parameters, **own}, rows)
-    own = {name: value for name, value in own.items() if name in used}
-    graph = graph_of(node.model, parameters, {**rows, **own})
+        private = own_parameters(node, step, parameters, client, result.best_round)
+    used = used_parameters(node.model, {**parameters, **private}, rows)
+    private = {name: value for name, value in private.items() if name in used}
+    graph = graph_of(node.model, parameters, {**rows, **private})
     data = population.interactions
     script = Path(__file__).with_name("score.py").read_text(encoding="utf-8")
     write_atomically(folder / "model.onnx", graph)
@@ -81,8 +90,9 @@ def export(result: Result, folder: Path, user: str | None = None) -> None:
     write_atomically(folder / "score.py", script)
     if client is not None:
         rows.pop(HISTORY, None)
+        arrays = {name: value.numpy() for name, value in {**rows, **private}.items()}
         with open_atomically(folder / "user.npz") as file:
-            np.savez(file, allow_pickle=False, **{n: v.numpy() for n, v in {**rows, **own}.items()})
+            np.savez(file, allow_pickle=False, **arrays)
         write_atomically(folder / "rows.csv", _rows(node, client))
 
 
@@ -98,18 +108,18 @@ def _require_packages() -> None:
 
 
 def _inputs(node: Node, client: int) -> dict[str, Tensor]:
-    """What comes from the rows and features of a client, by the names of the inputs."""
+    """The history or the codes of features of a client, by the names of the inputs."""
     clients = np.array([client])
     if isinstance(node.model, HistoryModel):
         return {HISTORY: history_of(node, node.model, clients)[0]}
     names = [name for name, _ in node.model.schema.user_features]
     codes = node.population.feature_codes(clients)
     return {
-        FEATURE + name: torch.from_numpy(own[0]) for name, own in zip(names, codes, strict=False)
+        FEATURE + name: torch.from_numpy(code[0]) for name, code in zip(names, codes, strict=False)
     }
 
 
-def _refuse_nobody(step: Step, parameters: Mapping[str, Tensor], client: int | None) -> None:
+def _check_client(step: Step, parameters: Mapping[str, Tensor], client: int | None) -> None:
     """Refuse an export for nobody where each device scores with parameters of its own.
 
     Raises:
@@ -156,12 +166,12 @@ def _history_form(node: Node) -> dict[str, Any] | None:
     model = node.model
     if not isinstance(model, HistoryModel):
         return None
-    if model.longest is not None:
-        return {"kind": "sequence", "longest": model.longest}
-    if model.recency is not None:
-        recency = model.recency
-        return {"kind": "recent", "window": recency.window, "decay": recency.decay}
-    return {"kind": "weights", "rated": model.rated, "low-rated": model.low_rated}
+    form = model.form
+    if form.longest is not None:
+        return {"kind": "sequence", "longest": form.longest}
+    if form.recency is not None:
+        return {"kind": "recent", "window": form.recency.window, "decay": form.recency.decay}
+    return {"kind": "weights", "rated": form.rated, "low-rated": form.low_rated}
 
 
 def _rows(node: Node, client: int) -> str:
@@ -178,3 +188,117 @@ def _rows(node: Node, client: int) -> str:
     writer.writerow(columns)
     writer.writerows(zip(*(values.tolist() for values in columns.values()), strict=True))
     return text.getvalue()
+
+
+# The scoring of one user as an ONNX graph.
+
+
+class Scoring(nn.Module):
+    """Scores of one user.
+
+    Args:
+        model: of the run.
+        shared: the parameters that are constants, without cohort dimension.
+        names: of the inputs, in order.
+    """
+
+    def __init__(self, model: Model, shared: Mapping[str, Tensor], names: tuple[str, ...]) -> None:
+        super().__init__()
+        self._model = model
+        self._shared = {name: value[None] for name, value in shared.items()}
+        self._names = names
+        self._prepared = None
+        if isinstance(model, HistoryModel) and names == (HISTORY,):
+            self._prepared = model.scorer(self._shared)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """`[items]`."""
+        given = dict(zip(self._names, inputs, strict=True))
+        if self._prepared is not None:
+            return self._prepared(given[HISTORY][None, None])[0, 0]
+        private = {name: value[None] for name, value in given.items() if not _of_rows(name)}
+        return _scores(self._model, {**self._shared, **private}, given)
+
+
+def used_parameters(
+    model: Model, parameters: Mapping[str, Tensor], rows: Mapping[str, Tensor]
+) -> set[str]:
+    """Names of the parameters that the scores of a user with these inputs depend on."""
+    read = _Read({name: value[None] for name, value in parameters.items()})
+    with torch.no_grad():
+        _scores(model, read, rows)
+    return read.names
+
+
+def graph_of(model: Model, parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> bytes:
+    """The graph as the content of an ONNX file.
+
+    Args:
+        model: of the run.
+        parameters: the shared ones, without cohort dimension.
+        inputs: an example of each input, by its name.
+
+    Raises:
+        ExperimentError: the parameters are larger than an ONNX file may be.
+    """
+    shared = {name: value for name, value in parameters.items() if name not in inputs}
+    size = sum(value.nbytes for value in shared.values())
+    if size > _LARGEST:
+        raise ExperimentError(
+            "the model is too large for one ONNX file",
+            expected=f"at most {_LARGEST / 1e9:.0f} GB of shared parameters",
+            got=f"{size / 1e9:.1f} GB",
+            fix="train a smaller model: less width, or fewer items with weights",
+        )
+    logging.disable(logging.WARNING)  # notes of the exporter on its own work
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                Scoring(model, shared, tuple(inputs)).eval(),
+                tuple(inputs.values()),
+                input_names=list(inputs),
+                output_names=["scores"],
+                custom_translation_table={torch.ops.aten.sort.stable: _stable_sort},
+                dynamo=True,
+                verbose=False,
+            )
+    finally:
+        logging.disable(logging.NOTSET)
+    return program.model_proto.SerializeToString()
+
+
+def _stable_sort(
+    values: Any, stable: bool = True, dim: int = -1, descending: bool = False
+) -> tuple[Any, Any]:
+    """What the exporter has no translation of; of equal numbers, TopK takes the first one first."""
+    from onnxscript import opset18
+
+    op: Any = opset18
+    size = op.Shape(values, start=dim, end=dim + 1 or None)
+    return op.TopK(values, size, axis=dim, largest=descending, sorted=True)
+
+
+def _of_rows(name: str) -> bool:
+    """Whether an input comes from a user's rows and features, and is no parameter."""
+    return name == HISTORY or name.startswith(FEATURE)
+
+
+def _scores(model: Model, parameters: Parameters, given: Mapping[str, Tensor]) -> Tensor:
+    if isinstance(model, HistoryModel):
+        return model.history_scores(parameters, given[HISTORY][None, None])[0, 0]
+    codes = tuple(value[None] for name, value in given.items() if name.startswith(FEATURE))
+    items = torch.arange(model.schema.num_items)
+    return model.predict(parameters, codes, items[None])[0]
+
+
+class _Read(dict[str, Tensor]):
+    """Parameters that note which of them are read."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__(parameters)
+        self.names = set[str]()
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.names.add(name)
+        return super().__getitem__(name)

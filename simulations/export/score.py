@@ -45,7 +45,7 @@ class Scorer:
         self.form = json.loads((folder / "scoring.json").read_text(encoding="utf-8"))
         lines = (folder / "items.txt").read_text(encoding="utf-8").splitlines()
         self.ids: list[str] = [json.loads(line) for line in lines]
-        self._number = {name: place for place, name in enumerate(self.ids)}
+        self._number = {name: number for number, name in enumerate(self.ids)}
         self._session = onnxruntime.InferenceSession(
             str(folder / "model.onnx"), providers=["CPUExecutionProvider"]
         )
@@ -73,7 +73,7 @@ class Scorer:
         """The model's inputs from texts such as `gender=F`; a feature that is not given has none
         of its categories."""
         features = self.form["features"]
-        found = {name: np.full(one["width"], -1) for name, one in features.items()}
+        codes = {name: np.full(feature["width"], -1) for name, feature in features.items()}
         counts = dict.fromkeys(features, 0)
         for text in given:
             name, _, word = text.partition("=")
@@ -81,26 +81,26 @@ class Scorer:
                 raise ValueError(f"no feature {text!r}; there are {', '.join(features) or 'none'}")
             if counts[name] == features[name]["width"]:
                 raise ValueError(f"feature {name!r} has at most {counts[name]} values")
-            found[name][counts[name]] = features[name]["categories"].index(word)
+            codes[name][counts[name]] = features[name]["categories"].index(word)
             counts[name] += 1
-        return {f"feature:{name}": codes for name, codes in found.items()}
+        return {f"feature:{name}": values for name, values in codes.items()}
 
-    def scores(self, rows: Rows, own: dict[str, Any]) -> np.ndarray:
+    def scores(self, rows: Rows, device: dict[str, Any]) -> np.ndarray:
         """Scores of the catalogue, `float32 [items]`.
 
         Args:
             rows: the user's.
-            own: further inputs, as in `user.npz` or from `codes`.
+            device: further inputs, as in `user.npz` or from `codes`.
         """
-        given = dict(own)
+        given = dict(device)
         if self.form["history"]:
             given["history"] = self.history(rows)
-        wanted = [one.name for one in self._session.get_inputs()]
+        wanted = [entry.name for entry in self._session.get_inputs()]
         missing = [name for name in wanted if name not in given]
         if missing:
             raise ValueError(f"the model needs {missing[0]!r} of the user: give --user FILE.npz")
-        found = self._session.run(["scores"], {name: given[name] for name in wanted})
-        return np.asarray(found[0])
+        (scores,) = self._session.run(["scores"], {name: given[name] for name in wanted})
+        return np.asarray(scores)
 
     def history(self, rows: Rows) -> np.ndarray:
         """What the model represents a user by: weights of the catalogue `float32 [items]`, or its
@@ -112,8 +112,8 @@ class Scorer:
         items = rows.items[liked][np.argsort(rows.times[liked], kind="stable")]
         if form["kind"] == "sequence":
             last = np.full(form["longest"], -1, dtype=np.int64)
-            kept = items[-len(last) :]
-            last[: len(kept)] = kept
+            newest = items[-len(last) :]
+            last[: len(newest)] = newest
             return last
         recent = np.zeros(len(self.ids), dtype=np.float32)
         for distance in range(min(form["window"], len(items)), 0, -1):
@@ -138,8 +138,8 @@ class Scorer:
         table = np.zeros(len(self.ids), dtype=np.float32)
         if form["rated"] and rows.ratings is not None:
             for item in np.unique(rows.items[liked]):
-                own = liked & (rows.items == item)
-                ratings = rows.ratings[own][np.argsort(rows.times[own], kind="stable")]
+                of_item = liked & (rows.items == item)
+                ratings = rows.ratings[of_item][np.argsort(rows.times[of_item], kind="stable")]
                 weights = np.arange(1, len(ratings) + 1, dtype=np.float64)
                 table[item] = ratings.astype(np.float64) @ weights / weights.sum()
         else:
@@ -168,12 +168,12 @@ def main() -> None:
         parser.error("--top must be at least 1")
     try:
         scorer = Scorer(HERE)
-        own: dict[str, Any] = scorer.codes(given.feature)
-        beside = given.user or HERE / "user.npz"
-        if given.user or (beside.exists() and not given.feature):
-            own |= np.load(beside, allow_pickle=False)
+        device: dict[str, Any] = scorer.codes(given.feature)
+        file = given.user or HERE / "user.npz"
+        if given.user or (file.exists() and not given.feature):
+            device |= np.load(file, allow_pickle=False)
         rows = scorer.read_rows(given.rows)
-        best = scorer.best(rows, scorer.scores(rows, own), given.top)
+        best = scorer.best(rows, scorer.scores(rows, device), given.top)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
     writer = csv.writer(sys.stdout)

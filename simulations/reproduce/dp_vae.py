@@ -35,7 +35,7 @@ PREFIX = "reconstruction-"
 OF_ALL = f"{PREFIX}ndcg@100-of-100"
 _WHOLE = ("evaluation.protocol='reconstruction'", "evaluation.ks=[20, 50, 100]")
 _PERSONAL = {"nominal": "asked", "replace-one": "true"}
-_PLACES = ("p10", "p50", "p90")
+_PERCENTILES = ("p10", "p50", "p90")
 _EPSILONS = (0.3, 0.5, 1.0, 1.5, 10.0, 100.0, 1000.0, math.inf)
 
 
@@ -64,21 +64,22 @@ def noisy(
         return
     yield from values(result, dataset, {SYSTEM: row, **(rows or {})}, metrics)
     users = RunFolder(result.folder).summary().get("personal", {}).get("users", {})
-    for (kind, word), place in itertools.product(_PERSONAL.items() if users else (), _PLACES):
-        yield Found(dataset, row, f"{word} epsilon, {place}", float(users[kind][place]))
+    spreads = itertools.product(_PERSONAL.items() if users else (), _PERCENTILES)
+    for (kind, word), percentile in spreads:
+        yield Found(dataset, row, f"{word} epsilon, {percentile}", float(users[kind][percentile]))
     if histories:
         node = Node(job.experiment(experiment, [*set, *_WHOLE]), 0, 1, None)
-        found = whole_histories(node, with_parameters(result).parameters)
-        yield from (Found(dataset, row, name, value) for name, value in found.items())
+        means = whole_histories(node, with_parameters(result).parameters)
+        yield from (Found(dataset, row, name, value) for name, value in means.items())
 
 
 def whole_histories(node: Node, parameters: Mapping[str, np.ndarray]) -> dict[str, float]:
     """How well parameters reconstruct whole histories, most of which are their input: not a measure
     of recommendation."""
-    found = evaluate_clients(node, parameters, EvaluateOrder(node.experiment.rounds, None))
-    lengths = node.population.whole_history(found.clients).sum(1)
-    own = found.columns[f"{PREFIX}ndcg@100"] * _ideal(lengths) / _ideal(np.array([100]))
-    means = mean_metrics(Evaluated(found.clients, {**found.columns, OF_ALL: own}))
+    users = evaluate_clients(node, parameters, EvaluateOrder(node.experiment.rounds, None))
+    lengths = node.population.rows(users.clients, "all", positive=True).mask().sum(1)
+    of_all = users.columns[f"{PREFIX}ndcg@100"] * _ideal(lengths) / _ideal(np.array([100]))
+    means = mean_metrics(Evaluated(users.clients, {**users.columns, OF_ALL: of_all}))
     return {name: value for name, value in means.items() if name.startswith(PREFIX)}
 
 
@@ -89,15 +90,15 @@ def _ideal(lengths: np.ndarray) -> np.ndarray:
 
 def reconstruction(job: TaskJob, experiment: str, dataset: str) -> Iterator[Found]:
     """How well popularity and EASE reconstruct whole histories."""
-    found = evaluate_baselines(
+    systems = evaluate_baselines(
         ("popularity", "ease"),
         POPULATIONS.population(job.experiment(experiment)),
         held_out="test",
         ks=(20, 50, 100),
         protocol="reconstruction",
     )
-    for name, own in found.items():
-        yield from (Found(dataset, name, metric, value) for metric, value in own.items())
+    for name, means in systems.items():
+        yield from (Found(dataset, name, metric, value) for metric, value in means.items())
 
 
 def bounded(
@@ -117,9 +118,9 @@ def bounded(
     """
     population = POPULATIONS.population(job.experiment(experiment, set))
     ks = (20, 50, 100)
-    found = evaluate_baselines((baseline,), population, held_out="validation", ks=ks)[baseline]
+    means = evaluate_baselines((baseline,), population, held_out="validation", ks=ks)[baseline]
     row = f"{baseline}, {p_min:g}"
-    yield from (Found(dataset, row, theirs, found[ours]) for ours, theirs in metrics.items())
+    yield from (Found(dataset, row, theirs, means[ours]) for ours, theirs in metrics.items())
     training = len(population.partition.training_clients)
     yield Found(dataset, row, "training users", float(training))
 
@@ -159,16 +160,16 @@ def noisy_popularity(
             std = 2 * math.sqrt(len(users)) / gdp_parameter(epsilon, delta)
         noise = std * np.random.default_rng(job.seed).standard_normal(len(total))
         scores = torch.from_numpy(total + noise).float().expand(len(clients), -1)
-        found = lists.measure(clients, scores).table
+        table = lists.measure(clients, scores).table
         for ours, theirs in metrics.items():
-            value = float(np.nanmean(found[ours]))
+            value = float(np.nanmean(table[ours]))
             yield Found(dataset, row.format(epsilon=epsilon), theirs, value)
 
 
 def _lists(settings: EvaluationConfig, population: Population) -> HeldOutLists:
     """Lists of test rows, for scores that no baseline computes."""
     settings = settings.model_copy(update={"held_out": "test"})
-    return HeldOutLists(population, Metrics("ranking", settings), settings, keep=True)
+    return HeldOutLists(population, Metrics("ranking", settings), settings)
 
 
 def predicted_ratings(
@@ -201,17 +202,17 @@ def predicted_ratings(
     system = Svd(SvdConfig(seed=job.seed))
     system.fit_ratings(rated)
     clients = population.evaluated_clients("test")
-    known = replace(rated, users=rated.users[:0], items=rated.items[:0], values=rated.values[:0])
+    nothing = replace(rated, users=rated.users[:0], items=rated.items[:0], values=rated.values[:0])
     every = np.arange(data.num_items)
     lists = _lists(settings.evaluation, population)
-    parts: list[Evaluated] = []
-    for part in np.array_split(clients, max(1, len(clients) // 64)):
-        asked = (part.repeat(data.num_items), np.tile(every, len(part)))
-        scores = system.predict(known, *asked).reshape(len(part), -1)
-        parts.append(lists.measure(part, torch.from_numpy(scores).float()))
-    found = Evaluated.joined(parts).table
+    blocks: list[Evaluated] = []
+    for block in np.array_split(clients, max(1, len(clients) // 64)):
+        pairs = (block.repeat(data.num_items), np.tile(every, len(block)))
+        scores = system.predict(nothing, *pairs).reshape(len(block), -1)
+        blocks.append(lists.measure(block, torch.from_numpy(scores).float()))
+    table = Evaluated.joined(blocks).table
     for ours, theirs in metrics.items():
-        yield Found(dataset, row, theirs, float(np.nanmean(found[ours])))
+        yield Found(dataset, row, theirs, float(np.nanmean(table[ours])))
 
 
 def fitted(
@@ -227,13 +228,12 @@ def fitted(
     if above is not None and rows.ratings is not None:
         liked = rows.ratings > above
     counts = np.bincount(rows.users[liked])
-    for place in (10, 50, 90):
-        yield Found(
-            dataset, row, f"likes, p{place}", float(np.percentile(counts[counts > 0], place))
-        )
+    for percent in (10, 50, 90):
+        likes = float(np.percentile(counts[counts > 0], percent))
+        yield Found(dataset, row, f"likes, p{percent}", likes)
     shares = np.sort(np.bincount(rows.items[liked]))[::-1] / liked.sum()
     for top in (10, 100, 1000):
         yield Found(dataset, row, f"share of {top} items", float(shares[:top].sum()))
-    for name, found in result.baselines.items():
-        yield Found(dataset, row, f"NDCG@100, {name}", found["ndcg@100"])
-        yield Found(dataset, row, f"Recall@20, {name}", found["recall@20"])
+    for name, means in result.baselines.items():
+        yield Found(dataset, row, f"NDCG@100, {name}", means["ndcg@100"])
+        yield Found(dataset, row, f"Recall@20, {name}", means["recall@20"])

@@ -44,8 +44,8 @@ def membership(
     if job.quick:
         chosen |= {"shadow-users": 20, "judged": 4, "trees": 5}
     attacked = job.experiment(experiment, [*set, "evaluation.baselines=[]"])
-    found = run_attack(attacked, chosen, job.folder).figures.accuracy
-    return [Found(dataset, row, "MIA accuracy", found.value, found.low, found.high)]
+    accuracy = run_attack(attacked, chosen, job.folder).figures.accuracy
+    return [Found(dataset, row, "MIA accuracy", accuracy.value, accuracy.low, accuracy.high)]
 
 
 def attribute(
@@ -81,9 +81,9 @@ def one_rating(job: TaskJob, dataset: str, ratings: int, epsilon: float) -> list
     config = DpsgdPnbmConfig(
         epsilon=epsilon, iterations=1, start="constant", rescale=0.05, learning_rate=0.1
     )
-    found = audit_one_rating(config, ratings, 20 if job.quick else 1000)
+    bound = audit_one_rating(config, ratings, 20 if job.quick else 1000).epsilon
     row = f"{ratings} ratings, epsilon {epsilon:g}"
-    return [Found(dataset, row, "epsilon at least", found.epsilon)]
+    return [Found(dataset, row, "epsilon at least", bound)]
 
 
 # One centralised system of an experiment, without the others.
@@ -143,17 +143,18 @@ def bounded(job: TaskJob, name: str, dataset: str) -> Iterator[Found]:
     data = _interactions(job, name)
     bounds = BoundedConfig()
     counts = np.bincount(data.users, minlength=data.num_users)
-    kept = counts[counts >= bounds.bound(bounds.p_min)].clip(max=math.floor(bounds.bound(1.0)))
+    lengths = counts[counts >= bounds.bound(bounds.p_min)]
+    lengths = lengths.clip(max=math.floor(bounds.bound(1.0)))
     yield from _sizes(dataset, "OL", data.num_users, data.num_items, len(data), "ratings")
-    yield from _sizes(dataset, "PD", len(kept), data.num_items, int(kept.sum()), "ratings")
+    yield from _sizes(dataset, "PD", len(lengths), data.num_items, int(lengths.sum()), "ratings")
 
 
 def network(job: TaskJob, experiment: str, dataset: str) -> Iterator[Found]:
     """Sizes of an autoencoder and settings of its training."""
     loaded = job.experiment(experiment)
     schema = Population.of(loaded).schema()
-    own: Any = loaded.settings(registry.MODEL)
-    model = registry.resolve(registry.MODEL, loaded.model.name)(own, schema)
+    settings: Any = loaded.settings(registry.MODEL)
+    model = registry.resolve(registry.MODEL, loaded.model.name)(settings, schema)
     step: Any = loaded.settings(registry.STEP)
     sampler: Any = loaded.settings(registry.SAMPLER)
     parameters = model.initial(torch_stream(loaded.seed, "init")).values()
@@ -161,7 +162,7 @@ def network(job: TaskJob, experiment: str, dataset: str) -> Iterator[Found]:
         "batch size": sampler.cohort,
         "epochs": sampler.participations,
         "beta": step.beta,
-        "latent dimension": own.latent,
+        "latent dimension": settings.latent,
         "parameters": sum(value.numel() for value in parameters),
     }
     yield from (Found(dataset, "VAE", key, float(value)) for key, value in numbers.items())
@@ -226,4 +227,4 @@ def similarity(
     """Mean similarity, as in the paper's definition 2."""
     perturbed = Population.of(job.experiment({**experiment, "rounds": 1}, set)).perturbed
     by_gamma = {} if perturbed is None else perturbed.figures[FIGURE]
-    return [Found(dataset, row, "similarity", one["paper"]) for one in by_gamma.values()]
+    return [Found(dataset, row, "similarity", kinds["paper"]) for kinds in by_gamma.values()]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our numbers of the papers' tables and figures, and of further studies: `results.json`. The pages
-of the documentation are filled from it (`docs/fill_results.py`), and `fedrec reproduce --list`
-prints its headlines.
+"""The studies that come with fedrec, the numbers that papers print, and ours, `results.json`. The
+pages of the documentation are filled from it (`docs/fill_results.py`), and `fedrec reproduce
+--list` prints its headlines.
 
 By study (`privrec/table2`), each with the command that prints it, version and commit of fedrec, the
 day, the class of machine, the number of seeds, and its rows: by metric the mean, then the ends of
@@ -12,28 +12,119 @@ to learn from, without what is empty.
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedrec.errors import RunError
+from fedrec.config import did_you_mean
+from fedrec.errors import ExperimentError, RunError
 from fedrec.report.inputs import Inputs
 from fedrec.runtime.files import read_json, write_atomically
 from fedrec.runtime.shared_memory import number
-from simulations.reproduce.catalogue import PAPERS, find, published
-from simulations.studies.declaration import Cell, Found, Study, TaskJob, made
+from simulations.studies.declaration import Cell, Found, Study, TaskJob, declared, made
 from simulations.studies.runs import StudyFolder
 from simulations.studies.tables import comparison, differences, draws, inputs_of
 
+FOLDER = Path(__file__).with_name("papers")
+PAPERS = ("privrec", "dp-vae", "targeted-dp", "pnbm", "upc-sdg", "adversaries", "bench")
+NOT_HERE = {
+    "privrec figure1": "a diagram of the system",
+    "privrec table1": "notation",
+    "dp-vae figure1": "a diagram of the network",
+    "dp-vae figure2": "a diagram of the system",
+    "dp-vae table1": "notation",
+    "dp-vae table4": "settings of the compared systems, in words",
+    "dp-vae table5": "needs ML-20M and Netflix: hours of training and 25 GB of memory",
+    "dp-vae table9": "needs ML-20M and Netflix",
+    "targeted-dp figure1": "a diagram of the method",
+    "upc-sdg figure1": "a diagram of the method",
+    "upc-sdg figure3": "its user is of Clothing, and the published files have no titles",
+}
+"""Tables and figures that are not reproduced, with the reason."""
+
+UNRECORDED = {
+    "privrec figure9": "times of a machine, which other work on it changes",
+    "privrec frontier-validation": "validation users, on whom settings are chosen",
+    "bench synthetic-leave-one-out": "made-up data, to see it work",
+    "bench synthetic-user-holdout": "made-up data, to see it work",
+}
+"""Studies of which no numbers are recorded on purpose, with the reason; they are nowhere quoted."""
+
 FILE = Path(__file__).with_name("results.json")
-_HEADLINES = ("Hits@10", "Hits@20", "NDCG@100", "Recall@20")
+_PUBLISHED = Path(__file__).with_name("published.csv")
 _BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+_HEADLINES = ("Hits@10", "Hits@20", "NDCG@100", "Recall@20")
 _DECIMALS = 4
+
+
+@cache
+def studies() -> tuple[Study, ...]:
+    """Every study of the papers, in their order."""
+    return tuple(study for paper in PAPERS for study in declared(FOLDER / f"{paper}.toml"))
+
+
+def find(paper: str, item: str | None) -> list[Study]:
+    """The studies of a paper, or one of them.
+
+    Args:
+        paper: its name, or a TOML file of studies.
+        item: such as `table2`; None: all.
+
+    Raises:
+        ExperimentError: there is no such paper, or no such table.
+    """
+    file = FOLDER / f"{paper}.toml" if paper in PAPERS else Path(paper)
+    if file.suffix != ".toml":
+        raise ExperimentError(
+            f"there is no paper {paper!r}",
+            expected="one of " + ", ".join(PAPERS) + ", or a TOML file of studies",
+            got=repr(paper),
+            fix=did_you_mean(paper, PAPERS),
+        )
+    items = {study.item: study for study in declared(file)}
+    if item is None:
+        return list(items.values())
+    wanted = item.lower().replace(" ", "")
+    if wanted not in items:
+        wanted = wanted.replace("-", "")  # as in figure-2
+    if wanted not in items:
+        why = NOT_HERE.get(f"{paper} {wanted}")
+        raise ExperimentError(
+            f"{paper} has no {item!r} here" + (f": {why}" if why else ""),
+            expected="one of " + ", ".join(items),
+            got=repr(item),
+            fix=None if why else did_you_mean(wanted, items),
+        )
+    return [items[wanted]]
+
+
+def published(paper: str, item: str, dataset: str = "") -> dict[Cell, float]:
+    """The numbers that a paper prints (`published.csv`) by dataset, model and metric, in the
+    paper's order; infinite where the paper prints infinity; none for an unknown table.
+
+    The source of each number is in the file's first two columns. Its column `suspect` marks a
+    printed value that cannot be right (PrivRec's table 3 has a Hits@10 below its Hits@5). Figures
+    without printed numbers have none there.
+
+    Args:
+        paper: such as `upc-sdg`.
+        item: such as `table2`; what follows a hyphen, as in `table2-gowalla`, is ours.
+        dataset: only rows whose data set begins so.
+    """
+    table = paper, item.partition("-")[0]
+    with _PUBLISHED.open(newline="", encoding="utf-8") as file:
+        return {
+            (row["dataset"], row["model"], row["metric"]): float(row["value"])
+            for row in csv.DictReader(file)
+            if (row["paper"], row["item"]) == table and row["dataset"].startswith(dataset)
+        }
 
 
 @dataclass(frozen=True)
@@ -84,7 +175,6 @@ class Recorded:
         seeds: number of them.
         part: how many of the tasks were run, such as `3 of 23`; empty: all.
         tasks: the rows of each of those tasks; empty: all were run.
-        package: name and version of a package that brings the system; empty: fedrec.
         rows: by row and metric; a row's name begins with its data set where there are several.
         differences: of two rows paired by draw, by metric: mean, ends of the 95 % interval, p of
             the t-test, number of draws.
@@ -101,7 +191,6 @@ class Recorded:
     differences: Mapping[str, Mapping[str, tuple[float, ...]]]
     part: str = ""
     tasks: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    package: str = ""
     inputs: Mapping[str, Inputs] = field(default_factory=dict)
 
     @property
@@ -118,12 +207,12 @@ class Recorded:
         seeds = f", {self.seeds} seeds" if self.seeds > 1 else ""
         seeds += f", {self.part} tasks so far" if self.part else ""
         commit = self.commit.replace("+", " with changes") or "commit not known"
-        made = f"fedrec {self.fedrec} ({commit}), {self.machine}, {self.date}"
-        return f"`{self.command}`{seeds}; {made}"
+        version = f"fedrec {self.fedrec} ({commit}), {self.machine}, {self.date}"
+        return f"`{self.command}`{seeds}; {version}"
 
 
 def decimal(value: float, digits: int) -> str:
-    """A number as in papers: without the zero before the point, large whole ones with commas."""
+    """A number as in papers: without the zero before the point, large integers with commas."""
     if not math.isfinite(value):
         return "infinite" if math.isinf(value) else "-"
     if value == round(value) and abs(value) >= 10:
@@ -153,24 +242,21 @@ def recorded(file: Path = FILE) -> dict[str, Recorded]:
 
 
 def _read(table: dict[str, Any]) -> Recorded:
-    def estimate(parts: list[Any]) -> Number:
-        numbers = [number(part) for part in parts]
-        return Number(*numbers[:3], values=tuple(numbers[3:]))
-
-    rows = {
-        row: {metric: estimate(parts) for metric, parts in own.items()}
-        for row, own in table["rows"].items()
+    rows: dict[str, dict[str, Number]] = {}
+    for row, metrics in table["rows"].items():
+        for metric, texts in metrics.items():
+            values = tuple(map(number, texts))
+            rows.setdefault(row, {})[metric] = Number(*values[:3], values=values[3:])
+    compared = {
+        names: {metric: tuple(map(number, texts)) for metric, texts in metrics.items()}
+        for names, metrics in table.get("differences", {}).items()
     }
-    apart = {
-        rows: {metric: tuple(map(number, parts)) for metric, parts in own.items()}
-        for rows, own in table.get("differences", {}).items()
-    }
-    inputs = {row: Inputs.of_table(own) for row, own in table.get("inputs", {}).items()}
-    return Recorded(**{**table, "rows": rows, "differences": apart, "inputs": inputs})
+    inputs = {row: Inputs.of_table(stated) for row, stated in table.get("inputs", {}).items()}
+    return Recorded(**{**table, "rows": rows, "differences": compared, "inputs": inputs})
 
 
 def record(folder: Path, file: Path = FILE) -> str:
-    """Put the finished tasks of a study into the file. A whole study takes the place of what the
+    """Put the finished tasks of a study into the file. A complete study takes the place of what the
     file had of it; to a part, tasks of earlier runs with as many seeds are added. A task that has
     fewer seeds than others counts as not finished.
 
@@ -183,130 +269,122 @@ def record(folder: Path, file: Path = FILE) -> str:
 
     Raises:
         RunError: the folder has no finished task, or is of the small version of a study; or it has
-            a part, and the file the whole study, or tasks with another number of seeds.
+            a part, and the file the complete study, or tasks with another number of seeds.
     """
     study, jobs = _of(folder)
-    found = entry(study, jobs)
-    if found is None:
+    table = entry(study, jobs)
+    if table is None:
         raise RunError(f"{folder} has no finished task", fix="run the study, see its study.json")
-    known = read_json(file) if file.is_file() else {}
-    before = known.get(key(study))
-    if before is not None and "part" in found:
-        if "tasks" not in before or found["seeds"] != before["seeds"]:
+    tables = read_json(file) if file.is_file() else {}
+    before = tables.get(key(study))
+    if before is not None and "part" in table:
+        if "tasks" not in before or table["seeds"] != before["seeds"]:
             raise RunError(
                 f"a part of {key(study)} would take the place of more",
                 expected="the whole study, or where the file has a part: "
                 f"tasks with {before['seeds']} seeds",
-                got=f"{found['part']} tasks with {found['seeds']} seeds in {folder}, and "
+                got=f"{table['part']} tasks with {table['seeds']} seeds in {folder}, and "
                 f"{before.get('part', 'all')} tasks in {file}",
                 fix=f"finish the study, or delete {key(study)!r} from the file",
             )
-        found = _joined(study, before, found)
-    known[key(study)] = {"command": command(study, found["seeds"]), **found}
-    write_atomically(file, text_of(dict(sorted(known.items()))))
+        table = _joined(study, before, table)
+    tables[key(study)] = {"command": command(study, table["seeds"]), **table}
+    write_atomically(file, text_of(dict(sorted(tables.items()))))
     return key(study)
 
 
 def entry(study: Study, jobs: list[TaskJob]) -> dict[str, Any] | None:
-    """What the finished tasks of a study found, as it stands in the file, without the command; None
-    where none is finished."""
+    """The numbers of the finished tasks of a study, as they stand in the file, without the command;
+    None where none is finished."""
     done = _finished(jobs)
     if not done:
         return None
-    found = draws(done)
+    drawn = draws(done)
     values: dict[Cell, list[float]] = {}
-    for _, one in found:
-        values.setdefault(one.cell, []).append(one.value)
+    for _, result in drawn:
+        values.setdefault(result.cell, []).append(result.value)
     names = row_names(values, study)
     rows: dict[str, dict[str, list[Any]]] = {}
-    for row in comparison({}, (one for _, one in found)).to_dict("records"):
+    for row in comparison({}, (result for _, result in drawn)).to_dict("records"):
         cell = row["dataset"], row["model"], row["metric"]
         several = len(values[cell]) > 1
         ends = [row["low"], row["high"]] if several or not math.isnan(row["low"]) else []
         numbers = [row["ours"], *ends, *(values[cell] if several else [])]
         rows.setdefault(names[cell], {})[row["metric"]] = list(map(_short, numbers))
-    table = _made([job for job, _ in done])
     tasks: dict[str, dict[str, None]] = {}
-    for job, numbers in done:
-        own = tasks.setdefault(job.task.name, {})
-        own.update(dict.fromkeys(names[one.cell] for one in numbers))
-    inputs = _stated(names, inputs_of(one for _, one in found))
-    further = {"inputs": inputs, "differences": _differences(study, found)}
-    seeds = len({job.seed for job, _ in done})
-    return {
-        **table,
-        **_part(study, tasks),
-        "seeds": seeds,
-        "rows": rows,
-        **{what: own for what, own in further.items() if own},
+    for job, results in done:
+        cells = dict.fromkeys(names[result.cell] for result in results)
+        tasks.setdefault(job.task.name, {}).update(cells)
+    stated = inputs_of(result for _, result in drawn)
+    inputs = {
+        name: {key: value for key, value in asdict(stated[cell[:2]]).items() if value}
+        for cell, name in names.items()
+        if cell[:2] in stated
     }
+    return {
+        **_made([job for job, _ in done]),
+        **_part(study, tasks),
+        "seeds": len({job.seed for job, _ in done}),
+        "rows": rows,
+        **_not_empty(inputs=inputs, differences=_differences(study, drawn)),
+    }
+
+
+def _not_empty(**tables: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: table for name, table in tables.items() if table}
 
 
 def _part(study: Study, tasks: Mapping[str, Iterable[str]]) -> dict[str, Any]:
     """Which of the tasks were run, with the rows of each; nothing where all were."""
     if len(tasks) == len(study.tasks):
         return {}
-    rows = {name: list(own) for name, own in tasks.items()}
+    rows = {name: list(names) for name, names in tasks.items()}
     return {"part": f"{len(tasks)} of {len(study.tasks)}", "tasks": rows}
 
 
 def _differences(
-    study: Study, found: Iterable[tuple[int, Found]]
+    study: Study, drawn: Iterable[tuple[int, Found]]
 ) -> dict[str, dict[str, list[Any]]]:
     """Of the rows that a study compares, see `Recorded`."""
-    apart: dict[str, dict[str, list[Any]]] = {}
-    for row in differences(study.compared, found).to_dict("records"):
-        own = [row[key] for key in ("difference", "low", "high", "t", "draws")]
-        apart.setdefault(row["rows"], {})[row["metric"]] = list(map(_short, own))
-    return apart
+    tables: dict[str, dict[str, list[Any]]] = {}
+    for row in differences(study.compared, drawn).to_dict("records"):
+        numbers = [row[name] for name in ("difference", "low", "high", "t", "draws")]
+        tables.setdefault(row["rows"], {})[row["metric"]] = list(map(_short, numbers))
+    return tables
 
 
-def _joined(study: Study, before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def _joined(study: Study, before: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
     """Tasks of an earlier run and of this one, in the study's order, with the commits of both."""
-    ran = {**before["tasks"], **found["tasks"]}
+    ran = {**before["tasks"], **table["tasks"]}
     tasks = {task.name: ran[task.name] for task in study.tasks if task.name in ran}
-    both = {
-        what: {**before.get(what, {}), **found.get(what, {})}
-        for what in ("rows", "inputs", "differences")
-    }
-    rows = {row: both["rows"][row] for own in tasks.values() for row in own}
-    numbers = [
+    rows, inputs, compared = (
+        {**before.get(name, {}), **table.get(name, {})}
+        for name in ("rows", "inputs", "differences")
+    )
+    rows = {row: rows[row] for names in tasks.values() for row in names}
+    drawn = [
         (draw, Found("", row, metric, number(value)))
-        for row, own in rows.items()
-        for metric, parts in own.items()
-        for draw, value in enumerate(parts[3:])
+        for row, metrics in rows.items()
+        for metric, numbers in metrics.items()
+        for draw, value in enumerate(numbers[3:])
     ]
-    further = {
-        **both,
-        "rows": rows,
-        "differences": both["differences"] | _differences(study, numbers),
-    }
-    commits = dict.fromkeys([*before["commit"].split(", "), found["commit"]])
+    commits = dict.fromkeys([*before["commit"].split(", "), table["commit"]])
+    about = {key: value for key, value in table.items() if key not in ("part", "tasks")}
     return {
-        **{key: value for key, value in found.items() if key not in ("part", "tasks")},
+        **about,
         "commit": ", ".join(filter(None, commits)),
         **_part(study, tasks),
-        **{what: own for what, own in further.items() if own},
+        "rows": rows,
+        **_not_empty(inputs=inputs, differences=compared | _differences(study, drawn)),
     }
 
 
 def _finished(jobs: list[TaskJob]) -> list[tuple[TaskJob, list[Found]]]:
-    """What tasks found that were run with as many seeds as any."""
-    done = [(job, own[0]) for job in jobs if (own := job.found()) is not None]
+    """The numbers of tasks that were run with as many seeds as any."""
+    done = [(job, results[0]) for job in jobs if (results := job.results()) is not None]
     seeds = Counter(job.task.name for job, _ in done)
     most = max(seeds.values(), default=0)
-    return [own for own in done if seeds[own[0].task.name] == most or not own[0].task.seeded]
-
-
-def _stated(
-    names: Mapping[Cell, str], inputs: Mapping[tuple[str, str], Inputs]
-) -> dict[str, dict[str, Any]]:
-    """The inputs of rows by their names, without what is empty."""
-    rows = {name: inputs[cell[:2]] for cell, name in names.items() if cell[:2] in inputs}
-    return {
-        name: {key: value for key, value in asdict(own).items() if value}
-        for name, own in rows.items()
-    }
+    return [pair for pair in done if seeds[pair[0].task.name] == most or not pair[0].task.seeded]
 
 
 def key(study: Study) -> str:
@@ -328,7 +406,7 @@ def study_of(name: str) -> Study:
 def _source(paper: str, item: str) -> str:
     """What `fedrec reproduce` calls the paper, or the file of the benchmarks that has the item."""
     file = _BENCHMARKS / f"{paper}.toml"
-    if paper in PAPERS and (not file.is_file() or item in {one.item for one in find(paper, None)}):
+    if paper in PAPERS and (not file.is_file() or item in {s.item for s in find(paper, None)}):
         return paper
     return str(file)
 
@@ -347,15 +425,14 @@ def command(study: Study, seeds: int | None = None) -> str:
     return f"fedrec reproduce {paper} {study.item}{more}"
 
 
-def row_names(cells: Mapping[Cell, Any], study: Study) -> dict[Cell, str]:
+def row_names(cells: Iterable[Cell], study: Study) -> dict[Cell, str]:
     """The names of rows: their model, after the data set where the study, of which the cells may be
     a part, has several."""
+    cells = list(cells)
     several = len(_datasets(study)) > 1 or len({dataset for dataset, _, _ in cells}) > 1
     return {
-        (dataset, model, metric): ", ".join(
-            filter(None, (dataset if several or not model else "", model))
-        )
-        for dataset, model, metric in cells
+        cell: ", ".join(filter(None, (cell[0] if several or not cell[1] else "", cell[1])))
+        for cell in cells
     }
 
 
@@ -364,40 +441,40 @@ def _datasets(study: Study) -> set[str]:
 
 
 def printed(name: str) -> dict[tuple[str, str], float]:
-    """What the paper prints, by row and metric as they are named here."""
+    """The numbers of the paper, by row and metric as they are named here."""
     study = study_of(name)
-    known = published(study.paper, study.item, study.published)
     ours = _datasets(study)
-    cells = {cell: value for cell, value in known.items() if cell[0] in ours}
+    numbers = published(study.paper, study.item, study.published)
+    cells = {cell: value for cell, value in numbers.items() if cell[0] in ours}
     names = row_names(cells, study)
     return {(names[cell], cell[2]): value for cell, value in cells.items()}
 
 
 def text_of(tables: Mapping[str, Any]) -> str:
     """The file's text: a line for each row."""
-    parts = []
+    entries = []
     for name, table in tables.items():
         lines = []
         for key, value in table.items():
             if isinstance(value, dict):
-                own = [f"   {_json(row)}: {_json(numbers)}" for row, numbers in value.items()]
-                lines.append(f"  {_json(key)}: {{\n" + ",\n".join(own) + "\n  }")
+                rows = [f"   {_json(row)}: {_json(numbers)}" for row, numbers in value.items()]
+                lines.append(f"  {_json(key)}: {{\n" + ",\n".join(rows) + "\n  }")
             else:
                 lines.append(f"  {_json(key)}: {_json(value)}")
-        parts.append(f" {_json(name)}: {{\n" + ",\n".join(lines) + "\n }")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
+        entries.append(f" {_json(name)}: {{\n" + ",\n".join(lines) + "\n }")
+    return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
 def _of(folder: Path) -> tuple[Study, list[TaskJob]]:
-    told = StudyFolder(folder, "study.json", "study").read("study.json")
-    if told["quick"]:
+    about = StudyFolder(folder, "study.json", "study").read("study.json")
+    if about["quick"]:
         raise RunError(
             f"{folder} is of the small version of a study",
             expected="the folder of a whole study",
             got="one that ran with --quick",
             fix="run the study without --quick, into another folder",
         )
-    study = study_of(f"{told['paper']}/{told['item']}")
+    study = study_of(f"{about['paper']}/{about['item']}")
     seeds = [int(path.name.rpartition("-seed")[2]) for path in (folder / "tasks").glob("*-seed*")]
     return study, study.jobs(folder, max(seeds, default=0) - study.first_seed + 1, quick=False)
 
@@ -405,34 +482,23 @@ def _of(folder: Path) -> tuple[Study, list[TaskJob]]:
 def _made(jobs: list[TaskJob]) -> dict[str, str]:
     """Of the last of the tasks, with the commits of all; of those of an earlier version all but the
     commit is known."""
-    found = [
-        {
-            **made(),
-            "commit": None,
-            **read_json(job.folder / "found.json"),
-        }
-        for job in jobs
-    ]
-    last = max(found, key=lambda table: str(table["date"]))
-    commits = dict.fromkeys(table["commit"] for table in found if table["commit"])
-    known = dict.fromkeys(filter(None, map(_ancestor, commits)))
-    return {**{key: last[key] or "" for key in made()}, "commit": ", ".join(known)}
+    tables = [{**made(), "commit": None, **read_json(job.folder / "found.json")} for job in jobs]
+    last = max(tables, key=lambda table: str(table["date"]))
+    commits = dict.fromkeys(table["commit"] for table in tables if table["commit"])
+    ancestors = dict.fromkeys(filter(None, map(_ancestor, commits)))
+    return {**{name: last[name] or "" for name in made()}, "commit": ", ".join(ancestors)}
 
 
 def _ancestor(commit: str) -> str:
     """A commit as those know it who have this checkout: if it is not in its history, such as one of
     a branch that was rebased, the newest one before it that is, with a plus."""
     name = commit.removesuffix("+")
-    git = ["git", "-C", str(FILE.parent)]
-    asked = [*git, "merge-base", name, "HEAD"], [*git, "rev-parse", name]
+    git = ["git", "-C", str(FILE.parent), "merge-base", name, "HEAD"]
     try:
-        base, own = (
-            subprocess.check_output(words, text=True, stderr=subprocess.DEVNULL).strip()
-            for words in asked
-        )
+        base = subprocess.check_output(git, text=True, stderr=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return commit if base == own else f"{base[: len(name)]}+"
+    return commit if base.startswith(name) else f"{base[: len(name)]}+"
 
 
 def _short(value: float) -> float | str | None:

@@ -14,17 +14,17 @@ import platform
 import re
 import time
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedrec.components.registry import BASELINE, resolve
 from fedrec.config import did_you_mean
+from fedrec.data.reader import data_directory
 from fedrec.errors import DataError, EngineError, ExperimentError, FedrecError, RunError
 from fedrec.experiment.loading import load, read
 from fedrec.experiment.schema import Experiment
@@ -39,37 +39,38 @@ _KEY = re.compile(r"\{([\w-]+)(?::([^{}]*))?\}")
 _WIDE = re.compile(r"\d{4}")  # a width or precision that no text needs
 
 
-def filled(value: Any, known: Mapping[str, Any], used: set[str] | None = None) -> Any:
+def filled(value: Any, texts: Mapping[str, Any], used: set[str] | None = None) -> Any:
     """A value with all `{key}` in its texts replaced, whatever tables and lists they are in; a text
     that is `{key}` alone becomes the key's value.
 
     Args:
         value: of any kind.
-        known: values by key; other keys stay as they are.
+        texts: values by key; other keys stay as they are.
         used: receives the keys that occur.
     """
     if isinstance(value, Mapping):
         return {
-            str(filled(key, known, used)): filled(one, known, used) for key, one in value.items()
+            str(filled(key, texts, used)): filled(entry, texts, used)
+            for key, entry in value.items()
         }
     if isinstance(value, list):
-        return [filled(one, known, used) for one in value]
+        return [filled(entry, texts, used) for entry in value]
     if not isinstance(value, str):
         return value
-    keys = {match[1] for match in _KEY.finditer(value)} & known.keys()
+    keys = {match[1] for match in _KEY.finditer(value)} & texts.keys()
     if used is not None:
         used |= keys
-    whole = _KEY.fullmatch(value)
-    if whole and whole[1] in keys and whole[2] is None:
-        return known[whole[1]]
-    return _KEY.sub(lambda match: _text(match, known), value)
+    alone = _KEY.fullmatch(value)
+    if alone and alone[1] in keys and alone[2] is None:
+        return texts[alone[1]]
+    return _KEY.sub(lambda match: _text(match, texts), value)
 
 
-def _text(match: re.Match[str], known: Mapping[str, Any]) -> str:
+def _text(match: re.Match[str], texts: Mapping[str, Any]) -> str:
     key, form = match.groups()
     if _WIDE.search(form or ""):
         raise ValueError(f"{match[0]} fills up memory")
-    return format(known[key], form or "") if key in known else match[0]
+    return format(texts[key], form or "") if key in texts else match[0]
 
 
 # Small versions of experiments for `--quick`: the same components on synthetic data, with
@@ -82,114 +83,91 @@ DATA = {
     "mean-interactions": 14,
     "min-interactions": 8,
 }
-_ROUNDS = 2
 _COHORT = 6
-_USERS = 10
 _SMALL: dict[str, Any] = {"epochs": 1, "items": 20, "factors": 2, "steps": 2, "iterations": 1}
-
 _ABSENT = ("eras", "item.c")  # features of MovieLens-1M and of Frappe
 
 
 def shrunk(table: Mapping[str, Any]) -> dict[str, Any]:
     """A table with the same model, step, strategy, noise and baselines, that runs in about a
     second."""
-    small = {key: _without_absent(value) for key, value in table.items()}
-    table = small.copy()
+    small = _without_absent(table)
     small["dataset"] = dict(DATA)
-    small["split"] = _split(dict(table.get("split", {})))
+    split = small.get("split", {})
+    small["split"] = {key: split[key] for key in split if key not in ("shipped", "folder")}
+    if split.get("name") == "published":  # needs files, as shipped folds do
+        small["split"] = {"name": "ratio"}
     if small.get("rounds"):
-        small["rounds"] = _ROUNDS
-        small["step"] = {**table.get("step", {}), "epochs": 1}
-        small["sampler"] = _sampler(dict(table.get("sampler", {})))
-    if "model" in small:
-        small["model"] = {k: min(v, 20) if k == "items" else v for k, v in table["model"].items()}
-    if "perturb" in small:
-        small["perturb"] = _perturbation(dict(table["perturb"]))
+        small["rounds"] = 2
+        small["step"] = {**small.get("step", {}), "epochs": 1}
+        sampler = small["sampler"] = dict(small.get("sampler", {}))
+        if "cohort" in sampler:
+            sampler["cohort"] = min(int(sampler["cohort"]), _COHORT)
+    if "items" in small.get("model", {}):
+        small["model"]["items"] = min(small["model"]["items"], 20)
+    if small.get("perturb", {}).get("name") == "upc-sdg":
+        perturb = small["perturb"]
+        perturb["embeddings"] = {**perturb.get("embeddings", {}), "epochs": 1}
     if "strategy" in small:
-        small["strategy"] = _strategy(dict(table["strategy"]))
-    evaluation = dict(table.get("evaluation", {}))
-    fine_tune = evaluation.get("fine-tune")
-    evaluation |= {"every": 0, "final-users": _USERS}
-    if fine_tune:
-        fewer = {"epochs": min(fine_tune["epochs"], 1)} if "epochs" in fine_tune else {}
-        evaluation["fine-tune"] = {**fine_tune, **fewer}
-    evaluation["baselines"] = [_baseline(one) for one in evaluation.get("baselines", [])]
-    small["evaluation"] = evaluation
+        small["strategy"] = _short_phases(small["strategy"])
+    evaluation = small["evaluation"] = {**small.get("evaluation", {}), "every": 0}
+    evaluation["final-users"] = 10
+    if "epochs" in evaluation.get("fine-tune", {}):
+        evaluation["fine-tune"]["epochs"] = min(evaluation["fine-tune"]["epochs"], 1)
+    evaluation["baselines"] = [_small_baseline(entry) for entry in evaluation.get("baselines", [])]
     return small
 
 
 def _without_absent(value: Any) -> Any:
     """Synthetic items have only genres, so settings must not name parameters of other features."""
+
+    def is_absent(name: object) -> bool:
+        return any(feature in str(name) for feature in _ABSENT)
+
     if isinstance(value, Mapping):
-        return {k: _without_absent(v) for k, v in value.items() if not _is_absent(k)}
+        return {key: _without_absent(value[key]) for key in value if not is_absent(key)}
     if isinstance(value, list):
-        return [_without_absent(one) for one in value if not _is_absent(one)]
+        return [_without_absent(entry) for entry in value if not is_absent(entry)]
     return value
 
 
-def _is_absent(name: object) -> bool:
-    return any(feature in str(name) for feature in _ABSENT)
-
-
-def _split(split: dict[str, Any]) -> dict[str, Any]:
-    """Replaces splits that need files: `published` and shipped folds."""
-    if split.get("name") == "published":
-        return {"name": "ratio"}
-    return {key: value for key, value in split.items() if key not in ("shipped", "folder")}
-
-
-def _sampler(sampler: dict[str, Any]) -> dict[str, Any]:
-    if "cohort" in sampler:
-        sampler["cohort"] = min(int(sampler["cohort"]), _COHORT)
-    return sampler
-
-
-def _strategy(strategy: dict[str, Any]) -> dict[str, Any]:
+def _short_phases(strategy: Mapping[str, Any]) -> dict[str, Any]:
     """Phases of a round each, whichever strategies they are nested in."""
-    found = {
-        key: _strategy(dict(v)) if isinstance(v, Mapping) else v for key, v in strategy.items()
+    short = {
+        key: _short_phases(value) if isinstance(value, Mapping) else value
+        for key, value in strategy.items()
     }
-    if "rounds" in found:
-        found["rounds"] = 1
-    keep = strategy.get("keep")  # Krum's number of updates
-    if isinstance(keep, int):
-        found["keep"] = min(keep, _COHORT)
-    return found
+    if "rounds" in short:
+        short["rounds"] = 1
+    if isinstance(strategy.get("keep"), int):  # Krum's number of updates
+        short["keep"] = min(strategy["keep"], _COHORT)
+    return short
 
 
-def _perturbation(perturb: dict[str, Any]) -> dict[str, Any]:
-    if perturb.get("name") == "upc-sdg":
-        perturb["embeddings"] = {**perturb.get("embeddings", {}), "epochs": 1}
-    return perturb
-
-
-def _baseline(entry: str | Mapping[str, Any]) -> dict[str, Any]:
+def _small_baseline(entry: str | Mapping[str, Any]) -> dict[str, Any]:
     options = {"name": entry} if isinstance(entry, str) else dict(entry)
     try:
-        known = resolve(BASELINE, str(options["name"])).Config.model_fields
+        fields = resolve(BASELINE, str(options["name"])).Config.model_fields
     except ExperimentError:
         return options
-    small = {key: value for key, value in _SMALL.items() if key in known}
+    small = {key: value for key, value in _SMALL.items() if key in fields}
     return {**options, **{k: v for k, v in small.items() if k in options or k == "epochs"}}
 
 
 # A job: the smallest unit that a study runs, skips when it is done, and repeats when it failed.
 
 
-class Job(ABC):
-    """One unit of work, in a folder of its own. Jobs are sent to other processes."""
+class Job:
+    """A unit of work in a folder of its own. Jobs are sent to other processes.
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Unique in its study."""
+    Attributes:
+        name: unique in its study.
+        run_path: the run folder that it writes, from which its rounds are read.
+    """
 
-    @property
-    @abstractmethod
-    def run_path(self) -> Path:
-        """The run folder that it writes, from which its rounds are read."""
+    name: str
+    run_path: Path
 
-    @abstractmethod
     def perform(self, callbacks: Sequence[Callback]) -> None:
         """Do the work, or what is left of it.
 
@@ -199,6 +177,7 @@ class Job(ABC):
         Raises:
             FedrecError: something that the user can fix.
         """
+        raise NotImplementedError
 
     def attempt(self, callbacks: Sequence[Callback]) -> str | None:
         """Do the work, so that other jobs go on if it fails.
@@ -215,7 +194,7 @@ class Job(ABC):
             raise
         except FedrecError as error:
             return error.text()
-        except Exception as error:  # of a plug-in; its traceback is kept
+        except Exception as error:  # of a plug-in; its traceback is logged
             logging.getLogger("fedrec").warning("%s: %s", self.name, traceback.format_exc())
             return f"{type(error).__name__}: {error}"
         return None
@@ -300,15 +279,15 @@ class Task:
             ExperimentError: an option is not one of the measure's.
         """
         measure = resolve_name(self.measure) if isinstance(self.measure, str) else self.measure
-        known = inspect.signature(measure).parameters
-        for key in self.options.keys() - known - self.variables:
+        names = inspect.signature(measure).parameters
+        for key in self.options.keys() - names - self.variables:
             raise ExperimentError(
                 f"the task {self.name!r} has an unknown key {key!r}",
-                expected="one of " + ", ".join(list(known)[1:]),
+                expected="one of " + ", ".join(list(names)[1:]),
                 got=key,
-                fix=did_you_mean(key, known),
+                fix=did_you_mean(key, names),
             )
-        return partial(measure, **{k: v for k, v in self.options.items() if k in known})
+        return partial(measure, **{k: v for k, v in self.options.items() if k in names})
 
 
 @dataclass(frozen=True)
@@ -342,19 +321,19 @@ class TaskJob(Job):
     def perform(self, callbacks: Sequence[Callback]) -> None:
         """Do the work, and save the results."""
         started = time.perf_counter()
-        found = self.task.work(replace(self, callbacks=callbacks))
+        numbers = self.task.work(replace(self, callbacks=callbacks))
         seconds = round(time.perf_counter() - started, 1)
-        table = {"found": [asdict(one) for one in found], "seconds": seconds, **made()}
+        table = {"found": [asdict(number) for number in numbers], "seconds": seconds, **made()}
         text = json.dumps(finite(table), indent=1, allow_nan=False)
         write_atomically(self.folder / "found.json", text + "\n")
 
     def table(self, source: str | Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
         """The table of an experiment, small if quick. `{data-directory}` and `{seed}` in it are
         replaced."""
-        from fedrec.data.reader import data_directory
-
-        place = {} if self.quick else {"data-directory": str(data_directory())}
-        table = filled(read(source, overrides), {"seed": self.seed, **place})
+        texts: dict[str, Any] = {"seed": self.seed}
+        if not self.quick:
+            texts["data-directory"] = str(data_directory())
+        table = filled(read(source, overrides), texts)
         return shrunk(table) if self.quick else table
 
     def experiment(
@@ -363,7 +342,7 @@ class TaskJob(Job):
         """An experiment with the job's seed, in this process."""
         return load(self.table(source, overrides), [f"seed={self.seed}", "engine.name=serial"])
 
-    def found(self) -> tuple[list[Found], float] | None:
+    def results(self) -> tuple[list[Found], float] | None:
         """The results and their seconds, if the job is done.
 
         Raises:
@@ -374,7 +353,7 @@ class TaskJob(Job):
             return None
         try:
             table = read_json(file)
-            return [_found(one) for one in table["found"]], float(table.get("seconds", 0.0))
+            return [_found(entry) for entry in table["found"]], float(table.get("seconds", 0.0))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{file} is damaged", got=str(error), fix="remove it") from None
 
@@ -407,7 +386,6 @@ class Study:
         paper: `privrec`, `dp-vae`, `targeted-dp`, `pnbm` or `upc-sdg`, or the name of a file.
         item: such as `table2` or `figure1`.
         title: its caption in short.
-        datasets: folders below the data directory that it needs; none for arithmetic.
         tasks: in the order of execution.
         differs: differences from the paper, a sentence each.
         seeds: default number of seeds.
@@ -421,7 +399,6 @@ class Study:
     paper: str
     item: str
     title: str
-    datasets: tuple[str, ...]
     tasks: tuple[Task, ...]
     differs: tuple[str, ...] = ()
     seeds: int = 1
@@ -494,8 +471,8 @@ def declared(file: Path) -> Iterator[Study]:
     names = _Names(document.pop("sets", {}), document.pop("parts", {}))
 
     def section(item: str) -> Table:
-        own = names.find(document, item)
-        return {**(section(own["like"]) if "like" in own else defaults), **own}
+        table = _named(document, item)
+        return {**(section(table["like"]) if "like" in table else defaults), **table}
 
     for item in document:
         try:
@@ -509,78 +486,66 @@ def declared(file: Path) -> Iterator[Study]:
             ) from None
 
 
-class _Names:
-    """What a file names once and uses several times.
+class _Names(NamedTuple):
+    """Lists of overrides and tasks that a file names once and uses several times."""
 
-    Args:
-        sets: lists of overrides, by name.
-        parts: tasks, by name.
-    """
-
-    def __init__(self, sets: Mapping[str, list[str]], parts: Mapping[str, Any]) -> None:
-        self.sets = sets
-        self.parts = parts
+    sets: Mapping[str, list[str]]
+    tasks: Mapping[str, Any]
 
     def overrides(self, texts: list[str]) -> list[str]:
         """Overrides with those of the named lists in place of `@name`."""
-        named = [
-            self.overrides(self.find(self.sets, text[1:])) if text.startswith("@") else [text]
+        lists = [
+            self.overrides(_named(self.sets, text[1:])) if text.startswith("@") else [text]
             for text in texts
         ]
-        return list(itertools.chain.from_iterable(named))
+        return list(itertools.chain.from_iterable(lists))
 
-    def task(self, task: str | Table) -> Table:
-        """A task, or the one that `@name` stands for."""
-        return self.find(self.parts, task[1:]) if isinstance(task, str) else task
 
-    @staticmethod
-    def find(known: Mapping[str, Any], name: str) -> Any:
-        """What a name stands for."""
-        if name not in known:
-            raise ExperimentError(
-                f"nothing is named {name!r}",
-                expected="one of " + ", ".join(known),
-                got=name,
-                fix=did_you_mean(name, known),
-            )
-        return known[name]
+def _named(tables: Mapping[str, Any], name: str) -> Any:
+    if name not in tables:
+        raise ExperimentError(
+            f"nothing is named {name!r}",
+            expected="one of " + ", ".join(tables),
+            got=name,
+            fix=did_you_mean(name, tables),
+        )
+    return tables[name]
 
 
 def _study(paper: str, item: str, section: Table, names: _Names) -> Study:
     section.pop("like", None)
-    own = {
+    about = {
         "title": section.pop("title"),
-        "datasets": tuple(section.pop("data", ())),
+        "published": section.pop("published", ""),
+    }
+    compared = _expanded(section.pop("compared", []), names)
+    further = {
         "differs": tuple(section.pop("differs", ())),
         "seeds": section.pop("seeds", 1),
         "first_seed": section.pop("first-seed", 0),
-        "published": section.pop("published", ""),
         "best": section.pop("best", False),
-        "compared": tuple(
-            tuple(filled(one["rows"], one)) for one in _expanded(section.pop("compared", []), names)
-        ),
+        "compared": tuple(tuple(filled(rows["rows"], rows)) for rows in compared),
     }
-    tasks = section.pop("tasks")
-    shared = frozenset(section)
-    found = [_task(one, names, shared) for one in _expanded({**section, "cases": tasks}, names)]
-    texts = {key: filled(value, section) for key, value in own.items() if isinstance(value, str)}
-    return Study(paper, item, tasks=tuple(found), **{**own, **texts})
+    cases = {"cases": section.pop("tasks")}
+    tasks = [_task(table, names, frozenset(section)) for table in _expanded(section | cases, names)]
+    texts = {key: filled(value, section) for key, value in about.items()}
+    return Study(paper, item, tasks=tuple(tasks), **texts, **further)
 
 
 def _expanded(table: Table | list[Table], names: _Names) -> Iterator[Table]:
-    """The tables that one stands for."""
+    """The tables that a table with `cases` or `vary` stands for."""
     rest = {"cases": table} if isinstance(table, list) else dict(table)
     if "cases" in rest:
         for case in rest.pop("cases"):
-            own = names.task(case)
-            together = {"set": [*rest.get("set", []), *own.get("set", [])]}
-            yield from _expanded({**rest, **own, **together}, names)
+            entry = _named(names.tasks, case[1:]) if isinstance(case, str) else case
+            overrides = [*rest.get("set", []), *entry.get("set", [])]
+            yield from _expanded({**rest, **entry, "set": overrides}, names)
     elif "vary" in rest:
         varied = filled(rest.pop("vary"), rest)
         for values in itertools.product(*varied.values()):
-            own = dict(zip(varied, values, strict=True))
-            text = ", ".join(f"{key}={json.dumps(value)}" for key, value in own.items())
-            yield from _expanded({**rest, **own, "varied": text, "varying": own.keys()}, names)
+            point = dict(zip(varied, values, strict=True))
+            text = ", ".join(f"{key}={json.dumps(value)}" for key, value in point.items())
+            yield from _expanded({**rest, **point, "varied": text, "varying": point.keys()}, names)
     else:
         yield rest
 
@@ -591,22 +556,17 @@ def _task(table: Table, names: _Names, shared: frozenset[str]) -> Task:
         table["set"] = overrides
     used = set[str]()
     varying = table.pop("varying", ())
-    found = filled(table, table, used)
+    table = filled(table, table, used)
     used.update(varying if "varied" in used else ())
+    sample = table.get("sample", True)
+    if not isinstance(sample, bool):  # values that keys of the task must have
+        sample = any(values.items() <= table.items() for values in sample)
     return Task(
-        found["name"].lower(),
-        float(found["seconds"]) * found.get("slower", 1),
-        found.get("measure", _RUN),
-        {key.replace("-", "_"): value for key, value in found.items() if key not in _OF_TASK},
-        found.get("seeded", True),
-        _sampled(found),
+        table["name"].lower(),
+        float(table["seconds"]) * table.get("slower", 1),
+        table.get("measure", _RUN),
+        {key.replace("-", "_"): value for key, value in table.items() if key not in _OF_TASK},
+        table.get("seeded", True),
+        sample,
         frozenset(key.replace("-", "_") for key in used | shared | {"name", "varied"}),
     )
-
-
-def _sampled(task: Table) -> bool:
-    """`sample`: true, false, or a list of values that keys of the task must have."""
-    wanted = task.get("sample", True)
-    if isinstance(wanted, bool):
-        return wanted
-    return any(one.items() <= task.items() for one in wanted)

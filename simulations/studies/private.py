@@ -25,28 +25,30 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RunError
 from fedrec.evaluation.tables import lower_is_better
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.tables import DataSettings
 from fedrec.privacy.accounting.accountant import Law, RandomTrials
+from fedrec.privacy.accounting.backends import Autodp
+from fedrec.privacy.accounting.events import Release
+from fedrec.privacy.accounting.rdp import epsilon_of
+from fedrec.privacy.accounting.sampling import Full
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.files import read_json, write_atomically
 from server.checkpoint import Checkpoints, State
 from server.early_stopping import ending
+from server.privacy.phase_plans import PhasePlans
 from simulations.studies.space import Point, Space, grid, overrides
-
-if TYPE_CHECKING:
-    from fedrec.privacy.accounting.events import Release
-
 
 _BOUNDED = ("hits", "discounted-hits", "recall", "hit-rate", "precision", "map", "ndcg")
 _OF_TRAINING_USERS = "popularity"
@@ -167,13 +169,8 @@ def cost_of(
         ExperimentError: a setting is not private or has other data than the others, a range is
             among the values, or a score needs noise.
     """
-    from fedrec.data.population import Population
-    from fedrec.privacy.accounting.backends import Autodp
-    from fedrec.privacy.accounting.rdp import epsilon_of
-    from server.privacy.phase_plans import PhasePlans
-
     settings = [load(experiment, overrides(point)) for point in grid(space)]
-    refuse_other_data(settings)
+    check_same_data(settings)
     population = Population.of(settings[0])
     trained = population.partition.training_clients
     validated = population.interactions.users[population.partition.validation_rows]
@@ -184,11 +181,12 @@ def cost_of(
     curves = []
     deltas = []
     for setting in settings:
-        _refuse(setting, choice, aim, covered=covered, sampled=scored < evaluated)
+        _check_private(setting, choice, aim, covered=covered, sampled=scored < evaluated)
         plans = PhasePlans.before_a_run(setting, trained)
         releases = dict(plans.planned().releases)
         if covered:
-            score = _score_release(plans, choice, scored)
+            multiplier = choice.score_noise / _sensitivity(scored)
+            score = Release("gaussian", Full(), plans.config.adjacency, multiplier)
             releases[score] = releases.get(score, 0) + 1
         curves.append(backend.total(releases))
         deltas.append(plans.delta)
@@ -202,16 +200,16 @@ def cost_of(
 def noisy_scores(
     folder: Path, experiment: Experiment, choice: PrivateChoice, scores: Mapping[int, float]
 ) -> dict[int, float]:
-    """The score of each trial, with noise if there is any; drawn once, and kept in the folder.
+    """The score of each trial, with noise if there is any; drawn once, and saved in the folder.
 
     Raises:
-        RunError: what was kept is damaged, or not finite.
+        RunError: the saved scores are damaged, or not finite.
     """
     file = folder / SCORES
-    known: dict[int, float] = {}
+    noisy: dict[int, float] = {}
     if file.exists():
         try:
-            known = {int(trial): _score(value) for trial, value in read_json(file).items()}
+            noisy = {int(trial): _finite(value) for trial, value in read_json(file).items()}
         except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise RunError(
                 f"{file} is damaged",
@@ -219,12 +217,17 @@ def noisy_scores(
                 got=str(error),
                 fix="restore it from a backup: other noise would be a second release",
             ) from None
-    for trial, score in scores.items():
-        if trial not in known:
-            drawn = choice.draws(experiment, "score", trial).standard_normal()
-            known[trial] = score + choice.score_noise * float(drawn)
-    write_atomically(file, json.dumps(known))
-    return {trial: known[trial] for trial in scores}
+    for trial in [trial for trial in scores if trial not in noisy]:
+        drawn = choice.draws(experiment, "score", trial).standard_normal()
+        noisy[trial] = scores[trial] + choice.score_noise * float(drawn)
+    write_atomically(file, json.dumps(noisy))
+    return {trial: noisy[trial] for trial in scores}
+
+
+def _finite(value: object) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
+        raise ValueError(f"{value!r} is not a finite number")
+    return float(value)  # type: ignore[arg-type]
 
 
 def drawn_setting(choice: PrivateChoice, experiment: Experiment, space: Space, trial: int) -> Point:
@@ -233,31 +236,12 @@ def drawn_setting(choice: PrivateChoice, experiment: Experiment, space: Space, t
     return points[int(choice.draws(experiment, "setting", trial).integers(len(points)))]
 
 
-def _score_release(plans: Any, choice: PrivateChoice, users: int) -> Release:
-    from fedrec.privacy.accounting.events import Release
-    from fedrec.privacy.accounting.sampling import Full
-
-    multiplier = choice.score_noise / _sensitivity(users)
-    return Release("gaussian", Full(), plans.config.adjacency, multiplier)
-
-
 def _sensitivity(users: int) -> float:
     """By how much one user moves a score over some users at most, see above."""
     return 1 / max(1, users - 1)
 
 
-def _score(value: object) -> float:
-    """A score.
-
-    Raises:
-        ValueError: it is not a finite number.
-    """
-    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
-        raise ValueError(f"{value!r} is not a finite number")
-    return float(value)  # type: ignore[arg-type]
-
-
-def refuse_other_data(settings: Sequence[Experiment]) -> None:
+def check_same_data(settings: Sequence[Experiment]) -> None:
     """Refuse settings whose clients or scored users differ.
 
     Raises:
@@ -278,54 +262,49 @@ def refuse_other_data(settings: Sequence[Experiment]) -> None:
         )
 
 
-def _refuse(
+def _check_private(
     setting: Experiment, choice: PrivateChoice, aim: str, *, covered: bool, sampled: bool
 ) -> None:
+    """Refuse a setting of which no epsilon would hold.
+
+    Args:
+        setting: the experiment.
+        choice: how the setting is chosen.
+        aim: the metric.
+        covered: whether validation users train.
+        sampled: whether the final evaluation takes some of the validation users.
+
+    Raises:
+        ExperimentError: it is one.
+    """
     privacy = setting.privacy
-    rules = [
-        (
-            "privacy",
-            "a table [privacy] with noise in all phases",
-            privacy is None or privacy.noise_multiplier == 0 or "*" not in privacy.private_phases,
+    bounded = aim.partition("@")[0] in _BOUNDED and not lower_is_better(aim)
+    rules = {
+        "a table [privacy] with noise in all phases": privacy is not None
+        and privacy.noise_multiplier != 0
+        and "*" in privacy.private_phases,
+        "placement = 'central' or 'distributed'": privacy is None or privacy.placement != "local",
+        "no [early-stopping] where validation users train, as it looks at their rows": (
+            not covered or setting.early_stopping is None
         ),
-        (
-            "placement",
-            "placement = 'central' or 'distributed'",
-            privacy is not None and privacy.placement == "local",
+        "--score-noise, as validation users train": not covered or choice.score_noise > 0,
+        "no --score-noise: validation users do not train": covered or choice.score_noise == 0,
+        f"a metric in [0, 1], one of {', '.join(_BOUNDED)}, as validation users train": (
+            not covered or bounded
         ),
-        (
-            "early-stopping",
-            "no [early-stopping] where validation users train, as it looks at their rows",
-            covered and setting.early_stopping is not None,
+        "a metric of the validation users' own rows; this one counts those of training users": (
+            not aim.startswith(_OF_TRAINING_USERS)
         ),
-        (
-            "score-noise",
-            "--score-noise, as validation users train",
-            covered != (choice.score_noise > 0),
+        "all validation users in the final evaluation ([evaluation] final-users), as they train:"
+        " the sample is another one if one user more or less has a row to rank": (
+            not (covered and sampled)
         ),
-        (
-            "aim",
-            f"a metric in [0, 1], one of {', '.join(_BOUNDED)}, as validation users train",
-            covered and (aim.partition("@")[0] not in _BOUNDED or lower_is_better(aim)),
-        ),
-        (
-            "aim",
-            "a metric of the validation users' own rows; this one counts those of training users",
-            aim.startswith(_OF_TRAINING_USERS),
-        ),
-        (
-            "evaluation.final-users",
-            "all validation users in the final evaluation, as they train: the sample is another"
-            " one if one user more or less has a row to rank",
-            covered and sampled,
-        ),
-    ]
-    for name, expected, broken in rules:
-        if broken:
-            given = choice.score_noise > 0 and not covered and name == "score-noise"
+    }
+    for expected, holds in rules.items():
+        if not holds:
             raise ExperimentError(
-                f"this choice cannot be made private ({name})",
-                expected="no --score-noise: validation users do not train" if given else expected,
+                "this choice cannot be made private",
+                expected=expected,
                 got=f"{aim}, score noise {choice.score_noise:g}, validation users "
                 + ("train" if covered else "do not train"),
                 fix="change it, or leave --private-choice out",
@@ -343,11 +322,6 @@ CHOSEN = "chosen"
 _PRIVATE = ("created", "command")  # when the sweep ended, and where it is
 
 
-def published(folder: Path) -> Path | None:
-    """The published run of a sweep's folder; None before there is one."""
-    return folder / CHOSEN if (folder / CHOSEN / "result.json").is_file() else None
-
-
 def publish(run: RunFolder, score: float, cost: ChoiceCost, folder: Path) -> None:
     """Make the published run of a sweep's folder from the chosen run; one that is there remains.
 
@@ -358,7 +332,7 @@ def publish(run: RunFolder, score: float, cost: ChoiceCost, folder: Path) -> Non
         folder: of the sweep.
     """
     state = Checkpoints.of(run).latest()
-    if state is None or published(folder) is not None:
+    if state is None or (folder / CHOSEN / "result.json").is_file():
         return
     shutil.rmtree(folder / CHOSEN, ignore_errors=True)  # of an interrupted start
     target = RunFolder.create(run.experiment, folder / CHOSEN)

@@ -6,20 +6,17 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
 
 from fedrec.config import did_you_mean
 from fedrec.errors import EngineError, ExperimentError, FedrecError, RunError
@@ -30,6 +27,8 @@ from fedrec.runs.folder import RunFolder, locked
 from fedrec.runs.result import Result
 from fedrec.runtime.files import read_json, require_new_folder, write_atomically
 from server.callbacks.base import Callback
+from simulations import runner
+from simulations.flower_commands import disable_telemetry
 from simulations.studies.declaration import Found, Job, Study, TaskJob
 from simulations.studies.tables import duration
 
@@ -37,6 +36,7 @@ from simulations.studies.tables import duration
 
 _CHECKPOINTS = 20  # of a run, at least
 _NORMAL = 1.959964  # quantile of 95 % intervals over users
+_EVERY = 30.0  # seconds between lines about rounds
 SYSTEM = ""
 """Stands for the experiment's federated system among the labels of its baselines."""
 
@@ -49,23 +49,20 @@ def run_once(experiment: Experiment, folder: Path, callbacks: Sequence[Callback]
             earlier version.
         FedrecError: see `simulations.runner.run`.
     """
-    from simulations import runner
-
     if not (folder / "run.json").is_file():
         return RunFolder(runner.run(experiment, output=folder, callbacks=callbacks).folder)
-    found = RunFolder(folder)
-    asked = runner.with_private_popularity(experiment)
-    settled = runner.settle(asked, found.experiment.engine)
-    if found.experiment.digest() != settled.digest():
+    run = RunFolder(folder)
+    settled = runner.settle(runner.with_private_popularity(experiment), run.experiment.engine)
+    if run.experiment.digest() != settled.digest():
         raise RunError(
             f"{folder} holds a run of other settings",
             expected=f"the run {settled.name!r} with the same settings",
-            got=f"{found.experiment.name!r} with digest {found.experiment.digest()[:12]}, such as "
+            got=f"{run.experiment.name!r} with digest {run.experiment.digest()[:12]}, such as "
             "of another version of fedrec",
             fix=f"remove {folder}, or choose another --output",
         )
     runner.resume(folder, callbacks=callbacks)
-    return found
+    return run
 
 
 def finished(
@@ -127,8 +124,8 @@ def values(
     ranges = Metrics(experiment.task, experiment.evaluation).ranges
     inputs = system_inputs(result)
     for label, row in rows.items():
-        own = inputs.get(marked(experiment) if label == SYSTEM else label)
-        stated = None if own is None else asdict(own)
+        row_inputs = inputs.get(marked(experiment) if label == SYSTEM else label)
+        stated = None if row_inputs is None else asdict(row_inputs)
         means = result.metrics if label == SYSTEM else result.baselines.get(label, {})
         users = result.users if label == SYSTEM else result.baseline_users.get(label)
         for ours, theirs in metrics.items():
@@ -150,12 +147,12 @@ def gap(result: Result, baseline: str, metric: str) -> tuple[float, float | None
     """
     users = result.baseline_users.get(baseline)
     mean = result.baselines[baseline][metric]
-    found = math.nan if users is None else float(np.mean(users[metric].to_numpy()))
-    if users is None or not math.isclose(found, mean, abs_tol=1e-9):
+    saved = math.nan if users is None else float(np.mean(users[metric].to_numpy()))
+    if users is None or not math.isclose(saved, mean, abs_tol=1e-9):
         raise RunError(
             f"{baseline} is not what it was in {result.folder}",
             expected=f"users with a mean {metric} of {mean:.6f}, as in baselines.json",
-            got="no users" if users is None else f"{found:.6f}",
+            got="no users" if users is None else f"{saved:.6f}",
             fix=f"remove {result.folder} and run the same command again",
         )
     apart = result.users[metric] - users.loc[result.users.index, metric]
@@ -177,109 +174,122 @@ def _interval(
     return mean, mean - half, mean + half
 
 
-# The workers of a study: this process, one job after the other, or Ray actors, several at a time.
-#
-# Equal settings give equal numbers on both: an actor runs its experiment as this process would.
+# Execution of jobs: in this process, one after the other, or as Ray tasks, several at a time. Equal
+# settings give equal numbers on both: a task runs its experiment as this process would.
 
 J = TypeVar("J", bound=Job)
 Rounds = Callable[[Job, int, int], None]
 """Called with a job, the rounds of its run so far, and all its rounds."""
 
 
-class JobOutcome(NamedTuple, Generic[J]):
-    """How a job ended.
-
-    Attributes:
-        job: the job.
-        failure: its error; None when it is finished.
-    """
-
-    job: J
-    failure: str | None
-
-
-class Workers(ABC, Generic[J]):
-    """Performs jobs.
-
-    Attributes:
-        size: number of jobs at a time.
-    """
-
-    size: int = 1
-
-    @abstractmethod
-    def submit(self, job: J) -> None:
-        """Begin a job."""
-
-    @abstractmethod
-    def next(self, report: Rounds) -> JobOutcome[J]:
-        """Wait for the end of a job.
-
-        Raises:
-            FedrecError: it failed for a reason that affects all jobs, such as missing data.
-        """
-
-
-class InProcess(Workers[J]):
-    """One job after the other in this process."""
-
-    def __init__(self) -> None:
-        self._waiting: list[J] = []
-
-    def submit(self, job: J) -> None:
-        """Begin a job. The work itself is done by `next`."""
-        self._waiting.append(job)
-
-    def next(self, report: Rounds) -> JobOutcome[J]:
-        """Wait for the end of a job."""
-        job = self._waiting.pop(0)
-        return JobOutcome(job, job.attempt([_Rounds(job, report)]))
-
-
-class OnRay(Workers[J]):
-    """Several jobs at a time, each in an actor of its own.
+def execute(
+    jobs: Iterator[J],
+    report: Rounds,
+    *,
+    workers: int = 1,
+    address: str | None = None,
+    device: str = "auto",
+) -> Iterator[tuple[J, str | None]]:
+    """Perform jobs.
 
     Args:
-        actors: handles of the actors.
+        jobs: those that are left; the next one is asked for when a worker is free.
+        report: called with the rounds of running jobs.
+        workers: number of jobs at a time; 1 without an address: in this process.
+        address: of a Ray cluster, whose machines must see the folder of the study; None: a local
+            Ray is started.
+        device: on which the runs compute; Ray tasks share the GPUs.
+
+    Yields:
+        Each job when it has ended, in the order of their ends, and its error, None if it finished.
+
+    Raises:
+        ExperimentError: the number of workers is not at least 1.
+        EngineError: Ray cannot be started, or the cluster cannot be reached.
+        FedrecError: a job failed for a reason that affects all jobs, such as missing data.
     """
+    if workers < 1:
+        raise ExperimentError(
+            "the number of workers is too small",
+            expected="1 or more",
+            got=str(workers),
+            fix="--workers 2",
+        )
+    if workers > 1 or address is not None:
+        yield from _on_ray(jobs, report, workers, address, device)
+        return
+    for job in jobs:
+        yield job, job.attempt([_Rounds(job, report)])
 
-    def __init__(self, actors: list[Any]) -> None:
-        self.size = len(actors)
-        self._free = list(actors)
-        self._running: dict[Any, tuple[J, Any]] = {}
 
-    def submit(self, job: J) -> None:
-        """Begin a job."""
-        actor = self._free.pop()
-        self._running[actor.perform.remote(job)] = (job, actor)
+def _on_ray(
+    jobs: Iterator[J], report: Rounds, workers: int, address: str | None, device: str
+) -> Iterator[tuple[J, str | None]]:
+    import ray
 
-    def next(self, report: Rounds) -> JobOutcome[J]:
-        """Wait for the end of a job. Rounds are read from the run folders once a second."""
-        import ray
-        from ray.exceptions import RayError
+    with _ray(workers, address):
+        gpus = ray.cluster_resources().get("GPU", 0.0) if device != "cpu" else 0.0
+        options = {"num_cpus": 1, "num_gpus": min(1.0, gpus / workers), "max_retries": 0}
+        attempt = ray.remote(**options)(_attempt)
+        running: dict[Any, J] = {}
+        while True:
+            job = next(jobs, None) if len(running) < workers else None
+            if job is not None:
+                running[attempt.remote(job)] = job
+                continue
+            if not running:
+                return
+            done: list[Any] = []
+            while not done:
+                done, _ = ray.wait(list(running), timeout=1.0)
+                for job in running.values():
+                    if (job.run_path / "status.json").exists():
+                        run = RunFolder(job.run_path)
+                        report(job, int(run.status()["round"]), run.experiment.rounds)
+            job = running.pop(done[0])
+            yield job, _outcome(job, done[0])
 
-        done: list[Any] = []
-        while not done:
-            done, _ = ray.wait(list(self._running), timeout=1.0)
-            for job, _ in self._running.values():
-                if (job.run_path / "status.json").exists():
-                    run = RunFolder(job.run_path)
-                    report(job, int(run.status()["round"]), run.experiment.rounds)
-        job, actor = self._running.pop(done[0])
-        self._free.append(actor)
+
+@contextmanager
+def _ray(workers: int, address: str | None) -> Iterator[None]:
+    """Ray for a number of jobs at a time, which ends with the context unless it ran before."""
+    import ray
+
+    from simulations.engines.ray import alone, connect
+
+    disable_telemetry(os.environ)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    with alone() if address is None else nullcontext():
+        ours = not ray.is_initialized()
+        connect(address, workers, 0)
         try:
-            return JobOutcome(job, ray.get(done[0]))
-        except RayError as error:
-            cause = getattr(error, "cause", None)
-            if isinstance(cause, FedrecError):
-                raise cause from None
-            raise EngineError(
-                f"run {job.name} was lost",
-                expected="a Ray actor that lives until its run ends",
-                got=f"{type(error).__name__}: {error}",
-                fix="fewer --workers if memory was short; then run the same command again, "
-                "nothing is lost",
-            ) from None
+            yield
+        finally:
+            if ours:
+                ray.shutdown()
+
+
+def _attempt(job: Job) -> str | None:
+    return job.attempt([])
+
+
+def _outcome(job: Job, task: Any) -> str | None:
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        return ray.get(task)
+    except RayError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, FedrecError):
+            raise cause from None
+        raise EngineError(
+            f"run {job.name} was lost",
+            expected="a Ray worker that lives until its run ends",
+            got=f"{type(error).__name__}: {error}",
+            fix="fewer --workers if memory was short; then run the same command again, "
+            "nothing is lost",
+        ) from None
 
 
 class _Rounds(Callback):
@@ -301,59 +311,6 @@ class _Rounds(Callback):
         run here."""
         self._report(self._job, int(row["round"]), self._rounds)
         return False
-
-
-class JobActor:
-    """Performs jobs in a process of its own."""
-
-    def perform(self, job: Job) -> str | None:
-        return job.attempt([])
-
-
-@contextmanager
-def opened(size: int, address: str | None, device: str) -> Iterator[Workers[Any]]:
-    """Workers for a number of jobs at a time.
-
-    Args:
-        size: number of jobs at a time; 1 without an address: this process.
-        address: of a Ray cluster, whose machines must see the folder of the study; None: a local
-            Ray is started.
-        device: on which the runs compute; actors share the GPUs.
-
-    Raises:
-        ExperimentError: the number of workers is not at least 1.
-        EngineError: Ray cannot be started, or the cluster cannot be reached.
-    """
-    if size < 1:
-        raise ExperimentError(
-            "the number of workers", expected="1 or more", got=str(size), fix="--workers 2"
-        )
-    if size == 1 and address is None:
-        yield InProcess()
-        return
-    from simulations.engines.ray import alone
-    from simulations.flower_commands import disable_telemetry
-
-    disable_telemetry(os.environ)
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    with alone() if address is None else nullcontext():
-        yield from _on_ray(size, address, device)
-
-
-def _on_ray(size: int, address: str | None, device: str) -> Iterator[Workers[Any]]:
-    import ray
-
-    from simulations.engines.ray import connect
-
-    ours = not ray.is_initialized()
-    connect(address, size, 0)
-    try:
-        gpus = ray.cluster_resources().get("GPU", 0.0) if device != "cpu" else 0.0
-        remote = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus / size), max_restarts=0)(JobActor)
-        yield OnRay([remote.remote() for _ in range(size)])
-    finally:
-        if ours:
-            ray.shutdown()
 
 
 class StudyFolder:
@@ -417,18 +374,12 @@ class StudyFolder:
             f"{self.path / name} cannot be read",
             expected="a file as fedrec wrote it",
             got=got,
-            fix="restore it from a backup; the run folders below are whole by themselves",
+            fix="restore it from a backup; the run folders below are complete by themselves",
         )
 
 
-# Progress of a study, on standard error: a bar on a terminal, elsewhere a line when a job begins
-# and ends, and now and then between.
-
-_EVERY = 30.0  # seconds between lines about rounds
-
-
 class StudyProgress:
-    """Share of completed and running jobs.
+    """Lines on standard error when a job begins and ends, and now and then between.
 
     Args:
         total: number of jobs.
@@ -439,64 +390,45 @@ class StudyProgress:
 
     def __init__(self, total: int, done: int, *, word: str = "run", quiet: bool = False) -> None:
         self._word = word
-        self._console = Console(stderr=True, quiet=quiet)
+        self._quiet = quiet
         self._total = total
-        self._before = done
         self._done = done
-        self._running: dict[str, float] = {}
-        self._started = self._said = time.monotonic()
-        self._bar: RichProgress | None = None
-        if self._console.is_terminal and not quiet:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                TimeElapsedColumn(),
-            )
-            self._bar = RichProgress(*columns, TimeRemainingColumn(), console=self._console)
-            self._bar.start()
-            self._task = self._bar.add_task(f"{done}/{total} {word}s", total=total, completed=done)
-        else:
-            self.say(f"{done}/{total} {word}s are done")
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-        self._said = time.monotonic()
+        self._done_before = done
+        self._begun: set[str] = set()
+        self._started = time.monotonic()
+        self._print(f"{self._count} are done")
 
     def on_rounds(self, job: Job, rounds: int, of: int) -> None:
         """Called with the number of completed rounds of a run."""
-        begins = job.name not in self._running
-        self._running[job.name] = rounds / of if of else 0.0
-        text = f"{self._count}, {job.name} round {rounds}/{of}"
-        if self._bar is None and (begins or time.monotonic() - self._said > _EVERY):
-            self.say(text)
-        self._show(text)
+        if job.name not in self._begun or time.monotonic() - self._printed > _EVERY:
+            self._begun.add(job.name)
+            self._print(f"{self._count}, {job.name} round {rounds}/{of}")
 
     def on_end(self, job: Job, failure: str | None, words: str) -> None:
-        """Called when a run is done."""
+        """Called when a job is done.
+
+        Args:
+            job: the job.
+            failure: its error; None if it finished.
+            words: its result.
+        """
         self._done += 1
-        self._running.pop(job.name, None)
         elapsed = time.monotonic() - self._started
-        left = elapsed / max(1, self._done - self._before) * (self._total - self._done)
-        times = "" if self._bar else f"  elapsed {elapsed:.0f} s, left {left:.0f} s"
+        left = elapsed / (self._done - self._done_before) * (self._total - self._done)
         ended = words if failure is None else f"failed: {failure.splitlines()[0]}"
-        self.say(f"{self._word} {self._done}/{self._total}  {job.name}  {ended}{times}")
-        self._show(self._count)
+        self._print(
+            f"{self._word} {self._done}/{self._total}  {job.name}  {ended}"
+            f"  elapsed {elapsed:.0f} s, left {left:.0f} s"
+        )
 
     @property
     def _count(self) -> str:
         return f"{self._done}/{self._total} {self._word}s"
 
-    def close(self) -> None:
-        """Restore the terminal; safe to call twice."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-    def _show(self, text: str) -> None:
-        if self._bar is not None:
-            done = self._done + sum(self._running.values())
-            self._bar.update(self._task, completed=done, description=text)
+    def _print(self, text: str) -> None:
+        self._printed = time.monotonic()
+        if not self._quiet:
+            print(text, file=sys.stderr)
 
 
 # Execution of a study: finished jobs are not repeated, and an interrupted job continues in its run
@@ -504,33 +436,6 @@ class StudyProgress:
 #
 #     study.json           paper, item, whether quick
 #     tasks/NAME-seedN/    run folders of a task, and found.json once it is done
-
-
-def execute(jobs: Iterator[J], workers: Workers[J], report: Rounds) -> Iterator[JobOutcome[J]]:
-    """Perform jobs, as many at a time as there are workers.
-
-    Args:
-        jobs: those that are left; the next one is asked for when a worker is free.
-        workers: perform them.
-        report: called with the rounds of running jobs.
-
-    Yields:
-        Each job when it has ended, in the order of their ends.
-
-    Raises:
-        FedrecError: a job failed for a reason that affects all jobs, such as missing data.
-    """
-    running = 0
-    while True:
-        job = next(jobs, None) if running < workers.size else None
-        if job is not None:
-            workers.submit(job)
-            running += 1
-        elif running:
-            yield workers.next(report)
-            running -= 1
-        else:
-            return
 
 
 def folder_of(study: Study, path: Path, *, quick: bool) -> StudyFolder:
@@ -548,12 +453,12 @@ def folder_of(study: Study, path: Path, *, quick: bool) -> StudyFolder:
     about = {"paper": study.paper, "item": study.item, "quick": quick}
     if not folder.begun():
         folder.write("study.json", about)
-    known = folder.read("study.json")
-    if known != about:
+    before = folder.read("study.json")
+    if before != about:
         raise RunError(
             f"{folder.path} is not the folder of this study",
             expected=f"{json.dumps(about)} in study.json",
-            got=json.dumps(known),
+            got=json.dumps(before),
             fix="choose another --output",
         )
     return folder
@@ -569,23 +474,23 @@ def selected(jobs: Sequence[TaskJob], only: str) -> list[TaskJob]:
     Raises:
         ExperimentError: no task has such a name, or there is no task at all.
     """
-    if not jobs:
+    names = list(dict.fromkeys(job.task.name for job in jobs))
+    if not names:
         raise ExperimentError(
             "the study has nothing to run",
             expected="at least one task, with --quick one whose `sample` holds",
             got="no task",
             fix="see `tasks` of the study's declaration",
         )
-    found = [job for job in jobs if not only or fnmatchcase(job.task.name, only)]
-    if not found:
-        names = list(dict.fromkeys(job.task.name for job in jobs))
+    chosen = [job for job in jobs if not only or fnmatchcase(job.task.name, only)]
+    if not chosen:
         raise ExperimentError(
             f"there is no task {only!r}",
             expected=f"one of {', '.join(names)}, or a pattern such as '{names[0][:2]}*'",
             got=f"--only {only!r}",
             fix=did_you_mean(only, names),
         )
-    return found
+    return chosen
 
 
 def run_study(
@@ -601,7 +506,7 @@ def run_study(
     Args:
         folder: of the study.
         jobs: of it.
-        workers: number of jobs at a time; more than 1 are Ray actors.
+        workers: number of jobs at a time; more than 1 are Ray tasks.
         quiet: whether to print no progress.
         say: called with a line on how long it takes.
 
@@ -609,29 +514,23 @@ def run_study(
         The errors of jobs that failed, by name; the same call repeats them.
 
     Raises:
-        FedrecError: data, engine or disk are at fault; earlier results are kept.
+        FedrecError: data, engine or disk are at fault; earlier results remain.
     """
     failures: dict[str, str] = {}
     with folder.lock():
-        left = [job for job in jobs if job.found() is None]
-        say(_forecast(jobs, left))
+        left = [job for job in jobs if job.results() is None]
+        done = len(jobs) - len(left)
         if not left:
+            say(f"{done} of {len(jobs)} tasks are done")
             return failures
-        progress = StudyProgress(len(jobs), len(jobs) - len(left), word="task", quiet=quiet)
-        try:
-            with opened(workers, None, "auto") as hands:
-                for job, failure in execute(iter(left), hands, progress.on_rounds):
-                    progress.on_end(job, failure, "is done")
-                    if failure is not None:
-                        failures[job.name] = failure
-        finally:
-            progress.close()
+        seconds = sum(3.0 if job.quick else job.task.seconds for job in left)
+        say(
+            f"{done} of {len(jobs)} tasks are done, the others take about {duration(seconds)}"
+            " on two cores"
+        )
+        progress = StudyProgress(len(jobs), done, word="task", quiet=quiet)
+        for job, failure in execute(iter(left), progress.on_rounds, workers=workers):
+            progress.on_end(job, failure, "is done")
+            if failure is not None:
+                failures[job.name] = failure
     return failures
-
-
-def _forecast(jobs: Sequence[TaskJob], left: Sequence[TaskJob]) -> str:
-    done = f"{len(jobs) - len(left)} of {len(jobs)} tasks are done"
-    if not left:
-        return done
-    seconds = sum(3.0 if job.quick else job.task.seconds for job in left)
-    return f"{done}, the others take about {duration(seconds)} on two cores"

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.tables import lower_is_better
@@ -17,7 +17,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.accountant import Law
 from fedrec.rng import seed_sequence
 from fedrec.runs.folder import FORMAT
-from simulations.studies.private import PrivateChoice, drawn_setting, refuse_other_data
+from simulations.studies.private import PrivateChoice, check_same_data, drawn_setting
 from simulations.studies.space import (
     MOST,
     Choice,
@@ -31,11 +31,6 @@ from simulations.studies.space import (
     space_of,
     to_record,
 )
-
-if TYPE_CHECKING:
-    from optuna import Study
-    from optuna.distributions import BaseDistribution
-
 
 # Definition of a sweep: an experiment, the varied keys, seeds, and the metrics for selection.
 # Settings are never selected on test users: a sweep with aims is rejected unless it evaluates
@@ -87,7 +82,14 @@ class SweepPlan:
         """
         experiment = load(self.experiment, [*overrides(point), f"seed={seed}"])
         if self.aims and experiment.evaluation.held_out == "test":
-            raise _refusal()
+            raise ExperimentError(
+                "a setting would be selected by test users",
+                expected="evaluation.held-out = 'validation' in a sweep that chooses",
+                got="'test', on which the selected setting could then no longer be evaluated",
+                fix="--set evaluation.held-out=validation, with validation rows in the split, such "
+                "as --set split.validation-users=0.1; where validation users train, "
+                "--set split.validation-role=held-out",
+            )
         return experiment
 
     def lower_is_better(self, aim: str) -> bool:
@@ -160,12 +162,12 @@ def plan_of(
     table = read(source, fixed)
     space = space_of(vary)
     base = load(table)
-    _refuse_what_does_not_fit(space, seeds, trials, optimise, choose)
+    _check_options(space, seeds, trials, optimise, choose)
     if "name" not in table.get("engine", {}):
         table = {**table, "engine": {**table.get("engine", {}), "name": "serial"}}
     if private is not None:
         if seeds != 1:
-            _refuse(
+            raise _error(
                 "several seeds with --private-choice",
                 "one run for each trial, whose seed is drawn",
                 f"--seeds {seeds}",
@@ -198,53 +200,40 @@ def _private_plan(
 ) -> SweepPlan:
     """A sweep of a random number of trials with one split."""
     if len(aims) != 1:
-        _refuse(
-            "a private choice has one aim", "--choose METRIC", str(len(aims)), "--choose hits@10"
-        )
-    drawn = choice.number.draw(choice.draws(base, "trials"))
-    seeds = choice.seeds(base, drawn)
+        aim = f"{len(aims)} metrics"
+        raise _error("a private choice has one aim", "--choose METRIC", aim, "--choose hits@10")
+    trials = choice.number.draw(choice.draws(base, "trials"))
+    seeds = choice.seeds(base, trials)
     others = {key: value for key, value in table.items() if key != "split_seed"}
     table = {**others, "split-seed": base.seed_of_split}
-    plan = SweepPlan(table, space, seeds, "private", drawn, tuple(aims), choice)
-    refuse_other_data([plan.at(point, base.seed) for point in grid(space)])
+    plan = SweepPlan(table, space, seeds, "private", trials, tuple(aims), choice)
+    check_same_data([plan.at(point, base.seed) for point in grid(space)])
     return plan
 
 
-def _refuse_what_does_not_fit(
+def _check_options(
     space: Space,
     seeds: int,
     trials: int | None,
     optimise: Sequence[str],
     choose: Sequence[str],
 ) -> None:
-    for what, number, fix in (("seeds", seeds, "--seeds 3"), ("trials", trials, "--trials 20")):
-        if number is not None and not 1 <= number <= MOST:
-            _refuse(f"the number of {what}", f"1 to {MOST}", str(number), fix)
+    for what, count, fix in (("seeds", seeds, "--seeds 3"), ("trials", trials, "--trials 20")):
+        if count is not None and not 1 <= count <= MOST:
+            raise _error(f"wrong number of {what}", f"1 to {MOST}", str(count), fix)
     aims = ", ".join(optimise or choose)
     if optimise and choose:
-        _refuse(
-            "both --optimise and --choose", "--optimise or --choose", "both", "leave --choose out"
-        )
+        problem = "both --optimise and --choose"
+        raise _error(problem, "--optimise or --choose", "both", "leave --choose out")
     if len(optimise or choose) > 2:
-        _refuse("too many metrics", "one metric, or two", aims, "leave some out")
+        raise _error("too many metrics", "one metric, or two", aims, "leave some out")
     if not space and (optimise or trials is not None):
         fix = "--vary KEY={low=.., high=..}" if trials is None else "--seeds 3 varies seeds"
-        _refuse("nothing is varied", "--vary KEY=...", "none", fix)
+        raise _error("nothing is varied", "--vary KEY=...", "none", fix)
 
 
-def _refuse(problem: str, expected: str, got: str, fix: str) -> NoReturn:
-    raise ExperimentError(problem, expected=expected, got=got, fix=fix)
-
-
-def _refusal() -> ExperimentError:
-    return ExperimentError(
-        "a setting would be selected by test users",
-        expected="evaluation.held-out = 'validation' in a sweep that chooses",
-        got="'test', on which the selected setting could then no longer be evaluated",
-        fix="--set evaluation.held-out=validation, with validation rows in the split, such as "
-        "--set split.validation-users=0.1; where validation users train, "
-        "--set split.validation-role=held-out",
-    )
+def _error(problem: str, expected: str, got: str, fix: str) -> ExperimentError:
+    return ExperimentError(problem, expected=expected, got=got, fix=fix)
 
 
 # Search strategies: the next setting of a grid, a random one, or Optuna's proposal.
@@ -278,49 +267,48 @@ def next_point(
         return grid(plan.space)[number]
     if plan.private is not None:
         return drawn_setting(plan.private, load(plan.experiment), plan.space, number)
-    proposals = (_proposed(plan, tried, values, attempt) for attempt in range(_ATTEMPTS))
-    known = {_text(point) for point in tried}
-    return next((point for point in proposals if _text(point) not in known), None)
+    texts = set(map(_text, tried))
+    for attempt in range(_ATTEMPTS):
+        if plan.method == "random":
+            point = drawn(plan.space, plan.seeds[0], number, attempt)
+        else:
+            point = _proposed(plan, tried, values, attempt)
+        if _text(point) not in texts:
+            return point
+    return None
 
 
 def _proposed(
     plan: SweepPlan, tried: Sequence[Point], values: Mapping[int, Values], attempt: int
 ) -> Point:
-    seed = plan.seeds[0]
-    if plan.method == "random":
-        return drawn(plan.space, seed, len(tried), attempt)
-    own = int(seed_sequence(seed, "optuna", len(tried), attempt).generate_state(1)[0])
-    distributions = {key: _distribution(dimension) for key, dimension in plan.space.items()}
-    study = _study(plan, tried, values, own, distributions)
-    return _point(plan, study.ask(distributions).params)
-
-
-def _study(
-    plan: SweepPlan,
-    tried: Sequence[Point],
-    values: Mapping[int, Values],
-    seed: int,
-    distributions: dict[str, BaseDistribution],
-) -> Study:
+    """A proposal of Optuna, which sees settings that are not done as running."""
     optuna = installed()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    address = (plan.seeds[0], "optuna", len(tried), attempt)
+    seed = int(seed_sequence(*address).generate_state(1)[0])
     directions = ["minimize" if plan.lower_is_better(aim) else "maximize" for aim in plan.aims]
     sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     study = optuna.create_study(sampler=sampler, directions=directions)
+    distributions = {key: _distribution(dimension) for key, dimension in plan.space.items()}
     states = optuna.trial.TrialState
     for number, point in enumerate(tried):
-        own = values.get(number)
-        failed = own is not None and any(math.isnan(value) for value in own)
-        state = states.RUNNING if own is None else states.FAIL if failed else states.COMPLETE
-        study.add_trial(
-            optuna.trial.create_trial(
-                state=state,
-                params=_parameters(plan, point),
-                distributions=distributions,
-                values=list(own) if own is not None and not failed else None,
-            )
+        aims = values.get(number)
+        failed = aims is not None and any(map(math.isnan, aims))
+        state = states.RUNNING if aims is None else states.FAIL if failed else states.COMPLETE
+        trial = optuna.trial.create_trial(
+            state=state,
+            params={key: _index(plan.space[key], value) for key, value in point.items()},
+            distributions=distributions,
+            values=list(aims) if aims is not None and not failed else None,
         )
-    return study
+        study.add_trial(trial)
+    parameters = study.ask(distributions).params
+    return {
+        key: dimension.values[parameters[key]]
+        if isinstance(dimension, Choice)
+        else dimension.rounded(parameters[key])
+        for key, dimension in plan.space.items()
+    }
 
 
 def installed() -> Any:
@@ -341,29 +329,17 @@ def installed() -> Any:
     return optuna
 
 
-def _distribution(dimension: Choice | Range) -> BaseDistribution:
+def _distribution(dimension: Choice | Range) -> Any:
     distributions = installed().distributions
-    if isinstance(dimension, Choice):  # by place, as values may be lists and tables
+    if isinstance(dimension, Choice):  # by index, as values may be lists and tables
         return distributions.CategoricalDistribution(range(len(dimension.values)))
     cls = distributions.IntDistribution if dimension.whole else distributions.FloatDistribution
     return cls(dimension.low, dimension.high, log=dimension.log)
 
 
-def _parameters(plan: SweepPlan, point: Point) -> dict[str, Any]:
-    """A point as Optuna has it."""
-    return {
-        key: dimension.values.index(point[key]) if isinstance(dimension, Choice) else point[key]
-        for key, dimension in plan.space.items()
-    }
-
-
-def _point(plan: SweepPlan, parameters: Mapping[str, Any]) -> Point:
-    return {
-        key: dimension.values[parameters[key]]
-        if isinstance(dimension, Choice)
-        else dimension.rounded(parameters[key])
-        for key, dimension in plan.space.items()
-    }
+def _index(dimension: Choice | Range, value: Any) -> Any:
+    """A value as Optuna has it."""
+    return dimension.values.index(value) if isinstance(dimension, Choice) else value
 
 
 def _text(point: Point) -> str:

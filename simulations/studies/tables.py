@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,26 +17,26 @@ from scipy.stats import ttest_rel
 
 from fedrec.report.comparison import wilcoxon
 from fedrec.report.inputs import COLUMNS as INPUT_COLUMNS
-from fedrec.report.inputs import Inputs, budgets, input_codes
+from fedrec.report.inputs import Inputs, budgets_line, inputs_line
 from fedrec.report.privacy_total import shown_together
 from fedrec.runtime.files import write_atomically
 from simulations.studies.declaration import Cell, Found, Study, TaskJob
 
 COLUMNS = (
     *("dataset", "model", "metric", "published", "ours", "low", "high", "draws", "difference"),
-    *("inputs", *INPUT_COLUMNS),
+    *INPUT_COLUMNS,
 )
 Rows = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What a study found.
+    """The results of a study.
 
     Attributes:
         comparison: the paper's numbers beside ours, see `comparison`.
         differences: of compared rows, see `differences`.
-        notes: what a reader must know.
+        notes: further sentences for a reader.
     """
 
     comparison: pd.DataFrame
@@ -55,7 +56,7 @@ class Tables:
 
 
 def write(
-    study: Study, path: Path, jobs: Iterable[TaskJob], known: Mapping[Cell, float], *, quick: bool
+    study: Study, path: Path, jobs: Iterable[TaskJob], printed: Mapping[Cell, float], *, quick: bool
 ) -> Tables:
     """Make and write the tables of what is done: ITEM.csv and ITEM.md, ITEM-seeds.csv with every
     number of every seed, and, where rows are compared, ITEM-differences.csv.
@@ -64,17 +65,17 @@ def write(
         study: the study.
         path: its folder.
         jobs: of the study.
-        known: what the paper prints.
+        printed: the paper's numbers.
         quick: whether it is the small version.
     """
-    done = [(job, own) for job in jobs if (own := job.found()) is not None]
-    found = [(job.seed, one) for job, (numbers, _) in done for one in numbers]
-    independent = draws((job, numbers) for job, (numbers, _) in done)
-    table = comparison(known, (one for _, one in independent), best=study.best)
+    done = [(job, results) for job in jobs if (results := job.results()) is not None]
+    numbers = [(job.seed, number) for job, (results, _) in done for number in results]
+    independent = draws((job, results) for job, (results, _) in done)
+    table = comparison(printed, (number for _, number in independent), best=study.best)
     count = len({job.seed for job, _ in done})
     notes = [
         *study.differs,
-        *input_notes(one for _, one in found),
+        *input_notes(number for _, number in numbers),
         f"Our numbers took {duration(sum(seconds for _, (_, seconds) in done))}, "
         f"{count} seed{'s' if count > 1 else ''}.",
         "95 % intervals: over folds, or else seeds, where there are several (Student's t), else "
@@ -91,12 +92,12 @@ def write(
     title = f"{study.name}: {study.title}"
     write_atomically(path / f"{study.item}.csv", table.to_csv(index=False))
     write_atomically(path / f"{study.item}.md", markdown(table, title, [*tables.compared, *notes]))
-    each = pd.DataFrame([{"seed": seed, **asdict(one)} for seed, one in found])
+    each = pd.DataFrame([{"seed": seed, **asdict(number)} for seed, number in numbers])
     each = each.drop(columns=["lower_is_better", "least", "most", "inputs"], errors="ignore")
     write_atomically(path / f"{study.item}-seeds.csv", each.to_csv(index=False))
     if study.compared:
-        apart = tables.differences.to_csv(index=False)
-        write_atomically(path / f"{study.item}-differences.csv", apart)
+        text = tables.differences.to_csv(index=False)
+        write_atomically(path / f"{study.item}-differences.csv", text)
     return tables
 
 
@@ -116,106 +117,107 @@ def draws(done: Iterable[tuple[TaskJob, Sequence[Found]]]) -> list[tuple[int, Fo
         its values; without the interval over users where it has several values.
     """
     values: dict[tuple[Cell, int], list[Found]] = {}
-    for job, numbers in done:
+    for job, results in done:
         draw = job.task.options.get("fold", job.seed)
-        for one in numbers:
-            values.setdefault((one.cell, draw), []).append(one)
+        for result in results:
+            values.setdefault((result.cell, draw), []).append(result)
     return [(draw, _averaged(group)) for (_, draw), group in values.items()]
 
 
 def _averaged(group: Sequence[Found]) -> Found:
     if len(group) == 1:
         return group[0]
-    mean = float(np.mean([one.value for one in group]))
-    inputs = [asdict(one) for one in inputs_of(group).values()]
+    mean = float(np.mean([result.value for result in group]))
+    inputs = [asdict(stated) for stated in inputs_of(group).values()]
     return replace(group[0], value=mean, low=None, high=None, inputs=next(iter(inputs), None))
 
 
 def comparison(
-    known: Mapping[Cell, float], found: Iterable[Found], *, best: bool = False
+    printed: Mapping[Cell, float], results: Iterable[Found], *, best: bool = False
 ) -> pd.DataFrame:
     """One row per number: those of the paper in its order, then additional ones.
 
     Args:
-        known: what is printed.
-        found: what was found, a number for each draw of a cell, see `draws`.
-        best: whether rows are in the order of what was found, by metric, best first.
+        printed: the paper's numbers.
+        results: ours, a number for each draw of a cell, see `draws`.
+        best: whether rows are in the order of our results, by metric, best first.
 
     Returns:
         Columns `COLUMNS`. `low` and `high` bound a 95 % interval: over draws (Student's t) where
         there are two or more, over the users of the run where there is one; NaN if neither is
-        known, or without a result. `inputs` are codes that `input_notes` explains, empty where a
-        row states none, as that of a difference.
+        known, or without a result.
     """
-    found = list(found)
     ours: dict[Cell, list[Found]] = {}
-    for one in found:
-        ours.setdefault(one.cell, []).append(one)
-    cells = [*known, *(cell for cell in ours if cell not in known)]
+    for result in results:
+        ours.setdefault(result.cell, []).append(result)
+    cells = [*printed, *(cell for cell in ours if cell not in printed)]
     if best:
         cells.sort(key=lambda cell: (cell[2], _loss(ours.get(cell, []))))
-    stated = inputs_of(found)
-    names = _names(stated)
-    codes = input_codes({name: stated[row] for row, name in names.items()}).codes
+    stated = inputs_of(itertools.chain.from_iterable(ours.values()))
     rows = []
     for cell in cells:
-        row = _row(cell, known.get(cell, math.nan), ours.get(cell, []))
+        value = printed.get(cell, math.nan)
+        mean, low, high = _interval(ours.get(cell, []))
+        row = dict(zip(("dataset", "model", "metric"), cell, strict=True))
+        row |= {"published": value, "ours": mean, "low": low, "high": high}
+        row |= {"draws": len(ours.get(cell, []))}
+        both = math.isfinite(mean) and math.isfinite(value)
+        row |= {"difference": mean - value if both else math.nan}
         inputs = stated.get(cell[:2])
-        code = codes[names[cell[:2]]] if inputs is not None and cell in ours else ""
-        rows.append(row | {"inputs": code} | (inputs.cells() if inputs else {}))
+        rows.append(row | (inputs.cells() if inputs else {}))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def input_notes(found: Iterable[Found]) -> list[str]:
-    """What codes of inputs mean, client-rounds and numbers of settings tried, and for each data set
-    a warning where the inputs of rows differ."""
-    stated = inputs_of(found)
-    named = {name: stated[row] for row, name in _names(stated).items()}
-    warnings = [
-        input_codes({row[1]: inputs for row, inputs in stated.items() if row[0] == data}).warning
-        for data in dict.fromkeys(row[0] for row in stated)
-    ]
-    legend = input_codes(named).legend
-    return [line for line in (legend, *dict.fromkeys(warnings), *budgets(named)) if line]
+def input_notes(results: Iterable[Found]) -> list[str]:
+    """The inputs of the rows of each data set, client-rounds and numbers of settings tried."""
+    stated = inputs_of(results)
+    data_sets = dict.fromkeys(row[0] for row in stated)
+    lines = {
+        data: inputs_line({row[1]: inputs for row, inputs in stated.items() if row[0] == data})
+        for data in data_sets
+    }
+    named = [f"{data}: {line}" if len(lines) > 1 else line for data, line in lines.items() if line]
+    budgets = budgets_line({name: stated[row] for row, name in _names(stated).items()})
+    return [*named, budgets] if budgets else named
 
 
-def inputs_of(found: Iterable[Found]) -> dict[tuple[str, str], Inputs]:
+def inputs_of(results: Iterable[Found]) -> dict[tuple[str, str], Inputs]:
     """The inputs of each row that states them, by data set and name; client-rounds are means over
     seeds."""
     every: dict[tuple[str, str], list[Inputs]] = {}
-    for one in found:
-        if one.inputs is not None:
-            every.setdefault(one.cell[:2], []).append(Inputs.of_table(one.inputs))
+    for result in results:
+        if result.inputs is not None:
+            every.setdefault(result.cell[:2], []).append(Inputs.of_table(result.inputs))
     return {row: _with_mean_rounds(all_) for row, all_ in every.items()}
 
 
 def _with_mean_rounds(seeds: Sequence[Inputs]) -> Inputs:
-    rounds = [one.client_rounds for one in seeds if one.client_rounds is not None]
+    rounds = [inputs.client_rounds for inputs in seeds if inputs.client_rounds is not None]
     return replace(seeds[0], client_rounds=round(np.mean(rounds)) if rounds else None)
 
 
 def _names(rows: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """One name for data set and name of each row: the latter alone where there is one data set."""
     rows = list(rows)
-    one = len({data for data, _ in rows}) < 2
-    return {row: row[1] if one else ": ".join(row) for row in rows}
+    several = len({data for data, _ in rows}) > 1
+    return {row: ": ".join(row) if several else row[1] for row in rows}
 
 
-def _loss(found: Sequence[Found]) -> float:
-    """What is smallest for the best; infinite where there is no number."""
-    mean = _interval(found)[0]
+def _loss(results: Sequence[Found]) -> float:
+    """A number that is smallest for the best; infinite where there is no result."""
+    mean = _interval(results)[0]
     if math.isnan(mean):
         return math.inf
-    return mean if found[0].lower_is_better else -mean
+    return mean if results[0].lower_is_better else -mean
 
 
-def differences(compared: Iterable[Rows], found: Iterable[tuple[int, Found]]) -> pd.DataFrame:
+def differences(compared: Iterable[Rows], results: Iterable[tuple[int, Found]]) -> pd.DataFrame:
     """Differences of rows of a table, paired by draw.
 
     Args:
         compared: two rows, of which the first is subtracted from the second, or four: the
             difference of the first two is subtracted from that of the others.
-        found: with the fold or seed of each, see `draws`.
+        results: with the fold or seed of each, see `draws`.
 
     Returns:
         Columns `rows`, `metric`, `difference` (mean over the draws that all have), `low` and
@@ -224,14 +226,14 @@ def differences(compared: Iterable[Rows], found: Iterable[tuple[int, Found]]) ->
         where fewer than two draws have all rows, or one of them has no finite value.
     """
     values: dict[tuple[str, str], dict[int, float]] = {}
-    for draw, one in found:
-        values.setdefault((one.model, one.metric), {})[draw] = one.value
+    for draw, result in results:
+        values.setdefault((result.model, result.metric), {})[draw] = result.value
     rows = []
     for names in compared:
         for metric in dict.fromkeys(metric for row, metric in values if row == names[0]):
-            own = [values.get((name, metric), {}) for name in names]
-            common = [draw for draw in own[0] if all(draw in one for one in own)]
-            table = np.array([[one[draw] for draw in common] for one in own])
+            columns = [values.get((name, metric), {}) for name in names]
+            common = [draw for draw in columns[0] if all(draw in column for column in columns)]
+            table = np.array([[column[draw] for draw in common] for column in columns])
             before, after = table[:2] if len(names) == 2 else table[1::2] - table[::2]
             rows.append({"rows": " -> ".join(names), "metric": metric, **_tested(before, after)})
     columns = ["rows", "metric", "difference", "low", "high", "t", "wilcoxon", "draws"]
@@ -242,64 +244,43 @@ def _tested(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
     if not (len(before) and np.isfinite([before, after]).all()):  # epsilons may be infinite
         return {"difference": math.nan, "draws": len(before)}
     gain = after - before
-    found = {"difference": float(gain.mean()), "draws": len(gain)}
+    tested = {"difference": float(gain.mean()), "draws": len(gain)}
     if len(gain) < 2:
-        return found
+        return tested
     if not gain.any():  # SciPy would divide by zero
-        return {**found, "low": 0.0, "high": 0.0, "t": 1.0, "wilcoxon": 1.0}
+        return {**tested, "low": 0.0, "high": 0.0, "t": 1.0, "wilcoxon": 1.0}
     test: Any = ttest_rel(after, before)
     low, high = test.confidence_interval()
     p = {"t": float(test.pvalue), "wilcoxon": wilcoxon(gain)[0]}
-    return {**found, "low": float(low), "high": float(high), **p}
+    return {**tested, "low": float(low), "high": float(high), **p}
 
 
-def _row(cell: Cell, value: float, found: Sequence[Found]) -> dict[str, Any]:
-    mean, low, high = _interval(found)
-    return {
-        **dict(zip(("dataset", "model", "metric"), cell, strict=True)),
-        "published": value,
-        "ours": mean,
-        "low": low,
-        "high": high,
-        "draws": len(found),
-        "difference": mean - value if math.isfinite(mean) and math.isfinite(value) else math.nan,
-    }
-
-
-def _interval(found: Sequence[Found]) -> tuple[float, float, float]:
+def _interval(results: Sequence[Found]) -> tuple[float, float, float]:
     """Mean, and the ends of its interval within the range of the metric; a cut interval contains
     the mean of all users or draws as often as an uncut one."""
-    if not found:
+    if not results:
         return math.nan, math.nan, math.nan
-    mean, low, high = _uncut(found)
-    least = -math.inf if found[0].least is None else found[0].least
-    most = math.inf if found[0].most is None else found[0].most
+    first = results[0]
+    numbers = np.array([result.value for result in results])
+    mean = float(numbers.mean())
+    low = high = math.nan
+    if len(results) == 1:
+        low = math.nan if first.low is None else first.low
+        high = math.nan if first.high is None else first.high
+    elif np.isfinite(numbers).all():
+        half = student.ppf(0.975, len(numbers) - 1) * numbers.std(ddof=1) / math.sqrt(len(numbers))
+        low = mean - float(half)
+        high = mean + float(half)
+    least = -math.inf if first.least is None else first.least
+    most = math.inf if first.most is None else first.most
     return mean, max(low, least), min(high, most)
 
 
-def _uncut(found: Sequence[Found]) -> tuple[float, float, float]:
-    numbers = np.array([one.value for one in found])
-    if len(found) == 1:
-        low = found[0].low
-        high = found[0].high
-        return (
-            float(numbers[0]),
-            math.nan if low is None else low,
-            math.nan if high is None else high,
-        )
-    if not np.isfinite(numbers).all():
-        return float(numbers.mean()), math.nan, math.nan
-    half = float(
-        student.ppf(0.975, len(numbers) - 1) * numbers.std(ddof=1) / math.sqrt(len(numbers))
-    )
-    return float(numbers.mean()), float(numbers.mean()) - half, float(numbers.mean()) + half
-
-
 def cells_of(row: Mapping[Any, Any]) -> list[str]:
-    """A row as texts: dataset, model, metric, published, ours, interval, inputs."""
+    """A row as texts: dataset, model, metric, published, ours, interval."""
     span = "" if math.isnan(row["low"]) else f"{row['low']:.4f} to {row['high']:.4f}"
     names = [str(row[name]) for name in ("dataset", "model", "metric")]
-    return [*names, number(row["published"]), number(row["ours"]), span, str(row["inputs"])]
+    return [*names, number(row["published"]), number(row["ours"]), span]
 
 
 def number(value: float) -> str:
@@ -311,11 +292,8 @@ def number(value: float) -> str:
 
 def markdown(table: pd.DataFrame, title: str, notes: Iterable[str]) -> str:
     """The table as Markdown."""
-    head = ["dataset", "model", "metric", "published", "ours", "95 % interval", "inputs"]
+    head = ["dataset", "model", "metric", "published", "ours", "95 % interval"]
     rows = [cells_of(row) for row in table.to_dict("records")]
-    if not any(row[-1] for row in rows):
-        head.pop()
-        rows = [row[:-1] for row in rows]
     lines = [f"# {title}", "", _line(head), _line(["---"] * len(head)), *map(_line, rows)]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
 

@@ -8,28 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
 
-from benchmarks import experiments, gpu_check, kernel_limit, kernel_versions
-from benchmarks import sparse_products as timing
-from benchmarks.contestants.command_parts import PARTS
+from benchmarks import experiments, gpu_check
 from benchmarks.experiments import COLUMNS, difference, lines_of, steps_of
 from benchmarks.experiments import table as table_of_steps
 from benchmarks.gpu_check import ROOT, Budget, apart, step_row
-from benchmarks.never_drawn import beside
-from benchmarks.ranking import SYSTEMS, measured
+from benchmarks.measures import beside_no_model, perturbed
+from benchmarks.processes import GpuWatch
 from benchmarks.simulation import figures, summary
-from benchmarks.study_curves import panels
-from benchmarks.upc_sdg import told
-from benchmarks.watch import GpuWatch
 from fedrec.evaluation.central import make_baseline
 from fedrec.experiment.loading import load
-from fedrec.training import kernel
 from simulations.reproduce.measures import alone
 from simulations.studies.declaration import Task, TaskJob, declared
 
@@ -59,86 +50,86 @@ STEPS = dict.fromkeys(("sgd", "contrastive"), SimpleNamespace(generated=False))
 PRINTED = {
     "shipped": {"users": 40, "seconds": [2.0], "path": "kernel", "peak_mib": 500.0},
     "shipped_loop": {"users": 20, "seconds": [4.0]},
-    "command_parts": dict.fromkeys(PARTS, 2.0),
 }
+NAME = "privrec-two-stage-synthetic"
 
 
 class FakeMeasurements:
-    """Contestants that are not started, and which were."""
+    """Contestants and commands that are not started, and which were."""
 
     def __init__(self):
         self.started = []
-        self.fails = ""
+        self.fails = False
 
-    def measured(self, module, *arguments, **environment):
-        if module == self.fails:
-            raise KeyboardInterrupt
-        self.started.append((module, *arguments[:2]))
+    def measured(self, module, *arguments):
+        self.started.append((module, arguments[1]))
         return PRINTED[module]
+
+    def command(self, name):
+        if self.fails:
+            raise KeyboardInterrupt
+        self.started.append(("command", name))
+        return {"seconds": 14.0}
 
 
 @pytest.fixture
 def contestants(monkeypatch):
     fake = FakeMeasurements()
     monkeypatch.setattr(experiments, "measured", fake.measured)
+    monkeypatch.setattr(experiments, "command", fake.command)
     monkeypatch.setattr(experiments, "difference", lambda name, step: 1e-7)
     monkeypatch.setattr(experiments, "steps_of", lambda name: STEPS)
     return fake
 
 
 def cells(printed):
-    return [[own.strip() for own in line.split("|")[1:-1]] for line in printed.splitlines()]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines()]
 
 
-def test_the_first_line_of_an_experiment_has_the_parts_of_its_command(contestants, capsys):
-    table_of_steps(["privrec-two-stage-synthetic"], list(COLUMNS), 1, None)
+def test_the_first_line_of_an_experiment_has_the_time_of_its_command(contestants, capsys):
+    table_of_steps([NAME], list(COLUMNS), 1, None)
     head, rule, first, second = cells(capsys.readouterr().out)
     assert len(head) == len(rule) == len(first) == len(second)
-    found = dict(zip(head, first, strict=True))
-    assert found["experiment, step"] == "privrec-two-stage-synthetic, sgd"
-    assert (found["users/s"], found["plain loop"], found["ratio"]) == ("20", "5", "4.0")
-    assert found["processor s of the command"] == "14.0" and found["imports"] == "2.0"
-    assert second[0] == "privrec-two-stage-synthetic, contrastive"
-    assert second[1:8] == first[1:8]
-    assert second[8:] == [""] * (1 + len(PARTS))
+    row = dict(zip(head, first, strict=True))
+    assert row["experiment, step"] == f"{NAME}, sgd"
+    assert (row["users/s"], row["loop"], row["ratio"]) == ("20", "5", "4.0")
+    assert row["command, s"] == "14.0"
+    assert second == [f"{NAME}, contrastive", *first[1:8], ""]
 
 
-def test_an_interrupted_table_goes_on(contestants, capsys, tmp_path):
-    kept = tmp_path / "rows.json"
-    contestants.fails = "command_parts"
+def test_an_interrupted_table_is_continued(contestants, capsys, tmp_path):
+    file = tmp_path / "rows.json"
+    contestants.fails = True
     with pytest.raises(KeyboardInterrupt):
-        table_of_steps(["privrec-two-stage-synthetic"], list(COLUMNS), 1, kept)
-    own = [
-        ("shipped", "privrec-two-stage-synthetic"),
-        ("shipped_loop", "privrec-two-stage-synthetic"),
-    ]
-    assert contestants.started == [(*one, "sgd") for one in own]
+        table_of_steps([NAME], list(COLUMNS), 1, file)
+    assert contestants.started == [("shipped", "sgd"), ("shipped_loop", "sgd")]
     contestants.started.clear()
-    contestants.fails = ""
-    table_of_steps(["privrec-two-stage-synthetic"], list(COLUMNS), 1, kept)
-    assert contestants.started[0] == ("command_parts", "privrec-two-stage-synthetic")
-    assert contestants.started[1:] == [(*one, "contrastive") for one in own]
+    contestants.fails = False
+    table_of_steps([NAME], list(COLUMNS), 1, file)
+    rest = [("command", NAME), ("shipped", "contrastive"), ("shipped_loop", "contrastive")]
+    assert contestants.started == rest
     whole = capsys.readouterr().out.splitlines()[-4:]
     contestants.started.clear()
-    table_of_steps(["privrec-two-stage-synthetic"], list(COLUMNS), 1, kept)
+    table_of_steps([NAME], list(COLUMNS), 1, file)
     assert not contestants.started and capsys.readouterr().out.splitlines() == whole
 
 
 def test_columns_that_are_left_out_are_not_measured(contestants, capsys, monkeypatch):
-    command = ["experiments.py", "--only", "privrec-two-stage-synthetic", "--without"]
-    monkeypatch.setattr("sys.argv", [*command, "speeds"])
+    call = ["experiments.py", "--only", NAME, "--without"]
+    monkeypatch.setattr("sys.argv", [*call, "speeds"])
     experiments.main()
-    assert contestants.started == [("command_parts", "privrec-two-stage-synthetic")]
-    assert cells(capsys.readouterr().out)[0] == [
-        "experiment, step",
-        "processor s of the command",
-        *PARTS,
-    ]
+    assert contestants.started == [("command", NAME)]
+    assert cells(capsys.readouterr().out)[0] == ["experiment, step", "command, s"]
     contestants.started.clear()
-    monkeypatch.setattr("sys.argv", [*command, "parts"])
+    monkeypatch.setattr("sys.argv", [*call, "command"])
     experiments.main()
-    assert {module for module, *_ in contestants.started} == {"shipped", "shipped_loop"}
-    assert "imports" not in capsys.readouterr().out
+    assert {module for module, _ in contestants.started} == {"shipped", "shipped_loop"}
+    assert "command" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_whole_command_takes_processor_time():
+    assert experiments.command("linear-synthetic")["seconds"] > 0.5
 
 
 @pytest.mark.slow
@@ -155,21 +146,21 @@ def test_clients_with_generated_parameters_are_timed_in_whole_runs(name, monkeyp
     lines = lines_of(name, 1)
     assert list(lines) == [name]
     assert lines[name]["speeds"]()["path"] in ("blocks", "kernel")
-    assert [one[:3] for one in started] == [
-        ("shipped_run", name, "reference"),
-        ("shipped_run", name, "auto"),
+    assert [call[:4] for call in started] == [
+        ("shipped", name, "generated", "reference"),
+        ("shipped", name, "generated", "auto"),
     ]
 
 
 @pytest.mark.parametrize("text", ['{"privrec": ', "[1]", '{"privrec": 3}', None])
 def test_a_file_without_measurements_is_refused(tmp_path, text):
-    kept = tmp_path / "rows.json"
+    file = tmp_path / "rows.json"
     if text is None:
-        kept.mkdir()
+        file.mkdir()
     else:
-        kept.write_text(text)
+        file.write_text(text)
     with pytest.raises(SystemExit, match=r"rows\.json has no measurements(.|\n)*fix: give another"):
-        table_of_steps([], list(COLUMNS), 1, kept)
+        table_of_steps([], list(COLUMNS), 1, file)
 
 
 # The check of a GPU runs without one.
@@ -211,97 +202,6 @@ def test_the_command_writes_one_file(tmp_path):
     report = json.loads(file.read_text())
     assert set(report) == {"machine", "tests", "steps", "cohorts", "loop", "left_out", "seconds"}
     assert "tests: stopped" in report["left_out"] and done.returncode == 1
-
-
-# The comparison of compiled training with the processor's limit runs, and counts operations.
-
-
-def test_a_product_of_matrices_has_two_operations_a_number():
-    assert kernel_limit.operations(("forward", 3, 4, 5)) == 2 * 3 * 4 * 5
-
-
-@pytest.mark.slow
-def test_it_prints_products_and_times(capsys, monkeypatch):
-    monkeypatch.setattr(kernel, "train_clients", kernel.train_clients)  # put back at the end
-    kernel_limit.main("privrec-synthetic", "sgd", "2")
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.split()[0] == "forward" for line in lines)
-    times = {line.rsplit(maxsplit=4)[0].strip(): float(line.split()[-4]) for line in lines[-4:]}
-    assert times["everything"] >= times["compiled training"] > 0
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (("privrec-synthetic", "other"), "expected a step of privrec-synthetic: sgd; got 'other'"),
-        (("privrec-synthetic", "sgd", "x"), "expected a number of users, got 'x'"),
-        (("privrec-synthetic", "sgd", "0"), "expected a number of users, got '0'"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(given, said):
-    with pytest.raises(SystemExit, match=said):
-        kernel_limit.main(*given)
-
-
-# Compiled training of several checkouts in turns.
-
-HERE = Path(__file__).resolve().parents[2]
-
-
-class Pair(NamedTuple):
-    numbers: np.ndarray
-    count: int
-
-
-def test_copies_of_arguments_are_of_the_same_types_and_other_memory():
-    given = Pair(np.arange(6.0).reshape(2, 3), 4), (np.zeros(0, np.int64), "word")
-    pair, (empty, word) = kernel_versions.copied(given)
-    assert isinstance(pair, Pair) and pair.count == 4 and word == "word"
-    np.testing.assert_array_equal(pair.numbers, given[0].numbers)
-    assert pair.numbers.flags.c_contiguous and empty.dtype == np.int64
-    pair.numbers[:] = 0
-    assert given[0].numbers[1, 2] == 5
-
-
-def test_a_folder_without_the_source_is_an_error(tmp_path, capfd):
-    version = kernel_versions.Version(tmp_path)
-    with pytest.raises(RuntimeError, match=f"version in {tmp_path} ended"):
-        version.milliseconds()
-    version.close()
-    assert "benchmarks" in capfd.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-def test_it_prints_a_row_for_each_version(capsys):
-    kernel_versions.main([str(HERE), str(HERE), "--repeats", "2"])
-    header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split() == ["ms", "a", "user", "least", "median", "to", "the", "first"]
-    assert [row.split()[0] for row in rows] == [str(HERE)] * 2
-    assert all(0 < float(row.split()[1]) <= float(row.split()[2]) for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["nowhere"], "expected checkouts of fedrec, got nowhere"),
-        ([str(HERE), "--repeats", "0"], "expected --repeats of 1 or more, got 0"),
-        ([], "the following arguments are required: checkouts"),
-    ],
-)
-def test_bad_arguments_are_refused(capsys, given, said):
-    with pytest.raises(SystemExit) as error:
-        kernel_versions.main(given)
-    assert error.value.code == 2 and said in capsys.readouterr().err
-
-
-# The benchmark of long catalogues evaluates the users that it says.
-
-
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_users_are_evaluated(system):
-    users, seconds = measured(system, 5000, 20)
-    assert users == 20 and seconds > 0
 
 
 # The benchmark's arithmetic: medians, ratios, equal results.
@@ -352,69 +252,6 @@ def test_how_busy_a_gpu_was_is_the_median_over_the_repeats():
     found = summary({"a": shared}, {"a": 1}, {})
     assert found["gpu_busy"] == {"a": 0.5}
     assert "gpu_busy" not in summary({"a": runs(1.0)}, {"a": 1.0}, {})
-
-
-# The products that are timed beside each other give the same numbers.
-
-SIZES = (32, 128, 64)
-
-
-@pytest.mark.slow
-def test_forward_products_without_zeros_give_what_whole_ones_give():
-    results = {}
-    for name, table in (("whole", timing.WHOLE), ("sparse", timing.SPARSE)):
-        inputs, gradients, weights, outputs, to_inputs, room = timing.numbers(0.5, *SIZES)
-        assert 0.45 < (inputs == 0).mean() < 0.55
-        outputs[:] = 0
-        table["forward"](inputs[0], gradients[0], weights, outputs, to_inputs, room)
-        results[name] = outputs.copy()
-    _assert_equal(results["sparse"], results["whole"])
-    _assert_equal(results["whole"], inputs[0] @ weights)
-
-
-@pytest.mark.slow
-def test_backward_products_without_zeros_give_what_whole_ones_give():
-    results = {}
-    for name, table in (("whole", timing.WHOLE), ("sparse", timing.SPARSE)):
-        inputs, gradients, weights, outputs, to_inputs, room = timing.numbers(0.5, *SIZES)
-        before = weights.copy()
-        gradients[0] /= timing.RATE  # so that a step changes the weights
-        table["both backward"](inputs[0], gradients[0], weights, outputs, to_inputs, room)
-        # Without zeros the gradient of ReLU is part of that of the inputs.
-        results[name] = before - weights, np.where(inputs[0] != 0, to_inputs, 0)
-        if name == "sparse":
-            assert not to_inputs[inputs[0] == 0].any()
-    expected = (
-        timing.RATE * inputs[0].T @ gradients[0],
-        np.where(inputs[0] != 0, gradients[0] @ before.T, 0),
-    )
-    for whole, sparse, exact in zip(*results.values(), expected, strict=True):
-        _assert_equal(sparse, whole)
-        _assert_equal(whole, exact)
-
-
-def _assert_equal(found, expected):
-    assert np.abs(expected).max() > 0
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
-
-
-@pytest.mark.slow
-def test_it_prints_a_speed_for_each_kind_and_share(capsys):
-    timing.main([*map(str, SIZES)])
-    header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split()[1:] == " ".join(timing.WHOLE).split()
-    assert len(rows) == 1 + len(timing.SHARES)
-    columns = len(timing.PRODUCTS)
-    assert all(float(speed) > 0 for row in rows for speed in row.split()[-columns:])
-
-
-@pytest.mark.parametrize("given", [["32", "100", "64"], ["32", "128", "32"], ["0"], ["many"]])
-def test_sizes_that_are_multiplied_whole_are_refused(capsys, given):
-    with pytest.raises(SystemExit) as error:
-        timing.main(given)
-    assert error.value.code == 2
-    said = capsys.readouterr().err
-    assert "multiples of 64" in said or "invalid int value: 'many'" in said
 
 
 # The studies of the benchmarks: settings exist, and are compared on validation rows.
@@ -472,8 +309,8 @@ def test_perturbed_rows_are_measured_as_baselines_of_a_run_and_on_devices(
     perturb = "perturb={name='random-replacement', replacement-ratio=0.5}"
     shared = (perturb, "evaluation.baselines=['ease']", "evaluation.ks=[5]")
     table = load_tiny(*shared).table()
-    job = TaskJob(tmp_path / "job", table["seed"], False, Task("half", 1, told))
-    found = {one.metric: one.value for one in told(job, table, "data", {"hits@5": "Hits"})}
+    job = TaskJob(tmp_path / "job", table["seed"], False, Task("half", 1, perturbed))
+    found = {one.metric: one.value for one in perturbed(job, table, "data", {"hits@5": "Hits"})}
     for mask in ("both", "learned"):
         result = run_tiny(*shared, f"evaluation.masked='{mask}'", output=tmp_path / mask)
         assert found[f"ease {mask} Hits"] == result.baselines["ease"]["hits@5"]
@@ -483,18 +320,7 @@ def test_perturbed_rows_are_measured_as_baselines_of_a_run_and_on_devices(
 
 def test_the_list_without_a_model_stands_beside_a_run(tmp_path, load_tiny):
     table = load_tiny("evaluation.baselines=[]").table()
-    job = TaskJob(tmp_path / "job", table["seed"], False, Task("peer", 1, beside))
-    found = list(beside(job, table, "data", "peer", {"hits@5": "Hits"}))
+    job = TaskJob(tmp_path / "job", table["seed"], False, Task("peer", 1, beside_no_model))
+    found = list(beside_no_model(job, table, "data", "peer", {"hits@5": "Hits"}))
     assert [one.model for one in found] == ["peer", "no model, draws of peer"]
     assert all(0 <= one.value <= 1 for one in found)
-
-
-def test_curves_have_the_points_of_a_table():
-    rows = [("one, epsilon 2", "RMSE", 1.0), ("one, epsilon 1", "RMSE", 3.0), ("flat", "RMSE", 2.0)]
-    rows += [("m k=0.2 gamma=1", "linked", 0.5), ("m k=0.2 gamma=1", "Recall", 0.1)]
-    table = pd.DataFrame(rows, columns=["model", "metric", "ours"])
-    (panel,) = panels(table[:3], r"(?P<name>.*), epsilon (?P<x>\S+)", logarithmic=True)
-    assert panel.lines == {"one": [(2.0, 1.0), (1.0, 3.0)]} and panel.levels == {"flat": 2.0}
-    pattern = r"(?P<name>\w+) (?P<label>\w+=\S+)(?P<more> .*)?"
-    (panel,) = panels(table[3:], pattern, against="linked")
-    assert panel.lines == {"m gamma=1": [(0.5, 0.1, "k=0.2")]} and panel.across == "linked"

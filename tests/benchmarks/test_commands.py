@@ -6,25 +6,17 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import size, watch
-from benchmarks.archive import BATCH, Arrays, RoundClock
-from benchmarks.contestants import command_parts
-from benchmarks.contestants.command_parts import PARTS, Clock
-from benchmarks.contestants.commands import Task, command, commands
-from benchmarks.contestants.plain_torch import Net, batches, train
-from benchmarks.curves import Panel, write_panels
-from benchmarks.experiments import parts
-from benchmarks.item_knn import counted_cosines, judge, learned_cosines
+from benchmarks import processes, size
+from benchmarks.contestants.archive import BATCH, Arrays, RoundClock
+from benchmarks.contestants.loop import Net, batches, train
+from benchmarks.simulation import Task, command, commands
 from benchmarks.size import size_of
-from fedrec.data.population import Population
 
 # Names of contestants resolve to modules and environments.
 
@@ -63,112 +55,6 @@ def test_a_gpu_is_asked_of_those_who_can_use_it():
     assert command("loop", task)[-1] == "cuda"
     with pytest.raises(SystemExit, match="'pfl' on cuda"):
         command("pfl", task)
-
-
-# Processor time of a command is divided among its parts.
-
-
-@pytest.fixture
-def processor(monkeypatch):
-    seconds = iter(range(100))
-    monkeypatch.setattr(command_parts.time, "process_time", lambda: next(seconds))
-
-
-def test_time_counts_for_the_innermost_part(processor):
-    clock = Clock()
-    with clock.part("training"), clock.part("evaluation"):
-        pass
-    clock.stop()
-    spent = {part: seconds for part, seconds in clock.seconds.items() if seconds}
-    assert spent == {"training": 2, "evaluation": 1, "else": 1}
-
-
-def test_what_other_threads_do_counts_for_the_part_that_the_main_thread_is_in(processor):
-    clock = Clock()
-
-    def write():
-        with clock.part("writing"):
-            pass
-
-    thread = threading.Thread(target=write)
-    with clock.part("training"):
-        thread.start()
-        thread.join()
-    assert clock.seconds["writing"] == 0 and clock.seconds["training"] == 1
-
-
-def test_functions_and_class_methods_count_for_their_part(processor):
-    class Work:
-        @classmethod
-        def of(cls, number):
-            return cls, number
-
-        def done(self):
-            return self
-
-    clock = Clock()
-    clock.timed(Work, "of", "data")
-    clock.timed(Work, "done", "writing")
-    own = Work()
-    assert Work.of(3) == (Work, 3) and own.done() is own
-    assert clock.seconds["data"] == 1 and clock.seconds["writing"] == 1
-
-
-@pytest.mark.slow
-def test_the_parts_of_a_whole_command():
-    found = parts("linear-synthetic")
-    assert list(found) == ["sum", *PARTS]
-    assert all(seconds > 0 for seconds in found.values())
-    assert found["sum"] == pytest.approx(sum(found[part] for part in PARTS))
-    assert found["imports"] > found["training"]
-
-
-# Curves: every line, level and text is in the file, and the same numbers give the same bytes.
-
-PANELS = (
-    Panel(
-        "error",
-        "epsilon",
-        {"one": [(1.0, 2.0), (0.1, 9.0)]},
-        {"flat": 3.0},
-        logarithmic=True,
-        most=4.0,
-    ),
-    Panel("recall", "linked", {"other": [(0.5, 0.1, "k=0.2"), (0.2, 0.05, "k=0.8")]}),
-)
-
-
-def test_everything_is_drawn_in_the_same_bytes(tmp_path):
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        write_panels(tmp_path / folder / "curves.svg", PANELS)
-    one, again = ((tmp_path / folder / "curves.svg").read_bytes() for folder in ("a", "b"))
-    assert one == again
-    texts = {
-        node.text for node in ElementTree.fromstring(one).iter("{http://www.w3.org/2000/svg}text")
-    }
-    assert {"error", "recall", "epsilon", "linked", "one", "other", "flat", "k=0.2", "0.1"} <= texts
-
-
-# The item-kNN of the study of federated peers.
-
-
-def test_an_items_cosines_by_hand():
-    """Users 0 and 1 like items 0 and 1, only user 1 likes item 2, and no user likes item 3."""
-    liked = torch.tensor([[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]])
-    half = 0.5**0.5
-    wanted = torch.tensor([[0.0, 1.0, half, 0], [1.0, 0, half, 0], [half, half, 0, 0], [0.0] * 4])
-    torch.testing.assert_close(counted_cosines(liked), wanted)
-    learned = learned_cosines(torch.tensor([[3.0, 0.0], [0.0, 2.0], [1.0, 1.0]]))
-    wanted = torch.tensor([[1, 0, half], [0, 1, half], [half, half, 1]])
-    torch.testing.assert_close(learned, wanted)
-
-
-def test_a_list_of_everything_hits_everything(load_tiny):
-    """With as many places as items every item is found, even by a constant score."""
-    population = Population.of(load_tiny())
-    told = judge(population, "test", (3706,))
-    assert told(torch.zeros(population.interactions.num_items)) == "Hits@3706 1.0000"
 
 
 SOURCE = '''# a comment
@@ -256,8 +142,8 @@ def test_what_has_been_reached_is_kept():
         "source long": 0,
         "tests files": 151,
         "tests lines": 47_400,
-        "benchmarks files": 48,
-        "benchmarks lines": 3860,
+        "benchmarks files": 17,
+        "benchmarks lines": 2050,
         "Step": 27,
         "CohortStrategy": 24,
         "Model": 35,
@@ -362,11 +248,11 @@ def sampled(monkeypatch):
     second 1 on."""
 
     def make(*tables):
-        tree = watch.TreeWatch(Root())
+        tree = processes.TreeWatch(Root())
         tree._samples.clear()
         for second, table in enumerate(tables, start=1):
-            monkeypatch.setattr(watch.time, "monotonic", lambda second=second: float(second))
-            monkeypatch.setattr(watch, "processes", lambda table=table: table)
+            monkeypatch.setattr(processes.time, "monotonic", lambda second=second: float(second))
+            monkeypatch.setattr(processes, "processes", lambda table=table: table)
             tree.sample()
         return tree
 
@@ -415,7 +301,7 @@ def test_an_orphan_of_a_real_tree_is_counted():
         " stdout=subprocess.PIPE)"
     )
     process = subprocess.Popen([sys.executable, "-c", root], stdin=subprocess.PIPE)
-    tree = watch.TreeWatch(process, memory=True)
+    tree = processes.TreeWatch(process, memory=True)
     tree.start()
     while len(tree._ticks) < 3 and process.poll() is None:
         time.sleep(0.01)
@@ -432,11 +318,11 @@ def test_gpu_utilisation_is_averaged_over_the_measured_time():
         " time.sleep(0.2)\ntime.sleep(60)"
     )
     began = time.monotonic()
-    busy = watch.GpuWatch("cuda", [sys.executable, "-c", says])
+    busy = processes.GpuWatch("cuda", [sys.executable, "-c", says])
     while len(busy._samples) < 3:
         assert time.monotonic() < began + 60
         time.sleep(0.01)
     busy.stop()
     after_first = (busy._samples[0][0] + busy._samples[1][0]) / 2
     assert busy.figures(after_first, time.monotonic()) == {"gpu_busy": pytest.approx(0.3)}
-    assert busy.figures(began - 2, began - 1) == {} == watch.GpuWatch("cpu").figures(0, 1)
+    assert busy.figures(began - 2, began - 1) == {} == processes.GpuWatch("cpu").figures(0, 1)

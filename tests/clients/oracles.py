@@ -16,7 +16,7 @@ from clients.steps import sgd as sgd_profile
 from clients.steps.als import MOMENTS
 from clients.steps.descent import Update, labelled, one_by_one
 from clients.steps.dpvae import _network as _without_bound
-from clients.steps.fedrap import PERSONAL, SHARED, _refuse_divergence
+from clients.steps.fedrap import PERSONAL, SHARED, _check_finite
 from clients.steps.gpfedrec import BIAS, ITEMS, WEIGHT
 from clients.steps.maml import _minus_gradients
 from clients.steps.own_noise import clipped_mean
@@ -31,16 +31,14 @@ from fedrec.training.sgd import SgdSettings
 class OneByOne:
     """A step that trains each client by `alone`."""
 
-    whole_tables = True
-
     def batches(self, data, random):
         return OwnData.of(data, random)
 
     def block(self, users, batches, device):
         return Block.of(users, batches, device)
 
-    def train_block(self, parameters, block, own=None):
-        return one_by_one(parameters, block, own, self.alone)
+    def train_block(self, parameters, block, client_params=None):
+        return one_by_one(parameters, block, client_params, self.alone)
 
     def kernel_refusal(self):
         return "an oracle"
@@ -210,7 +208,9 @@ class Vae(OneByOne, vae.VaeStep):
                 {name: torch.zeros_like(value) for name, value in parameters.items()}, 0, math.nan
             )
         descent = LocalDescent(parameters, SgdSettings(self.config.learning_rate))
-        history = self.model.history(data.positives, data.amounts(self.model.rated)).to(self.device)
+        history = self.model.history(data.positives, data.amounts(self.model.form.rated)).to(
+            self.device
+        )
         loss = math.nan
         beta = self.config.beta
         prior = None if self.priors is None else self.priors.prior(data, self.device)
@@ -248,7 +248,9 @@ class DpVae(OneByOne, dpvae.DpVae):
                 0, sum(v.numel() for v in network.values()), device=self.device
             ), math.nan
         items = random.choice(data.positives, size=min(self.config.examples, number), replace=False)
-        history = self.model.history(data.positives, data.amounts(self.model.rated)).to(self.device)
+        history = self.model.history(data.positives, data.amounts(self.model.form.rated)).to(
+            self.device
+        )
         draw = self.model.draw((1, 1), generator_of(random)).to(self.device)
         leaves = {
             name: value.detach().unsqueeze(0).requires_grad_() for name, value in network.items()
@@ -317,7 +319,7 @@ class Fedrap(OneByOne, fedrap.FedrapStep):
             self.device,
             functools.partial(self._descend, values),
         )
-        _refuse_divergence(values, data.client)
+        _check_finite(values, data.client)
         return Update(
             {name: values[name] - value for name, value in parameters.items()}, examples, loss
         )

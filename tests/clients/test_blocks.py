@@ -308,10 +308,10 @@ def test_an_error_in_a_block_is_that_of_the_client_at_fault(pair, monkeypatch):
         found = batches(self, data, random)
         return replace(found, examples=-1) if data.client == 5 else found
 
-    def failing(self, parameters, block, own=None):
+    def failing(self, parameters, block, client_params=None):
         if len(block) > 1 or block.examples == (-1,):
             raise RuntimeError("no such row" if len(block) == 1 else "something in this block")
-        return train_block(self, parameters, block, own)
+        return train_block(self, parameters, block, client_params)
 
     monkeypatch.setattr(Sgd, "batches", marked)
     monkeypatch.setattr(Sgd, "train_block", failing)

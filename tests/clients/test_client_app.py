@@ -231,8 +231,8 @@ class Scripted(Step):
 
     Config = SgdConfig
 
-    def train_block(self, parameters, block, own=None):
-        return one_by_one(parameters, block, own, self.alone)
+    def train_block(self, parameters, block, client_params=None):
+        return one_by_one(parameters, block, client_params, self.alone)
 
     def alone(self, parameters, data, random):
         self.starts = {

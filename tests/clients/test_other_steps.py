@@ -60,7 +60,7 @@ def test_a_subclass_with_another_update_is_signed_unless_it_declares_otherwise()
         pass
 
     class Negated(Counts):
-        def train_block(self, parameters, block, own=None):
+        def train_block(self, parameters, block, client_params=None):
             raise NotImplementedError
 
     class Shifted(Counts):
@@ -221,9 +221,8 @@ def test_support_and_query_share_no_positive_and_draw_no_positive(load_tiny):
         assert not (drawn[0] | drawn[1]) & set(data.positives.tolist())
 
 
-@pytest.mark.parametrize("path", ["kernel", "blocks"])
 @pytest.mark.parametrize(("order", "share"), [(1, 0.2), (2, 0.2), (2, 0.0)])
-def test_faster_paths_are_the_reference_on_a_network(load_tiny, order, share, path):
+def test_blocks_are_the_reference_on_a_network(load_tiny, order, share):
     """With rates, several steps, and side features; without a query, too."""
     settings = [
         "step.name=maml",
@@ -233,7 +232,7 @@ def test_faster_paths_are_the_reference_on_a_network(load_tiny, order, share, pa
         'step.rates={"item.id" = 3.0}',
     ]
     sums = []
-    for taken in (path, "reference"):
+    for taken in ("blocks", "reference"):
         node = Node(load_tiny(*settings, f"engine.path={taken}"), 0, 1, None)
         arrays = {name: value.numpy() for name, value in node.initial().items()}
         reply = train_clients(node, arrays, MamlStepTrainOrder(1, node.training))
@@ -243,13 +242,6 @@ def test_faster_paths_are_the_reference_on_a_network(load_tiny, order, share, pa
     for name, value in sums[1].items():
         np.testing.assert_allclose(sums[0][name], value, rtol=1e-4, atol=1e-5)
     assert any(value.any() for value in sums[1].values())
-
-
-def test_a_model_with_products_is_trained_in_blocks(load_tiny):
-    """The compiled gradient has none."""
-    node = Node(load_tiny("step.name=maml", "model.name=neumf"), 0, 1, None)
-    path = node.path(node.step(node.experiment.step))
-    assert path.name == "blocks" and "products of embeddings" in path.reason
 
 
 STEP = {"name": "metamf"}
@@ -345,10 +337,10 @@ def test_an_error_in_a_block_is_that_of_the_client_at_fault(nodes, monkeypatch):
         found = batches(self, data, random)
         return replace(found, examples=-1) if data.client == 1 else found
 
-    def failing(self, parameters, block, own=None):
+    def failing(self, parameters, block, client_params=None):
         if len(block) > 1 or block.examples == (-1,):
             raise RuntimeError("no such row" if len(block) == 1 else "something in this block")
-        return train_block(self, parameters, block, own)
+        return train_block(self, parameters, block, client_params)
 
     monkeypatch.setattr(MetaMfStep, "batches", marked)
     monkeypatch.setattr(MetaMfStep, "train_block", failing)
@@ -484,7 +476,8 @@ def summed_of_pnbm_step(node, arrays, protection=None):
 
 
 def profiles(node):
-    users, items, ratings = node.population.rated(node.training)
+    rows = node.population.rows(node.training)
+    users, items, ratings = rows.ids, rows.items, rows.labels
     data = node.population.interactions
     return Profiles.of(data.num_users, data.num_items, users, items, ratings.astype(np.float64))
 

@@ -235,7 +235,7 @@ def test_a_pattern_that_fits_nothing_is_refused(make, settings):
 def test_a_parameter_that_fits_two_patterns_is_refused(make):
     """The keys of a table may be reordered, so no rule of precedence would be reliable."""
     step, parameters, population = make(rates={"layer*": 0.5, "layer0.*": 2.0})
-    with pytest.raises(ExperimentError, match=r"layer0\.weight.*several"):
+    with pytest.raises(ExperimentError, match=r"layer0\.weight.*more than one"):
         update_of(step, parameters, population.client(0), stream(0, "client", 0, 1))
 
 
@@ -491,7 +491,7 @@ def test_a_round_gives_the_reference_sum_with_and_without_clipping(
 
 def test_a_subclass_with_another_update_is_asked_client_by_client(node_of_sufficient_statistics):
     class Doubled(GramStep):
-        def train_block(self, parameters, block, own=None):
+        def train_block(self, parameters, block, client_params=None):
             raise NotImplementedError
 
     class Scaled(GramStep):

@@ -69,7 +69,7 @@ def test_the_names_of_a_page_exist(page, known):
 
 
 def test_a_name_that_is_nowhere_is_found(known):
-    page = "`by_phase` `Strategy.by_phases` `clients/nowhere.py` `no_such_name()` `fedrec.load`"
+    page = "`phases` `Strategy.by_phases` `clients/nowhere.py` `no_such_name()` `fedrec.load`"
     assert unknown_names(page, known) == [
         "Strategy.by_phases",
         "clients/nowhere.py",

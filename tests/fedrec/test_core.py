@@ -397,18 +397,18 @@ def test_neighbours_are_those_with_the_same_token():
     embedding = {user: np.full(2, user, dtype=np.float32) for user in (1, 4, 6)}
     for user, own in ((1, [10, 20, NOTHING]), (4, [10, 30, NOTHING]), (6, [30, 10, NOTHING])):
         third.register(user, np.array(own), embedding[user])
-    given, counts = third.found([1, 6, 4, 9], 3, 2)
+    given, counts = third.matched([1, 6, 4, 9], 3, 2)
     assert counts.tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 0], [0, 0, 0]]
     assert given[0, 0, 0].tolist() == [4, 4]  # who follows 1 among 1, 4, 6
     assert given[1, :, 0, 0].tolist() == [4, 1, 0]
     third.neighbours = 5
-    given, counts = third.found([4], 3, 2)
+    given, counts = third.matched([4], 3, 2)
     assert counts.tolist() == [[2, 1, 0]] and given[0, 0, :2, 0].tolist() == [6, 1]
     again = ThirdParty(5)
     again.restore(third.state())
-    np.testing.assert_array_equal(again.found([4], 3, 2)[0], given)
+    np.testing.assert_array_equal(again.matched([4], 3, 2)[0], given)
     again.register(6, np.array([NOTHING] * 3), embedding[6])
-    assert again.found([4], 3, 2)[1].tolist() == [[1, 0, 0]]
+    assert again.matched([4], 3, 2)[1].tolist() == [[1, 0, 0]]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -431,7 +431,7 @@ def test_neighbours_are_those_of_loops(seed):
             others = sorted(set(same) - {sender}, key=lambda one, own=sender: (one < own, one))
             numbers[place, slot] = len(others[:most])
             wanted[place, slot, : len(others[:most])] = np.array(others[:most])[:, None]
-    given, counts = third.found(asking, slots, 2)
+    given, counts = third.matched(asking, slots, 2)
     np.testing.assert_array_equal(given, wanted)
     np.testing.assert_array_equal(counts, numbers)
 

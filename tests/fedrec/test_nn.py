@@ -14,7 +14,6 @@ from fedrec.nn.layers import SGD, Adam, AdamW, all_rows, gather_rows, single_out
 from fedrec.nn.recurrence import recurrent_states
 from fedrec.nn.softmax import sampled_cross_entropy
 from fedrec.training.results import add_to_rows, rows_at
-from tests.compilation import assert_compiled_once
 
 # The optimisers take PyTorch's steps and leave its compiler out.
 
@@ -160,24 +159,6 @@ def test_one_client_takes_the_operations_of_pytorch():
     given = torch.zeros(1, 2, 1, 6, requires_grad=True)
     states = recurrent_states(given, torch.ones(1, 2, 6), torch.ones(1, 6))
     assert type(states.grad_fn).__name__ == "StackBackward0"
-
-
-@pytest.mark.slow
-def test_training_finds_what_was_compiled_before_it(tmp_path):
-    """A process compiles, with an empty cache; another trains and compiles nothing."""
-    command = (
-        "from fedrec.kernel import recurrence as native\n"
-        "from tests.fedrec.test_nn import Clients\n"
-        "import sys, torch\n"
-        "if sys.argv[1] == 'before':\n"
-        "    native.compile_recurrence()\n"
-        "else:\n"
-        "    for holes in (False, True):\n"
-        "        Clients(4, 5, 20, shared=holes, holes=holes).solved(torch.float32)\n"
-        "both = native.recurrent_forward, native.recurrent_backward\n"
-        "print(sum(sum(one.stats.cache_misses.values()) for one in both))"
-    )
-    assert_compiled_once(tmp_path, command, functions=2)
 
 
 # Rows of tables, products with one column and drawn softmaxes against numpy and PyTorch's own.

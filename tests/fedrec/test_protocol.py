@@ -2,6 +2,7 @@
 """Messages and arrays between server and nodes."""
 
 import json
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -82,22 +83,12 @@ def parts(record):
     return (record.deflate(), children) if children else (record.deflate(),)
 
 
-def test_arrays_keep_bits_types_shapes_and_order():
-    record = to_record(ARRAYS)
-    assert isinstance(record, ArrayRecord)
-    same(ARRAYS, from_record(record))
-
-
-def test_arrays_in_any_memory_order():
+def test_arrays_keep_bits_types_shapes_and_order_in_copies_that_may_be_written():
     grid = np.arange(12, dtype=np.float32).reshape(3, 4)
     tricky = {"turned": grid.T, "fortran": np.asfortranarray(grid), "every other": grid[:, ::2]}
-    same(tricky, from_record(to_record(tricky)))
-
-
-def test_unpacked_arrays_are_copies_that_may_be_written():
-    record = to_record(ARRAYS)
+    record = to_record(ARRAYS | tricky)
     from_record(record)["item.id"][:] = 0
-    same(ARRAYS, from_record(record))
+    same(ARRAYS | tricky, from_record(record))
 
 
 @pytest.mark.parametrize("clients", [None, np.array([], dtype=np.int64), np.array([3, 2**40])])
@@ -121,13 +112,7 @@ def test_sum():
     reply = TrainSum({"w": np.array([0.5], np.float32)}, np.int64(3), np.float32(4.5), 12, 1.25, 2)
     found = unpack_sum(sent(pack_sum(reply)))
     same(reply.total, found.total)
-    assert (found.clients, found.weight, found.examples, found.loss, found.losses) == (
-        3,
-        4.5,
-        12,
-        1.25,
-        2,
-    )
+    assert asdict(replace(found, total={})) == asdict(TrainSum({}, 3, 4.5, 12, 1.25, 2))
 
 
 @pytest.mark.parametrize("clients", [None, np.array([4, 1])])
@@ -192,9 +177,7 @@ def test_orders_of_flowers_own_strategies(identity, strategy, overrides):
     assert len(messages) == 2 and all(isinstance(message, Message) for message in messages)
     found, order = unpack_train(messages[0].content)
     same(ARRAYS, found)
-    assert order.round == 4
-    assert order.clients is None
-    assert order.step is None
+    assert (order.round, order.clients, order.step) == (4, None, None)
     assert order.overrides == overrides
     (message, _) = strategy.configure_evaluate(4, to_record(ARRAYS), ConfigRecord(), _TwoNodes())
     found, asked = unpack_evaluate(message.content)
@@ -360,7 +343,7 @@ def test_an_array_takes_its_shortest_form_and_comes_back(array, form, size):
     if form == TRIANGLE:
         array = (array + array.T) / 2  # a product of matrices may round its halves differently
     found, data = compacted(array)
-    assert (found, len(data), network_bytes({"a": array})) == (form, size, size)
+    assert (found.split()[0], len(data), network_bytes({"a": array})) == (form, size, size)
     back = expanded(found, data, array.dtype, array.shape)
     np.testing.assert_array_equal(back, array)
     assert back.dtype == array.dtype and back.flags.writeable
@@ -396,16 +379,20 @@ ROW = np.array([1], "<i8").tobytes() + bytes(4)
 @pytest.mark.parametrize(
     ("form", "data", "kind", "shape"),
     [
-        (ROWS, ROW, FLOAT, (1, 1)),  # a row that is not there
-        (ROWS, ROW + ROW, FLOAT, (4, 1)),  # a row twice
-        (ROWS, ROW[:-1], FLOAT, (4, 1)),
-        (ROWS, b"", FLOAT, (2**20, 2**20)),  # more memory than anything that is sent
-        (TRIANGLE, ROW, FLOAT, (4, 3)),
-        (TRIANGLE, ROW[:-1], FLOAT, (4, 4)),
+        (f"{ROWS} 1", ROW, FLOAT, (1, 1)),  # a row that is not there
+        (f"{ROWS} 2", ROW + ROW, FLOAT, (4, 1)),  # a row twice
+        (f"{ROWS} 1", ROW[:-1], FLOAT, (4, 1)),
+        (f"{ROWS} 2", ROW, FLOAT, (4, 1)),
+        (f"{ROWS} -1", b"", FLOAT, (4, 1)),
+        (f"{ROWS} one", ROW, FLOAT, (4, 1)),
+        (ROWS, ROW, FLOAT, (4, 1)),
+        (f"{ROWS} 0", b"", FLOAT, (2**20, 2**20)),  # more memory than anything that is sent
+        (f"{TRIANGLE} 1", ROW, FLOAT, (4, 3)),
+        (f"{TRIANGLE} 1", ROW[:-1], FLOAT, (4, 4)),
         (WHOLE, b"123", FLOAT, (1,)),
         (WHOLE, ROW, np.dtype(object), (1,)),
         (WHOLE, b"", FLOAT, (-1, 0)),
-        ("other", ROW, FLOAT, (3, 1)),
+        ("other 1", ROW, FLOAT, (3, 1)),
     ],
 )
 def test_other_bytes_are_refused(form, data, kind, shape):

@@ -17,17 +17,23 @@ from fedrec.baselines.simple import TransitionsBaseline
 from fedrec.data.features import Feature, FeatureTable, Vectors
 from fedrec.data.interactions import RecencyConfig, recent_weights
 from fedrec.errors import ExperimentError
-from fedrec.sums.fold_in import LogLinear, PublicPriorConfig, feature_embeddings
+from fedrec.sums.fold_in import (
+    LogLinear,
+    PublicPriorConfig,
+    expected_counts,
+    expected_profile,
+    feature_embeddings,
+    learned_embeddings,
+    public_directions,
+)
 from fedrec.sums.products import (
     SmoothingConfig,
     basis_of,
     denoised_within,
-    public_directions,
     solved_weights,
     transition_weights,
     transitions,
 )
-from fedrec.sums.residual import expected_counts, expected_profile, learned_embeddings
 
 # Weights from Gram matrices: only directions that the matrix has are kept.
 

@@ -11,7 +11,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 import fedrec
-from fedrec.baselines.private import chosen_items
+from fedrec.baselines.private import base as private_base
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RefusalError
 from fedrec.evaluation.central import evaluate_baselines
@@ -49,8 +49,11 @@ class Stop(Callback):
         super().__init__()
         self.before, self.told = before, []
 
-    def on_baseline(self, label, number, total):
-        self.told.append((label, number, total))
+    def on_event(self, event):
+        if not event.system:
+            return
+        number = int(event.text.removeprefix("system ").partition("/")[0])
+        self.told.append(number)
         if number == self.before:
             raise KeyboardInterrupt
 
@@ -107,9 +110,7 @@ def test_broken_off_between_two_systems_nothing_is_lost(central, tmp_path, befor
     assert len(kept) == before - 1
     watcher = Stop(99)
     resumed = runner.resume(tmp_path / "broken", callbacks=[watcher])
-    assert [number for _, number, _ in watcher.told] == list(range(before, 4)), (
-        "what was done is not done again"
-    )
+    assert watcher.told == list(range(before, 4)), "what was done is not done again"
     assert resumed.baselines == whole.baselines and resumed.privacy == whole.privacy
     assert files(tmp_path / "broken") == files(tmp_path / "whole")
 
@@ -118,7 +119,7 @@ def test_broken_off_between_two_systems_nothing_is_lost(central, tmp_path, befor
 def test_a_release_that_is_repeated_is_charged_again_only_with_other_noise(
     central, tmp_path, monkeypatch, mode, charges
 ):
-    monkeypatch.setattr(chosen_items, "clipped_gram", killed)
+    monkeypatch.setattr(private_base, "clipped_gram", killed)
     table = central([{**GRAM, "mode": mode}])
     with pytest.raises(KeyboardInterrupt):
         runner.run(table, output=tmp_path / "run")
@@ -177,7 +178,12 @@ def test_the_number_of_threads_is_that_of_the_engine_and_only_while_it_runs(
     """Of torch, and of the linear algebra of numpy and scipy."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before, seen = _pools(), []
-    watcher = type("Watch", (Callback,), {"on_baseline": lambda *told: seen.append(_pools())})()
+
+    def watched(self, event):
+        if event.system:
+            seen.append(_pools())
+
+    watcher = type("Watch", (Callback,), {"on_event": watched})()
     table = central(["popularity"], engine={"threads": 3})
     runner.run(table, output=tmp_path / "run", callbacks=[watcher])
     assert seen == [[3] * len(before)] and _pools() == before
@@ -204,8 +210,8 @@ def test_the_file_in_the_run_folder_has_nothing_federated_and_is_read_again(cent
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ({"model": {"name": "privrec"}}, "rounds = 1 or more with [model]"),
-        ({"privacy": {"clip-norm": 1.0, "epsilon": 1.0}}, "rounds = 1 or more with [privacy]"),
+        ({"model": {"name": "privrec"}}, "[model] needs rounds >= 1"),
+        ({"privacy": {"clip-norm": 1.0, "epsilon": 1.0}}, "[privacy] needs rounds >= 1"),
         ({"evaluation": {"baselines": []}}, "or centralised systems in evaluation.baselines"),
     ],
 )

@@ -14,7 +14,6 @@ import pytest
 from flwr.app import MetricRecord
 
 from fedrec.errors import ComponentError, ExperimentError, RunError
-from fedrec.experiment.loading import load
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.accounting.events import NoisyRound, NonPrivate
 from fedrec.privacy.accounting.sampling import FixedSize
@@ -30,7 +29,6 @@ from server.callbacks.base import Callback
 from server.callbacks.progress import Progress
 from server.loop import Loop
 from server.privacy.guard import Guard
-from server.privacy.phase_plans import PhasePlans
 from simulations import runner
 from simulations.cli.finishing import print_table
 from simulations.engines import serial
@@ -45,7 +43,6 @@ POISSON = (
     "privacy.adjacency=add-remove",
     "split.stream=client",
 )
-QUARTER = 0.25  # a noise multiplier of less noise than that of PRIVATE
 CHEAP = ("evaluation.fine-tune.epochs=0", "evaluation.every=0")
 STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, masks=1, epochs=1}"
 STAGES = f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}}}}}"
@@ -761,60 +758,8 @@ class Bypassing(Delegating):
         super().__init__(config, cohorts, step)
         self.named = Reptile(config, cohorts, step)
 
-    @property
-    def by_phase(self):
+    def phases(self):
         return {"main": self.named}
-
-
-class Costly(dp.DpFedAvg):
-    """Charges another event than that of its plan: one of less noise, in the place of several
-    rounds."""
-
-    def release(self, round_number, theta, sums):
-        self.plan = replace(self.plan, per_clip_norm=2 * QUARTER)
-        return super().release(round_number, theta, sums)
-
-
-class Stating(dp.DpFedAvg):
-    """Costs more than its plan, and says so."""
-
-    @property
-    def event(self):
-        return replace(super().event, noise_multiplier=QUARTER)
-
-
-class Unplanned(Reptile):
-    """Has a cost that it does not state before it charges."""
-
-    own = Costly
-
-    def protect(self, privacy):
-        super().protect(self.own(privacy.plan, privacy.phase, privacy.source, privacy.charge))
-
-
-class Planned(Unplanned):
-    """Has a cost that it states."""
-
-    own = Stating
-
-
-@pytest.mark.slow
-def test_explanations_and_budgets_count_the_event_of_a_plug_in(run_tiny, tiny_experiment):
-    plug_in = f"strategy.name={__name__}:Planned"
-    phases = PhasePlans.before_a_run(load(tiny_experiment(), [plug_in, PRIVATE]), np.arange(18))
-    result = run_tiny(plug_in, PRIVATE, *CHEAP)
-    spent = Ledger(result.folder / "privacy.jsonl", "autodp").spent(phases.delta).epsilon
-    assert phases.forecast().epsilon == pytest.approx(spent, rel=1e-9)
-    assert spent > own_epsilons(len(result.rounds))[-1] * 2
-    stopped = run_tiny(plug_in, PRIVATE, f"privacy.budget={spent * 0.9}", *CHEAP, output="stopped")
-    assert len(stopped.rounds) < len(result.rounds)
-    assert charges(stopped.folder) == list(range(1, len(stopped.rounds) + 1))
-
-
-def test_a_charge_that_was_not_planned_is_refused(run_tiny, tmp_path):
-    with pytest.raises(RunError, match="not the planned one"):
-        run_tiny(f"strategy.name={__name__}:Unplanned", PRIVATE, *CHEAP)
-    assert charges(tmp_path / "run") == []
 
 
 @pytest.mark.parametrize("strategy", [OwnRounds, Delegating])
@@ -835,7 +780,8 @@ def test_the_result_of_a_round_without_a_charge_is_not_used(run_tiny, tmp_path):
 def test_the_result_of_a_round_with_another_charge_is_not_used(run_tiny, tmp_path, monkeypatch):
     """The ledger has a line of the round, with twice the noise that is planned and drawn."""
 
-    def cheaper(self, number, event):
+    def cheaper(self, number):
+        event = self.phases.events["main"]
         self.ledger.charge(number, replace(event, noise_multiplier=2 * event.noise_multiplier))
 
     monkeypatch.setattr(Guard, "_charge", cheaper)

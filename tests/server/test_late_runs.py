@@ -17,13 +17,13 @@ from fedrec.experiment.tables import ClosingConfig
 from fedrec.privacy.accounting.sampling import Full
 from fedrec.privacy.ledger import Ledger
 from fedrec.protocol.messages import pack_sum, unpack_train
-from fedrec.protocol.orders import COMPILED, COMPILED_LOSS, COMPILED_RECURRENCE, TrainSum
+from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.serialization import from_record, to_record
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.report.page.sections import curves
 from fedrec.report.rows import named
 from fedrec.rng import stream
-from server.buffer import BufferedTimeline
+from server.asynchronous import AsynchronousFederation, BufferedTimeline
 from server.cohort import Roster
 from server.devices import closed
 from server.training_paths import announce_paths
@@ -171,28 +171,28 @@ def test_who_takes_part_does_not_depend_on_data_under_a_guarantee(run_tiny, monk
     [
         ((EARLY,), "needs the time at which devices answer"),
         ((BUFFERED,), "[asynchronous] needs the time at which devices answer"),
-        ((UNEVEN, EARLY, BUFFERED), "[asynchronous] without [closing]"),
+        ((UNEVEN, EARLY, BUFFERED), "[asynchronous] cannot be combined with [closing]"),
         ((UNEVEN, BUFFERED, "sampler={name='poisson'}"), "sampler.name = 'fixed-size'"),
         ((UNEVEN, "asynchronous={concurrency=14}"), "at most 13"),
         ((UNEVEN, BUFFERED, "strategy.name=median"), "does not work with [asynchronous]"),
         ((UNEVEN, "strategy.name=flwr.serverapp.strategy:FedAvg"), "does not work with [devices]"),
         (
             (UNEVEN, EARLY, "secure-aggregation=true", "engine.nodes=3"),
-            "without secure-aggregation",
+            "secure-aggregation cannot be combined",
         ),
-        ((UNEVEN, BUFFERED, "secure-aggregation=true"), "without secure-aggregation"),
-        ((NIGHTLY, "secure-aggregation=true"), "without secure-aggregation"),
-        ((UNEVEN, EARLY, PRIVATE), "devices.examples with [privacy]"),
-        ((NIGHTLY, PRIVATE), "devices.examples with [privacy]"),
+        ((UNEVEN, BUFFERED, "secure-aggregation=true"), "secure-aggregation cannot be combined"),
+        ((NIGHTLY, "secure-aggregation=true"), "secure-aggregation cannot be combined"),
+        ((UNEVEN, EARLY, PRIVATE), "needs devices.examples"),
+        ((NIGHTLY, PRIVATE), "needs devices.examples"),
         ((TIMED, PRIVATE, "privacy.mode=secure"), "shows who took part"),
         (
             (TIMED, BUFFERED, PRIVATE, "privacy.placement=distributed"),
-            "without privacy.placement = 'distributed'",
+            "cannot be combined with privacy.placement = 'distributed'",
         ),
         ((UNEVEN, "closing={over-selection=1.3}", "sampler={name='full'}"), "has no cohort"),
         ((UNEVEN, "closing={enough=0.0}"), "closing.enough"),
         ((UNEVEN, "closing={enuf=0.5}"), "enough"),
-        (("devices={nightly={hours=0.001}}",), "never available at one time"),
+        (("devices={nightly={hours=0.001}}",), "is impossible"),
     ],
 )
 def test_what_does_not_fit_is_refused(run_tiny, settings, said):
@@ -312,15 +312,22 @@ def test_stale_answers_are_weighted_and_start_from_their_own_parameters(timeline
     found.versions[1] = {"w": old}
     cohorts = types.SimpleNamespace(
         sample=lambda number: found.cohort(number, Drawn()),
-        by_node=lambda clients: [(7, clients)],
+        by_node=lambda clients: [(7, group) for group in found.groups(clients)],
     )
     strategy = Reptile(ReptileConfig(server_lr=1.0), cohorts, {"name": "sgd"})
-    strategy.staleness = found
-    (message,) = strategy.configure_train(6, to_record(THETA), ConfigRecord(), None)
-    arrays, order = unpack_train(message.content)
-    assert order.clients.tolist() == [2] and arrays["w"].tolist() == old.tolist()
-    change = SparseUpdate((3, 1), np.array([1]), np.array([[4.0]]), drift=-0.5)
-    reply = Message(pack_sum(TrainSum({"w": change}, 1, 1.0, 4, 0.0, 0)), reply_to=message)
+    federation = object.__new__(AsynchronousFederation)
+    federation._timeline, federation.secure, federation.timeout = found, None, 1.0
+
+    def answered(messages, timeout):
+        (message,) = messages
+        arrays, order = unpack_train(message.content)
+        assert order.clients.tolist() == [2] and arrays["w"].tolist() == old.tolist()
+        change = SparseUpdate((3, 1), np.array([1]), np.array([[4.0]]), drift=-0.5)
+        return [Message(pack_sum(TrainSum({"w": change}, 1, 1.0, 4, 0.0, 0)), reply_to=message)]
+
+    federation.grid = types.SimpleNamespace(send_and_receive=answered)
+    messages = list(strategy.configure_train(6, to_record(THETA), ConfigRecord(), None))
+    (reply,) = federation._exchange(messages)[1]
     moved, metrics = strategy.aggregate_train(6, [reply])
     expected = weight * np.array([-5.0, -1.0, -5.0])
     assert from_record(moved)["w"].ravel() == pytest.approx(expected, rel=1e-6)
@@ -413,10 +420,7 @@ def test_one_cohort_of_those_asked_is_enough(more):
     ("paths", "wanted"),
     [
         ({"sgd": "kernel"}, ["train_clients"]),
-        ({"maml": "kernel"}, ["train_clients", "move_by_meta_gradients"]),
-        ({"fedrap": "kernel"}, ["train_additive"]),
-        ({"sequence": f"blocks{COMPILED[COMPILED_LOSS]}", "sgd": "blocks"}, ["losses"]),
-        ({"contrastive": f"blocks{COMPILED[COMPILED_RECURRENCE]}"}, ["recurrence"]),
+        ({"sequence": "blocks", "fedrap": "kernel"}, ["train_additive"]),
         ({"sgd": "blocks (a reason)"}, []),
         ({"os:system": "kernel"}, []),
     ],
@@ -425,14 +429,8 @@ def test_one_cohort_of_those_asked_is_enough(more):
 def test_what_nodes_need_is_compiled_once(monkeypatch, paths, wanted, cached):
     """Of the experiment's own steps: what nodes report names nothing that is imported."""
     called = []
-    monkeypatch.setattr("fedrec.runtime.compiled_code.is_compiled", lambda *_, **__: cached)
-    monkeypatch.setattr("fedrec.training.warm_up.compile_kernel", called.append)
-    monkeypatch.setattr(
-        "fedrec.models.sequential_native.compile_losses", lambda: called.append("losses")
-    )
-    monkeypatch.setattr(
-        "fedrec.kernel.recurrence.compile_recurrence", lambda: called.append("recurrence")
-    )
+    monkeypatch.setattr("server.training_paths.is_compiled", lambda *_, **__: cached)
+    monkeypatch.setattr("fedrec.training.kernel.compile_kernel", called.append)
     lines = []
     roster = SimpleNamespace(presences=[SimpleNamespace(paths=paths)] * 2)
     own = [name for name in paths if ":" not in name]

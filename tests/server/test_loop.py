@@ -39,16 +39,16 @@ class Recorder(Callback):
     def on_start(self, run, first_round, rounds):
         self.told.append(("start", first_round, rounds))
 
-    def on_message(self, text):
-        self.told.append(("stage", text))
-
     def after_round(self, row, seconds):
         self.told.append(("round", row["round"]))
         self.row, self.seconds = row, seconds
         return row["round"] == self.stop_after
 
-    def on_evaluation(self, done, total):
-        self.told.append(("evaluation", done, total))
+    def on_event(self, event):
+        if event.text:
+            self.told.append(("stage", event.text))
+        if event.total:
+            self.told.append(("evaluation", event.done, event.total))
 
     def on_end(self, result):
         self.told.append(("end", len(result.rounds)))
@@ -357,8 +357,8 @@ def test_a_skipped_baseline_is_reported_once(run_tiny, caplog):
     told = []
 
     class Listener(Callback):
-        def on_message(self, text: str) -> None:
-            told.append(text)
+        def on_event(self, event):
+            told.append(event.text)
 
     ease = "evaluation.baselines=['popularity', {name = 'ease', max-items = 5}]"
     result = run_tiny(ease, callbacks=[Listener()])

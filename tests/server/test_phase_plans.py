@@ -228,8 +228,7 @@ def test_as_many_clients_as_one_likes(tiny_experiment):
 class Hiding(TwoStage):
     """A strategy with two inner strategies that it does not declare."""
 
-    @property
-    def by_phase(self):
+    def phases(self):
         return {"stage-one": self, "main": self}
 
 

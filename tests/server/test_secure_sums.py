@@ -21,11 +21,16 @@ from fedrec.protocol.messages import (
     INITIAL,
     SECURE_SHARES,
     SECURE_UNMASK,
+    pack_channel,
+    pack_masked,
     pack_sum,
     pack_train,
+    pack_words,
+    unpack_channel,
     unpack_parameters,
     unpack_sum,
     unpack_train,
+    unpack_words,
 )
 from fedrec.protocol.orders import TrainOrder, TrainSum
 from fedrec.protocol.secure import (
@@ -39,28 +44,20 @@ from fedrec.protocol.secure import (
     pieces,
     unlisted,
 )
-from fedrec.protocol.secure_messages import (
-    pack_channel,
-    pack_masked,
-    pack_words,
-    unpack_channel,
-    unpack_words,
-)
 from fedrec.protocol.serialization import from_the_network, to_record, zero_copy_arrays
 from fedrec.protocol.updates import dense_change, network_bytes
 from fedrec.secure import keys as masks
 from fedrec.secure import vector
-from fedrec.secure.fixed_point import digest_of
 from fedrec.secure.identity import CERTIFICATE, KEY, Identity
 from fedrec.secure.session import Session
-from fedrec.secure.vector import Form
+from fedrec.secure.vector import digest_of, session_bits
 from server.cohort import Roster, call_roster
 from server.privacy.secure_sums import FEDERATION, secure_sums
 from simulations.deployment.pki import Authority
 from simulations.deployment.shards import cut
 from simulations.engines.grid import FIRST_NODE_ID, contexts_of
 from simulations.engines.serial import SerialGrid
-from strategies.base import refuse_non_additive
+from strategies.base import check_additive
 
 STEPS = {SECURE_SHARES: "shares", "train": "train", SECURE_UNMASK: "unmask"}
 
@@ -353,8 +350,8 @@ def test_what_a_node_answers_is_masked_and_nothing_else(federation):
     ]
     shapes = vector.shapes_of(made.theta, None)
     for place, part in enumerate(made.sums_of(range(3))):
-        form = Form.of(made.experiment, made.sums.settings, made.order(), [6, 6, 6])
-        bare = vector.encoded(part, made.theta, shapes, form, 3)
+        bits = session_bits(made.order().protection, 18, 3, made.sums.settings.largest)
+        bare = vector.encoded(part, made.theta, shapes, bits, 3)
         assert (first[place] != bare).mean() > 0.99
         assert (first[place] != second[place]).mean() > 0.99
         counts = np.bincount((first[place] - bare).view(np.uint8), minlength=256)
@@ -362,15 +359,13 @@ def test_what_a_node_answers_is_masked_and_nothing_else(federation):
     for _, step, reply in made.grid.heard:
         if step == "train":
             assert list(reply.content) == ["arrays"]
-            assert list(reply.content["arrays"]) == ["masked", "counts"]
+            assert list(reply.content["arrays"]) == ["masked"]
 
 
 FORGERIES = {
     "a masked sum of another length": (
         "train",
-        lambda content: pack_masked(
-            {"masked": np.zeros(3, np.uint64), "counts": np.zeros(6, np.uint64)}
-        ),
+        lambda content: pack_masked(np.zeros(9, np.uint64)),
     ),
     "a bare sum": ("train", lambda content: pack_sum(TrainSum({}, 1, 1.0, 1, 0.0, 0))),
     "keys of another length": ("shares", lambda content: pack_words(ShareReply(b"", b"", b""))),
@@ -474,7 +469,8 @@ class Dialogue:
         channels, proofs = zip(*(secure.channel_key(node) for node in self.nodes), strict=True)
         counts = [len(made.groups[FIRST_NODE_ID + place]) for place in range(len(channels))]
         quorum = made.experiment.secure_aggregation.quorum(len(channels))
-        bits = Form.of(made.experiment, made.sums.settings, made.order(), counts).bits
+        largest = made.sums.settings.largest
+        bits = session_bits(made.order().protection, sum(counts), len(counts), largest)
         training = digest_of(made.order(), made.theta)
         self.session = Session(
             channels, quorum, bits, counts, training, proofs if certified else ()
@@ -498,8 +494,7 @@ class Dialogue:
         clients = self.made.groups[FIRST_NODE_ID + place]
         masking = masking or self.mask_orders[place]
         order = replace(self.made.order(), clients=clients, secure=masking, **changes)
-        parts = secure.masked_sum(self.nodes[place], theta or self.made.theta, order)
-        return np.concatenate(list(parts.values()))
+        return secure.masked_sum(self.nodes[place], theta or self.made.theta, order)
 
     def unmask(self, place, *survivors):
         flags = bytes(other in survivors for other in range(len(self.nodes)))
@@ -842,7 +837,7 @@ def test_strategies_that_are_not_additive_are_refused():
     with pytest.raises(
         ExperimentError, match=r"'FedAvg' needs more than the sum(.*\n)*.*'reptile'"
     ):
-        refuse_non_additive(FedAvg())
+        check_additive(FedAvg())
 
 
 @pytest.fixture

@@ -16,9 +16,8 @@ from fedrec.runs.folder import RunFolder
 from simulations import runner
 from simulations.amend import discard, write_amended
 from simulations.cli import app
-from simulations.cli.run import OwnTable
 from simulations.later_rows import _as_in
-from simulations.own_table import personal_epsilons
+from simulations.own_table import OwnTable, personal_epsilons
 from tests.captured_noise import captured, sensitivities
 from tests.runs import assert_same_run
 

@@ -37,17 +37,14 @@ from fedrec.runs.result import Result
 from server.checkpoint import Checkpoints
 from server.deployed.discovery import Discovery
 from server.deployed.validation import ReplyValidator
-from simulations.bench.declaration import bench
-from simulations.bench.results import FILE, results
 from simulations.deployment.client import plan_of
 from simulations.deployment.layout import Deployment
 from simulations.export.folder import export
-from simulations.own_table import own_system
-from simulations.reproduce.recorded import recorded
+from simulations.own_table import OwnTable
+from simulations.reproduce.recorded import FILE, recorded
 from simulations.studies.declaration import declared
-from simulations.studies.execution import result_of, sweep
-from simulations.studies.folder import SweepFolder, with_sweeps
 from simulations.studies.search import plan_of as plan_of_of_fuzz_files
+from simulations.studies.sweep import SweepFolder, result_of, sweep, with_sweeps
 from tests.simulations.fuzzing import fuzzed, told
 
 # Random input from users, files and attackers is accepted or refused with a reason, never with a
@@ -364,7 +361,7 @@ def try_own(file, rated=True):
     if not isinstance(found, str):
         assert 1 <= found.users <= found.rows and 1 <= found.items <= found.rows
         assert all(isinstance(line, str) for line in found.lines())
-        told(lambda: own_system(file, found))
+        told(lambda: OwnTable(unrated=not rated).experiment(file, [], True))
 
 
 COLUMNS = st.one_of(
@@ -594,7 +591,7 @@ def test_declarations_of_studies(tmp_path, data):
 
 @fuzzed(60)
 @given(st.data())
-def test_declarations_and_results_of_the_bench(tmp_path, data):
+def test_results_that_came_with_fedrec(tmp_path, data):
     known = json.loads(FILE.read_text())
     key = sorted(known)[0]
     table = {key: known[key]}
@@ -604,18 +601,7 @@ def test_declarations_and_results_of_the_bench(tmp_path, data):
         | VALUES.map(lambda value: json.dumps(changed(table, path, value)))
     )
     (tmp_path / "results.json").write_text(text)
-    told(results, tmp_path / "results.json")
     told(recorded, tmp_path / "results.json")
-    system = {"systems": {"mine": {"title": "x", "experiment": "e.toml"}}}
-    path = data.draw(st.sampled_from([*paths_in(system), ("systems", "mine", "chosen"), ("x",)]))
-    try:
-        declaration = tomli_w.dumps(changed(system, path, data.draw(VALUES)))
-    except (TypeError, ValueError):
-        declaration = "["
-    (tmp_path / "system.toml").write_text(declaration, encoding="utf-8", errors="replace")
-    bench.cache_clear()
-    told(bench, tmp_path / "system.toml")
-    bench.cache_clear()
 
 
 @pytest.mark.usefixtures("identity")
@@ -634,7 +620,9 @@ def test_content_of_the_wire(data):
         place = data.draw(st.integers(0, len(body)))
         new = data.draw(
             st.binary(max_size=9)
-            | st.sampled_from([b"[1048576,1048576]", b'"fedrec.rows"', b'"O"', b"-1", b"[" * 9999])
+            | st.sampled_from(
+                [b"[1048576,1048576]", b'"fedrec.rows 1"', b'"O"', b"-1", b"[" * 9999]
+            )
         )
         body[place : place + data.draw(st.integers(0, 9))] = new
     packed = Array("uint8", (len(body),), _PACKED, bytes(body))

@@ -256,8 +256,8 @@ from server.samplers import Sampler
 from strategies.optimisers import Reptile
 
 class Alone(Step):
-    def train_block(self, parameters, block, own=None):
-        return one_by_one(parameters, block, own, self.alone)
+    def train_block(self, parameters, block, client_params=None):
+        return one_by_one(parameters, block, client_params, self.alone)
 """
 
 
@@ -268,8 +268,10 @@ def bad(base, method, body="..."):
 
 def in_blocks(fault):
     """A step that does something wrong after a block was trained."""
-    body = f"trained = super().train_block(parameters, block, own)\n{fault}\nreturn trained"
-    return bad("Sgd", "train_block(self, parameters, block, own=None)", body)
+    body = (
+        f"trained = super().train_block(parameters, block, client_params)\n{fault}\nreturn trained"
+    )
+    return bad("Sgd", "train_block(self, parameters, block, client_params=None)", body)
 
 
 def predicting(body):
@@ -288,16 +290,15 @@ drawing = partial(bad, "Sampler", "draw(self, random)")
 reading = partial(bad, "Synthetic", "read(self)")
 splitting = partial(bad, "UserHoldout", "split(self, interactions)")
 alone = partial(bad, "Alone", "alone(self, parameters, data, random)")
-NOTHING = "return Update({n: torch.zeros_like(v) for n, v in parameters.items()}, 1, 0.0)"
 BROKEN = {
     # kind, how: (the class, what the error says)
     ("step", "signature"): (
         bad("Step", "train_block(self, parameters)"),
-        "train_block(self, parameters",
+        "TypeError",
     ),
     ("step", "update-alone"): (
         bad("Step", "update(self, parameters, data, random)"),
-        "defines `update`, which is not called",
+        "no train_block",
     ),
     ("step", "nan"): (
         alone("return Update({n: v * math.nan for n, v in parameters.items()}, 1, 0.0)"),
@@ -316,30 +317,14 @@ BROKEN = {
         "'layer0.bias': (3, 1)",
     ),
     ("step", "no-update"): (alone("return {}"), "got dict"),
-    ("step", "mutates"): (
-        alone(f"for value in parameters.values(): value.add_(1.0)\n{NOTHING}"),
-        "changed 'user.",
-    ),
-    ("step", "mutates-through-numpy"): (
-        alone(f"parameters['item.id'].numpy()[0] += 1\n{NOTHING}"),
-        "changed 'item.id' in place",
-    ),
-    ("step", "mutates-in-blocks"): (
-        in_blocks("parameters['item.id'].mul_(2)"),
-        "changed 'item.id'",
-    ),
     ("step", "raises"): (alone("return 1 / 0"), "ZeroDivision"),
     ("step", "constructor"): (
         bad("Sgd", "__init__(self, config)"),
-        "__init__(self, config: 'StepConfig', model",
+        "TypeError",
     ),
     ("model", "signature"): (
         bad("PrivRec", "predict(self, parameters, items)"),
-        "predict(self, param",
-    ),
-    ("model", "optional-by-another-name"): (
-        bad("PrivRec", "predict(self, parameters, users, items, places=None)"),
-        "rows: 'Tensor | None' = None",
+        "TypeError",
     ),
     ("model", "nan"): (predicting("return found * math.nan"), "expected: finite predictions"),
     ("model", "nan-at-first"): (
@@ -351,11 +336,7 @@ BROKEN = {
         "finite initial parameters",
     ),
     ("model", "shapes"): (predicting("return found.unsqueeze(-1)"), "got: (2, 3, 1)"),
-    ("model", "mutates"): (
-        predicting("with torch.no_grad(): parameters['item.id'].add_(1)\nreturn found"),
-        "changed 'item.id' in place",
-    ),
-    ("strategy", "signature"): (bad("Reptile", "apply(self, theta)"), "apply(self, theta"),
+    ("strategy", "signature"): (bad("Reptile", "apply(self, theta)"), "TypeError"),
     ("strategy", "abstract"): (
         "from strategies.base import CohortStrategy\nclass Bad(CohortStrategy):\n pass",
         "got: no apply",
@@ -377,7 +358,7 @@ BROKEN = {
         ),
         "LookupError: no more replies",
     ),
-    ("sampler", "signature"): (bad("Sampler", "draw(self)"), "draw(self, random"),
+    ("sampler", "signature"): (bad("Sampler", "draw(self)"), "TypeError"),
     ("sampler", "shapes"): (drawing("return self.clients[:, None][:3]"), "got: int64 [3, 1]"),
     ("sampler", "repeats"): (drawing("return self.clients[[0, 0, 1]]"), "ascending and distinct"),
     ("sampler", "strangers"): (drawing("return np.array([10**6])"), "got: [1000000]"),
@@ -385,7 +366,7 @@ BROKEN = {
         drawing("self.clients += 1\nreturn self.clients[:2]"),
         "read-only",
     ),
-    ("dataset", "signature"): (bad("Synthetic", "read(self, path)"), "read(self"),
+    ("dataset", "signature"): (bad("Synthetic", "read(self, path)"), "TypeError"),
     ("dataset", "shapes"): (reading("return super().read().frame()"), "got: DataFrame"),
     ("dataset", "nan"): (
         reading("data = super().read()\nreturn replace(data, ratings=data.ratings * math.nan)"),
@@ -396,7 +377,7 @@ BROKEN = {
     ("split", "mutates"): (splitting("interactions.users[0] = 1"), "read-only"),
     ("baseline", "signature"): (
         f"{bad('Baseline', 'fit(self)')}\n def scores(self): ...",
-        "fit(self",
+        "TypeError",
     ),
     ("baseline", "nan"): (
         scoring("return torch.full((histories.num_users, histories.num_items), math.nan)"),
@@ -406,19 +387,10 @@ BROKEN = {
         scoring("return torch.zeros(histories.num_items)"),
         "expected: a tensor",
     ),
-    ("baseline", "mutates"): (
-        f"{bad('Baseline', 'fit(self, histories)', 'histories.items[:] = 0')}"
-        "\n def scores(self, histories): ...",
-        "changed 'items' in place",
-    ),
-    ("callback", "signature"): (bad("Callback", "after_round(self, row)"), "after_round(self, row"),
+    ("callback", "signature"): (bad("Callback", "after_round(self, row)"), "TypeError"),
     ("callback", "raises"): (
         bad("Callback", "after_round(self, row, seconds)", "row['no']"),
         "KeyError: 'no'",
-    ),
-    ("callback", "mutates"): (
-        bad("Callback", "on_update(self, number, before, after)", "after['item.id'][:] = 0"),
-        "read-only",
     ),
 }
 
@@ -461,10 +433,8 @@ def test_a_run_with_a_broken_plug_in_names_it_and_the_reason(
         assert str(file) in err or "is an abstract" in err, err
 
 
-@pytest.mark.parametrize(
-    ("kind", "how"), [key for key in BROKEN if key[1] in ("signature", "constructor", "abstract")]
-)
-def test_a_wrong_signature_is_seen_in_the_list(kind, how, plugin, fedrec):
+@pytest.mark.parametrize(("kind", "how"), [key for key in BROKEN if key[1] == "abstract"])
+def test_an_abstract_class_is_seen_in_the_list(kind, how, plugin, fedrec):
     body, _ = BROKEN[kind, how]
     file = plugin(kind, body)
     code, out, _ = fedrec("list", kind, "--json")

@@ -21,7 +21,7 @@ from fedrec.experiment.loading import load
 from fedrec.privacy.plan import Plan
 from simulations import runner
 from simulations.reproduce import dp_vae, measures
-from simulations.reproduce.catalogue import NOT_HERE, find, published, studies
+from simulations.reproduce.recorded import NOT_HERE, find, published, studies
 from simulations.studies.declaration import TaskJob
 from simulations.studies.runs import folder_of, gap, run_study, selected
 from simulations.studies.tables import comparison, write
@@ -55,7 +55,7 @@ def done(name, path, only=""):
     assert not failures
     printed = published(study.paper, study.item, study.published)
     write(study, folder.path, jobs, printed, quick=True)
-    return study, [one for job in jobs for one in job.found()[0]]
+    return study, [one for job in jobs for one in job.results()[0]]
 
 
 def loaded(paper, item, name, seed=0):

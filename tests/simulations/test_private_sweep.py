@@ -20,10 +20,9 @@ from fedrec.report.page.page import report
 from fedrec.report.privacy_total import total_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
-from simulations.studies.execution import sweep
-from simulations.studies.folder import SweepFolder, with_sweeps
 from simulations.studies.private import cost_of
 from simulations.studies.search import plan_of
+from simulations.studies.sweep import SweepFolder, sweep, with_sweeps
 
 VALIDATION = ["evaluation.held-out=validation", "split.validation-users=0.25"]
 RATES = "strategy.server-lr=[0.1, 1.0]"

@@ -62,7 +62,7 @@ STAGES = (
         (["evaluation.fine-tune.rates={'itm.id'=0.0}"], "evaluation.fine-tune.rates"),
         (
             ["evaluation.fine-tune.rates={'item.id'=0.0, 'item.*'=0.5}"],
-            "several patterns of evaluation.fine-tune.rates",
+            "more than one pattern in evaluation.fine-tune.rates",
         ),
         (
             ["evaluation.fine-tune.late-parameters=['itm.id']"],

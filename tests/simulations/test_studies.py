@@ -171,7 +171,7 @@ def counting(calls, fail_at=None, error=KeyboardInterrupt):
 
 
 def study_of(*tasks):
-    return Study("mine", "figure9", "A made-up one", (), tasks)
+    return Study("mine", "figure9", "A made-up one", tasks)
 
 
 def run(path, study, seeds=1, **more):
@@ -194,7 +194,7 @@ def test_a_study_that_was_broken_off_does_only_what_is_left(tmp_path):
     assert len(calls) == 3
     failures, jobs = run(tmp_path, study, 2)
     assert sorted(calls) == ["a-seed0", "a-seed1", "b-seed0", "b-seed1", "fixed-seed0"]
-    assert not failures and all(job.found() for job in jobs)
+    assert not failures and all(job.results() for job in jobs)
     with pytest.raises(RunError, match="is not the folder of this study"):
         folder_of(study, tmp_path, quick=True)
 
@@ -216,7 +216,7 @@ def test_a_job_can_be_sent_to_another_process(tmp_path, tiny_experiment):
     options["metrics"] = {"hits@5": "Hits@5"}
     task = Task("one", 1.0, "simulations.studies.runs:measure", options)
     job = pickle.loads(pickle.dumps(TaskJob(tmp_path / "one-seed0", 0, False, task)))
-    assert job.attempt([]) is None and job.found()[0][0].cell == ("data", "model", "Hits@5")
+    assert job.attempt([]) is None and job.results()[0][0].cell == ("data", "model", "Hits@5")
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
@@ -289,11 +289,11 @@ def found(table, path):
     options = {"experiment": table, "dataset": "data", "row": "model"}
     options["metrics"] = {"hits@5": "Hits"}
     task = Task("one", 1.0, "simulations.studies.runs:measure", options)
-    study = Study("mine", "figure9", "A made-up one", (), (task,))
+    study = Study("mine", "figure9", "A made-up one", (task,))
     folder = folder_of(study, Path(path), quick=False)
     jobs = study.jobs(folder.path, 1, quick=False)
     run_study(folder, jobs)
-    return jobs[0].found()[0]
+    return jobs[0].results()[0]
 
 
 if __name__ == "__main__":
@@ -387,7 +387,7 @@ def test_intervals_count_a_fold_or_seed_once(folds, draws, tmp_path):
     keys = [{"fold": fold + 1} for fold in range(folds)] or [{}]
     tasks = [Task(f"t{i}", 1, measured, {"rises": rises, **own}) for i, own in enumerate(keys)]
     tasks = [replace(task, variables=frozenset({"fold"})) for task in tasks]
-    study = Study("paper", "item", "title", (), tuple(tasks), compared=(("a", "b"),))
+    study = Study("paper", "item", "title", tuple(tasks), compared=(("a", "b"),))
     jobs = study.jobs(tmp_path, 3, quick=False)
     for job in jobs:
         job.perform(())
@@ -482,7 +482,7 @@ def test_infinite_epsilons_are_not_compared():
     assert math.isnan(found["difference"]) and found["draws"] == 2
 
 
-def test_inputs_of_rows_have_codes_and_a_warning_for_each_data_set():
+def test_inputs_of_rows_are_told_for_each_data_set():
     described = {"item_features": ["genres"], "client_rounds": 100}
     found = [
         Found("one", "a", "m", 0.1, inputs=described),
@@ -492,20 +492,11 @@ def test_inputs_of_rows_have_codes_and_a_warning_for_each_data_set():
         Found("two", "c", "m", 0.3),
     ]
     table = comparison({("one", "d", "m"): 0.1}, found)
-    assert dict(zip(table["dataset"] + table["model"], table["inputs"], strict=True)) == {
-        "oned": "",
-        "onea": "G",
-        "oneb": "-",
-        "twoa": "L",
-        "twoc": "",
-    }
     assert table["client-rounds"].dropna().tolist() == [76]
     assert table["item-features"].dropna().tolist() == ["genres", "", ""]
     assert input_notes(found) == [
-        "inputs: G: items' genres; L: rated items that are not liked (weight 0.3)",
-        "rows differ in their inputs: a alone has items' genres",
+        "one: rows differ in their inputs: a: items' genres; b: likes alone",
+        "two: inputs: rated items that are not liked (weight 0.3)",
         "client-rounds: one: a 76",
     ]
-    text = markdown(table, "title", [])
-    assert "| one | a | m | - | 0.1500 |" in text and text.count("inputs") == 1
-    assert "inputs" not in markdown(comparison({}, [Found(*CELL, 0.1)]), "title", [])
+    assert "| one | a | m | - | 0.1500 |" in markdown(table, "title", [])

@@ -19,8 +19,6 @@ from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.ledger import Ledger
 from fedrec.runs.folder import RunFolder
 from simulations import runner
-from simulations.studies.execution import sweep
-from simulations.studies.folder import SweepFolder
 from simulations.studies.search import plan_of
 from simulations.studies.space import (
     Choice,
@@ -32,7 +30,7 @@ from simulations.studies.space import (
     space_of,
     to_record,
 )
-from simulations.studies.sweep_tables import best
+from simulations.studies.sweep import SweepFolder, best, sweep
 
 # Sweeps: a killed sweep loses nothing, two sweeps are never mixed, and none selects by test users.
 

@@ -22,7 +22,7 @@ from fedrec.protocol.messages import pack_sum, unpack_train
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import from_record, to_record
 from fedrec.rng import Reproducible
-from strategies.base import CohortStrategy
+from strategies.base import CohortStrategy, protect
 from strategies.dp import DpFedAvg
 from strategies.optimisers import Reptile, ReptileConfig
 
@@ -131,13 +131,14 @@ class Federation:
             ReptileConfig(server_lr=server_lr), cohorts, {"name": "sgd"}
         )
         self.source = Reproducible(5)
-        self.strategy.protect(
+        protect(
+            self.strategy,
             self.parts.privacy(
                 plan,
                 "main",
                 self.source,
-                lambda number, event: self.charged.append((number, event)),
-            )
+                lambda number: self.charged.append((number, plan.event("main"))),
+            ),
         )
         self.round, self.asked = 0, []
 

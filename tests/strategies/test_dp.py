@@ -36,6 +36,7 @@ from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.rng import Reproducible
 from simulations.engines.grid import identify_server
+from strategies.base import protect
 from strategies.optimisers import FedAvg, FedAvgConfig
 
 pytestmark = pytest.mark.usefixtures("identity")
@@ -121,7 +122,7 @@ def test_the_accounts_are_charged_once_a_round_and_before_any_noise():
 def test_a_charge_that_fails_releases_nothing():
     federation = Federation()
 
-    def broke(number, event):
+    def broke(number):
         raise OSError("disk full")
 
     federation.privacy.charge = broke
@@ -481,7 +482,7 @@ def test_the_count_is_accounted_with_the_sum():
     epsilon."""
     federation = Federation(adaptive_clip=ADAPTIVE, noise_multiplier=0.5)
     federation.play()
-    event = federation.charged[0][1]
+    event = federation.privacy.plan.event("main")
     # 0.6 / (2 * 1/2)
     assert isinstance(event, NoisyRound) and event.count_multiplier == pytest.approx(0.6)
     assert event.noise_multiplier == pytest.approx(((1.0**-2 - (2 * 0.6) ** -2) ** -0.5) / 2)
@@ -530,7 +531,7 @@ def test_fedavg_over_examples_is_refused_with_the_reason():
     with pytest.raises(
         ExperimentError, match="one client's share of the sum has no bound"
     ) as caught:
-        unequal.protect(privacy)
+        protect(unequal, privacy)
     assert "weighting = 'uniform'" in caught.value.fix and unequal.privacy is None
 
 

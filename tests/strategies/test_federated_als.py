@@ -60,11 +60,11 @@ def histories(node: Node) -> Histories:
     data, clients = node.population.interactions, node.training
     return Histories(
         data.num_items,
-        *node.population.liked(clients),
+        *node.population.rows(clients, positive=True).lists,
         clients,
         data.user_features,
         data.item_features,
-        Histories(data.num_items, *node.population.low_rated(clients)),
+        Histories(data.num_items, *node.population.rows(clients, positive=False).lists),
     )
 
 
@@ -337,7 +337,7 @@ def test_weights_and_metrics_are_those_of_the_centralised_system(
         {**table_of_federated_transitions, "engine": {"path": path}}, output=tmp_path / "run"
     )
     population = POPULATIONS.population(load(table_of_federated_transitions))
-    offsets, items = population.sequences(population.training_clients)
+    offsets, items = population.rows(population.training_clients, positive=True).sequences()
     central = TransitionsBaseline(TransitionsBaseline.Config(**RECENCY))
     size = population.interactions.num_items
     central.fit(Histories(size, offsets, items))
@@ -350,7 +350,7 @@ def test_weights_and_metrics_are_those_of_the_centralised_system(
 def test_sequences_are_in_the_order_of_time(table_of_federated_transitions):
     population = POPULATIONS.population(load(table_of_federated_transitions))
     clients = population.training_clients[:5]
-    offsets, items = population.sequences(clients)
+    offsets, items = population.rows(clients, positive=True).sequences()
     for place, client in enumerate(clients.tolist()):
         data = population.client(client)
         own = data.order()
@@ -420,8 +420,10 @@ def centralised(experiment, **options) -> np.ndarray:
 
     def histories(users):
         count = population.interactions.num_items
-        others = Histories(count, *population.low_rated(users))
-        return Histories(count, *population.liked(users), users, None, features, others)
+        others = Histories(count, *population.rows(users, positive=False).lists)
+        return Histories(
+            count, *population.rows(users, positive=True).lists, users, None, features, others
+        )
 
     model = DpFoldIn(
         DpFoldInConfig(
@@ -525,7 +527,7 @@ def test_low_rated_items_of_a_users_history_count_on_the_device(run_fold_in):
     for name, value in without.parameters.items():
         np.testing.assert_array_equal(some.parameters[name], value)
     population = Population.of(some.experiment)
-    ends, _ = population.low_rated(np.arange(population.interactions.num_users))
+    ends, _ = population.rows(np.arange(population.interactions.num_users), positive=False).lists
     moved = np.abs(some.scores().to_numpy() - without.scores().to_numpy()).max(1)
     assert ((moved > 1e-3) == (np.diff(ends) > 0)).all()
 
@@ -553,7 +555,7 @@ def test_other_models_are_refused(run_tiny):
 
 def test_ratings_are_not_predicted():
     schema = Schema(3, FeatureTable(3), (), "rating")
-    with pytest.raises(ExperimentError, match="ranks items and predicts no ratings"):
+    with pytest.raises(ExperimentError, match="task = 'ranking'"):
         FoldIn(FoldInConfig(), schema)
 
 

@@ -88,8 +88,8 @@ def test_rows_rated_low_count_as_in_the_centralised_system(table, tmp_path, path
     baseline = Ease(EaseConfig(regularisation=5.0, low_rated=0.4))
     items = population.interactions.num_items
     histories = replace(
-        Histories(items, *population.liked(everybody)),
-        low_rated=Histories(items, *population.low_rated(everybody)),
+        Histories(items, *population.rows(everybody, positive=True).lists),
+        low_rated=Histories(items, *population.rows(everybody, positive=False).lists),
     )
     baseline.fit(histories.take(population.training_clients))
     np.testing.assert_allclose(scores[known], baseline.scores(histories).numpy()[known], atol=2e-6)
@@ -345,7 +345,8 @@ def run(table_of_means_start, tmp_path):
 def test_means_are_damped_means_of_the_training_ratings(run, table_of_means_start):
     found = parameters_in(run("rounds=1").folder)
     population = Population.of(load(table_of_means_start, START))
-    _, items, ratings = population.rated(population.training_clients)
+    rows = population.rows(population.training_clients)
+    items, ratings = rows.items, rows.labels
     counts, sums = np.bincount(items, minlength=30), np.bincount(items, ratings, 30)
     np.testing.assert_allclose(
         found["item.mean"][:, 0], (sums + 2 * ratings.mean()) / (counts + 2), atol=1e-4
@@ -444,7 +445,7 @@ def test_biases_become_the_log_of_the_share_that_likes_an_item(run_tiny, tiny_ex
         *POPULARITY_START_START, "rounds=1", "sampler={name='full'}", "strategy.floor=0.1"
     )
     population = Population.of(load(tiny_experiment()))
-    _, items = population.liked(population.partition.training_clients)
+    _, items = population.rows(population.partition.training_clients, positive=True).lists
     shares = np.bincount(items, minlength=30) / 18
     bias = parameters_in(result.folder)["item.bias"][:, 0]
     assert bias == pytest.approx(np.log(np.maximum(shares, 0.1)), abs=1e-5)

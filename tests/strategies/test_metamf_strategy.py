@@ -260,7 +260,7 @@ def test_random_histories_are_those_of_whole_tables():
 
 def test_no_plan_of_privacy_covers_it(run_tiny):
     privacy = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
-    with pytest.raises(ExperimentError, match="keeps each client's item embeddings"):
+    with pytest.raises(ExperimentError, match="the update of each client"):
         run_tiny(*GUIDED, "strategy={name='gpfedrec'}", privacy)
 
 
@@ -515,7 +515,7 @@ def test_nothing_of_the_server_and_nothing_unasked_goes_to_a_node(
             items = (
                 population.client(client).items
                 if train
-                else population.held_out_ratings(client, "test")[0]
+                else population.rows(np.array([client]), "test").items
             )
             assert own.tolist() == sorted(set(items.tolist()))
 
@@ -547,7 +547,7 @@ def test_differential_privacy_is_refused_with_a_reason(experiment, tmp_path):
     table = experiment() | {"privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0, "delta": 1e-5}}
     with pytest.raises(ExperimentError, match="cannot be made private by") as caught:
         runner.run(table, output=tmp_path / "run")
-    assert "each client's gradient separately" in caught.value.got and "perturb" in caught.value.fix
+    assert "update of each client" in caught.value.got and "perturb" in caught.value.fix
 
 
 @pytest.mark.parametrize(

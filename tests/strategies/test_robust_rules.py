@@ -287,12 +287,8 @@ def clients_of(strategy, round_number):
 @pytest.mark.usefixtures("identity")
 def test_each_stage_orders_its_own_step_and_combines_by_its_own_rule(made):
     strategy = made("strategy.main={name='fedavg'}", "step.epochs=3")
-    assert [strategy.phase(number) for number in (1, 2, 3, 4)] == [
-        "stage-one",
-        "stage-one",
-        "main",
-        "main",
-    ]
+    first, main = strategy.phases().values()
+    assert [strategy.strategy_of(number) for number in (1, 2, 3, 4)] == [first, first, main, main]
     assert {order.step["name"] for order in orders(strategy, 2)} == {"contrastive"}
     assert {order.step["hidden"] for order in orders(strategy, 2)} == {4}
     assert {(order.step["name"], order.step["epochs"]) for order in orders(strategy, 3)} == {
@@ -393,7 +389,7 @@ def test_defaults_are_filled_in_at_every_depth(load_tiny):
 
 
 def test_a_strategy_that_is_not_fedrecs_own_cannot_be_a_stage(made):
-    with pytest.raises(ExperimentError, match="cannot be a stage"):
+    with pytest.raises(ExperimentError, match="cannot run the rounds of a phase"):
         made("strategy.main={name='flwr.serverapp.strategy:FedAdam'}")
 
 

@@ -82,11 +82,11 @@ class DualPersonal(Step):
         self,
         parameters: Mapping[str, Tensor],
         block: Block,
-        own: Mapping[str, Tensor] | None = None,
+        client_params: Mapping[str, Tensor] | None = None,
     ) -> Updates:
         """Train a block of clients one after the other; the private part of an update is what the
         device adds to its own state."""
-        return one_by_one(parameters, block, own, self._train)
+        return one_by_one(parameters, block, client_params, self._train)
 
     def _train(
         self, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator

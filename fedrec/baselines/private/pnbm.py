@@ -24,7 +24,7 @@ from typing import Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedrec.baselines.pnbm import LearnedSimilarities, SimilarityConfig, descended
+from fedrec.baselines.pnbm import LearnedSimilarities, SimilarityConfig, descend
 from fedrec.baselines.private.ratings import PosteriorConfig
 from fedrec.errors import ExperimentError
 from fedrec.neighbourhood.learned import FROM_DATA, Bounds, Examples, Gradient, Start
@@ -101,14 +101,14 @@ class DpsgdPnbm(LearnedSimilarities):
     config: DpsgdPnbmConfig
     stream = "baseline-dpsgd-pnbm"
 
-    def kept(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
+    def selected(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
         """The ratings of users who have enough.
 
         Raises:
             ExperimentError: no user has enough ratings.
         """
-        kept = profiles.more_than(self.config.minimum_ratings)
-        if not len(kept.values):
+        selected = profiles.more_than(self.config.minimum_ratings)
+        if not len(selected.values):
             raise ExperimentError(
                 "there are no users to learn from",
                 expected=(
@@ -117,17 +117,17 @@ class DpsgdPnbm(LearnedSimilarities):
                 got=f"at most {profiles.counts.max(initial=0)} ratings of a user",
                 fix="lower minimum-ratings",
             )
-        return kept
+        return selected
 
     def learned(
         self, start: np.ndarray, profiles: Profiles, random: np.random.Generator
     ) -> np.ndarray:
         """Run algorithm 1."""
         examples = Examples(profiles, self._means)
-        found = self.config.rescale * start
+        similarity = self.config.rescale * start
         for step in range(1, self.config.iterations + 1):
-            found = self._stepped(found, step, examples, random)
-        return found
+            self._descend(similarity, step, examples, random)
+        return similarity
 
     def stated(self) -> Stated | None:
         """Its stated and exact privacy after fitting; None without an epsilon."""
@@ -136,17 +136,13 @@ class DpsgdPnbm(LearnedSimilarities):
             return None
         if config.start in FROM_DATA:
             return Stated(config.epsilon, np.inf, "one rating", (_START_CAVEAT, *_CAVEATS))
-        return Stated(
-            config.epsilon,
-            schedule_total(config.epsilon, config.iterations, config.sample),
-            "one rating",
-            _CAVEATS,
-        )
+        total = schedule_total(config.epsilon, config.iterations, config.sample)
+        return Stated(config.epsilon, total, "one rating", _CAVEATS)
 
-    def _stepped(
+    def _descend(
         self, similarity: np.ndarray, step: int, examples: Examples, random: np.random.Generator
-    ) -> np.ndarray:
-        """Lines 3 to 7 of the algorithm."""
+    ) -> None:
+        """Lines 3 to 7 of the algorithm, in place."""
         config = self.config
         bounds = Bounds(
             prior=config.prior,
@@ -158,13 +154,12 @@ class DpsgdPnbm(LearnedSimilarities):
         drawn = random.permutation(len(examples))[:size]
         gradient, _ = examples.gradient(similarity, drawn, bounds)
         if config.epsilon is not None:
-            own = config.epsilon / (config.iterations * config.sample)
-            gradient += random.laplace(
-                0.0, sensitivity(step, config.spread, config.floor) / own, gradient.shape
-            )
+            epsilon = config.epsilon / (config.iterations * config.sample)
+            noise_scale = sensitivity(step, config.spread, config.floor) / epsilon
+            gradient += random.laplace(0.0, noise_scale, gradient.shape)
             np.fill_diagonal(gradient, 0.0)
         gradient *= config.rescale
-        return descended(similarity, gradient, config.learning_rate, config.regularisation)
+        descend(similarity, gradient, config.learning_rate, config.regularisation)
 
 
 def error_bound(step: int, spread: float) -> float:
@@ -222,7 +217,7 @@ class DppsPnbm(LearnedSimilarities):
     config: DppsPnbmConfig
     stream = "baseline-dpps-pnbm"
 
-    def kept(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
+    def selected(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
         """At most `most-ratings` of each user."""
         return profiles.at_most(self.config.most_ratings, random.random(len(profiles.items)))
 
@@ -230,25 +225,25 @@ class DppsPnbm(LearnedSimilarities):
         self, start: np.ndarray, profiles: Profiles, random: np.random.Generator
     ) -> np.ndarray:
         """Run algorithm 2."""
-        found = self.config.chain().sample(start, self.gradient(profiles), random)
-        np.fill_diagonal(found, 0.0)
-        return found
+        similarity = self.config.chain().sample(start, self.gradient(profiles), random)
+        np.fill_diagonal(similarity, 0.0)
+        return similarity
 
     def gradient(self, profiles: Profiles) -> Gradient:
         """Estimates of the gradient of the scaled energy, from batches."""
         config = self.config
-        examples = Examples(profiles, item_means(profiles)[0])
+        examples = Examples(profiles, item_means(profiles))
         low, high = config.scale
         bounds = Bounds(prior=config.prior, low=low, high=high)
         penalty = config.regularisation / inclusion(profiles, config.batch)
 
         def estimated(similarity: np.ndarray, random: np.random.Generator) -> np.ndarray:
             drawn = random.integers(0, len(examples), config.batch)
-            found, _ = examples.gradient(similarity, drawn, bounds)
-            found *= len(examples) / config.batch
-            found += penalty * similarity
-            found *= config.factor
-            return found
+            gradient, _ = examples.gradient(similarity, drawn, bounds)
+            gradient *= len(examples) / config.batch
+            gradient += penalty * similarity
+            gradient *= config.factor
+            return gradient
 
         return estimated
 

@@ -10,21 +10,19 @@ from pydantic import Field
 from torch import Tensor
 
 from fedrec.baselines.base import Histories, Sparse
-from fedrec.baselines.private.chosen_items import (
+from fedrec.baselines.private.base import (
     ChosenItems,
     ChosenItemsConfig,
     CountsAndGramBaseline,
     CountsAndGramConfig,
-    binary_rows,
-    clip_factors,
-    clipped_gram,
-    clipped_row_sum,
-)
-from fedrec.baselines.private.system import (
     NoisyReleases,
     PrivateBaseline,
     PrivateConfig,
     ReleaseKind,
+    binary_rows,
+    clip_factors,
+    clipped_gram,
+    clipped_row_sum,
 )
 from fedrec.config import Width
 from fedrec.data.features import FeatureNames, FeatureTable
@@ -33,16 +31,23 @@ from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 from fedrec.rng import torch_stream
-from fedrec.sums.fold_in import LogLinear, PublicPriorConfig, feature_embeddings, prior_features
+from fedrec.sums.fold_in import (
+    LearnedConfig,
+    LogLinear,
+    PublicPriorConfig,
+    expected_counts,
+    feature_embeddings,
+    placed_embeddings,
+    prior_features,
+    public_directions,
+)
 from fedrec.sums.products import (
     basis_of,
     denoised_within,
     noise_edge,
-    public_directions,
     semi_definite,
     solved_weights,
 )
-from fedrec.sums.residual import LearnedConfig, expected_counts, placed_embeddings
 
 # Implicit matrix factorization by alternating least squares under user-level differential privacy
 # (DP-ALS).
@@ -73,10 +78,11 @@ from fedrec.sums.residual import LearnedConfig, expected_counts, placed_embeddin
 #
 # - Items are chosen by noisy counts; the published code chooses them by exact counts, which are not
 #   charged.
-# - `start = "gram"` starts from the eigenvectors of a noisy Gram matrix (`dp-gram`) instead of
-# random   ones or noisy power iterations; with few users the first steps from random ones are lost
-# to noise. - Lambda of the items is increased by five times the largest eigenvalue of the noise in
-# an A_i. - Weights are scaled down to norm sqrt(k), never up.
+# - The first item factors are the eigenvectors of a noisy Gram matrix (`dp-gram`), not random ones
+#   or those of noisy power iterations; with few users the first steps from random ones are lost to
+#   noise.
+# - Lambda of the items is increased by five times the largest eigenvalue of the noise in an A_i.
+# - Weights are scaled down to norm sqrt(k), never up.
 #
 # Without noise, with k and G large and e = 0, this is iALS.
 
@@ -102,8 +108,6 @@ class DpAlsConfig(ChosenItemsConfig):
     """Weight a0 of all pairs."""
     regularisation: float = Field(default=0.3, gt=0)
     """Regularisation lambda of users and items."""
-    start: Literal["gram", "random"] = "gram"
-    """First item factors: leading eigenvectors of a noisy Gram matrix, or random numbers."""
     count_share: float = Field(default=0.05, gt=0, lt=1)
     """Share of the budget (of mu^2) that the counts take."""
     gram_clip: float = Field(default=8.0, gt=0)
@@ -121,22 +125,18 @@ class DpAls(PrivateBaseline):
     def parts(self) -> tuple[ReleaseKind, ...]:
         """The counts, the start, and three sums per step."""
         config = self.config
-        left = 1 - self.config.count_share
-        parts = [config.counts()]
-        if config.start == "gram":
-            share = left * _START_SHARE
-            parts.append(
-                ReleaseKind("start", config.gram_clip, share, contributions="non-negative")
-            )
-            left -= share
-        bound = config.clip_norm
-        reach = config.item_budget**0.5
+        left = 1 - config.count_share
+        start = left * _START_SHARE
+        left -= start
         rest = left * (1 - _VECTOR_SHARE)
+        bound = config.clip_norm
+        weights = config.item_budget**0.5
         return (
-            *parts,
+            config.counts(),
+            ReleaseKind("start", config.gram_clip, start, contributions="non-negative"),
             ReleaseKind("gram", bound**2, 0.1 * rest, config.steps, "non-negative"),
-            ReleaseKind("matrices", reach * bound**2, 0.9 * rest, config.steps, "non-negative"),
-            ReleaseKind("vectors", reach * bound, left * _VECTOR_SHARE, config.steps),
+            ReleaseKind("matrices", weights * bound**2, 0.9 * rest, config.steps, "non-negative"),
+            ReleaseKind("vectors", weights * bound, left * _VECTOR_SHARE, config.steps),
         )
 
     def fit(self, histories: Histories) -> None:
@@ -146,15 +146,15 @@ class DpAls(PrivateBaseline):
         rows = histories.csr(np.float64)
         self.chosen = ChosenItems.released(rows, releases, config)
         weights = torch.from_numpy(self.chosen.weights).to(self.device)
-        liked = self.chosen.among(histories)
-        self._items = self._start(rows[:, self.chosen.places], weights, releases)
+        liked = self.chosen.of(histories)
+        self._items = self._start(rows[:, self.chosen.items], weights, releases)
         for _ in range(config.steps):
             self._items = self._step(liked, weights, releases)
 
     def scores(self, histories: Histories) -> Tensor:
         """Products of the users' factors, solved for now, and the items',
         `float32 [users, items]`."""
-        users = self._users(self.chosen.among(histories))
+        users = self._users(self.chosen.of(histories))
         return self.chosen.ranked((users @ self._items.T).float())
 
     def _start(self, rows: Sparse, weights: Tensor, releases: NoisyReleases) -> Tensor:
@@ -163,8 +163,6 @@ class DpAls(PrivateBaseline):
         generator = torch_stream(self.config.own_seed, "baseline-dp-als")
         drawn = torch.randn(*shape, generator=generator).double()
         drawn = (drawn / shape[0] ** 0.5).to(self.device)
-        if self.config.start == "random":
-            return drawn
         total = clipped_gram(rows * self.chosen.weights, releases.plans["start"].clip)
         gram = releases.symmetric("start", torch.from_numpy(total).to(self.device))
         vectors = torch.linalg.eigh(gram)[1][:, -shape[1] :]
@@ -197,11 +195,11 @@ class DpAls(PrivateBaseline):
             + self.config.regularisation * identity
         )
         pairs = _outer(self._items)
-        found = []
+        factors = []
         for _, mask in self._blocks(liked):
             matrices = base + (mask @ pairs).view(-1, width, width)
-            found.append(torch.linalg.solve(matrices, mask @ self._items))
-        return torch.cat(found)
+            factors.append(torch.linalg.solve(matrices, mask @ self._items))
+        return torch.cat(factors)
 
     def _sums(self, liked: Histories, users: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """A `[items, factors, factors]` and b `[items, factors]` without noise."""
@@ -210,11 +208,11 @@ class DpAls(PrivateBaseline):
         vectors = torch.zeros(liked.num_items, width, device=self.device).double()
         clip = Clip(self.config.item_budget**0.5)
         for some, mask in self._blocks(liked):
-            own = users[some]
+            factors = users[some]
             weighted = mask * weights
             weighted *= clip_factors(clip, weighted.norm(dim=1))[:, None]
-            matrices.addmm_(weighted.T, _outer(own))
-            vectors.addmm_(weighted.T, own)
+            matrices.addmm_(weighted.T, _outer(factors))
+            vectors.addmm_(weighted.T, factors)
         return matrices.view(-1, width, width), vectors
 
     def _blocks(self, liked: Histories) -> Iterator[tuple[slice, Tensor]]:
@@ -242,23 +240,24 @@ def _outer(rows: Tensor) -> Tensor:
 # - `objective` (Hua, Xia and Zhong, IJCAI 2015): the objective of the items is perturbed. It is
 #   quadratic in Y, so that its linear and quadratic parts are two sums, B = sum_u r_u x_u^T and K =
 #   sum_u x_u x_u^T; they are released under noise, and Y = B (K + lambda I)^-1 is the minimum of
-# the   perturbed objective. - `posterior` (Liu, Wang and Smola, RecSys 2015): a sample from
-# exp(-beta F) by stochastic gradient   Langevin dynamics. A Langevin step is a gradient step with
-# Gaussian noise, and that is what is   accounted: with noise sigma on the summed gradient and
-# learning rate h, Y moves by -h (gradient +   noise), which is a step of size eta = (h sigma)^2 for
-# beta = 2 / (h sigma^2). So epsilon   determines sigma and thereby beta, and not the other way
-# round.
+#   the perturbed objective.
+# - `posterior` (Liu, Wang and Smola, RecSys 2015): a sample from exp(-beta F) by stochastic
+#   gradient Langevin dynamics. A Langevin step is a gradient step with Gaussian noise, which is
+#   accounted: with noise sigma on the summed gradient and learning rate h, Y moves by -h (gradient
+#   + noise), a step of size eta = (h sigma)^2 for beta = 2 / (h sigma^2). So epsilon determines
+#   sigma and thereby beta, and not the other way round.
 #
 # Where this differs from the papers:
 #
 # - Both protect single ratings; here all data of a user are protected, with the same accountant as
 #   for every other system.
 # - Hua et al. perturb once, although users' factors depend on their ratings too; here every step is
-# a   release. - Liu et al. claim pure epsilon for a sample that the dynamics only approach, and
-# scale noise by a   temperature, which divides epsilon by it; here each step is accounted by its
-# noise, independently   of the distance to the posterior. - Fang et al. put noise on the users'
-# profiles. This alone protects no user, because the items'   factors are computed from the data of
-# all users without noise.
+#   a release.
+# - Liu et al. claim pure epsilon for a sample that the dynamics only approach, and scale noise by a
+#   temperature, which divides epsilon by it; here each step is accounted by its noise,
+#   independently of the distance to the posterior.
+# - Fang et al. put noise on the users' profiles. This alone protects no user, because the items'
+#   factors are computed from the data of all users without noise.
 
 _DPMF_NUMBERS_AT_ONCE = 2**23  # of users' rows that are in memory at once
 _K_SHARE = 0.1  # of a step's budget, for K
@@ -347,8 +346,8 @@ class DpMf(PrivateBaseline):
     def _descended(self, liked: Histories, users: Tensor, releases: NoisyReleases) -> Tensor:
         """One Langevin step."""
         noisy = releases.tensor("gradient", self.gradient(liked, users))
-        whole = noisy + 2 * self.config.regularisation * self._items
-        return self._items - self.config.learning_rate * whole
+        slope = noisy + 2 * self.config.regularisation * self._items
+        return self._items - self.config.learning_rate * slope
 
     def linear(self, liked: Histories, users: Tensor) -> Tensor:
         """B, `float64 [items, factors]`: sum of the users' r_u x_u^T, each clipped."""
@@ -357,7 +356,7 @@ class DpMf(PrivateBaseline):
     def gradient(self, liked: Histories, users: Tensor) -> Tensor:
         """Sum of the users' gradients -2 (r_u - Y x_u) x_u^T in Y, each clipped,
         `float64 [items, factors]`."""
-        return self._clipped_sum(liked, users, lambda rows, own: 2 * (own @ self._items.T - rows))
+        return self._clipped_sum(liked, users, lambda rows, x: 2 * (x @ self._items.T - rows))
 
     def _clipped_sum(
         self, liked: Histories, users: Tensor, left: Callable[[Tensor, Tensor], Tensor]
@@ -368,10 +367,10 @@ class DpMf(PrivateBaseline):
         clip = Clip(self.config.clip_norm)
         users_at_once = max(1, _DPMF_NUMBERS_AT_ONCE // liked.num_items)
         for some, rows in binary_rows(liked, users_at_once, self.device):
-            own = users[some]
-            part = left(rows, own)
-            shares = clip_factors(clip, part.norm(dim=1) * own.norm(dim=1))
-            total.addmm_(part.T, own * shares[:, None])
+            factors = users[some]
+            v = left(rows, factors)
+            shares = clip_factors(clip, v.norm(dim=1) * factors.norm(dim=1))
+            total.addmm_(v.T, factors * shares[:, None])
         return total
 
 
@@ -382,16 +381,16 @@ class DpMf(PrivateBaseline):
 #
 # 1. noisy counts of likers (`dp-popularity`), which select the m items whose entries can exceed the
 #    noise, and give their weights;
-# 2. the Gram matrix of those items, G = sum_u a_u (D x_u)(D x_u)^T with a_u = min(1, c / |D
-# x_u|^2),    so that each user contributes a positive semi-definite matrix of Frobenius norm at
-# most c. D is    diagonal, the noisy counts to the power of minus `exponent`: popular items have
-# the largest    entries and would otherwise dominate the norm.
+# 2. the Gram matrix of those items, G = sum_u a_u (D x_u)(D x_u)^T with a_u = min(1, c /
+#    |D x_u|^2), so that each user contributes a positive semi-definite matrix of Frobenius norm at
+#    most c. D is diagonal, the noisy counts to the power of minus `exponent`: popular items have
+#    the largest entries and would otherwise dominate the norm.
 #
 # Both are sums over users, so two uploads per user under secure aggregation would suffice, the
 # second with m (m + 1) / 2 numbers. Contributions of both are non-negative, so under replace-one
 # both cost sqrt(2) S and not 2 S (`fedrec.privacy.accounting.sampling`).
 #
-# What follows is post-processing. Noise alone has eigenvalues up to about s sqrt(2 m), the noise
+# The rest is post-processing. Noise alone has eigenvalues up to about s sqrt(2 m), the noise
 # edge, where s is its standard deviation on the diagonal (the semicircle law); eigenvalues below it
 # are set to zero. Then either
 #
@@ -463,8 +462,8 @@ class DpGram(CountsAndGramBaseline):
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights of each user's items, `float32 [users, items]`."""
-        known = torch.from_numpy(self.rows(histories)[:, self.chosen.places].toarray())
-        return self.chosen.ranked(known.to(self._item_weights) @ self._item_weights)
+        rows = torch.from_numpy(self.rows(histories)[:, self.chosen.items].toarray())
+        return self.chosen.ranked(rows.to(self._item_weights) @ self._item_weights)
 
     def _basis(self, histories: Histories) -> torch.Tensor:
         """Orthonormal basis of the directions spanned by the popularities and public features of
@@ -477,8 +476,8 @@ class DpGram(CountsAndGramBaseline):
                 fix="set public-features = false for this baseline",
             )
         chosen = self.chosen
-        counts = np.maximum(chosen.counts[chosen.places], chosen.noise)
-        directions = public_directions(histories.item_features)[chosen.places]
+        counts = np.maximum(chosen.counts[chosen.items], chosen.noise)
+        directions = public_directions(histories.item_features)[chosen.items]
         return basis_of(directions, counts * chosen.weights).to(self.device)
 
 
@@ -497,7 +496,7 @@ class DpGram(CountsAndGramBaseline):
 #
 # Item embeddings are public in part, factors of a kernel over genres and years
 # (`fedrec.sums.fold_in`), and learned in part, the leading eigenvectors of the part of the noisy
-# Gram matrix that popularity and public embeddings do not explain (`fedrec.sums.residual`). That is
+# Gram matrix that popularity and public embeddings do not explain (`fedrec.sums.fold_in`). That is
 # post-processing and costs no privacy.
 #
 # A device receives popularity and embeddings, and computes the most probable vector of its user
@@ -552,7 +551,7 @@ class DpFoldIn(CountsAndGramBaseline):
         public = torch.from_numpy(feature_embeddings(features, config))
         learned = placed_embeddings(
             gram,
-            torch.from_numpy(self.chosen.places),
+            torch.from_numpy(self.chosen.items),
             torch.from_numpy(self.chosen.weights),
             shares,
             public,

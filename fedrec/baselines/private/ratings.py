@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private systems that predict ratings: DPSGD-MF, item means, and DPPS-MF."""
 
-from typing import Literal
-
 import numpy as np
 from pydantic import Field
 from scipy.sparse import csr_array
 
 from fedrec.baselines.base import RatingBaseline, Ratings
 from fedrec.baselines.neighbours import ScaleConfig, profiles_of, user_deviations
-from fedrec.baselines.pnbm import refuse_divergence
+from fedrec.baselines.pnbm import check_divergence
 from fedrec.config import Width
 from fedrec.errors import ExperimentError
 from fedrec.neighbourhood.learned import Gradient, Langevin, means_of, rating_sums, scaled
@@ -20,6 +18,7 @@ from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import Stated, report
 from fedrec.rng import source_of, stream
+from fedrec.sums.products import descend_factors
 
 # DPSGD-MF: matrix factorization whose errors get Laplace noise (Berlioz et al. 2015; a baseline of
 # PNBM).
@@ -83,8 +82,6 @@ class DpsgdMf(RatingBaseline):
         Raises:
             ExperimentError: it diverged.
         """
-        from fedrec.sums.products import descend_factors
-
         config = self.config
         random = stream(config.seed, "baseline-dpsgd-mf")
         left = self._averaged(ratings, random)
@@ -99,24 +96,22 @@ class DpsgdMf(RatingBaseline):
             order = random.permutation(len(left))
             steps = (users, items, left, noise, order)
             descend_factors(*steps, self.users, self.items, *rates, *unbiased)
-        refuse_divergence(self.users, self.items)
+        check_divergence(np.concatenate([self.users, self.items]))
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`. Users must be training users; the known ratings are
         not used."""
         product = np.einsum("nk,nk->n", self.users[users], self.items[items])
-        return self.config.within(
+        return self.config.clipped(
             self._mean + self._of_items[items] + self._of_users[users] + product
         )
 
     def stated(self) -> Stated | None:
         """Its stated and exact privacy after fitting; None without an epsilon."""
         epsilon = self.config.epsilon
-        return (
-            None
-            if epsilon is None
-            else Stated(epsilon, epsilon, "the value of one rating", _CAVEATS)
-        )
+        if epsilon is None:
+            return None
+        return Stated(epsilon, epsilon, "the value of one rating", _CAVEATS)
 
     def _averaged(self, ratings: Ratings, random: np.random.Generator) -> np.ndarray:
         """Set the noisy averages; returns the deviation of each rating from them, `float64
@@ -174,9 +169,6 @@ class DpItemMeanConfig(ScaleConfig):
     clip_norm: float = Field(default=7.5, ge=1e-9)
     """Bound on the L2 norm of a user's ratings in [-1, 1] and indicators together; from sqrt(n) to
     sqrt(2 n), about 1.2 sqrt(n) for n ratings."""
-    most_ratings: int | None = Field(default=None, ge=1)
-    """Largest number of ratings per user before clipping; of more, a random subset is kept;
-    default: all."""
     adjacency: Adjacency = "replace-one"
     """Neighbours: one user's data replaced by another's, or one user added or removed."""
     backend: BackendName = DEFAULT_BACKEND
@@ -199,10 +191,11 @@ class DpItemMean(RatingBaseline):
 
     def plan(self, users: int) -> Plan:
         """Clip, noise and cost of the release for so many training users."""
-        own = self.config.model_dump(
+        settings = self.config.model_dump(
             include={"epsilon", "delta", "clip_norm", "adjacency", "backend"}
         )
-        return Plan.of(PrivacyConfig(**own), "full", {}, users, 1, contributions="non-negative")
+        privacy = PrivacyConfig(**settings)
+        return Plan.of(privacy, "full", {}, users, 1, contributions="non-negative")
 
     def fit_ratings(self, ratings: Ratings) -> None:
         """Sum the clipped contributions and add noise.
@@ -212,8 +205,6 @@ class DpItemMean(RatingBaseline):
         """
         config = self.config
         profiles = profiles_of(ratings)
-        if config.most_ratings is not None:
-            profiles = profiles.at_most(config.most_ratings, self._keys(profiles))
         present = int((profiles.counts > 0).sum())
         if not present:
             raise ExperimentError(
@@ -232,20 +223,10 @@ class DpItemMean(RatingBaseline):
         )["sums"]
         self._means = means_of(noisy.astype(np.float64), config.damping, config.scale)
 
-    def _keys(self, profiles: Profiles) -> np.ndarray:
-        """Random keys of the ratings; each user's from a stream of its own, or one user's number of
-        ratings would change the selection of others."""
-        keys = np.zeros(len(profiles.items))
-        for user in np.flatnonzero(profiles.counts > (self.config.most_ratings or 0)):
-            own = slice(profiles.offsets[user], profiles.offsets[user + 1])
-            random = stream(self.config.seed, "baseline-dp-item-mean", int(user))
-            keys[own] = random.random(own.stop - own.start)
-        return keys
-
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`."""
-        own = user_deviations(profiles_of(known), self._means, self.config.user_damping)
-        return self.config.within(self._means[items] + own[users])
+        deviations = user_deviations(profiles_of(known), self._means, self.config.user_damping)
+        return self.config.clipped(self._means[items] + deviations[users])
 
     def stated(self) -> Stated | None:
         """Its privacy guarantee after fitting, which is that of the plan and valid."""
@@ -287,9 +268,7 @@ class PosteriorConfig(ScaleConfig):
     epsilon: float | None = Field(default=20.0, gt=0)
     """Epsilon per user, as the paper states it; null: the unscaled posterior."""
     most_ratings: int = Field(default=200, ge=1)
-    """Tau, the largest number of ratings per user; of more, a random subset is kept."""
-    bound: Literal["paper", "tight"] = "paper"
-    """Scale of the posterior: epsilon / 4B, or epsilon / B, which gives the same guarantee."""
+    """Tau, the largest number of ratings per user; of more, a random subset is used."""
     steps: int = Field(default=200, ge=0)
     """Number of steps of the chain; not in the paper."""
     batch: int = Field(default=10_000, ge=1)
@@ -314,9 +293,7 @@ class PosteriorConfig(ScaleConfig):
     @property
     def factor(self) -> float:
         """Factor on the log of the posterior."""
-        if self.epsilon is None:
-            return 1.0
-        return self.epsilon / (self.most_error * (4 if self.bound == "paper" else 1))
+        return 1.0 if self.epsilon is None else self.epsilon / (4 * self.most_error)
 
     def chain(self) -> Langevin:
         """The Langevin chain of these settings."""
@@ -374,52 +351,51 @@ class DppsMf(RatingBaseline):
         random = stream(config.seed, "baseline-dpps-mf")
         profiles = profiles_of(ratings)
         profiles = profiles.at_most(config.most_ratings, random.random(len(profiles.items)))
-        self._means, _ = item_means(profiles)
+        self._means = item_means(profiles)
         rows = ratings.num_users + ratings.num_items
         start = random.normal(0, _INIT_STD, (rows, config.factors))
-        found = config.chain().sample(start, self.gradient(profiles), random)
-        refuse_divergence(found)
-        self.items = found[ratings.num_users :]
+        factors = config.chain().sample(start, self.gradient(profiles), random)
+        check_divergence(factors)
+        self.items = factors[ratings.num_users :]
 
     def gradient(self, profiles: Profiles) -> Gradient:
         """Estimates of the gradient of the scaled energy with respect to users' and items' factors,
         stacked."""
         config = self.config
-        (means, _) = item_means(profiles)
-        users = profiles.users
+        means = item_means(profiles)
+        raters = profiles.users
         count = profiles.num_users
         shape = (profiles.num_users, profiles.num_items)
 
         def estimated(point: np.ndarray, random: np.random.Generator) -> np.ndarray:
-            drawn = random.integers(0, len(users), config.batch)
-            own = users[drawn]
-            rated = profiles.items[drawn]
-            guess = means[rated] + np.einsum("nk,nk->n", point[own], point[count + rated])
+            drawn = random.integers(0, len(raters), config.batch)
+            users = raters[drawn]
+            items = profiles.items[drawn]
+            guess = means[items] + np.einsum("nk,nk->n", point[users], point[count + items])
             errors = guess - profiles.values[drawn]
             errors[(guess < config.scale[0]) | (guess > config.scale[1])] = 0.0
-            matrix = csr_array((errors * (len(users) / config.batch), (own, rated)), shape=shape)
-            found = np.concatenate([matrix @ point[count:], matrix.T @ point[:count]])
-            found += config.regularisation * point
-            found *= config.factor
-            return found
+            weights = errors * (len(raters) / config.batch)
+            matrix = csr_array((weights, (users, items)), shape=shape)
+            gradient = np.concatenate([matrix @ point[count:], matrix.T @ point[:count]])
+            gradient += config.regularisation * point
+            gradient *= config.factor
+            return gradient
 
         return estimated
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`. Users' factors are found from their known
         ratings."""
-        own = profiles_of(known).centred(self._means)
-        factors = np.zeros((own.num_users, self.config.factors))
+        centred = profiles_of(known).centred(self._means)
+        factors = np.zeros((centred.num_users, self.config.factors))
         penalty = self.config.own_regularisation * np.eye(self.config.factors)
         for user in np.unique(users).tolist():
-            rated = slice(own.offsets[user], own.offsets[user + 1])
-            design = self.items[own.items[rated]]
-            factors[user] = np.linalg.solve(
-                design.T @ design + penalty, design.T @ own.values[rated]
-            )
-        return self.config.within(
-            self._means[items] + np.einsum("nk,nk->n", factors[users], self.items[items])
-        )
+            rated = slice(centred.offsets[user], centred.offsets[user + 1])
+            design = self.items[centred.items[rated]]
+            target = design.T @ centred.values[rated]
+            factors[user] = np.linalg.solve(design.T @ design + penalty, target)
+        product = np.einsum("nk,nk->n", factors[users], self.items[items])
+        return self.config.clipped(self._means[items] + product)
 
     def stated(self) -> Stated | None:
         """Its stated and exact privacy after fitting; None without an epsilon."""

@@ -13,8 +13,12 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.private.chosen_items import clip_factors
-from fedrec.baselines.private.system import PrivateBaseline, PrivateConfig, ReleaseKind
+from fedrec.baselines.private.base import (
+    PrivateBaseline,
+    PrivateConfig,
+    ReleaseKind,
+    clip_factors,
+)
 from fedrec.config import Width
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Schema
@@ -58,13 +62,13 @@ class OuterGradients:
         """Number of coordinates of a gradient."""
         return sum(left.shape[1] * right.shape[1] for left, right in self.pairs.values())
 
-    def whole(self) -> Tensor:
+    def dense(self) -> Tensor:
         """The gradients themselves, `[users, coordinates]`."""
-        parts = [
+        products = [
             torch.einsum("ua,ub->uab", left, right).flatten(1)
             for left, right in self.pairs.values()
         ]
-        return torch.cat(parts, dim=1)
+        return torch.cat(products, dim=1)
 
     def weighted_sum(self, factors: Tensor) -> dict[str, Tensor]:
         """Sum of the users' gradients, each times its factor, `float32` by parameter.
@@ -76,10 +80,10 @@ class OuterGradients:
         total = {}
         for name, (left, right) in self.pairs.items():
             # A failed user has factor 0; NaN times 0 would be NaN.
-            kept = (factors > 0)[:, None]
-            scaled = torch.where(kept, right * factors[:, None], 0.0).to(left.dtype)
-            found = (torch.where(kept, left, 0.0).T @ scaled).float()
-            total[name] = found[:, 0] if right.shape[1] == 1 else found
+            valid = (factors > 0)[:, None]
+            scaled = torch.where(valid, right * factors[:, None], 0.0).to(left.dtype)
+            product = (torch.where(valid, left, 0.0).T @ scaled).float()
+            total[name] = product[:, 0] if right.shape[1] == 1 else product
         return total
 
 
@@ -152,10 +156,10 @@ class DpSgdBaseline(PrivateBaseline):
     def start(self, histories: Histories, generator: torch.Generator) -> dict[str, Tensor]:
         """Initial parameters, on the device."""
 
-    def kept(
+    def dropout(
         self, users: np.ndarray, step: int, source: NoiseSource, generator: torch.Generator
     ) -> Tensor | None:
-        """`bool [users, items]`: the items that dropout keeps in a step; None without dropout.
+        """`bool [users, items]`: the items that dropout lets pass in a step; None without dropout.
 
         A user's row must be of that user alone and unknown to observers: a row that depended on who
         else is in the cohort would change other users' gradients with one user's data.
@@ -170,14 +174,14 @@ class DpSgdBaseline(PrivateBaseline):
 
     @abstractmethod
     def gradients(
-        self, parameters: dict[str, Tensor], rows: Tensor, kept: Tensor | None
+        self, parameters: dict[str, Tensor], rows: Tensor, mask: Tensor | None
     ) -> OuterGradients:
         """Gradients of some users' losses.
 
         Args:
             parameters: as they are before the step.
             rows: binary `float32 [users, items]`.
-            kept: as `kept` returns, on the device.
+            mask: as `dropout` returns, on the device.
         """
 
     @one_thread()
@@ -192,21 +196,19 @@ class DpSgdBaseline(PrivateBaseline):
         for step in range(config.steps):
             cohort = self._cohort(histories.num_users, step)
             rows = histories.take(cohort).matrix().to(self.device)
-            kept = self.kept(cohort, step, releases.source, generator)
-            found = self.gradients(
-                self._parameters, rows, None if kept is None else kept.to(self.device)
+            mask = self.dropout(cohort, step, releases.source, generator)
+            gradients = self.gradients(
+                self._parameters, rows, None if mask is None else mask.to(self.device)
             )
             bound = config.clip_norm
             if config.clip == "optimal":
-                bound = (
-                    chosen_clip(found, plan.noise_scale / plan.clip_norm / plan.denominator)
-                    or bound
-                )
-            total = clipped_sum(found, bound)
+                noise_multiplier = plan.noise_scale / plan.clip_norm / plan.denominator
+                bound = chosen_clip(gradients, noise_multiplier) or bound
+            total = clipped_sum(gradients, bound)
             flat = torch.cat([total[name].flatten() for name in self._parameters]).cpu().numpy()
             noisy = releases.release(_KIND, flat, clip_norm=bound) / np.float32(plan.denominator)
-            parts = torch.from_numpy(noisy).to(self.device)
-            pieces = parts.split([value.numel() for value in self._parameters.values()])
+            sizes = [value.numel() for value in self._parameters.values()]
+            pieces = torch.from_numpy(noisy).to(self.device).split(sizes)
             for value, piece in zip(self._parameters.values(), pieces, strict=True):
                 value.grad = piece.view_as(value)
             adam.step()
@@ -214,17 +216,15 @@ class DpSgdBaseline(PrivateBaseline):
 
     def _cohort(self, users: int, step: int) -> np.ndarray:
         name, settings = self.sampler(users)
-        everybody = np.arange(users)
         cohort = int(settings["cohort"])
-        if self.config.mode == "secure":
-            return (
-                secure_fixed_size(everybody, cohort)
-                if name == "fixed-size"
-                else secure_poisson(everybody, cohort / users)
-            )
+        secure = self.config.mode == "secure"
         random = stream(self.config.own_seed, f"{self.stream}/cohort", step)
         if name == "fixed-size":
+            if secure:
+                return secure_fixed_size(np.arange(users), cohort)
             return np.sort(random.choice(users, cohort, replace=False))
+        if secure:
+            return secure_poisson(np.arange(users), cohort / users)
         return np.flatnonzero(random.random(users) < cohort / users)
 
 
@@ -243,13 +243,13 @@ def chosen_clip(gradients: OuterGradients, noise_multiplier: float) -> float:
         noise_multiplier: standard deviation of the noise in the mean of the cohort, over S.
     """
     norms = gradients.norms()
-    kept = torch.isfinite(norms) & (norms > 0)
-    if not bool(kept.any()):
+    valid = torch.isfinite(norms) & (norms > 0)
+    if not bool(valid.any()):
         return 0.0
     if noise_decides(noise_multiplier, gradients.coordinates):
-        return float(norms[kept].min())
-    pairs = {name: (left[kept], right[kept]) for name, (left, right) in gradients.pairs.items()}
-    return optimal_clip(OuterGradients(pairs).whole(), noise_multiplier)
+        return float(norms[valid].min())
+    pairs = {name: (left[valid], right[valid]) for name, (left, right) in gradients.pairs.items()}
+    return optimal_clip(OuterGradients(pairs).dense(), noise_multiplier)
 
 
 # A denoising autoencoder trained centrally by DP-SGD on users (DPAE of Fang et al. 2022, tables 8
@@ -303,22 +303,22 @@ class DpAe(DpSgdBaseline):
             parameters, histories.matrix().to(self.device).unsqueeze(0)
         )[0]
 
-    def kept(
+    def dropout(
         self, users: np.ndarray, step: int, source: NoiseSource, generator: torch.Generator
     ) -> Tensor:
-        """`bool [users, items]`: the items that dropout keeps in a step; in mode `secure` drawn for
-        each user from the operating system's generator, else by place in the cohort from the
+        """`bool [users, items]`: the items that dropout lets pass in a step; in mode `secure` drawn
+        for each user from the operating system's generator, else by position in the cohort from the
         seed."""
         if self.config.mode == "reproducible":
             return self._model.draw((1, len(users)), generator).kept[0]
-        kept = np.empty((len(users), self._model.schema.num_items), dtype=bool)
-        for row, user in zip(kept, users, strict=True):
+        mask = np.empty((len(users), self._model.schema.num_items), dtype=bool)
+        for row, user in zip(mask, users, strict=True):
             drawn = source.uniform(len(row), f"{self.stream}/dropout", step, int(user))
             np.greater_equal(drawn, self.config.dropout, out=row)
-        return torch.from_numpy(kept)
+        return torch.from_numpy(mask)
 
     def gradients(
-        self, parameters: dict[str, Tensor], rows: Tensor, kept: Tensor | None
+        self, parameters: dict[str, Tensor], rows: Tensor, mask: Tensor | None
     ) -> OuterGradients:
         """Gradients of the losses of some users, given by `rows`, `float32 [users, items]`."""
         inputs = {}
@@ -333,16 +333,16 @@ class DpAe(DpSgdBaseline):
             name: value.detach().unsqueeze(0).requires_grad_() for name, value in parameters.items()
         }
         codes = self._model.code(
-            leaves, rows.unsqueeze(0), None if kept is None else kept.unsqueeze(0), record
+            leaves, rows.unsqueeze(0), None if mask is None else mask.unsqueeze(0), record
         )
         log_chances = torch.log_softmax(self._model.decode(leaves, codes, record), -1)
         loss = -(log_chances[0] * rows).sum()
-        found = torch.autograd.grad(loss, list(outputs.values()))
+        slopes = torch.autograd.grad(loss, list(outputs.values()))
         pairs = {}
-        once = rows.new_ones(len(rows), 1)
-        for name, gradient in zip(outputs, found, strict=True):
-            pairs[f"{name}.weight"] = (inputs[name], gradient[0])
-            pairs[f"{name}.bias"] = (gradient[0], once)
+        ones = rows.new_ones(len(rows), 1)
+        for name, (gradient,) in zip(outputs, slopes, strict=True):
+            pairs[f"{name}.weight"] = (inputs[name], gradient)
+            pairs[f"{name}.bias"] = (gradient, ones)
         return OuterGradients(pairs)
 
 
@@ -392,10 +392,10 @@ class DpSvd(DpSgdBaseline):
     def start(self, histories: Histories, generator: torch.Generator) -> dict[str, Tensor]:
         """Initial parameters, on the device."""
         shape = histories.num_items, self.config.factors
-        found = {"items": torch.randn(*shape, generator=generator) * _INIT_STD}
+        parameters = {"items": torch.randn(*shape, generator=generator) * _INIT_STD}
         if self.config.biases:
-            found["biases"] = torch.zeros(shape[0])
-        return {name: value.to(self.device) for name, value in found.items()}
+            parameters["biases"] = torch.zeros(shape[0])
+        return {name: value.to(self.device) for name, value in parameters.items()}
 
     @torch.no_grad()
     def scores(self, histories: Histories) -> Tensor:
@@ -404,7 +404,7 @@ class DpSvd(DpSgdBaseline):
 
     @torch.no_grad()
     def gradients(
-        self, parameters: dict[str, Tensor], rows: Tensor, kept: Tensor | None = None
+        self, parameters: dict[str, Tensor], rows: Tensor, mask: Tensor | None = None
     ) -> OuterGradients:
         """Gradients of the losses of some users, given by `rows`, `float32 [users, items]`; there
         is no dropout."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gzip
-import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,14 +13,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedrec.data.columns import index_rows
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Interactions
-from fedrec.data.published import DatasetSource
-from fedrec.data.reader import Reader
+from fedrec.data.reader import DatasetSource, Reader
 from fedrec.data.readers.gowalla import PublishedPairs
 from fedrec.data.tables import TableLayout, malformed_line, read_table
-from fedrec.errors import DataError
+from fedrec.data.text_files import DAMAGED
+from fedrec.errors import DataError, damaged_file
 from fedrec.runtime.files import MOST_JSON, parse_json
 
 # Amazon 5-core reviews (McAuley et al., 2015): one JSON object per line, `.json` or `.json.gz`, one
@@ -49,14 +47,11 @@ class Amazon5Core(Reader):
         files=(),
         extras=("*.json.gz", "*.json"),
     )
+    features = FeatureNames()
 
     def read(self) -> Interactions:
         users, items, ratings, times = _read_reviews(self._reviews())
-        return index_rows(self.name, users=users, items=items, ratings=ratings, times=times)
-
-    def feature_names(self) -> FeatureNames:
-        """None are read."""
-        return FeatureNames()
+        return self.indexed(users=users, items=items, ratings=ratings, times=times)
 
     def _reviews(self) -> Path:
         folder = self.folder()
@@ -97,13 +92,8 @@ def _lines(path: Path) -> Iterator[bytes]:
     try:
         with opener(path, "rb") as file:
             yield from (line.rstrip(b"\r\n") for line in file if line.strip())
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            f"{path} is damaged",
-            expected="a whole gzip file",
-            got=str(error),
-            fix="get the file again",
-        ) from None
+    except DAMAGED as error:
+        raise damaged_file(path, "a whole gzip file", error) from None
 
 
 # Amazon Instant Video: 63,836 ratings with their times, 8,072 users, 11,830 items, as the public
@@ -112,7 +102,6 @@ def _lines(path: Path) -> Iterator[bytes]:
 # Times are real, in whole days, so that rows of a user on one day keep the file's order. A row is
 # `user,item,rating,seconds since 1970`.
 
-_ROWS = 63_836
 _RATINGS = TableLayout(
     {"user": str, "item": str, "rating": np.float32, "time": np.int64}, separator=","
 )
@@ -130,25 +119,14 @@ class AmazonVideo(Reader):
         files=("ratings.dat",),
         users=8_072,
         items=11_830,
-        rows=_ROWS,
+        rows=63_836,
         fingerprints=("d696bd35b6e61009c89bb9350e1f17b46d1033275e0f77caa766a13be041b3ed",),
     )
 
-    def feature_names(self) -> FeatureNames:
-        """None."""
-        return FeatureNames()
+    features = FeatureNames()
 
     def read(self) -> Interactions:
-        rows = read_table(self.file("ratings.dat", lines=_ROWS), _RATINGS)
-        return self.verified(
-            index_rows(
-                self.name,
-                users=rows["user"],
-                items=rows["item"],
-                ratings=rows["rating"],
-                times=rows["time"],
-            )
-        )
+        return self.rows(_RATINGS)[0]
 
 
 # Amazon Office as split by the authors of UPC-SDG: 4,874 users, 2,406 items, 37,027 + 15,930 pairs.
@@ -199,11 +177,10 @@ class AmazonUpc(PublishedPairs):
 # Amazon Beauty as BERT4Rec prepared it: 353,962 rows of 40,226 users and 54,542 items, each user's
 # in the order of time (Sun et al., CIKM 2019).
 #
-# The file has no times and no ratings: a row is `user item`, and the place of a row is its time
+# The file has no times and no ratings: a row is `user item`, and the position of a row is its time
 # here. It orders the rows of a user and says nothing of the time between them, nor of different
 # users.
 
-_BEAUTY_ROWS = 353_962
 _BEAUTY_PAIRS = TableLayout({"user": np.int64, "item": np.int64}, separator=" ")
 
 
@@ -219,21 +196,12 @@ class Beauty(Reader):
         files=("beauty.txt",),
         users=40_226,
         items=54_542,
-        rows=_BEAUTY_ROWS,
+        rows=353_962,
         fingerprints=("aa68e59cd682fc6c53a5c15e610f861b3857bd50de786bff1554b4359b041a76",),
     )
 
-    def feature_names(self) -> FeatureNames:
-        """None."""
-        return FeatureNames()
+    features = FeatureNames()
 
     def read(self) -> Interactions:
-        rows = read_table(self.file("beauty.txt", lines=_BEAUTY_ROWS), _BEAUTY_PAIRS)
-        return self.verified(
-            index_rows(
-                self.name,
-                users=rows["user"],
-                items=rows["item"],
-                times=np.arange(len(rows["user"])),
-            )
-        )
+        rows, _ = self.rows(_BEAUTY_PAIRS, ("users", "items"))
+        return replace(rows, times=np.arange(len(rows)))

@@ -14,19 +14,15 @@ are these rows and two sampled negatives for each.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 
-from fedrec.data.columns import index_rows
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.interactions import Interactions
-from fedrec.data.published import DatasetSource
-from fedrec.data.reader import Reader, ReaderConfig
+from fedrec.data.reader import DatasetSource, Reader
 from fedrec.data.tables import TableLayout, read_table
 
-_ROWS = 96_203
 _CONTEXT = ("daytime", "weekday", "isweekend", "homework", "weather", "country", "city")
 _USAGE = TableLayout(
     {
@@ -41,21 +37,11 @@ _USAGE = TableLayout(
 _APPS = TableLayout({"item": np.int32, "category": str}, names="first line", quoted=True)
 
 
-class FrappeConfig(ReaderConfig):
-    """Settings of the Frappe dataset."""
-
-    unit: Literal["rows", "pairs"] = "rows"
-    """What one interaction is: rows keeps each usage row; pairs merges the rows of a (user, app)
-    pair, summing cnt."""
-
-
 class Frappe(Reader):
     """Reads `frappe.csv`, and app categories from `meta.csv` where it is there. Import only: no
     fixed address."""
 
     name = "frappe"
-    Config: ClassVar[type[ReaderConfig]] = FrappeConfig
-    config: FrappeConfig
     title = "Frappe: 96,203 rows of app usage, 957 users, 4,082 apps"
     paper = (
         "PrivRec; L. Baltrunas et al., Frappe: Understanding the Usage and Perception of Mobile App"
@@ -71,24 +57,20 @@ class Frappe(Reader):
         extras=("meta.csv", "README.txt"),
         users=957,
         items=4_082,
-        rows=_ROWS,
+        rows=96_203,
         fingerprints=("b23699fb46d8614269915466ff38cfdfe67d9fb42b04b74e6e3c695ee574e770",),
     )
 
     def read(self) -> Interactions:
-        usage = read_table(self.file("frappe.csv", lines=_ROWS + 1), _USAGE)
-        rows = self.verified(
-            index_rows(self.name, users=usage["user"], items=usage["item"], ratings=usage["cnt"])
-        )
+        rows, usage = self.rows(_USAGE, ("users", "items", "ratings"))
         features = [
             Feature.single(name, _most_frequent(rows.users, usage[name])) for name in _CONTEXT
         ]
-        rows = replace(
+        return replace(
             rows,
             user_features=FeatureTable(rows.num_users, tuple(features)),
             item_features=self._item_features(rows, usage["cost"]),
         )
-        return _merge_pairs(rows) if self.config.unit == "pairs" else rows
 
     def feature_names(self) -> FeatureNames:
         """Contexts of users, costs of apps, and categories where meta.csv is there."""
@@ -100,10 +82,8 @@ class Frappe(Reader):
         if (self.folder() / "meta.csv").is_file():
             apps = read_table(self.file("meta.csv"), _APPS)
             category = dict(zip(apps["item"].tolist(), apps["category"], strict=True))
-            known = (category.get(app) for app in rows.item_ids.tolist())
-            features.append(
-                Feature.multiple("category", [[name] if name else [] for name in known])
-            )
+            names = (category.get(app) for app in rows.item_ids.tolist())
+            features.append(Feature.multiple("category", [[n] if n else [] for n in names]))
         return FeatureTable(rows.num_items, tuple(features))
 
 
@@ -116,19 +96,3 @@ def _most_frequent(owner: np.ndarray, labels: pd.Series) -> list[str]:
         ["owner", "rows", "label"], ascending=[True, False, True]
     ).drop_duplicates("owner")
     return best["label"].tolist()
-
-
-def _merge_pairs(rows: Interactions) -> Interactions:
-    """One row per (user, app) pair, where its first row was, with the sum of the counts."""
-    usage = rows.ratings
-    pair = rows.users * rows.num_items + rows.items
-    _, first, place = np.unique(pair, return_index=True, return_inverse=True)
-    total = np.bincount(place, weights=usage)
-    order = np.argsort(first)
-    first = first[order]
-    return replace(
-        rows,
-        users=rows.users[first],
-        items=rows.items[first],
-        ratings=total[order].astype(np.float32),
-    )

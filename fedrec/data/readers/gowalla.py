@@ -10,6 +10,7 @@ rating and no time. Rows of `train.txt` come first.
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +18,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedrec.data.columns import index_rows
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Interactions
-from fedrec.data.published import DatasetSource, require_match
-from fedrec.data.reader import Reader, ReaderConfig
+from fedrec.data.reader import DatasetSource, Reader, ReaderConfig
 from fedrec.data.tables import malformed_line
 
-# What the readers of pairs that are published as a training and a test file share.
+# The base of readers of pairs that are published as a training and a test file.
 
 
 class PublishedPairsConfig(ReaderConfig):
@@ -49,20 +48,18 @@ class PublishedPairs(Reader):
     source: ClassVar[DatasetSource]  # pyright: ignore[reportIncompatibleVariableOverride]
     train_source: ClassVar[DatasetSource]
 
+    features = FeatureNames()
+
     def read(self) -> Interactions:
         files = [self.pairs(self.file(name)) for name in self.source.files]
         users, items = (np.concatenate(columns) for columns in zip(*files, strict=True))
-        whole = self.verified(index_rows(self.name, users=users, items=items))
+        rows = self.indexed(users=users, items=items)
         split = len(files[0][0])
-        whole = replace(whole, published_test=np.arange(len(whole)) >= split)
-        if self.config.verify:  # a pair moved from one file to the other leaves the whole as it was
-            require_match(whole.with_rows(slice(split)), self.train_source)
+        rows = replace(rows, published_test=np.arange(len(rows)) >= split)
+        if self.config.verify:  # a pair moved from one file to the other leaves them all the same
+            self.train_source.check(rows.with_rows(slice(split)))
         part = {"all": slice(None), "train": slice(split), "test": slice(split, None)}
-        return whole.with_rows(part[self.config.part])
-
-    def feature_names(self) -> FeatureNames:
-        """None are read."""
-        return FeatureNames()
+        return rows.with_rows(part[self.config.part])
 
     @abstractmethod
     def pairs(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -73,7 +70,7 @@ class PublishedPairs(Reader):
         """
 
 
-_SPACE = b" \t\r\n"
+_NUMBERS = re.compile(rb"[0-9 \t]*")
 
 
 class Gowalla(PublishedPairs):
@@ -107,28 +104,13 @@ class Gowalla(PublishedPairs):
         Raises:
             DataError: a line holds something other than whole numbers.
         """
-        data = path.read_bytes()
-        text = np.frombuffer(data, dtype=np.uint8)
-        _require_digits(path, data, text)
-        blank = text <= 32
-        starts = np.flatnonzero(~blank & np.concatenate([[True], blank[:-1]]))
-        values = np.fromstring(data, dtype=np.int64, sep=" ")  # type: ignore[call-overload]
-        line = np.searchsorted(np.flatnonzero(text == ord("\n")), starts)
-        first = np.concatenate([[True], line[1:] != line[:-1]])[: len(values)]
-        owner = values[first][np.cumsum(first) - 1]
-        return owner[~first], values[~first]
-
-
-def _require_digits(path: Path, data: bytes, text: np.ndarray) -> None:
-    allowed = np.zeros(256, dtype=bool)
-    allowed[list(b"0123456789" + _SPACE)] = True
-    wrong = ~allowed[text]
-    if wrong.any():
-        number = data.count(b"\n", 0, int(wrong.argmax()))
-        line = data.split(b"\n")[number].decode("latin-1")
-        raise malformed_line(
-            path,
-            number + 1,
-            line[:200],
-            "a user and items, all whole numbers, between single spaces",
-        )
+        lines = path.read_bytes().splitlines()
+        for number, line in enumerate(lines, start=1):
+            if not _NUMBERS.fullmatch(line):
+                expected = "a user and items, all whole numbers, between single spaces"
+                raise malformed_line(path, number, line[:200].decode("latin-1"), expected)
+        values = [np.fromstring(line, dtype=np.int64, sep=" ") for line in lines]
+        values = [numbers for numbers in values if len(numbers)]
+        users = [np.full(len(numbers) - 1, numbers[0]) for numbers in values]
+        empty = np.empty(0, dtype=np.int64)
+        return np.concatenate([empty, *users]), np.concatenate([empty, *(v[1:] for v in values)])

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,15 +13,13 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from fedrec.data.columns import index_rows
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.interactions import Interactions
-from fedrec.data.published import Archive, DatasetSource
-from fedrec.data.reader import Reader, ReaderConfig
+from fedrec.data.reader import Archive, DatasetSource, Reader, ReaderConfig
 from fedrec.data.tables import Columns, TableLayout, read_table
 from fedrec.errors import DataError
 
-# What the MovieLens readers share: ratings, features by id, age bands, genres, licence.
+# The base of the readers: ratings, features by id, age bands, genres, licence.
 
 LICENCE = (
     "research use with acknowledgement; no redistribution, no commercial use without permission"
@@ -50,16 +47,12 @@ class MovieLens(Reader):
     users: ClassVar[TableLayout | None] = None
 
     def read(self) -> Interactions:
-        ratings, *users, films = self.source.files
-        header = self.ratings.names == "first line"
-        frame = read_table(self.file(ratings, lines=(self.source.rows or 0) + header), self.ratings)
-        names = ("users", "items", "ratings", "times")
-        columns = dict(zip(names, (frame[one] for one in self.ratings.columns), strict=True))
-        bare = self.verified(index_rows(self.name, **columns))
-        found = replace(bare, item_features=self._table(films, self.films, bare.item_ids))
+        _, *users, films = self.source.files
+        rows, _ = self.rows(self.ratings)
+        rows = replace(rows, item_features=self._table(films, self.films, rows.item_ids))
         if self.users is None:
-            return found
-        return replace(found, user_features=self._table(users[0], self.users, bare.user_ids))
+            return rows
+        return replace(rows, user_features=self._table(users[0], self.users, rows.user_ids))
 
     def feature_names(self) -> FeatureNames:
         """Gender, age and occupation where there is a file of users, and genres."""
@@ -70,27 +63,26 @@ class MovieLens(Reader):
         path = self.file(file)
         rows = rows_of(ids, read_table(path, layout), path)
         if layout is self.films:
-            return FeatureTable(
-                len(ids), tuple(self.film_features(rows)), tuple(self.film_texts(rows))
-            )
-        return FeatureTable(len(ids), tuple(self.user_features(rows)))
+            texts = tuple(self.film_texts(rows))
+            return FeatureTable(len(ids), tuple(self.film_features(rows)), texts)
+        users = {
+            "gender": rows["gender"],
+            "age": [age_band(age) for age in rows["age"]],
+            "occupation": self.occupations(rows["occupation"]),
+        }
+        return FeatureTable(len(ids), tuple(Feature.single(*labels) for labels in users.items()))
 
-    @abstractmethod
     def film_features(self, films: Columns) -> list[Feature]:
-        """Features of films from their rows in the file of films."""
+        """Features of films from their rows in the file of films: their genres."""
+        return [Feature.multiple("genres", genre_lists(films["genres"]))]
 
     def film_texts(self, films: Columns) -> list[Feature]:
         """Words of films' texts from the same rows; none by default."""
         return []
 
-    def user_features(self, users: Columns) -> list[Feature]:
-        """Gender, age band and occupation from the columns `gender`, `age` (years) and
-        `occupation`."""
-        return [
-            Feature.single("gender", users["gender"]),
-            Feature.single("age", [age_band(age) for age in users["age"]]),
-            Feature.single("occupation", users["occupation"]),
-        ]
+    def occupations(self, codes: pd.Series) -> pd.Series:
+        """Names of occupations from what the file of users has."""
+        return codes
 
 
 def age_band(age: int) -> str:
@@ -115,8 +107,8 @@ def rows_of(ids: np.ndarray, table: Columns, path: Path) -> Columns:
             got="two or more",
             fix="get the file again, or leave one line out",
         )
-    place = listed.get_indexer(pd.Index(ids))
-    missing = place < 0
+    index = listed.get_indexer(pd.Index(ids))
+    missing = index < 0
     if missing.any():
         raise DataError(
             f"{path}: id {ids[missing][0]} of the ratings is missing",
@@ -124,7 +116,7 @@ def rows_of(ids: np.ndarray, table: Columns, path: Path) -> Columns:
             got=f"{int(missing.sum()):,} without one",
             fix="take both files from one copy of the dataset",
         )
-    return {name: values.iloc[place] for name, values in table.items()}
+    return {name: values.iloc[index] for name, values in table.items()}
 
 
 def genre_lists(texts: Iterable[str]) -> list[list[str]]:
@@ -204,18 +196,27 @@ class MovieLens1M(MovieLens):
         return FeatureNames(users, (*items, *eras), ("title",) if self.config.titles else ())
 
     def film_features(self, films: Columns) -> list[Feature]:
-        features = [Feature.multiple("genres", genre_lists(films["genres"]))]
-        if self.config.eras:
-            features.append(Feature.multiple("eras", [_eras(title) for title in films["title"]]))
-        return features
+        eras = (
+            [Feature.multiple("eras", [_eras(title) for title in films["title"]])]
+            if self.config.eras
+            else []
+        )
+        return [*super().film_features(films), *eras]
 
     def film_texts(self, films: Columns) -> list[Feature]:
         if not self.config.titles:
             return []
         return [Feature.words("title", (_YEAR.sub("", title) for title in films["title"]))]
 
-    def user_features(self, users: Columns) -> list[Feature]:
-        return super().user_features({**users, "occupation": _occupations(users["occupation"])})
+    def occupations(self, codes: pd.Series) -> pd.Series:
+        if not codes.between(0, len(_OCCUPATIONS) - 1).all():
+            raise DataError(
+                "users.dat: unknown occupation",
+                expected=f"codes 0 to {len(_OCCUPATIONS) - 1}",
+                got=f"codes {codes.min()} to {codes.max()}",
+                fix="get the file again",
+            )
+        return codes.map(dict(enumerate(_OCCUPATIONS)))
 
 
 def _eras(title: str) -> list[str]:
@@ -231,17 +232,6 @@ def _eras(title: str) -> list[str]:
         )
     last = int(year[1]) // 5 * 5
     return [f"{start}-{start + 9}" for start in (last - 5, last)]
-
-
-def _occupations(codes: pd.Series) -> pd.Series:
-    if not codes.between(0, len(_OCCUPATIONS) - 1).all():
-        raise DataError(
-            "users.dat: unknown occupation",
-            expected=f"codes 0 to {len(_OCCUPATIONS) - 1}",
-            got=f"codes {codes.min()} to {codes.max()}",
-            fix="get the file again",
-        )
-    return codes.map(dict(enumerate(_OCCUPATIONS)))
 
 
 # MovieLens-100K: 100,000 star ratings, 943 users, 1,682 films (Harper and Konstan, 2015).
@@ -301,7 +291,7 @@ class MovieLens100K(MovieLens):
 
     def film_features(self, films: Columns) -> list[Feature]:
         flags = np.stack([films[genre] for genre in _GENRES], axis=1)
-        genres = [[_GENRES[place] for place in np.flatnonzero(row)] for row in flags]
+        genres = [[_GENRES[code] for code in np.flatnonzero(row)] for row in flags]
         return [Feature.multiple("genres", genres)]
 
 
@@ -344,6 +334,3 @@ class MovieLens20M(MovieLens):
     films = TableLayout(
         {"movieId": np.int32, "genres": str}, separator=",", names="first line", quoted=True
     )
-
-    def film_features(self, films: Columns) -> list[Feature]:
-        return [Feature.multiple("genres", genre_lists(films["genres"]))]

@@ -40,7 +40,6 @@ _OCCUPATIONS = tuple(f"occupation {number}" for number in range(1, 11))
 _GENRES = tuple(f"genre {number}" for number in range(1, 13))
 _MOST_GENRES = 3
 _GENRE_SHARE = 0.5  # of the variance of the items' factors
-_AT_ONCE = 2**14  # rows of factors at once, which stay in the cache
 
 
 @dataclass(frozen=True)
@@ -117,9 +116,9 @@ class Truth:
             items: `int64 [items]`, by user.
             counts: items of each user, `int64 [users]`, or the same number of all.
         """
-        own = np.repeat(self.user_factors[users], counts, axis=0)
-        theirs = np.take(self.item_factors, items, axis=0, mode="clip")
-        return np.einsum("nr,nr->n", own, theirs)
+        of_users = np.repeat(self.user_factors[users], counts, axis=0)
+        of_items = np.take(self.item_factors, items, axis=0, mode="clip")
+        return np.einsum("nr,nr->n", of_users, of_items)
 
     def scores(self, users: np.ndarray) -> np.ndarray:
         """Scores of an oracle that knows the truth, `float32 [users, items]`: affinity and
@@ -197,31 +196,23 @@ def _multiple(
 def _means(feature: Feature, rank: int, generator: np.random.Generator) -> np.ndarray:
     """`float32 [rows, rank]`: the scaled sum of random vectors, one per category of the row."""
     vectors = generator.standard_normal((len(feature.categories) + 1, rank), dtype=np.float32)
-    vectors[-1] = 0.0  # for places without a code
+    vectors[-1] = 0.0  # for padding
     codes = feature.padded()
-    sums = np.empty((len(codes), rank), dtype=np.float32)
-    for start in range(0, len(codes), _AT_ONCE):
-        part = codes[start : start + _AT_ONCE]
-        own = np.take(vectors, part[:, 0], axis=0)
-        for column in part.T[1:]:
-            own += np.take(vectors, column, axis=0)
-        own /= np.sqrt((part >= 0).sum(axis=1, keepdims=True), dtype=np.float32)
-        sums[start : start + _AT_ONCE] = own
+    sums = vectors[codes[:, 0]]
+    for column in codes.T[1:]:
+        sums += vectors[column]
+    sums /= np.sqrt((codes >= 0).sum(axis=1, keepdims=True), dtype=np.float32)
     return sums
 
 
 def _mixed(explained: np.ndarray, share: float, generator: np.random.Generator) -> np.ndarray:
-    """Factors of which `share` of the variance is explained, in place; their products have standard
-    deviation near 1."""
-    mixed = generator.standard_normal(explained.shape, dtype=np.float32)
-    explained -= explained.mean(axis=0)
-    scale = max(float(np.sqrt(np.square(explained).mean())), 1e-6)
-    for start in range(0, len(mixed), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
-        explained[part] /= scale
-        own = np.sqrt(share) * explained[part] + np.sqrt(1 - share) * mixed[part]
-        mixed[part] = own / explained.shape[1] ** 0.25
-    return mixed
+    """Factors of which `share` of the variance is explained; their products have standard deviation
+    near 1."""
+    random = generator.standard_normal(explained.shape, dtype=np.float32)
+    explained = explained - explained.mean(axis=0)
+    explained /= max(float(np.sqrt(np.square(explained).mean())), 1e-6)
+    mixed = np.sqrt(share) * explained + np.sqrt(1 - share) * random
+    return (mixed / explained.shape[1] ** 0.25).astype(np.float32)
 
 
 _CANDIDATES_AT_ONCE = 2_000_000
@@ -293,8 +284,9 @@ class Synthetic(Reader):
         for number, part in enumerate(_parts(counts, _CANDIDATES_AT_ONCE)):
             start = end
             end += int(counts[part].sum())
-            for column, own in zip(columns, self._chunk(truth, counts, number, part), strict=True):
-                column[start:end] = own
+            chunk = self._chunk(truth, counts, number, part)
+            for column, values in zip(columns, chunk, strict=True):
+                column[start:end] = values
         users, items, ratings, times = columns
         return Interactions(
             name=self.name,
@@ -346,7 +338,7 @@ class Synthetic(Reader):
         users = np.arange(part.start, part.stop)
         drawn = _Draws.of(users, counts[part], self.config.items, generator)
         chosen = [_chosen(truth, block, generator) for block in drawn.blocks()]
-        items = np.concatenate([own for own, _ in chosen])
+        items = np.concatenate([items for items, _ in chosen])
         liking = np.concatenate([affinity for _, affinity in chosen])
         liking += np.float32(self.config.noise) * generator.standard_normal(
             len(items), dtype=np.float32
@@ -362,7 +354,7 @@ class Synthetic(Reader):
 
 
 class _Draws(NamedTuple):
-    """What the candidates of consecutive users follow from.
+    """Random numbers from which the candidates of consecutive users follow.
 
     Attributes:
         users: `int64 [users]`.
@@ -395,37 +387,28 @@ class _Draws(NamedTuple):
         ends = _POPULAR_PER_INTERACTION * np.concatenate([[0], np.cumsum(self.counts)])
         for part in _parts(self.counts, _CANDIDATES_IN_CACHE):
             chances = self.chances[ends[part.start] : ends[part.stop]]
-            of_users = (self.users, self.counts, self.starts, self.steps)
-            users, counts, starts, steps = (own[part] for own in of_users)
-            yield _Draws(users, counts, chances, starts, steps)
+            yield _Draws(
+                self.users[part], self.counts[part], chances, self.starts[part], self.steps[part]
+            )
 
     def chance_items(self, items: int) -> np.ndarray:
         """`int64 [interactions]`: as many distinct items as a user has interactions."""
-        place = within_groups(self.counts)
-        place *= np.repeat(self.steps, self.counts)
-        place += np.repeat(self.starts, self.counts)
-        return place % items
-
-
-class _Candidates(NamedTuple):
-    """Distinct candidates of a block of users, by user: how many each has, `found`, their `items`,
-    and the weight of each."""
-
-    found: np.ndarray
-    items: np.ndarray
-    presence: np.ndarray
+        position = within_groups(self.counts)
+        position *= np.repeat(self.steps, self.counts)
+        position += np.repeat(self.starts, self.counts)
+        return position % items
 
 
 def _chosen(
     truth: Truth, draws: _Draws, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Items that a block of users interacts with, by user, and how well they suit them."""
-    met = _candidates(truth, draws)
-    affinity = truth.affinity(draws.users, met.items, met.found)
+    number, items, presence = _candidates(truth, draws)
+    affinity = truth.affinity(draws.users, items, number)
     weight = np.exp(truth.selectivity * affinity)
-    weight *= met.presence
-    rows = _fittest(met.found, weight, draws.counts, generator)
-    return met.items[rows], affinity[rows]
+    weight *= presence
+    rows = _fittest(number, weight, draws.counts, generator)
+    return items[rows], affinity[rows]
 
 
 def _parts(counts: np.ndarray, most: int) -> Iterator[slice]:
@@ -437,9 +420,14 @@ def _parts(counts: np.ndarray, most: int) -> Iterator[slice]:
     return (slice(int(start), int(stop)) for start, stop in pairwise(bounds))
 
 
-def _candidates(truth: Truth, draws: _Draws) -> _Candidates:
-    """Several popular items per interaction, and as many uniformly drawn items as interactions,
-    which gives enough distinct ones."""
+def _candidates(truth: Truth, draws: _Draws) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Distinct candidates of a block of users: several popular items per interaction, and as many
+    uniformly drawn items as interactions, which gives enough distinct ones.
+
+    Returns:
+        `int64 [users]` the number of each, and by user the items `int64 [candidates]` and the
+        weight of each, `float32 [candidates]`.
+    """
     num_items = len(truth.item_factors)
     counts = draws.counts
     # User, item and origin in one number, so that one sort groups equal pairs without a second
@@ -468,11 +456,11 @@ def _candidates(truth: Truth, draws: _Draws) -> _Candidates:
     repeated = np.flatnonzero(others)
     presence[repeated] += others[repeated]
     items = ((first >> 1) & ((1 << bits) - 1)).astype(np.int64)
-    return _Candidates(np.diff(np.searchsorted(first, users)), items, presence)
+    return np.diff(np.searchsorted(first, users)), items, presence
 
 
 def _fittest(
-    found: np.ndarray, weight: np.ndarray, counts: np.ndarray, generator: np.random.Generator
+    number: np.ndarray, weight: np.ndarray, counts: np.ndarray, generator: np.random.Generator
 ) -> np.ndarray:
     """`counts` candidates per user, drawn without replacement by weight: their rows.
 
@@ -480,9 +468,9 @@ def _fittest(
     are taken (Efraimidis and Spirakis, 2006).
 
     Args:
-        found: `int64 [users]`, candidates of each.
+        number: `int64 [users]`, candidates of each.
         weight: `float32 [candidates]`, by user.
-        counts: `int64 [users]`, at most `found`.
+        counts: `int64 [users]`, at most `number`.
         generator: of the random numbers.
     """
     arrival = generator.standard_exponential(len(weight), dtype=np.float32)
@@ -491,8 +479,8 @@ def _fittest(
     bits = len(weight).bit_length()
     keys = arrival.view(np.uint32).astype(np.uint64)
     keys <<= np.uint64(bits)
-    keys |= np.repeat(np.arange(len(found), dtype=np.uint64) << np.uint64(32 + bits), found)
+    keys |= np.repeat(np.arange(len(number), dtype=np.uint64) << np.uint64(32 + bits), number)
     keys |= np.arange(len(weight), dtype=np.uint64)
     keys.sort()
-    first = spans(np.cumsum(found) - found, counts)
+    first = spans(np.cumsum(number) - number, counts)
     return (keys[first] & np.uint64((1 << bits) - 1)).astype(np.int64)

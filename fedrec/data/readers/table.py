@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from fedrec.config import did_you_mean
 from fedrec.data.columns import SECOND, ids_of, index_rows, numbers_of, times_of
 from fedrec.data.feature_labels import labelled
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
@@ -27,7 +26,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.data.recognition import repeated_rows
 from fedrec.data.tables import Columns, TableLayout, column_names, columns_of, read_table
-from fedrec.errors import DataError
+from fedrec.errors import DataError, did_you_mean
 from fedrec.runtime.ragged import distinct
 
 log = logging.getLogger("fedrec.data")
@@ -81,10 +80,10 @@ class Table(Reader):
     title = "your own CSV, Parquet or JSON file"
 
     def read(self) -> Interactions:
-        rows = self.interactions(read_table(self._path(), self._layout()))
+        rows = self.interactions(read_table(self._path, self._layout()))
         repeated = len(rows) - len(distinct(rows.users * rows.num_items + rows.items))
         if repeated:
-            log.warning("%s: %s", self._path(), repeated_rows(repeated, len(rows)))
+            log.warning("%s: %s", self._path, repeated_rows(repeated, len(rows)))
         return rows
 
     def interactions(self, columns: Columns) -> Interactions:
@@ -98,24 +97,20 @@ class Table(Reader):
                 constant.
         """
         config = self.config
-        path = self._path()
+        path = self._path
         frame = columns_of(str(path), columns, self._layout())
-        bare = indexed(self.name, frame, config, path)
+        rows = indexed(self.name, frame, config, path)
+        texts = (name for name in config.item_texts if name in frame)
+        users = self._features(frame, config.user, config.user_features, rows.users, rows.user_ids)
+        items = self._features(
+            frame, config.item, (*config.item_features, *texts), rows.items, rows.item_ids
+        )
+        categories = [feature for feature in items if feature.name not in config.item_texts]
+        texts = [feature for feature in items if feature.name in config.item_texts]
         return replace(
-            bare,
-            user_features=self._declared(
-                self._features(frame, config.user, config.user_features, bare.users, bare.user_ids)
-            ),
-            item_features=_with_texts(
-                self._features(
-                    frame,
-                    config.item,
-                    (*config.item_features, *self._own_texts(path)),
-                    bare.items,
-                    bare.item_ids,
-                ),
-                config.item_texts,
-            ),
+            rows,
+            user_features=FeatureTable(rows.num_users, tuple(self._declared(users))),
+            item_features=FeatureTable(rows.num_items, tuple(categories), tuple(texts)),
         )
 
     def feature_names(self) -> FeatureNames:
@@ -126,43 +121,38 @@ class Table(Reader):
     def undeclared_categories(self) -> tuple[str, ...]:
         """Columns of users' features without `user-categories`."""
         config = self.config
-        layout = TableLayout.own({}, separator=config.separator)
-        extras = {name: self._extra(name, self._path()) for name in config.user_features}
         columns = [
             column
-            for name, extra in extras.items()
-            for column in (column_names(extra, layout) if extra else (name,))
+            for name in config.user_features
+            for column in (self._columns_of(self._extras[name]) if name in self._extras else [name])
         ]
         return tuple(c for c in columns if c != config.user and c not in config.user_categories)
 
-    def _declared(self, table: FeatureTable) -> FeatureTable:
+    def _declared(self, features: list[Feature]) -> list[Feature]:
         """The users' features with the declared categories.
 
         Raises:
             DataError: categories are declared of a feature that users do not have.
         """
         declared = self.config.user_categories
-        unknown = [name for name in declared if name not in table.names]
-        if unknown:
-            raise DataError(
-                f"users have no feature {unknown[0]!r}, whose categories are declared",
-                expected=f"one of {', '.join(table.names) or 'dataset.user-features'}",
-                got=f"dataset.user-categories with {unknown[0]!r}",
-                fix=did_you_mean(unknown[0], table.names),
-            )
-        features = tuple(
-            one.among(declared[one.name], OTHER) if one.name in declared else one
-            for one in table.features
-        )
-        return replace(table, features=features)
+        names = [feature.name for feature in features]
+        for name in declared:
+            if name not in names:
+                raise DataError(
+                    f"users have no feature {name!r}, whose categories are declared",
+                    expected=f"one of {', '.join(names) or 'dataset.user-features'}",
+                    got=f"dataset.user-categories with {name!r}",
+                    fix=did_you_mean(name, names),
+                )
+        return [f.among(declared[f.name], OTHER) if f.name in declared else f for f in features]
 
     def files(self) -> list[Path]:
         path = self.config.path
         if path is None or not path.is_file():
             return []
-        names = (*self.config.user_features, *self.config.item_features)
-        return [path, *(extra for name in names if (extra := self._extra(name, path)))]
+        return [path, *self._extras.values()]
 
+    @property
     def _path(self) -> Path:
         if self.config.path is None:
             raise DataError(
@@ -174,50 +164,43 @@ class Table(Reader):
         return self.folder()
 
     def _layout(self) -> TableLayout:
+        """The layout of the main table, without texts of additional ones."""
         config = self.config
-        settings = self._columns(self._path())
+        settings: dict[str, str] = {}
+        for role in ("user", "item", "rating", "time"):
+            name = getattr(config, role)
+            if name in settings:
+                raise DataError(
+                    f"column {name!r} is given twice",
+                    expected="a column of its own for each of users, items, ratings and times",
+                    got=f"{settings[name]} and dataset.{role}",
+                    fix=f"set dataset.{role} to the name of another column",
+                )
+            settings |= {name: f"dataset.{role}"} if name else {}
+        extras = [self._extras[name] for name in config.item_features if name in self._extras]
+        elsewhere = {*self._extras, *(name for path in extras for name in self._columns_of(path))}
+        named = {
+            "user-features": [n for n in config.user_features if n not in self._extras],
+            "item-features": [n for n in config.item_features if n not in self._extras],
+            "item-texts": [n for n in config.item_texts if n not in elsewhere],
+        }
+        settings |= {name: f"dataset.{key}" for key, names in named.items() for name in names}
         numbers = (config.rating, config.time)
         columns = {name: None if name in numbers else str for name in settings}
         return TableLayout.own(
             columns, settings=settings, separator=config.separator, header=config.header
         )
 
-    def _columns(self, path: Path) -> dict[str, str]:
-        """The columns to read from the main table, and the setting that names each."""
-        config = self.config
-        columns: dict[str, str] = {}
-        for role in ("user", "item", "rating", "time"):
-            name = getattr(config, role)
-            if name in columns:
-                raise DataError(
-                    f"column {name!r} is given twice",
-                    expected="a column of its own for each of users, items, ratings and times",
-                    got=f"{columns[name]} and dataset.{role}",
-                    fix=f"set dataset.{role} to the name of another column",
-                )
-            columns |= {name: f"dataset.{role}"} if name else {}
-        for setting, names in (
-            ("user-features", config.user_features),
-            ("item-features", config.item_features),
-            ("item-texts", self._own_texts(path)),
-        ):
-            columns |= {
-                name: f"dataset.{setting}" for name in names if self._extra(name, path) is None
-            }
-        return columns
-
-    def _extra(self, name: str, path: Path) -> Path | None:
-        """The additional table called `name`; None if it is a column. Relative paths start at the
+    @property
+    def _extras(self) -> dict[str, Path]:
+        """Files of additional tables, by the names of the settings; relative paths start at the
         table's folder."""
-        extra = path.parent / name
-        return extra if extra.is_file() else None
+        names = (*self.config.user_features, *self.config.item_features)
+        paths = {name: self._path.parent / name for name in names}
+        return {name: path for name, path in paths.items() if path.is_file()}
 
-    def _own_texts(self, path: Path) -> tuple[str, ...]:
-        """The texts that are columns of the main table: those that no additional one has."""
-        layout = TableLayout.own({}, separator=self.config.separator)
-        extras = (self._extra(name, path) for name in self.config.item_features)
-        elsewhere = {name for extra in extras if extra for name in column_names(extra, layout)}
-        return tuple(name for name in self.config.item_texts if name not in elsewhere)
+    def _columns_of(self, extra: Path) -> list[str]:
+        return column_names(extra, TableLayout.own({}, separator=self.config.separator))
 
     def _features(
         self,
@@ -226,15 +209,30 @@ class Table(Reader):
         names: Sequence[str],
         owner: np.ndarray,
         ids: np.ndarray,
-    ) -> FeatureTable:
+    ) -> list[Feature]:
+        """Features of users or items from columns of the main table and from additional ones."""
         features: list[Feature] = []
         for name in names:
-            extra = self._extra(name, self._path())
-            if extra is None:
+            path = self._extras.get(name)
+            if path is None:
                 features.append(self._feature(name, frame[name], owner, ids))
-            else:
-                features += self._from_extra(extra, key, ids)
-        return FeatureTable(len(ids), tuple(features))
+                continue
+            columns = dict.fromkeys([key, *self._columns_of(path)], str)
+            settings = {key: "the column of ids"}
+            separator = self.config.separator
+            extra = read_table(
+                path, TableLayout.own(columns, settings=settings, separator=separator)
+            )
+            index = pd.Index(ids.astype(str)).get_indexer(
+                pd.Index(ids_of(extra[key], path).astype(str))
+            )
+            present = index >= 0
+            features += [
+                self._feature(name, pd.Series(labels[present]), index[present], ids)
+                for name, labels in extra.items()
+                if name != key
+            ]
+        return features
 
     def _feature(self, name: str, labels: pd.Series, owner: np.ndarray, ids: np.ndarray) -> Feature:
         """A column as a feature; what its values are taken for is told, if that is not one
@@ -246,21 +244,6 @@ class Table(Reader):
         if taken:
             log.warning("feature %r is taken for %s", name, taken)
         return feature
-
-    def _from_extra(self, path: Path, key: str, ids: np.ndarray) -> list[Feature]:
-        layout = TableLayout.own({}, separator=self.config.separator)
-        columns = dict.fromkeys([key, *column_names(path, layout)], str)
-        settings = {key: "the column of ids"}
-        frame = read_table(path, replace(layout, columns=columns, settings=settings))
-        place = pd.Index(ids.astype(str)).get_indexer(
-            pd.Index(ids_of(frame[key], path).astype(str))
-        )
-        known = place >= 0
-        return [
-            self._feature(name, pd.Series(labels[known]), place[known], ids)
-            for name, labels in frame.items()
-            if name != key
-        ]
 
 
 def indexed(name: str, frame: Columns, config: TableConfig, path: Path) -> Interactions:
@@ -279,14 +262,6 @@ def indexed(name: str, frame: Columns, config: TableConfig, path: Path) -> Inter
     )
 
 
-def _with_texts(table: FeatureTable, names: Sequence[str]) -> FeatureTable:
-    """A table of which the features of some names, by their words, are texts."""
-    texts = [one for one in table.features if one.name in names]
-    return replace(
-        table, features=table.only(set(table.names) - set(names)).features, texts=tuple(texts)
-    )
-
-
 def _constant(name: str, labels: pd.Series, owner: np.ndarray, ids: np.ndarray) -> list[str | None]:
     """The value of each owner, which is repeated in every row; None where it is missing.
 
@@ -294,9 +269,9 @@ def _constant(name: str, labels: pd.Series, owner: np.ndarray, ids: np.ndarray) 
         DataError: one owner has two labels.
     """
     frame = pd.DataFrame({"owner": owner, "label": labels.to_numpy()}).dropna().drop_duplicates()
-    twice = np.asarray(frame["owner"].duplicated())
+    twice = frame["owner"].duplicated()
     if twice.any():
-        first = int(np.asarray(frame["owner"])[twice][0])
+        first = frame.loc[twice, "owner"].iloc[0]
         shown = frame.loc[frame["owner"] == first, "label"].tolist()[:2]
         raise DataError(
             f"feature {name!r} is not constant",
@@ -305,7 +280,5 @@ def _constant(name: str, labels: pd.Series, owner: np.ndarray, ids: np.ndarray) 
             fix="name only columns that belong to the user (or to the item); write several values"
             " in one field: books|food",
         )
-    values: list[str | None] = [None] * len(ids)
-    for place, label in frame.itertuples(index=False):
-        values[place] = str(label)
-    return values
+    labels = frame.set_index("owner")["label"].astype(str).reindex(range(len(ids)))
+    return [None if pd.isna(label) else label for label in labels]

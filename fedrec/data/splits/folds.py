@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits into a last row and all others, and into folds of rows.
+"""Splits into a last row and all others, into folds of rows, and by the publisher's files.
 
 Cross-validation over rows: one fold is tested, the others train (PNBM, section 5: five folds of
 MovieLens).
@@ -21,8 +21,7 @@ from pydantic import Field, model_validator
 
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.data.published import require_complete_lines
-from fedrec.data.splits.published import rows_of_pairs
+from fedrec.data.reader import check_complete_lines
 from fedrec.data.splits.rules import (
     ROWS,
     VALIDATION,
@@ -33,9 +32,9 @@ from fedrec.data.splits.rules import (
     sort_key,
     users_of,
 )
-from fedrec.data.tables import Columns, TableLayout, read_table
+from fedrec.data.tables import TableLayout, read_table
 from fedrec.data.time_order import row_numbers
-from fedrec.errors import DataError
+from fedrec.errors import DataError, missing_file
 from fedrec.privacy.accounting.sampling import Adjacency
 
 # Leave one out: each user's last row is tested (He et al., Neural Collaborative Filtering, WWW
@@ -86,18 +85,12 @@ class LeaveOneOut(Split):
             DataError: the order is temporal and the interactions have no times.
         """
         key = sort_key(interactions, self.config.order, self.seed)
-        place, count = places(interactions.users, key)
-        from_end = np.where(count >= _FEWEST_ROWS, count - 1 - place, count)
-        test = from_end == 0
-        validation = (from_end == 1) & (count >= _FEWEST_ROWS) & self.config.validation
-        train = ~(test | validation)
-        return Partition(
-            training_clients=users_of(interactions, train),
-            train_rows=np.flatnonzero(train),
-            validation_rows=np.flatnonzero(validation),
-            test_rows=np.flatnonzero(test),
-            leaky_negatives=self.config.leaky_negatives,
-        )
+        position, count = places(interactions.users, key)
+        enough = count >= _FEWEST_ROWS
+        test = enough & (position == count - 1)
+        validation = enough & (position == count - 2) & self.config.validation
+        leaky = self.config.leaky_negatives
+        return Partition.of_masks(interactions, test, validation, leaky_negatives=leaky)
 
 
 _SHIPPED_FOLDS = 5
@@ -149,12 +142,7 @@ class Kfold(Split):
         test = self._tested(interactions)
         drawn = row_numbers(interactions, self.seed, "split", VALIDATION, self.config.fold)
         validation = ~test & (drawn < self.config.validation * 2**32)
-        return Partition(
-            training_clients=users_of(interactions),
-            train_rows=np.flatnonzero(~(test | validation)),
-            validation_rows=np.flatnonzero(validation),
-            test_rows=np.flatnonzero(test),
-        )
+        return Partition.of_masks(interactions, test, validation, users_of(interactions))
 
     def _tested(self, interactions: Interactions) -> np.ndarray:
         """`bool [rows]`: the rows of the fold."""
@@ -183,15 +171,87 @@ def read_test_fold(folder: Path, fold: int, interactions: Interactions) -> np.nd
     path = folder / f"u{fold}.test"
     if not path.is_file():
         fix = "take the dataset's folder with all its files, or let the split draw its folds itself"
+        raise missing_file(f"the file of fold {fold}", path, fix)
+    check_complete_lines(path)
+    pairs = read_table(path, _FOLD)
+    rows = pd.MultiIndex.from_arrays(
+        [
+            interactions.user_ids[interactions.users],
+            interactions.item_ids[interactions.items],
+        ]
+    )
+    if not rows.is_unique:
         raise DataError(
-            f"the file of fold {fold} is missing", expected=f"a file {path}", got="nothing", fix=fix
+            f"{interactions.name}: published pairs need each (user, item) pair once",
+            expected="distinct pairs",
+            got=f"{int(rows.duplicated().sum()):,} repeated rows",
+            fix="let the split divide the rows itself, without published files",
         )
-    require_complete_lines(path)
-    return _rows_of_pairs(interactions, read_table(path, _FOLD), path)
+    tested = rows.get_indexer(pd.MultiIndex.from_arrays([pairs["user"], pairs["item"]]))
+    if (tested < 0).any():
+        line = int((tested < 0).argmax())
+        raise DataError(
+            f"{path}, line {line + 1:,}: a pair that is not among the interactions",
+            expected=f"pairs of {interactions.name}",
+            got=f"user {pairs['user'][line]}, item {pairs['item'][line]}",
+            fix="take both files from one copy of the dataset, and keep all ratings",
+        )
+    return tested.astype(np.int64)
 
 
-def _rows_of_pairs(interactions: Interactions, pairs: Columns, path: Path) -> np.ndarray:
-    users = pd.Index(interactions.user_ids).get_indexer(pd.Index(pairs["user"]))
-    items = pd.Index(interactions.item_ids).get_indexer(pd.Index(pairs["item"]))
-    named = (pairs["user"].tolist(), pairs["item"].tolist())
-    return rows_of_pairs(interactions, users, items, path, named)
+# The publisher's own training and test files, such as those of Amazon Office (70:30) and Gowalla
+# (80:20).
+#
+# Validation rows, if any, are drawn from the training file: choose settings with them, and report
+# with `validation = 0`, so that all published training rows are used for training.
+
+
+class PublishedConfig(Config):
+    """Settings of the published split."""
+
+    validation: float = Field(0.0, ge=0, lt=1)
+    """Share of each user's training rows for validation, in [0, 1), rounded half up; at least one
+    row remains for training."""
+
+
+class Published(Split):
+    """Rows of the publisher's training file train, those of the test file are tested."""
+
+    name = "published"
+    Config = PublishedConfig
+    paper = "UPC-SDG's author files; NGCF and LightGCN (Gowalla)"
+    config: PublishedConfig
+
+    def depends_on(self, adjacency: Adjacency) -> str:
+        """Nothing: the publisher's files are given, and validation rows are drawn client by
+        client. Users without a row in the training file take part, with no row."""
+        return ""
+
+    def split(self, interactions: Interactions) -> Partition:
+        """Divide the interactions like the publisher.
+
+        Raises:
+            DataError: the dataset was not published in two files, or only one of them was read.
+        """
+        test = interactions.published_test
+        if test is None or not (0 < test.sum() < len(test)):
+            raise DataError(
+                f"{interactions.name} has no published split",
+                expected=(
+                    "a dataset with a training and a test file, and rows of both (dataset.part ="
+                    " 'all')"
+                ),
+                got="no such files" if test is None else "rows of one file only",
+                fix="choose another split, such as 'ratio'",
+            )
+        rows = np.flatnonzero(~test)
+        key = sort_key(interactions, "random", self.seed)[rows]
+        position, count = places(interactions.users[rows], key)
+        taken = np.minimum((self.config.validation * count + 0.5).astype(np.int64), count - 1)
+        validation = position >= count - taken
+        return Partition(
+            training_clients=users_of(interactions),
+            train_rows=rows[~validation],
+            validation_rows=rows[validation],
+            test_rows=np.flatnonzero(test),
+        )

@@ -69,18 +69,40 @@ class Partition:
                 "a split put one row into two parts",
                 expected="disjoint parts",
                 got="a shared row",
-                fix="correct the split: a row trains, validates or tests",
+                fix="put each row in exactly one of train, validation and test",
             )
+
+    @classmethod
+    def of_masks(
+        cls,
+        interactions: Interactions,
+        test: np.ndarray,
+        validation: np.ndarray,
+        clients: np.ndarray | None = None,
+        **more: bool,
+    ) -> Partition:
+        """The partition of all rows, those that are not held out in training.
+
+        Args:
+            interactions: the rows.
+            test: `bool [rows]`.
+            validation: `bool [rows]`.
+            clients: the training clients; None: the users with a training row.
+            more: other fields.
+        """
+        train = ~(test | validation)
+        clients = users_of(interactions, train) if clients is None else clients
+        return cls(clients, *map(np.flatnonzero, (train, validation, test)), **more)
 
     def parts(self, interactions: Interactions) -> np.ndarray:
         """`[rows]`: the part of each row: `"training"`, `"known"` (a training row of a user who
         does not train the shared model), `"validation"`, `"test"`, or empty where it is in none."""
         trains = np.isin(interactions.users, self.training_clients)
-        found = np.full(len(interactions), "", dtype=object)
-        found[self.train_rows] = np.where(trains[self.train_rows], "training", "known")
-        found[self.validation_rows] = "validation"
-        found[self.test_rows] = "test"
-        return found
+        parts = np.full(len(interactions), "", dtype=object)
+        parts[self.train_rows] = np.where(trains[self.train_rows], "training", "known")
+        parts[self.validation_rows] = "validation"
+        parts[self.test_rows] = "test"
+        return parts
 
 
 class Split(ABC):
@@ -238,7 +260,9 @@ def places(users: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         `int64 [rows]` twice: the row's position, from 0, and the number of rows of its user.
     """
     counts = np.bincount(users)
-    return _place(users, key, counts), counts[users]
+    positions = np.empty(len(users), dtype=np.int64)
+    positions[sorted_rows(users, key)] = within_groups(counts)
+    return positions, counts[users]
 
 
 def users_of(interactions: Interactions, rows: np.ndarray | None = None) -> np.ndarray:
@@ -247,12 +271,6 @@ def users_of(interactions: Interactions, rows: np.ndarray | None = None) -> np.n
     present = np.zeros(interactions.num_users, dtype=bool)
     present[interactions.users if rows is None else interactions.users[rows]] = True
     return np.flatnonzero(present)
-
-
-def _place(users: np.ndarray, key: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    place = np.empty(len(users), dtype=np.int64)
-    place[sorted_rows(users, key)] = within_groups(counts)
-    return place
 
 
 # Held-out users whose rows are split into halves (PrivRec, section 3.3).
@@ -336,20 +354,21 @@ class UserHoldout(Split):
             DataError: too few users for one test and one training user, or no times for temporal
                 halves.
         """
-        test, training = self._user_parts(interactions)
+        config = self.config
+        tested, training = self._user_parts(interactions)
         # Only the rows of held-out users, which are few, are sorted.
-        rows = np.flatnonzero(~_members(interactions, training)[interactions.users])
-        held_out = rows[self._second_half(interactions, rows)]
-        train = np.ones(len(interactions), dtype=bool)
-        train[held_out] = False
-        of_test_user = _members(interactions, test)[interactions.users[held_out]]
-        weak = self.config.generalisation == "weak"
-        return Partition(
-            training_clients=users_of(interactions, np.flatnonzero(train)) if weak else training,
-            train_rows=np.flatnonzero(train),
-            validation_rows=held_out[~of_test_user],
-            test_rows=held_out[of_test_user],
-            repeated_use=self.config.split_by == "rows",
+        rows = np.flatnonzero(~np.isin(interactions.users, training))
+        key = sort_key(interactions, config.halves, self.seed, config.stream)[rows]
+        position, count = places(interactions.users[rows], key)
+        held_out = np.zeros(len(interactions), dtype=bool)
+        held_out[rows[position >= (count + 1) // 2]] = True
+        test = held_out & np.isin(interactions.users, tested)
+        return Partition.of_masks(
+            interactions,
+            test,
+            held_out & ~test,
+            None if config.generalisation == "weak" else training,
+            repeated_use=config.split_by == "rows",
         )
 
     def _user_parts(self, interactions: Interactions) -> tuple[np.ndarray, np.ndarray]:
@@ -362,7 +381,7 @@ class UserHoldout(Split):
         if self.config.folds is not None:
             return self._fold(interactions, present, validation, self.config.folds)
         test = _rounded(self.config.test_users * len(present))
-        _refuse_too_few(interactions, test, len(present) - test - validation)
+        _check_enough(interactions, test, len(present) - test - validation)
         # One permutation, test users first, so that test users do not depend on the share of
         # validation users.
         shuffled = stream(self.seed, "split", USERS).permutation(present)
@@ -384,7 +403,7 @@ class UserHoldout(Split):
             validation = share < config.validation_users
             share = (share - config.validation_users) / (1 - config.validation_users)
             test = ~validation & ((share * config.folds).astype(int) == self.seed % config.folds)
-        _refuse_too_few(interactions, int(test.sum()), int((~(test | validation)).sum()))
+        _check_enough(interactions, int(test.sum()), int((~(test | validation)).sum()))
         held_out = test if config.validation_role == "training" else test | validation
         return present[test], present[~held_out]
 
@@ -407,35 +426,22 @@ class UserHoldout(Split):
                 f"{interactions.name} has too few users for {folds} folds",
                 expected=f"at least {folds} users who are not validation users",
                 got=f"{len(tested)}",
-                fix="data of more users, or smaller split.folds or split.validation-users",
+                fix="use a dataset with more users, or lower split.folds or split.validation-users",
             )
         parts = np.array_split(tested, folds)
         test = parts.pop(self.seed % folds)
         return test, np.concatenate([shuffled[self._not_training(validation) : validation], *parts])
 
-    def _second_half(self, interactions: Interactions, rows: np.ndarray) -> np.ndarray:
-        """`bool [rows]`: which of some users' `rows` (all rows of these users) are held out."""
-        key = sort_key(interactions, self.config.halves, self.seed, self.config.stream)[rows]
-        users = interactions.users[rows]
-        place, count = places(users, key)
-        return place >= (count + 1) // 2
 
-
-def _refuse_too_few(interactions: Interactions, tested: int, training: int) -> None:
+def _check_enough(interactions: Interactions, tested: int, training: int) -> None:
     if tested < 1 or training < 1:
         raise DataError(
             f"{interactions.name} has too few users to hold some out",
             expected="at least one test user and one training user",
             got=f"test users: {tested}, training users: {training}",
-            fix="data of more users, or another share of test-users or validation-users",
+            fix="use a dataset with more users, or change split.test-users or"
+            " split.validation-users",
         )
-
-
-def _members(interactions: Interactions, users: np.ndarray) -> np.ndarray:
-    """`bool [num_users]`: whether a user is one of `users`."""
-    member = np.zeros(interactions.num_users, dtype=bool)
-    member[users] = True
-    return member
 
 
 def _rounded(number: float) -> int:
@@ -480,7 +486,9 @@ class GlobalTimeConfig(Config):
         return value
 
     @model_validator(mode="after")
-    def _points_fit(self) -> Self:
+    def _fits_together(self) -> Self:
+        if self.test + self.validation >= 1:
+            raise ValueError("test + validation below 1")
         if self.test_from is None and self.validation_from is not None:
             raise ValueError("test-from with validation-from")
         if self.points and self.points[1] > self.points[0]:
@@ -494,12 +502,6 @@ class GlobalTimeConfig(Config):
             return None
         earlier = self.test_from if self.validation_from is None else self.validation_from
         return _seconds(self.test_from), _seconds(earlier)
-
-    @model_validator(mode="after")
-    def _some_rows_train(self) -> Self:
-        if self.test + self.validation >= 1:
-            raise ValueError("test + validation below 1")
-        return self
 
 
 class GlobalTime(Split):
@@ -533,7 +535,7 @@ class GlobalTime(Split):
             raise DataError(
                 f"{interactions.name} cannot be split at a point of time",
                 expected="rows before the point of validation",
-                got=f"{len(times):,} rows, the first of them at that point, or after it",
+                got=f"{len(times):,} rows, none of them before it",
                 fix="lower split.test and split.validation, or set later split.validation-from and"
                 " split.test-from, or name another column of times",
             )
@@ -563,7 +565,7 @@ class GlobalTime(Split):
         ordered = np.sort(times)
         count = len(times)
         asked = {"validation": self.config.validation, "test": self.config.test}
-        first = [int(count * (1 - share) + 0.5) for share in (self.config.test, self._held_share)]
+        first = [_rounded(count * (1 - s)) for s in (asked["test"], sum(asked.values()))]
         tested, validated = (int(ordered[min(row, count - 1)]) for row in first)
         before = np.searchsorted(ordered, [validated, tested]) / count
         shares = {"validation": before[1] - before[0], "test": 1 - before[1]}
@@ -579,10 +581,6 @@ class GlobalTime(Split):
                     " name a finer column of times",
                 )
         return tested, validated
-
-    @property
-    def _held_share(self) -> float:
-        return self.config.test + self.config.validation
 
     def _held_out(self, interactions: Interactions, rows: np.ndarray) -> np.ndarray:
         """Those of a part's rows that are held out."""
@@ -659,21 +657,15 @@ class Ratio(Split):
             DataError: the order is temporal and the interactions have no times.
         """
         key = sort_key(interactions, self.config.order, self.seed, self.config.stream)
-        place, count = places(interactions.users, key)
+        position, count = places(interactions.users, key)
         test_count = np.minimum(_rounded_shares(self.config.test * count), count - 1)
         validation_count = np.minimum(
             _rounded_shares(self.config.validation * count), count - 1 - test_count
         )
-        from_end = count - 1 - place
+        from_end = count - 1 - position
         test = from_end < test_count
         validation = ~test & (from_end < test_count + validation_count)
-        train = ~(test | validation)
-        return Partition(
-            training_clients=users_of(interactions, train),
-            train_rows=np.flatnonzero(train),
-            validation_rows=np.flatnonzero(validation),
-            test_rows=np.flatnonzero(test),
-        )
+        return Partition.of_masks(interactions, test, validation)
 
 
 def _rounded_shares(numbers: np.ndarray) -> np.ndarray:
@@ -738,11 +730,11 @@ class Bounded(Split):
 
     def split(self, interactions: Interactions) -> Partition:
         """Divide the interactions like the inner split, and bound the training part."""
-        whole = partition_by(self.config.inner, self.seed, interactions)
-        users = interactions.users[whole.train_rows]
-        key = row_numbers(interactions, self.seed, "split", BOUND)[whole.train_rows]
-        place, count = places(users, key) if len(users) else (users, users)
-        within = place < math.floor(self.config.bound(1.0))
+        inner = partition_by(self.config.inner, self.seed, interactions)
+        users = interactions.users[inner.train_rows]
+        key = row_numbers(interactions, self.seed, "split", BOUND)[inner.train_rows]
+        position, count = places(users, key) if len(users) else (users, users)
+        within = position < math.floor(self.config.bound(1.0))
         enough = np.unique(users[count >= self.config.bound(self.config.p_min)])
-        training = np.intersect1d(whole.training_clients, enough)
-        return replace(whole, training_clients=training, train_rows=whole.train_rows[within])
+        training = np.intersect1d(inner.training_clients, enough)
+        return replace(inner, training_clients=training, train_rows=inner.train_rows[within])

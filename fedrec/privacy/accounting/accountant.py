@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The accountant, which adds the costs of events, and the cost of choosing settings by private
-results.
-
-The accountant: counts events and computes their total cost.
+"""The accountant, which counts events and computes their total cost, and the cost of choosing
+settings by private results.
 
 Costs add over events and phases. One `NonPrivate` event makes the total infinite; the epsilon of
 each phase is still reported, as if everything else were public. `Volunteered` events cost nothing:
@@ -76,7 +74,7 @@ class RandomTrials:
         least = 1.001 if self.law == "logarithmic" else 1.0
         if self.law not in LAWS or not least <= self.mean <= MOST_TRIALS:
             raise ExperimentError(
-                "no such random number of trials",
+                "unknown distribution for the number of trials",
                 expected=f"{', '.join(LAWS)}, with a mean from {least:g} to {MOST_TRIALS}",
                 got=f"{self.law}, {self.mean:g}",
                 fix="--private-choice geometric --trials 20",
@@ -97,8 +95,8 @@ class RandomTrials:
 
         if self.law == "geometric":
             return 1 / self.mean
-        found: Any = brentq(_above, 1e-9, 1 - 1e-9, args=(self.mean,), xtol=1e-15)
-        return float(found)
+        root: Any = brentq(_above, 1e-9, 1 - 1e-9, args=(self.mean,), xtol=1e-15)
+        return float(root)
 
     def curve(self, trial: np.ndarray) -> np.ndarray:
         """The Rényi curve of the best trial, `float64 [INTEGER_ORDERS]`, from that of one."""
@@ -198,7 +196,7 @@ class Accountant:
                 got=str(n),
                 fix="give the number of releases so far",
             )
-        _refuse_mixed([*self._counts, event])
+        _check_adjacencies([*self._counts, event])
         self._counts[event] += n
 
     def step_rounds(self, event: Event, rounds: int) -> None:
@@ -222,20 +220,17 @@ class Accountant:
         """
         _check(delta)
         epsilon, order = self._bound(self._counts, delta)
-        counted = [phase for phase in self.phases if not self._of_volunteers(phase)]
-        phases = {
-            phase: self._bound(self._of(phase), delta)[0] for phase in counted[1:] and counted
-        }
-        phases = phases or dict.fromkeys(counted, epsilon)
+        private = [phase for phase in self.phases if not self._of_volunteers(phase)]
+        phases = dict.fromkeys(private, epsilon)
+        if len(private) > 1:
+            phases = {phase: self._bound(self._of(phase), delta)[0] for phase in private}
         reached = None
         if attack:
             from fedrec.privacy.accounting.backends import attack_epsilon
 
             reached = self._attacked(attack_epsilon(releases_of(self._counts), delta), epsilon)
-        said = tuple(caveats)
-        return Report(
-            epsilon, delta, self.backend.method, order, reached, phases, self._counts.total(), said
-        )
+        counted = self._counts.total(), tuple(caveats)
+        return Report(epsilon, delta, self.backend.method, order, reached, phases, *counted)
 
     def _attacked(self, reached: float | None, bound: float) -> float | None:
         """The epsilon of the best known attack, a lower bound for any valid epsilon; both are
@@ -263,7 +258,7 @@ class Accountant:
         """
         _check(delta)
         numbers = np.asarray(list(rounds), dtype=np.int64)
-        _refuse_mixed([*self._counts, event])
+        _check_adjacencies([*self._counts, event])
         if self._not_private(self._counts):
             return np.full(len(numbers), math.inf)
         further = releases_in(event)
@@ -318,15 +313,15 @@ def releases_of(counts: Mapping[Event, int]) -> dict[Release, int]:
     return dict(releases)
 
 
-def _refuse_mixed(events: Iterable[Event]) -> None:
-    found = {
+def _check_adjacencies(events: Iterable[Event]) -> None:
+    adjacencies = {
         event.adjacency for event in events if isinstance(event, NoisyRound | CorrelatedRounds)
     }
-    if len(found) > 1:
+    if len(adjacencies) > 1:
         raise ExperimentError(
             "events under different adjacencies do not add up to a guarantee",
             expected="replace-one for all events, or add-remove for all",
-            got=" and ".join(sorted(found)),
+            got=" and ".join(sorted(adjacencies)),
             fix="use one adjacency for the whole run",
         )
 

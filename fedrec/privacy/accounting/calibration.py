@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.accountant import backend_of
@@ -28,7 +29,7 @@ def calibrate(
     Args:
         epsilon: target for all rounds together, > 0.
         delta: in [0, 1).
-        releases: what all rounds cost at a noise multiplier.
+        releases: cost of all rounds at a noise multiplier.
         backend: accountant of the target.
         tolerance: the multiplier exceeds the smallest valid one by at most this share.
 
@@ -38,16 +39,20 @@ def calibrate(
     Raises:
         ExperimentError: no noise multiplier up to 10,000 is sufficient.
     """
+    from scipy.optimize import brentq  # importing it is slow
+
     accountant = backend_of(backend)
 
     @cache
     def spent(multiplier: float) -> float:
         return accountant.epsilon(releases(multiplier), delta).epsilon
 
-    def keeps(multiplier: float) -> bool:
-        return spent(multiplier) <= epsilon
+    def excess(log_multiplier: float) -> float:
+        """Logarithm of epsilon / target, which is nearly linear in that of the multiplier."""
+        ratio = spent(math.exp(log_multiplier)) / epsilon
+        return math.log(min(max(ratio, 1e-9), 1e9))
 
-    if not keeps(_MOST):
+    if spent(_MOST) > epsilon:
         tightest = accountant is backend_of("pld")
         orders = "Rényi orders up to 64 prove none below about 0.1 at delta 1e-5"
         raise ExperimentError(
@@ -57,44 +62,16 @@ def calibrate(
             got=f"epsilon {epsilon:g} at delta {delta:g}",
             fix="raise epsilon or delta" + ("" if tightest else ", or use the backend pld"),
         )
-    low, high = _bracket(keeps)
-    below, above = _secant(spent, epsilon, (low, high), tolerance / 16)
-    while high > low * (1 + tolerance):
-        middle = math.sqrt(low * high)
-        known = middle >= above or (middle > below and keeps(middle))
-        low, high = (low, middle) if known else (middle, high)
-    return high if keeps(high) else above  # verified to be sufficient
-
-
-def _bracket(keeps: Callable[[float], bool]) -> tuple[float, float]:
-    """A multiplier that is too small and a sufficient one, at most a factor of 2 apart."""
-    if keeps(1.0):
-        high = 1.0
-        while high > _LEAST and keeps(high / 2):
-            high /= 2
-        return (max(high / 2, _LEAST), high) if high > _LEAST else (_LEAST, _LEAST)
-    low = 1.0
-    while not keeps(2 * low):
-        low *= 2
-    return low, 2 * low
-
-
-def _secant(
-    spent: Callable[[float], float], epsilon: float, bracket: tuple[float, float], near: float
-) -> tuple[float, float]:
-    """A multiplier that is too small and a sufficient one, in a share of about `near` of each other
-    where a few secants reach that, as epsilon is nearly a power of the multiplier. Smaller and
-    larger multipliers than these need not be evaluated."""
-    low, high = bracket
-    for _ in range(8):
-        if high <= low * (1 + 4 * near):
-            break
-        probe = math.sqrt(low * high)
-        if 0 < spent(high) <= epsilon < spent(low) < math.inf:
-            over = math.log(spent(low) / epsilon)
-            share = over / math.log(spent(low) / spent(high))
-            # just beyond the root, on the side that is farther from it
-            aim = low * (high / low) ** share * (1 + near if share < 0.5 else 1 - near)
-            probe = aim if low < aim < high else probe
-        low, high = (low, probe) if spent(probe) <= epsilon else (probe, high)
-    return low, high
+    high = 1.0
+    while spent(high) > epsilon:
+        high *= 2
+    while high > _LEAST and spent(high / 2) <= epsilon:
+        high /= 2
+    if high <= _LEAST:
+        return _LEAST
+    bracket = math.log(high / 2), math.log(high)
+    root: Any = brentq(excess, *bracket, xtol=tolerance / 4)
+    multiplier = math.exp(root)
+    while spent(multiplier) > epsilon:
+        multiplier *= 1 + tolerance / 3
+    return max(multiplier, _LEAST)

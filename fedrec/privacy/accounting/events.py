@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events that accountants count, and the interface of the backends that bound their epsilon.
-
-Events that accountants count: one per release, independently of the cohort size.
+"""Events that accountants count, one per release independently of the cohort size, and the
+interface of the backends that bound their epsilon.
 
 Where this differs from the paper: tables 4 and 5 of PrivRec count every client of a round as a
 release of its own (found by reproducing all 36 cells). The server adds noise once to the sum, so a
@@ -27,6 +26,8 @@ from fedrec.privacy.accounting import sampling as samplings
 from fedrec.privacy.accounting.sampling import Adjacency, Sampling
 
 TRAINING = "training"
+GAUSSIAN = "gaussian"
+LAPLACE = "laplace"
 LEAST_MULTIPLIER = 1e-9
 MOST_MULTIPLIER = 1e9
 """Noise multipliers beyond these leave the range of the accountants' floating-point numbers; their
@@ -38,24 +39,29 @@ class Release:
     """The parameters of an event that accountants need.
 
     Attributes:
-        mechanism: name of the mechanism with this noise (`Mechanism.pair`).
+        mechanism: its noise, `gaussian` or `laplace`.
         sampling: how the cohort was drawn.
         adjacency: which data sets are neighbours.
         noise_multiplier: noise scale / sensitivity under that adjacency, in [1e-9, 1e9].
-        own: numbers of the mechanism's own that the cost depends on, too (`Mechanism.own`).
 
     Raises:
-        ExperimentError: the noise multiplier is outside of that range, or no bound is proven for
-            the sampling under that adjacency.
+        ExperimentError: the noise is another one, the noise multiplier is outside of that range, or
+            no bound is proven for the sampling under that adjacency.
     """
 
     mechanism: str
     sampling: Sampling
     adjacency: Adjacency
     noise_multiplier: float
-    own: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.mechanism not in (GAUSSIAN, LAPLACE):
+            raise ExperimentError(
+                "a release of unknown noise",
+                expected=f"{GAUSSIAN} or {LAPLACE}, of which all costs are made up",
+                got=self.mechanism,
+                fix="account for the run with the version of fedrec that wrote it",
+            )
         if not LEAST_MULTIPLIER <= self.noise_multiplier <= MOST_MULTIPLIER:
             raise ExperimentError(
                 "invalid noise multiplier",
@@ -63,9 +69,8 @@ class Release:
                 got=f"{self.noise_multiplier:g}",
                 fix="0 is for no noise at all",
             )
-        samplings.refuse_unproven(self.sampling, self.adjacency)
+        samplings.check_proven(self.sampling, self.adjacency)
         object.__setattr__(self, "sampling", samplings.simplest(self.sampling))
-        object.__setattr__(self, "own", tuple(self.own))  # a list in JSON
 
 
 @dataclass(frozen=True)
@@ -74,14 +79,13 @@ class NoisyRound:
     cohort.
 
     Attributes:
-        mechanism: name of the mechanism.
+        mechanism: the noise, `gaussian` or `laplace`.
         sampling: how the cohort was drawn.
         adjacency: which data sets are neighbours.
         noise_multiplier: noise scale (standard deviation, or Laplace's b) of the sum / its
             sensitivity in the norm of the clip.
         count_multiplier: the same for the count released beside it; None without one.
         phase: name of the training phase.
-        own: numbers of the mechanism's own that the cost depends on, too.
     """
 
     mechanism: str
@@ -90,17 +94,12 @@ class NoisyRound:
     noise_multiplier: float
     count_multiplier: PositiveFloat | None = None
     phase: str = TRAINING
-    own: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "own", tuple(self.own))  # a list in JSON
 
     @property
     def release(self) -> Release:
         """Sum and count of one cohort are one Gaussian release: squared sensitivities in units of
         noise add up."""
-        kind = self.mechanism, self.sampling, self.adjacency
-        alone = Release(*kind, self.noise_multiplier, self.own)
+        alone = Release(self.mechanism, self.sampling, self.adjacency, self.noise_multiplier)
         if self.count_multiplier is None:
             return alone
         precision = self.noise_multiplier**-2 + self.count_multiplier**-2
@@ -217,13 +216,15 @@ def from_record(record: dict[str, Any]) -> Event:
             values["mechanism"] = kind.removesuffix(_ROUND)
             values["sampling"] = samplings.from_record(values["sampling"])
         if cls is CorrelatedRounds:
-            values["counted"] = tuple((_release(one), count) for one, count in values["counted"])
+            values["counted"] = tuple(
+                (_release(released), count) for released, count in values["counted"]
+            )
         known = {field.name for field in fields(cls)}
         needed = {field.name for field in fields(cls) if field.default is MISSING} | {"phase"}
         if not needed <= set(values) <= known:
             raise KeyError(f"keys {sorted(values)} instead of {sorted(known)}")
         event = cls(**values)
-        samplings.refuse_wrong_values(event)
+        samplings.check_values(event)
         releases_in(event)  # refuses multipliers and samplings for which there is no bound
         return event
     except (
@@ -243,11 +244,8 @@ def from_record(record: dict[str, Any]) -> Event:
 
 
 def _sampled(released: NoisyRound | Release) -> dict[str, Any]:
-    """A round or a release as a JSON object; `own` only where there are such numbers."""
-    record = {**asdict(released), "sampling": samplings.to_record(released.sampling)}
-    if not record["own"]:
-        del record["own"]
-    return record
+    """A round or a release as a JSON object."""
+    return {**asdict(released), "sampling": samplings.to_record(released.sampling)}
 
 
 def _release(record: dict[str, Any]) -> Release:
@@ -274,8 +272,8 @@ class Bound:
 
 
 class Backend(ABC):
-    """Computes epsilon for counted releases under one adjacency. A subclass lives in
-    `fedrec/privacy/accounting/backends/`."""
+    """Computes epsilon for counted releases under one adjacency. A subclass with a name
+    lives in `fedrec/privacy/accounting/backends.py`."""
 
     method: ClassVar[str]
     """Description of the method for reports."""
@@ -301,8 +299,8 @@ class Backend(ABC):
     ) -> np.ndarray:
         """Epsilon after each number of further rounds with the releases `each`, `float64
         [len(rounds)]`, on top of the releases before."""
-        found = [self.epsilon(_more(before, each, int(count)), delta).epsilon for count in rounds]
-        return np.array(found, dtype=np.float64)
+        totals = (_more(before, each, int(count)) for count in rounds)
+        return np.array([self.epsilon(total, delta).epsilon for total in totals], dtype=np.float64)
 
 
 def _more(

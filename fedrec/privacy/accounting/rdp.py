@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrec.privacy.accounting.events import Backend, Bound, Release
-from fedrec.privacy.accounting.noise_pair import pair_of
+from fedrec.privacy.accounting.events import GAUSSIAN, Backend, Bound, Release
 
 INTEGER_ORDERS = np.arange(2, 65)
 ORDERS = np.append(INTEGER_ORDERS.astype(np.float64), np.inf)
@@ -48,18 +47,39 @@ def epsilon_of(curves: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray
 
 
 def unsampled(orders: np.ndarray, release: Release) -> np.ndarray:
-    """RDP of a release without sampling, `[orders]`."""
-    return pair_of(release).rdp(orders)
+    """RDP of a release without sampling, `[orders]`, at orders > 1: a / (2 z^2) of Gaussian noise;
+    of Laplace noise Mironov 2017, proposition 6."""
+    z = release.noise_multiplier
+    if release.mechanism == GAUSSIAN:
+        return orders / (2 * z**2)
+    finite = orders[np.isfinite(orders)]
+    up = np.log(finite / (2 * finite - 1)) + (finite - 1) / z
+    down = np.log((finite - 1) / (2 * finite - 1)) - finite / z
+    curve = np.full(len(orders), 1 / z)
+    curve[np.isfinite(orders)] = np.logaddexp(up, down) / (finite - 1)
+    return curve
 
 
 def pure_epsilon(release: Release) -> float:
-    """Pure epsilon of one release, amplified by sampling: ln(1 + q (e^e0 - 1))."""
-    whole = pair_of(release).pure_epsilon
-    rate = release.sampling.rate
-    if rate == 1 or np.isinf(whole):
-        return whole
-    # log(1 + q expm1(x)) would overflow for the large x of very little noise.
-    return float(np.logaddexp(np.log1p(-rate), np.log(rate) + whole))
+    """Pure epsilon of one release, amplified by sampling, ln(1 + q (e^(1 / z) - 1)) of Laplace
+    noise; infinite of Gaussian noise."""
+    if release.mechanism == GAUSSIAN:
+        return math.inf
+    return amplified(1 / release.noise_multiplier, release.sampling.rate)
+
+
+def amplified(epsilon: float, rate: float) -> float:
+    """Epsilon on the whole data of an epsilon-DP release of a sample (Balle, Barthe and Gaboardi
+    2018).
+
+    Args:
+        epsilon: on the sample, >= 0.
+        rate: share of the rows that are sampled, in (0, 1].
+    """
+    if rate == 1:
+        return epsilon
+    # log(1 + q expm1(x)) would overflow for the large x of very little noise
+    return float(np.logaddexp(math.log1p(-rate), math.log(rate) + epsilon))
 
 
 class RdpBackend(Backend):

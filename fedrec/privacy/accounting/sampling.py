@@ -164,11 +164,11 @@ def from_record(record: dict[str, Any]) -> Sampling:
     """
     settings = dict(record)
     sampling = NAMES[settings.pop("name")](**settings)
-    refuse_wrong_values(sampling)
+    check_values(sampling)
     return sampling
 
 
-def refuse_wrong_values(value: Any) -> None:
+def check_values(value: Any) -> None:
     """Check that the values of a dataclass from a file have the types and ranges of its fields.
 
     Raises:
@@ -187,7 +187,7 @@ def _types(cls: type) -> TypeAdapter:
     return TypeAdapter(cls)
 
 
-def refuse_unproven(sampling: Sampling, adjacency: Adjacency) -> None:
+def check_proven(sampling: Sampling, adjacency: Adjacency) -> None:
     """Refuse a sampler and an adjacency for which fedrec has no proven bound.
 
     Raises:

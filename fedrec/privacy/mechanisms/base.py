@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a privacy mechanism: noise on the sum of clipped updates, and its cost."""
+"""The contract of a privacy mechanism, noise on the sum of clipped updates and its cost, and the
+Gaussian and the Laplace mechanism."""
 
 from __future__ import annotations
 
@@ -8,17 +9,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from fedrec.components.registry import MECHANISM, resolve
 from fedrec.config import Config
-from fedrec.errors import ExperimentError
+from fedrec.errors import ComponentError, ExperimentError
 from fedrec.privacy.accounting.events import Release
-from fedrec.privacy.accounting.noise_pair import NoisePair
-from fedrec.privacy.accounting.sampling import Adjacency, FixedSize, Full, Poisson, Sampling
+from fedrec.privacy.accounting.sampling import Adjacency, Sampling, Scheduled
 from fedrec.rng import NoiseSource
+
+if TYPE_CHECKING:
+    from dp_accounting.dp_event import DpEvent
 
 Placement = Literal["central", "distributed", "local"]
 Memory = dict[str, np.ndarray]
@@ -42,21 +45,15 @@ class Mechanism(ABC):
     paper: ClassVar[str] = ""
     order: ClassVar[int] = 2
     """Norm in which updates are clipped: 1 or 2."""
-    pair: ClassVar[type[NoisePair]]
-    """Distributions of one release, from which accountants compute its cost, or a `Profile`: what
-    the mechanism itself knows of the cost of a release, or of all rounds."""
     placements: ClassVar[tuple[Placement, ...]] = ("central",)
     """Where its noise may be added. `distributed`: n shares of 1 / sqrt(n) of the scale are as good
-    as the whole; `local`: each client's noise is of its own. Clients have no memory."""
-    samplings: ClassVar[tuple[type[Sampling], ...]] = (Full, FixedSize, Poisson)
-    """Samplers for which its cost is known; `fits` may ask for more."""
-    needs: str = "the sampler 'fixed-size', 'poisson' or 'full'"
-    """The same in words, for errors."""
-    counts: ClassVar[bool] = False
-    """Whether a noisy count of the same cohort may be released beside the sum at the joint cost of
-    one release (adaptive clipping)."""
-    secure_sums: ClassVar[bool] = True
-    """Whether the sum of all nodes is all it needs."""
+    as the whole; `local`: each client's noise is of its own. Clients have no memory, and their
+    noise is not longer than `longest_noise`."""
+    correlated: ClassVar[bool] = False
+    """Whether the noise of a round depends on that of earlier ones, so that only all rounds of a
+    phase together have a cost."""
+    memory_arrays: int = 0
+    """Largest number of arrays of a parameter's size in `memory`, whatever the number of rounds."""
 
     def __init__(self, config: Config, name: str) -> None:
         self.config = config
@@ -77,71 +74,62 @@ class Mechanism(ABC):
         """
 
     @property
-    def correlated(self) -> bool:
-        """Whether only all rounds of a phase together have a cost: whether it defines `releases`,
-        as the noise of a round depends on that of earlier ones, or it composes rounds itself."""
-        return type(self).releases is not Mechanism.releases
-
-    @property
     def std(self) -> float:
         """Largest standard deviation of a value of `draw`, over all rounds."""
         return 1.0
 
-    @property
-    def momentum(self) -> float:
-        """Momentum of the server, in [0, 1), for which `running_sums` are measured."""
-        return 0.0
-
-    @property
-    def kept(self) -> int:
-        """Largest number of arrays of a parameter's size that `memory` has, whatever the number of
-        rounds."""
-        return 0
-
-    def running_sums(self, rounds: int) -> float:
-        """Root mean square, over the rounds, of noise of scale 1 in what the server's rule makes of
-        the rounds so far; of independent noise, in their sum."""
-        return self.std * math.sqrt((rounds + 1) / 2)
-
-    def mixing(self, rounds: int) -> np.ndarray:
-        """What the noise of a round has of the independent noise of that round and of those before,
-        `float64 [rounds]`, for audits; a correlated mechanism states it."""
-        return self.std * np.eye(1, rounds)[0]
-
-    def longest(self, scale: float, clients: int, values: int) -> float:
-        """A norm (of `order`) that the noise of so many clients, of so many values each, exceeds
-        with a probability of at most e^-72; for mechanisms with noise on clients.
-
-        Raises:
-            NotImplementedError: it has none.
-        """
-        raise NotImplementedError
-
-    @property
-    def own(self) -> tuple[float, ...]:
-        """Numbers of its settings that `pair` gets beside the noise multiplier; they are in the
-        ledger."""
-        return ()
-
-    def release(self, sampling: Sampling, adjacency: Adjacency, noise_multiplier: float) -> Release:
-        """One round by itself."""
-        return Release(self.name, sampling, adjacency, noise_multiplier, self.own)
-
-    def releases(self, one: Release, rounds: int, sampling: Sampling) -> dict[Release, int]:
-        """The releases that all rounds of a phase cost together, and how often; by default one in
-        each round.
+    @abstractmethod
+    def dp_event(self, noise_multiplier: float, rounds: int, sampling: Sampling) -> DpEvent:
+        """The cost of all rounds of a phase together, as an event of dp-accounting: Gaussian and
+        Laplace events, sampled or not, and compositions of them
+        (`fedrec.privacy.accounting.losses`).
 
         Args:
-            one: a round by itself; its noise multiplier is the noise scale / the sensitivity of one
-                sum. A correlated mechanism puts the sensitivity of the whole run in its place.
+            noise_multiplier: noise scale / sensitivity of the sum of one round; those of the event
+                are relative to the same sensitivity.
             rounds: number of rounds of the phase.
             sampling: how its cohorts are drawn.
         """
-        return {one: rounds}
 
-    def fits(self, sampling: Sampling) -> bool:
-        """Whether its cost is known for such cohorts."""
-        return isinstance(sampling, self.samplings)
+    def check_sampling(self, sampling: Sampling, sampler: str) -> None:
+        """Check that the cost is known for cohorts of a sampler with this name.
+
+        Raises:
+            ExperimentError: it is not.
+        """
+        if isinstance(sampling, Scheduled):
+            raise self.unknown_cost(
+                "the sampler 'fixed-size', 'poisson' or 'full'; with 'min-separation' the mechanism"
+                " { name = 'banded', bands = 1 }, which is Gaussian noise accounted by a client's"
+                " rounds",
+                sampling,
+                sampler,
+            )
+
+    def mixing(self, rounds: int) -> np.ndarray:
+        """Shares of the independent noise of that round and of those before in the noise of a
+        round, `float64 [rounds]`, for audits; a correlated mechanism states them."""
+        return self.std * np.eye(1, rounds)[0]
+
+    def releases(
+        self, noise_multiplier: float, rounds: int, sampling: Sampling, adjacency: Adjacency
+    ) -> Mapping[Release, int]:
+        """The releases of all rounds together, from `dp_event`, and how often each takes place.
+
+        Raises:
+            ComponentError: the event is not one that can be accounted.
+        """
+        return _releases(self, noise_multiplier, rounds, sampling, adjacency)
+
+    def unknown_cost(self, needed: str, sampling: Sampling, sampler: str) -> ExperimentError:
+        """The error of `check_sampling`."""
+        return ExperimentError(
+            f"no cost, nor privacy amplification, is proven for the mechanism {self.name!r}"
+            f" and the sampler {sampler!r}",
+            expected=needed,
+            got=f"{sampler!r}: {sampling}",
+            fix="set another sampler.name, or another privacy.mechanism",
+        )
 
     def add_noise(
         self,
@@ -193,6 +181,44 @@ class Mechanism(ABC):
         return noisy
 
 
+_TAIL = 72.0
+
+
+def longest_noise(order: int, scale: float, clients: int, values: int) -> float:
+    """A norm that the noise of so many clients, of so many values each, exceeds with a probability
+    of at most e^-72: Laplace noise in L1 (Gamma's distribution; Boucheron, Lugosi and Massart 2013,
+    section 2.4), Gaussian noise in L2 (Laurent and Massart 2000, lemma 1)."""
+    if order == 1:
+        count = clients * values
+        return scale * (count + math.sqrt(2 * count * _TAIL) + _TAIL)
+    return scale * math.sqrt(clients) * (math.sqrt(values) + math.sqrt(2 * _TAIL))
+
+
+@lru_cache(maxsize=64)
+def _releases(
+    mechanism: Mechanism,
+    noise_multiplier: float,
+    rounds: int,
+    sampling: Sampling,
+    adjacency: Adjacency,
+) -> Mapping[Release, int]:
+    from fedrec.privacy.accounting.losses import releases_of_event  # imports dp-accounting
+
+    def cost(number: int) -> Mapping[Release, int]:
+        return releases_of_event(mechanism.dp_event(noise_multiplier, number, sampling), adjacency)
+
+    total = cost(rounds)
+    repeated = {release: rounds * count for release, count in cost(1).items()}
+    if not mechanism.correlated and total != repeated:
+        raise ComponentError(
+            f"the rounds of the mechanism {mechanism.name!r} have no cost by themselves",
+            expected=f"an event of {rounds} rounds that is {rounds} times that of one",
+            got=str(dict(total)),
+            fix="set `correlated = True` in its class, or correct its `dp_event`",
+        )
+    return total
+
+
 def mechanism_of(chosen: str | Mapping[str, Any]) -> Mechanism:
     """The mechanism with a name, or of a table with its name and settings.
 
@@ -214,5 +240,53 @@ def _made(text: str) -> Mechanism:
             got=repr(name),
             fix="{ name = 'gaussian' }",
         )
-    found = resolve(MECHANISM, name)
-    return found(found.Config.parse(settings, at=MECHANISM.key), name)
+    mechanism = resolve(MECHANISM, name)
+    return mechanism(mechanism.Config.parse(settings, at=MECHANISM.key), name)
+
+
+# Laplace and Gaussian noise, independent in every round.
+
+
+class Laplace(Mechanism):
+    """The Laplace mechanism: its scale is b. Updates are clipped in the L1 norm, which costs far
+    more noise in many dimensions."""
+
+    name = "laplace"
+    order = 1
+    placements = ("central", "local")  # a sum of Laplace shares is not Laplace
+
+    @property
+    def std(self) -> float:
+        """sqrt(2) b."""
+        return math.sqrt(2)
+
+    def draw(
+        self, name: str, size: int, memory: Memory, source: NoiseSource, *address: int
+    ) -> np.ndarray:
+        """Laplace of scale 1, `float64 [size]`."""
+        return source.laplace(size, name, *address)
+
+    def dp_event(self, noise_multiplier: float, rounds: int, sampling: Sampling) -> DpEvent:
+        """Independent Laplace releases."""
+        from fedrec.privacy.accounting.losses import dp_event, of_rounds  # imports dp-accounting
+
+        return of_rounds(dp_event.LaplaceDpEvent(noise_multiplier), rounds, sampling)
+
+
+class Gaussian(Mechanism):
+    """The Gaussian mechanism: its scale is the standard deviation."""
+
+    name = "gaussian"
+    placements = ("central", "distributed", "local")
+
+    def draw(
+        self, name: str, size: int, memory: Memory, source: NoiseSource, *address: int
+    ) -> np.ndarray:
+        """Standard normal `float64 [size]`."""
+        return source.gaussian(size, name, *address)
+
+    def dp_event(self, noise_multiplier: float, rounds: int, sampling: Sampling) -> DpEvent:
+        """Independent Gaussian releases."""
+        from fedrec.privacy.accounting.losses import dp_event, of_rounds  # imports dp-accounting
+
+        return of_rounds(dp_event.GaussianDpEvent(noise_multiplier), rounds, sampling)

@@ -11,22 +11,8 @@ from datetime import datetime
 
 from fedrec.errors import RunError
 from fedrec.experiment.schema import marked
+from fedrec.report.page import sections
 from fedrec.report.page.charts import rendered
-from fedrec.report.page.sections import (
-    answers,
-    central_groups,
-    cost_table,
-    curves,
-    distributions,
-    groups,
-    lists_tables,
-    notes,
-    privacy_cards,
-    reproductions,
-    results_tables,
-    tests_table,
-    what,
-)
 from fedrec.report.rows import named
 from fedrec.runs.result import Result
 
@@ -62,19 +48,19 @@ def report(results: Sequence[Result], *, title: str | None = None) -> str:
         "title": title or results[0].experiment.title * (len(results) == 1) or shown,
         "subtitle": f"{count}, reported by fedrec {fedrec.__version__} on {stamp}",
         "version": fedrec.__version__,
-        "answers": answers(runs),
-        "notes": notes(runs),
-        "what": what(runs),
-        "results": results_tables(runs),
-        "lists": lists_tables(runs),
-        "tests": tests_table(results),
-        "curves": curves(runs),
-        "distributions": distributions(runs),
-        "groups": groups(runs),
-        "central_groups": central_groups(runs),
-        "privacy": privacy_cards(runs),
-        "cost": cost_table(runs),
-        "repeat": reproductions(runs),
+        "answers": sections.answers(runs),
+        "notes": sections.notes(runs),
+        "what": sections.what(runs),
+        "results": [sections.results_table(run) for run in runs],
+        "lists": sections.lists_tables(runs),
+        "tests": sections.tests_table(results),
+        "curves": sections.curves(runs),
+        "distributions": sections.distributions(runs),
+        "groups": sections.groups(runs),
+        "central_groups": sections.central_groups(runs),
+        "privacy": sections.privacy_cards(runs),
+        "cost": sections.cost_table(runs),
+        "repeat": sections.reproductions(runs),
     }
     return rendered(
         "page.html.j2", page=page, shown_notes=_SHOWN_NOTES, shown_results=_SHOWN_RESULTS

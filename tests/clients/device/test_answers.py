@@ -471,7 +471,7 @@ def test_a_block_that_fails_is_not_trained_again_on_a_real_node(load_tiny, tmp_p
     clients = node.training[:4]
     blocks = []
 
-    def train_block(self, parameters, block, own=None):
+    def train_block(self, parameters, block, client_params=None):
         blocks.append(len(block))
         raise ZeroDivisionError
 

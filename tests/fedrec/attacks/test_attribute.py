@@ -187,13 +187,15 @@ def test_equal_to_scikit_learn(attacked):
     )
     assert found.auc.value == pytest.approx(metrics.roc_auc_score(member, scores))
     alarms, hits, _ = metrics.roc_curve(member, scores, drop_intermediate=False)
-    assert found.found.value == pytest.approx(hits[alarms <= 0.05].max())
+    assert found.members_found.value == pytest.approx(hits[alarms <= 0.05].max())
     assert found.false_alarms == pytest.approx(alarms[alarms <= 0.05].max())
     assert found.majority == max(member.mean(), 1 - member.mean())
-    exact = stats.binomtest(round(found.found.value * found.members), found.members).proportion_ci(
-        0.95, "exact"
+    exact = stats.binomtest(
+        round(found.members_found.value * found.members), found.members
+    ).proportion_ci(0.95, "exact")
+    assert (found.members_found.low, found.members_found.high) == pytest.approx(
+        (exact.low, exact.high)
     )
-    assert (found.found.low, found.found.high) == pytest.approx((exact.low, exact.high))
 
 
 def test_the_interval_of_the_area_is_that_of_all_pairs(attacked):
@@ -220,16 +222,21 @@ def test_an_interval_of_the_area_has_about_its_coverage():
 def test_perfect_and_useless_attacks():
     member = np.arange(200) < 100
     perfect = measure(member.astype(float), member, threshold=0.5)
-    assert perfect.accuracy.value == perfect.auc.value == perfect.found.value == 1
+    assert perfect.accuracy.value == perfect.auc.value == perfect.members_found.value == 1
     assert perfect.false_alarms == 0
     useless = measure(np.zeros(200), member, threshold=0.5)
-    assert useless.balanced_accuracy.value == useless.auc.value == 0.5 and useless.found.value == 0
+    assert (
+        useless.balanced_accuracy.value == useless.auc.value == 0.5
+        and useless.members_found.value == 0
+    )
 
 
 def test_if_all_false_alarms_are_allowed_all_members_are_found():
     member = np.array([True, False, True, False])
     assert (
-        measure(np.array([0.1, 0.9, 0.2, 0.8]), member, threshold=0.5, wanted=1.0).found.value
+        measure(
+            np.array([0.1, 0.9, 0.2, 0.8]), member, threshold=0.5, wanted=1.0
+        ).members_found.value
         == 1.0
     )
 

@@ -19,8 +19,7 @@ from fedrec.attacks.bounds import (
     one_run_bound,
     one_run_epsilon,
 )
-from fedrec.attacks.canaries import Observations
-from fedrec.attacks.claim import PrivacyClaim
+from fedrec.attacks.canaries import Observations, PrivacyClaim
 from fedrec.attacks.verdict import Audited, audit, audit_run
 from fedrec.baselines.private.pnbm import DpsgdPnbmConfig
 from fedrec.privacy.accounting.rdp import gdp_delta, gdp_epsilon

@@ -13,11 +13,11 @@ from fedrec.attacks.canaries import (
     CanaryPlan,
     Directions,
     Observations,
+    PrivacyClaim,
     final_scores,
     known_scores,
     trace_scores,
 )
-from fedrec.attacks.claim import PrivacyClaim
 from fedrec.attacks.verdict import (
     all_checks,
     check_farthest,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.private import system
+from fedrec.baselines.private import base as system
 from fedrec.baselines.private.sgd import DpAe, DpSvd, OuterGradients, chosen_clip, clipped_sum
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Schema
@@ -44,7 +44,7 @@ def drawn_pairs(users=6, seed=0) -> OuterGradients:
 
 def test_outer_gradients_are_what_they_stand_for():
     pairs = drawn_pairs()
-    whole = pairs.whole().double()
+    whole = pairs.dense().double()
     torch.testing.assert_close(pairs.norms(), whole.norm(dim=1))
     assert pairs.coordinates == whole.shape[1] == 20
     factors = torch.tensor([1.0, 0.5, 0, 2, 0, 0.1], dtype=torch.float64)
@@ -71,7 +71,7 @@ def test_gradients_are_those_of_autograd(taste, biases):
     if biases:
         parameters["biases"] += torch.linspace(-1, 1, 20)
     rows = taste.matrix()
-    found = model.gradients(parameters, rows).whole()
+    found = model.gradients(parameters, rows).dense()
     for user in (0, 7):
         leaves = {
             name: value.clone().double().requires_grad_() for name, value in parameters.items()
@@ -123,7 +123,7 @@ def test_what_each_step_is_charged(taste, baseline, clip):
 @pytest.mark.parametrize("multiplier", [0.02, 0.3, 5.0])
 def test_the_chosen_clip_is_that_of_algorithm_2(multiplier):
     pairs = drawn_pairs(users=9)
-    assert chosen_clip(pairs, multiplier) == pytest.approx(optimal_clip(pairs.whole(), multiplier))
+    assert chosen_clip(pairs, multiplier) == pytest.approx(optimal_clip(pairs.dense(), multiplier))
     pairs.pairs["table"][0][4], pairs.pairs["bias"][0][4] = 0.0, 0.0
     assert chosen_clip(pairs, multiplier) > 0
     assert (
@@ -261,8 +261,8 @@ def test_what_dropout_hides_in_secure_mode_is_not_the_seeds(users, monkeypatch):
     tables = []
     for mode in ("secure", "secure", "reproducible", "reproducible"):
         model = made_of_dpae(mode=mode, noise=False, cohort=40, dropout=0.3)
-        own, kept = [], model.kept
-        monkeypatch.setattr(model, "kept", lambda *of, k=kept, o=own: o.append(k(*of)) or o[-1])
+        own, kept = [], model.dropout
+        monkeypatch.setattr(model, "dropout", lambda *of, k=kept, o=own: o.append(k(*of)) or o[-1])
         model.fit(users)
         tables.append(torch.stack(own).numpy())
     one, other, simulated, again = tables

@@ -611,9 +611,9 @@ def test_candidates_are_those_of_a_plain_loop(items):
     known = SimpleNamespace(item_factors=range(items), popular_items=law.rank_at)
     truth = cast(Truth, known)
     draws = synthetic._Draws.of(np.arange(4), counts, items, generator)
-    found = synthetic._candidates(truth, draws)
+    number, items_of_all, presence = synthetic._candidates(truth, draws)
     popular = np.split(law.rank_at(draws.chances), np.cumsum(5 * counts)[:-1])
-    items_of, weights = np.split(found.items, np.cumsum(found.found)[:-1]), []
+    items_of, weights = np.split(items_of_all, np.cumsum(number)[:-1]), []
     for user, count in enumerate(counts):
         expected = dict[int, float](Counter(popular[user].tolist()))
         for place in range(count):
@@ -621,7 +621,7 @@ def test_candidates_are_those_of_a_plain_loop(items):
             expected[item] = expected.get(item, 0) + 0.05
         assert sorted(expected) == items_of[user].tolist()
         weights += [expected[item] for item in sorted(expected)]
-    np.testing.assert_allclose(found.presence, weights, rtol=1e-6)
+    np.testing.assert_allclose(presence, weights, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

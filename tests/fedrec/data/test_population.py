@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from fedrec.data import population as population_module
-from fedrec.data import time_order
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbed
@@ -100,7 +99,7 @@ def test_features_are_codes_with_places_for_several(world):
 
 
 def test_known_counts_are_training_rows(world):
-    assert world().known_counts(np.array([3, 1, 0, 2])).tolist() == [0, 2, 2, 1]
+    assert world().counts(np.array([3, 1, 0, 2]), "known").tolist() == [0, 2, 2, 1]
 
 
 def test_who_is_evaluated(world):
@@ -125,8 +124,8 @@ def test_weights_only_where_a_held_out_row_repeats(world):
 
 
 def test_held_out_ratings(world):
-    items, ratings = world("rating").held_out_ratings(0, "test")
-    assert items.tolist() == [2, 3] and ratings.tolist() == [4, 1]
+    rows = world("rating").rows(np.array([0]), "test")
+    assert rows.items.tolist() == [2, 3] and rows.labels.tolist() == [4, 1]
 
 
 @pytest.mark.parametrize("held_out", ["test", "validation"])
@@ -206,11 +205,12 @@ class TestPerturbed:
         assert [one.items.tolist() for one in data] == [[0, 3, 4, 4, 5], [], [2]]
         assert data[0].labels.tolist() == [1, 1, 0, 1, 1]
         assert data[0].positives.tolist() == [0, 3, 4, 5]
-        offsets, items = changed.liked(np.array([2, 0]))
+        offsets, items = changed.rows(np.array([2, 0]), positive=True).lists
         assert offsets.tolist() == [0, 1, 5] and items.tolist() == [2, 0, 3, 4, 5]
         assert changed.histories(np.array([1, 2])).nonzero()[1].tolist() == [2]
-        assert [part.tolist() for part in changed.rated(np.array([2]))] == [[2], [2], [1.0]]
-        assert changed.learned_counts(np.array([0, 1, 2])).tolist() == [5, 0, 1]
+        rows = changed.rows(np.array([2]))
+        assert [part.tolist() for part in (rows.ids, rows.items, rows.labels)] == [[2], [2], [1.0]]
+        assert changed.counts(np.array([0, 1, 2])).tolist() == [5, 0, 1]
 
     def test_what_is_known_and_held_out_is_real(self, changed, world):
         everyone, plain = np.array([0, 1, 2, 3]), world()
@@ -218,8 +218,8 @@ class TestPerturbed:
             mine, real = (getattr(one.held_out(everyone, "test"), name) for one in (changed, plain))
             assert np.array_equal(mine, real)
         assert (
-            changed.known_counts(everyone).tolist()
-            == plain.known_counts(everyone).tolist()
+            changed.counts(everyone, "known").tolist()
+            == plain.counts(everyone, "known").tolist()
             == [2, 2, 1, 0]
         )
 
@@ -291,14 +291,16 @@ def test_clients_with_numbers_of_their_own_have_the_data_of_users_by_index(world
         assert own.evaluated_clients(part).tolist() == (
             numbers[plain.evaluated_clients(part)].tolist()
         )
-        users, *rows = plain.held_out_rated(everyone, part)
-        np.testing.assert_equal(own.held_out_rated(numbers, part), (numbers[users], *rows))
         np.testing.assert_equal(
             vars(own.held_out(numbers, part)), vars(plain.held_out(everyone, part))
         )
-    for name in ("liked", "low_rated", "weighted_items", "histories", "whole_history"):
+    for part in ("training", "known", "test", "validation", "all"):
+        rows, wanted = own.rows(numbers, part), plain.rows(everyone, part)
+        assert np.array_equal(rows.ids, numbers[wanted.ids])
+        np.testing.assert_equal(rows.lists, wanted.lists)
+    for name in ("weighted_items", "histories"):
         np.testing.assert_equal(getattr(own, name)(numbers), getattr(plain, name)(everyone))
-    for name in ("known_counts", "learned_counts", "feature_codes"):
+    for name in ("counts", "feature_codes"):
         np.testing.assert_equal(getattr(own, name)(numbers[2:]), getattr(plain, name)(everyone[2:]))
     assert [data.client for data in own.clients(numbers)] == numbers.tolist()
     np.testing.assert_equal(own.client(30).items, plain.client(1).items)
@@ -308,7 +310,6 @@ def test_clients_with_numbers_of_their_own_have_the_data_of_users_by_index(world
 @pytest.mark.parametrize("grouped", [False, True])
 def test_what_is_computed_in_parts_is_that_of_plain_loops(monkeypatch, most, grouped):
     monkeypatch.setattr(population_module, "_AT_ONCE", most)
-    monkeypatch.setattr(time_order, "_AT_ONCE", most)
     random = np.random.default_rng(5)
     users, items = random.integers(0, 12, 90), random.integers(0, 40, 90)
     users = np.sort(users) if grouped else users
@@ -450,7 +451,7 @@ def test_share_and_number_together_are_refused(load_tiny):
 
 def test_they_like_the_least_popular_item(load_tiny):
     found, plain = populations(load_tiny)
-    offsets, items = plain.liked(plain.training_clients)
+    offsets, items = plain.rows(plain.training_clients, positive=True).lists
     rows = plain.interactions.items[plain.partition.train_rows]
     users = plain.interactions.users[plain.partition.train_rows]
     counts = np.bincount(

@@ -8,7 +8,6 @@ import json
 import numpy as np
 import pytest
 
-from fedrec.data.readers import netflix
 from fedrec.data.readers.amazon import Amazon5Core, AmazonUpc, AmazonVideo, Beauty
 from fedrec.data.readers.frappe import Frappe
 from fedrec.data.readers.gowalla import Gowalla
@@ -48,12 +47,6 @@ class TestFrappe:
         assert data.items.tolist() == [1, 1, 0, 1]
         assert data.ratings.tolist() == [1.0, 4.0, 2.0, 5.0]
         assert data.times is None
-
-    def test_pairs_sum_the_counts_where_the_pair_first_stood(self, folder):
-        data = read(Frappe, folder, unit="pairs")
-        assert data.users.tolist() == [1, 0, 1]
-        assert data.items.tolist() == [1, 1, 0]
-        assert data.ratings.tolist() == [6.0, 4.0, 2.0]
 
     def test_user_features_are_the_most_frequent_values(self, folder):
         features = read(Frappe, folder).user_features
@@ -473,16 +466,6 @@ def test_both_forms_give_the_same_rows(tmp_path, write):
     assert data.ratings.tolist() == [3.0, 5.0, 1.0, 4.0]
     dates = [(2005, 9, 6), (2004, 2, 29), (1999, 11, 11), (2005, 12, 31)]
     assert data.times.tolist() == [seconds(*date) for date in dates]
-
-
-@pytest.mark.parametrize("write", [write_files, write_combined])
-@pytest.mark.parametrize("size", [1, 7, 50, 64])
-def test_block_size_does_not_matter(tmp_path, monkeypatch, write, size):
-    whole = read_of_readers_netflix(write(tmp_path))
-    monkeypatch.setattr(netflix, "_BLOCK", size)
-    blocks = read_of_readers_netflix(tmp_path)
-    for column in ("users", "items", "ratings", "times"):
-        np.testing.assert_array_equal(getattr(blocks, column), getattr(whole, column))
 
 
 def test_windows_line_ends_and_a_missing_last_one(tmp_path):

@@ -14,8 +14,7 @@ from fedrec.evaluation.lists import ranking_metrics
 from fedrec.evaluation.tables import ROWS, Metrics
 from fedrec.experiment.sections import Section
 from fedrec.experiment.tables import EvaluationConfig
-from fedrec.metrics.base import RatedBlock
-from fedrec.metrics.ranking import TargetRating
+from fedrec.metrics.base import RatedBlock, TargetRating
 from fedrec.metrics.ranks import RankedBlock
 
 PREDICTED = np.array([3.0, 5.0, 1.0], dtype=np.float32)

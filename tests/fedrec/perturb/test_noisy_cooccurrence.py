@@ -218,10 +218,10 @@ def test_linkage_by_hand(two_tastes, ratio):
 
 def test_shares_of_what_is_kept(two_tastes):
     found = disclosure(two_tastes.rows, replaced(two_tastes, 0.5), 0)
-    assert found.kept == pytest.approx(1 - found.replaced) and 0.4 < found.kept < 0.6
+    assert found["kept"] == pytest.approx(1 - found["replaced"]) and 0.4 < found["kept"] < 0.6
     whole = disclosure(two_tastes.rows, replaced(two_tastes, 0.0), 0)
-    assert (whole.kept, whole.replaced, whole.chance) == (1.0, 0.0, 1 / 60)
-    assert math.isnan(whole.recovered["top-1"])  # nothing was replaced
+    assert (whole["kept"], whole["replaced"], whole["chance"]) == (1.0, 0.0, 1 / 60)
+    assert math.isnan(whole["recovered"]["top-1"])  # nothing was replaced
 
 
 def test_a_substitute_that_reveals_its_original_is_detected(make_data):
@@ -234,9 +234,9 @@ def test_a_substitute_that_reveals_its_original_is_detected(make_data):
     data = make_data(users.tolist(), items.tolist(), 200, 40)
     moved = make_data(users.tolist(), (items + 20).tolist(), 200, 40).rows
     found = disclosure(data.rows, Perturbed(moved, np.arange(600)), 0)
-    assert found.recovered["top-1"] > 0.95 and found.frequent["top-1"] < 0.15
+    assert found["recovered"]["top-1"] > 0.95 and found["frequent"]["top-1"] < 0.15
     hidden = disclosure(data.rows, Perturbed(replaced(data, 1.0).rows, np.arange(600)), 0)
-    assert hidden.recovered["top-1"] < 0.25
+    assert hidden["recovered"]["top-1"] < 0.25
 
 
 @pytest.mark.slow

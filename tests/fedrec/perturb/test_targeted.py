@@ -14,14 +14,11 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from fedrec.data.perturbation import TrainingData
-from fedrec.data.population import POPULATIONS, Population
+from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.loading import load
-from fedrec.perturb import targeted
 from fedrec.perturb.targeted import (
-    Interaction,
     TargetedConfig,
-    at_random,
     coin_flip,
     guarantee,
     inclination,
@@ -54,11 +51,9 @@ def test_keep_probability_is_that_of_the_equation():
 def test_coin_flip_of_one_slot(num_values):
     """The client has items 1 and 4 of 6; the slot holds item 4 with the last value."""
     epsilon = 0.8
-    values = None if num_values == 1 else np.full(DRAWS, num_values - 1)
-    real = Interaction(np.full(DRAWS, 4), values)
+    real = np.full(DRAWS, 4 * num_values + num_values - 1)
     sizes = {"num_items": 6, "num_values": num_values, "epsilon": epsilon}
-    out = coin_flip(real, np.array([1, 4]), random=np.random.default_rng(0), **sizes)
-    code = out.items * num_values + (0 if out.values is None else out.values)
+    code = coin_flip(real, np.array([1, 4]), random=np.random.default_rng(0), **sizes)
     keep = math.exp(epsilon) / (math.exp(epsilon) + 1)
     chance = np.zeros((6, num_values))
     chance[[0, 2, 3, 5]] = (1 - keep) / (4 * num_values)
@@ -72,41 +67,28 @@ def test_coin_flip_of_one_slot(num_values):
 @pytest.mark.parametrize("num_values", [1, 2])
 def test_randomised_response_of_one_slot(num_values):
     epsilon, outcomes = 1.2, 5 * num_values
-    values = None if num_values == 1 else np.zeros(DRAWS, dtype=np.int64)
-    out = randomised_response(
-        Interaction(np.full(DRAWS, 3), values),
+    code = randomised_response(
+        np.full(DRAWS, 3 * num_values),
         num_items=5,
         num_values=num_values,
         epsilon=epsilon,
         random=np.random.default_rng(0),
     )
-    code = out.items * num_values + (0 if out.values is None else out.values)
     chance = np.full(outcomes, 1 / (math.exp(epsilon) + outcomes - 1))
     chance[3 * num_values] *= math.exp(epsilon)
     assert chisquare(np.bincount(code, minlength=outcomes), DRAWS * chance).pvalue > 1e-4
 
 
+SIZES = {"num_values": 1, "epsilon": 1.0, "random": np.random.default_rng(0)}
+
+
 def test_a_client_without_unvisited_items_is_refused():
-    own = np.arange(4)
     with pytest.raises(DataError, match="unvisited"):
-        coin_flip(
-            Interaction(own, None),
-            own,
-            num_items=4,
-            num_values=1,
-            epsilon=1.0,
-            random=np.random.default_rng(0),
-        )
+        coin_flip(np.arange(4), np.arange(4), num_items=4, **SIZES)
 
 
 def test_one_outcome_stays():
-    real = Interaction(np.zeros(3, dtype=np.int64), None)
-    assert (
-        randomised_response(
-            real, num_items=1, num_values=1, epsilon=1.0, random=np.random.default_rng(0)
-        )
-        is real
-    )
+    assert randomised_response(np.zeros(3, np.int64), num_items=1, **SIZES).tolist() == [0, 0, 0]
 
 
 # Whole datasets: the perturbed users, the unchanged rows, and that devices train on the result.
@@ -127,11 +109,14 @@ def done(world, *, with_ratings=True, **settings):
     return data, perturb_profiles(data, config, 7)
 
 
-def test_only_item_and_rating_change(world):
-    data, found = done(world)
-    assert (found.learned.users == data.rows.users).all()
-    assert found.protected.tolist() == list(range(len(data.rows)))
-    assert (found.learned.items != data.rows.items).any()
+@pytest.mark.parametrize(("rated", "budget"), [(True, 0.0), (False, 0.0), (True, 1.0)])
+def test_only_items_and_ratings_of_protected_rows_change(world, rated, budget):
+    data, found = done(world, with_ratings=rated, budget=budget)
+    learned = found.learned
+    assert (learned.users == data.rows.users).all()
+    assert found.protected.tolist() == ([] if budget else list(range(len(data.rows))))
+    assert (learned.items != data.rows.items).any() == (budget == 0)
+    assert (learned.ratings != data.rows.ratings).any() == (rated and budget == 0)
 
 
 def test_fakes_are_unvisited_and_ratings_are_of_the_scale(world):
@@ -206,51 +191,10 @@ def test_the_devices_learn_from_it_and_are_tested_on_the_truth(load_tiny):
     assert len(before.items) == len(after.items) and (before.items != after.items).any()
     assert (after.items == changed.perturbed.rows.items[changed.perturbed.rows.rows_of(0)]).all()
     assert set(after.positives) <= set(after.items) and (np.diff(after.positives) > 0).all()
-    offsets, liked = changed.liked(np.array([0]))
+    offsets, liked = changed.rows(np.array([0]), positive=True).lists
     assert sorted(liked[: offsets[1]]) == sorted(after.items[after.labels > 0])
     again = Population.of(load_tiny(*TARGETED))
     assert (again.client(0).items == after.items).all()  # the same in every round and on every node
-
-
-def test_a_budget_of_one_changes_nothing(world):
-    data, found = done(world, budget=1.0)
-    assert (found.learned.items == data.rows.items).all() and not len(found.protected)
-
-
-def test_unused_ratings_are_not_checked(world):
-    data, found = done(world, with_ratings=False)
-    assert (found.learned.ratings == data.rows.ratings).all()
-    assert (found.learned.items != data.rows.items).any()
-
-
-def test_shares_are_among_the_training_clients_alone(world):
-    """Group sizes count clients that train; held-out users, who have rows too, do not count."""
-    population = world()
-    data = population.interactions
-    shares = []
-    real = targeted.inclination
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            targeted,
-            "inclination",
-            lambda *a, **k: shares.append((a, real(*a, **k))) or shares[-1][1],
-        )
-        config = TargetedConfig(attribute="gender", epsilon=0.1)
-        perturb_profiles(training(data, population.partition), config, 7)
-    (users, items, _), (inside, _) = shares[0]
-    gender = data.user_features["gender"].padded()[:, 0]
-    for group in (0, 1):
-        givers = {user for user in users if gender[user] == group}
-        for item in range(data.num_items):
-            having = {u for u, i in zip(users, items, strict=True) if i == item and u in givers}
-            assert inside[group, item] == pytest.approx(len(having) / max(1, len(givers)))
-
-
-def test_populations_with_other_perturbations_are_others(load_tiny):
-    plain, changed = (POPULATIONS.population(load_tiny(*some)) for some in ([], TARGETED))
-    assert plain is not changed and plain.perturbed is None
-    assert changed is POPULATIONS.population(load_tiny(*TARGETED))
-    assert changed is not POPULATIONS.population(load_tiny(*TARGETED, "perturb.budget=0.5"))
 
 
 def test_guarantees_are_those_of_each_client(world):
@@ -313,14 +257,6 @@ def test_ties_are_broken_at_random():
     assert taken.min() > 60 and taken.max() < 140  # 100 each; five standard deviations are 45
 
 
-def test_random_places_are_uniform_and_distinct():
-    random = np.random.default_rng(1)
-    drawn = [at_random(6, 3, random) for _ in range(600)]
-    assert all(len(set(places.tolist())) == 3 and (np.diff(places) > 0).all() for places in drawn)
-    counts = np.bincount(np.concatenate(drawn), minlength=6)
-    assert abs(counts - 300).max() < 62  # five standard deviations
-
-
 # Item-group inclination and stereotypicality by hand.
 
 
@@ -345,13 +281,6 @@ def test_three_groups_are_each_compared_with_all_others():
     assert inside == pytest.approx(np.array([[1, 0], [0, 1], [1 / 2, 1 / 2]]))
     assert outside == pytest.approx(np.array([[1 / 3, 2 / 3], [2 / 3, 1 / 3], [1 / 2, 1 / 2]]))
     assert stereotypicality(inside, outside)[0] == pytest.approx([2 / 3, -1])
-
-
-def test_a_group_of_everybody_has_an_empty_complement():
-    inside, outside = inclination(
-        np.array([0]), np.array([0]), np.array([0]), num_groups=1, num_items=1
-    )
-    assert inside.tolist() == [[1.0]] and outside.tolist() == [[0.0]]
 
 
 # True epsilons by enumeration of all outcomes of the equations, against the formulas.
@@ -414,54 +343,6 @@ def enumerated(outcomes, num_items, size, differ, values=1):
         for a, b in itertools.permutations(profiles, 2)
         if len(set(a) - set(b)) <= differ
     )
-
-
-@pytest.mark.parametrize("num_items", [2, 3, 6])
-@pytest.mark.parametrize("epsilon", [0.1, 3.0])
-def test_one_slot_gives_epsilon_plus_ln_m(num_items, epsilon):
-    true = enumerated(lambda p: coin_flip_outcomes(p, num_items, epsilon), num_items, 1, 1)
-    assert true == pytest.approx(epsilon + math.log(num_items - 1))
-    found = guarantee(config(epsilon), num_items=num_items, own_items=1, rows=1, protected=1)
-    assert (found.nominal, found.odds) == pytest.approx((epsilon, true))
-    assert (found.slot, found.item, found.profile) == pytest.approx((true, true, true))
-
-
-@pytest.mark.parametrize("num_items", [3, 6])
-def test_two_slots_with_independent_fakes_have_no_finite_epsilon(num_items):
-    assert enumerated(lambda p: coin_flip_outcomes(p, num_items, 0.1), num_items, 2, 1) == INF
-    found = guarantee(config(0.1), num_items=num_items, own_items=2, rows=2, protected=2)
-    assert (found.item, found.profile) == (INF, INF)
-    assert found.slot == pytest.approx(0.1 + math.log(num_items - 2))
-
-
-def test_with_random_ratings_even_one_slot_has_no_finite_epsilon():
-    """Items 0 and 1 with one of two ratings; (1, 1) is a possible fake of the first and impossible
-    for the second."""
-    epsilon, values = 0.5, 2
-    one = coin_flip_outcomes(((0, 1),), 3, epsilon, values=values)
-    other = coin_flip_outcomes(((1, 0),), 3, epsilon, values=values)
-    assert other[((1, 1),)] == 0 < one[((1, 1),)]
-    found = guarantee(
-        config(epsilon), num_items=3, own_items=1, rows=1, protected=1, num_values=values
-    )
-    assert math.exp(found.odds) == pytest.approx(one[((0, 1),)] / other[((0, 1),)])
-    true = enumerated(lambda p: coin_flip_outcomes(p, 3, epsilon, values=values), 3, 1, 1, values)
-    assert found.slot == found.item == found.profile == true == INF == worst(one, other)
-
-
-@pytest.mark.parametrize("values", [1, 2])
-@pytest.mark.parametrize("num_items", [2, 3, 6])
-def test_randomised_response_gives_epsilon_for_an_item_and_its_multiple_for_a_profile(
-    num_items, values
-):
-    epsilon = 0.7
-    one = config(epsilon, "randomised-response")
-    true = enumerated(
-        lambda p: response_outcomes(p, num_items, epsilon, values=values), num_items, 1, 1, values
-    )
-    found = guarantee(one, num_items=num_items, own_items=1, rows=1, protected=1, num_values=values)
-    assert (found.slot, found.item, found.profile) == pytest.approx((epsilon, true, true))
-    assert true == pytest.approx(epsilon)
 
 
 def test_randomised_response_of_two_slots():
@@ -579,6 +460,11 @@ def test_the_formulas_are_the_enumerated_likelihood_ratios(
         "num_values": values,
     }
     found = guarantee(config(epsilon, mechanism), **sizes)
+    if size == 1:
+        assert found.slot == found.item == found.profile
+    if mechanism == "coin-flip":
+        odds = math.log((num_items - size) * values) + epsilon
+        assert found.odds == pytest.approx(odds) and found.slot == (odds if values == 1 else INF)
     for differ, claimed in ((1, found.item), (size, found.profile)):
         true = enumerated(outcomes, num_items, size, differ, values)
         if mechanism == "coin-flip":
@@ -594,15 +480,14 @@ def drawn(profile, num_items, epsilon, mechanism, values):
     """Frequencies of the published sets, by the product's code."""
     random, found = np.random.default_rng(profile[1][0]), Counter()
     items, rated = (np.array(part) for part in zip(*profile, strict=True))
-    real = Interaction(items, rated if values > 1 else None)
+    real = items * values + rated
     sizes = {"num_items": num_items, "num_values": values, "epsilon": epsilon, "random": random}
     for _ in range(GUARANTEE_DRAWS):
         if mechanism == "randomised-response":
             out = randomised_response(real, **sizes)
         else:
             out = coin_flip(real, np.unique(items), **sizes)
-        told = out.values.tolist() if out.values is not None else [0] * len(items)
-        found[tuple(sorted(zip(out.items.tolist(), told, strict=True)))] += 1
+        found[tuple(sorted(divmod(code, values) for code in out.tolist()))] += 1
     return found
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from fedrec.config import Config
 from fedrec.data.perturbation import Perturbed
 from fedrec.errors import DataError, ExperimentError
 from fedrec.perturb.generator import (
@@ -85,19 +84,6 @@ class TestSimilarity:
         similarity = Similarity(embeddings[1], definition)
         pair = torch.arange(40), torch.arange(39, -1, -1)
         assert torch.allclose(similarity.between(*pair), similarity.rows(pair[0])[pair], atol=1e-5)
-
-    def test_the_paper_gives_one_to_itself_and_nothing_to_the_least_alike(self, embeddings):
-        similarity, every = Similarity(embeddings[1], "paper"), torch.arange(40)
-        least = (embeddings[1] @ embeddings[1].T).argmin(dim=1)
-        assert torch.allclose(similarity.between(every, every), torch.ones(40))
-        assert torch.allclose(similarity.between(every, least), torch.zeros(40), atol=1e-6)
-
-    def test_the_papers_scale_does_not_end_at_one(self):
-        items = torch.tensor([[1.0, 0.0], [3.0, 0.0], [-1.0, 0.0]])
-        assert Similarity(items, "paper").between(
-            torch.tensor([0]), torch.tensor([1])
-        ).item() == pytest.approx(2.0)
-        assert Similarity(items, "released").rows(torch.arange(3)).max() <= 1
 
 
 class TestAttention:
@@ -334,10 +320,6 @@ class TestWhole:
         with pytest.raises(ExperimentError, match=word):
             UpcSdgConfig.parse(wrong)
 
-    def test_users_without_training_rows_are_an_error(self, make_data):
-        with pytest.raises(DataError, match="users without training rows"):
-            synthetic(make_data([0, 2], [0, 1], 3, 9, clients=np.arange(3)))
-
 
 # Mean similarity of items and their substitutes: by hand, by gamma, and of perturbations without
 # embeddings.
@@ -493,21 +475,12 @@ def test_too_few_other_items_are_an_error(make_data):
         replaced(data, **{"replacement-ratio": 1.0})
 
 
-@pytest.mark.parametrize("wrong", [{"replacement-ratio": 1.2}, {"replacement-ratio": -0.1}])
-def test_a_ratio_outside_its_range_is_an_error(wrong):
-    with pytest.raises(ExperimentError, match="replacement-ratio"):
-        ReplacementConfig.parse(wrong)
-
-
-def test_users_without_training_rows_are_an_error(make_data):
-    with pytest.raises(DataError, match=r"users without training rows(.*\n)*.*none of 1 \(u1\)"):
-        replaced(make_data([0, 2], [0, 1], clients=np.array([0, 1, 2])))
-
-
-def test_tested_users_without_training_rows_are_an_error(make_data):
-    tested = dataclasses.replace(make_data([0, 2], [0, 1]), tested=np.array([1, 2]))
-    with pytest.raises(DataError, match=r"trains or is tested\n.*none of 1 \(u1\)"):
-        replaced(tested)
+@pytest.mark.parametrize("role", ["clients", "tested"])
+def test_users_without_training_rows_are_an_error(make_data, role):
+    data = dataclasses.replace(make_data([0, 2], [0, 1], 3, 9), **{role: np.array([0, 1, 2])})
+    for perturb in (replaced, synthetic):
+        with pytest.raises(DataError, match=r"trains or is tested\n.*none of 1 \(u1\)"):
+            perturb(data)
 
 
 class TestTableOfUsers:
@@ -539,11 +512,11 @@ class TestTableOfUsers:
     @pytest.mark.parametrize(
         ("lines", "words"),
         [
-            (["u0,0.5,0.1"], "misses users(.*\n)*.*none for 1 of them: u1"),
-            (["u0,0.5,0.1", "u1,1.5,0.1"], "wrong replacement-ratio(.*\n)*.*1.5 for user u1"),
-            (["u0,0.5,-0.1", "u1,1,0.1"], "wrong sensitivity(.*\n)*.*-0.1 for user u0"),
-            (["u0,0.5,0.1", "u1,much,0.1"], "replacement-ratio(.*\n)*.*a finite number"),
-            (["u0,0.5,0.1", "u0,0.5,0.1", "u1,1,1"], "names a user twice"),
+            (["u0,0.5,0.1"], r"in \[0, 1\](.*\n)*.*user u1: 0 rows"),
+            (["u0,0.5,0.1", "u1,1.5,0.1"], "u1: 1 rows, replacement-ratio 1.5"),
+            (["u0,0.5,-0.1", "u1,1,0.1"], "sensitivity of a user(.*\n)*.*u0: 1 rows.*-0.1"),
+            (["u0,0.5,0.1", "u1,much,0.1"], "u1: 1 rows, replacement-ratio nan"),
+            (["u0,0.5,0.1", "u0,0.5,0.1", "u1,1,1"], "user u0: 2 rows"),
         ],
     )
     def test_a_wrong_table_is_an_error(self, make_data, write, lines, words):
@@ -551,20 +524,11 @@ class TestTableOfUsers:
         with pytest.raises(DataError, match=words):
             replaced(data, users=write(*lines))
 
-    def test_a_table_that_is_not_there_is_an_error(self, make_data, tmp_path):
-        with pytest.raises(DataError, match="there is no table"):
-            replaced(make_data([0], [0], 1, 9), users=str(tmp_path / "nobody.csv"))
-
-
-def test_the_settings_are_documented():
-    assert issubclass(ReplacementConfig, Config)
-    assert ReplacementConfig.descriptions().keys() == ReplacementConfig.model_fields.keys()
-
 
 # Draws by inverting a distribution function, against cumulative sums and by chi-square.
 
 
-@pytest.mark.parametrize("items", [1, 255, 256, 257, 900])
+@pytest.mark.parametrize("items", [1, 900])
 def test_items_are_those_of_the_cumulative_sums(items):
     random = np.random.default_rng(items)
     weights = random.integers(0, 4, (6, items)).astype(np.float32)  # whole numbers: sums are exact
@@ -576,18 +540,6 @@ def test_items_are_those_of_the_cumulative_sums(items):
         for own, shares in zip(sums, uniform, strict=True)
     ]
     assert (drawn_by_weight(weights, uniform) == np.array(wanted)).all()
-
-
-def test_counts_follow_the_weights():
-    """Chi-square over a catalogue of four blocks, one of them without any weight."""
-    random = np.random.default_rng(0)
-    weights = random.exponential(1, (1, 1000)).astype(np.float32)
-    weights[0, 256:512] = 0
-    found = drawn_by_weight(weights, random.random((1, 200_000)))
-    seen, likely = np.bincount(found[0], minlength=1000), weights[0] > 0
-    assert not seen[~likely].any()
-    chance = weights[0, likely].astype(float)
-    assert chisquare(seen[likely], chance / chance.sum() * 200_000).pvalue > 1e-3
 
 
 def test_nothing_without_weight_is_drawn_at_either_end():

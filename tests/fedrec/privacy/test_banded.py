@@ -16,10 +16,10 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
 from fedrec.experiment.phases import MAIN
 from fedrec.privacy.accounting.accountant import Accountant, backend_of
-from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound, Release
+from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound
 from fedrec.privacy.accounting.sampling import Full, Scheduled
 from fedrec.privacy.ledger import Ledger
-from fedrec.privacy.mechanisms.banded import Banded, prefix_sums
+from fedrec.privacy.mechanisms.banded import Banded
 from fedrec.privacy.mechanisms.base import mechanism_of
 from fedrec.protocol.orders import Presence, TrainSum
 from fedrec.rng import Reproducible, source_of
@@ -57,10 +57,9 @@ def dense(rounds, bands):
 
 def moved(rounds, schedule, bands):
     """How far a client moves C x: the factor by which a run's multiplier is below a round's."""
-    one = Release("banded", Full(), "add-remove", 1.0)
-    (found,) = banded(bands).releases(one, rounds, schedule)
-    assert found.mechanism == "gaussian"
-    return 1 / found.noise_multiplier
+    (release,) = banded(bands).releases(1.0, rounds, schedule, "add-remove")
+    assert release.mechanism == "gaussian" and release.sampling == Full()
+    return 1 / release.noise_multiplier
 
 
 def gdp_delta(mu, epsilon):
@@ -102,7 +101,7 @@ def test_its_noise_is_that_of_the_dense_matrix(bands):
     memory: dict[str, np.ndarray] = {}
     drawn = [banded(bands).draw("x", 50, memory, source, number) for number in range(1, 13)]
     assert np.allclose(drawn, np.linalg.solve(dense(12, bands), white), rtol=0, atol=1e-12)
-    assert banded(bands).kept == bands - 1
+    assert banded(bands).memory_arrays == bands - 1
     assert sum(value.shape == (50,) for value in memory.values()) == bands - 1
     rows = np.linalg.norm(np.linalg.inv(dense(400, bands)), axis=1)
     assert banded(bands).std == pytest.approx(rows.max(), rel=1e-9)
@@ -439,10 +438,8 @@ def in_turn(experiment_rate, rounds, separation, bands, z):
 @pytest.mark.parametrize(("rounds", "separation", "bands"), [(12, 4, 4), (14, 5, 3), (3, 4, 4)])
 def test_secret_cohorts_in_turn_cost_what_dp_accounting_says(rounds, separation, bands):
     schedule = Scheduled(3, separation, rate=0.3)
-    one = Release("banded", schedule, "add-remove", 1.5)
-    found = banded(bands).releases(one, rounds, schedule)
-    accountant = backend_of("pld")
-    assert accountant.epsilon(found, 1e-5).epsilon == pytest.approx(
+    cost = banded(bands).releases(1.5, rounds, schedule, "add-remove")
+    assert backend_of("pld").epsilon(cost, 1e-5).epsilon == pytest.approx(
         in_turn(0.3, rounds, separation, bands, 1.5), rel=5e-3
     )
 
@@ -483,7 +480,7 @@ def test_what_is_kept_of_the_noise_is_bounded_and_stated(load_tiny, mode):
     strategy = make_strategy(experiment, cohorts)
     plans = PhasePlans.of(experiment, experiment.privacy, strategy)
     source = source_of(mode, 0)
-    plans.protect(strategy, source, lambda number, event: None)
+    plans.protect(strategy, source, lambda number: None)
     privacy = strategy.privacy
     theta = {"x": np.zeros((50, 3), dtype=np.float32)}
     (plan,) = plans.plans.values()
@@ -493,11 +490,11 @@ def test_what_is_kept_of_the_noise_is_bounded_and_stated(load_tiny, mode):
         privacy.release(number, theta, zeros)
         sizes.append(sum(value.nbytes for value in privacy.memory.values()))
         assert sum(value.nbytes for value in privacy.state().values()) < 200
-    most = plan.mechanism.kept * 150 * 8
-    assert plan.mechanism.kept == 2
+    most = plan.mechanism.memory_arrays * 150 * 8
+    assert plan.mechanism.memory_arrays == 2
     assert most < sizes[-1] < most + 200
     assert any("at most 2 arrays" in line for line in plans.report(Accountant()).caveats)
-    again = type(privacy)(plan, privacy.phase, source, lambda number, event: None)
+    again = type(privacy)(plan, privacy.phase, source, lambda number: None)
     again.restore(privacy.state())
     assert privacy.keeps_noise == (mode == "secure")
     again.memory = dict(privacy.memory) if privacy.keeps_noise else {}
@@ -545,7 +542,7 @@ def test_strategies_add_up_correlated_noise(run_tiny, strategy, momentum):
     after = parameters_in(result.folder)
     before = parameters_in(result.folder.parent / "start")
     source = Reproducible(result.experiment.seed)
-    workload = np.linalg.inv(dense(7, 3)).T @ prefix_sums(7, momentum)[::-1]
+    workload = np.linalg.inv(dense(7, 3)).T @ np.cumsum(momentum ** np.arange(7))[::-1]
     scale = 2.0 * 2 / 3  # noise multiplier, sensitivity 2S, and a cohort of 3
     for name, value in after.items():
         white = [source.gaussian(value.size, name, number) for number in range(1, 8)]
@@ -579,8 +576,8 @@ class Forgetful(Banded):
 class WrongSeparation(Banded):
     """Is accounted as if clients came in every eighth round."""
 
-    def releases(self, one, rounds, sampling):
-        return super().releases(one, rounds, Scheduled(3, 8))
+    def dp_event(self, noise_multiplier, rounds, sampling):
+        return super().dp_event(noise_multiplier, rounds, Scheduled(3, 8))
 
 
 @pytest.mark.slow

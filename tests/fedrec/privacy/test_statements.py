@@ -101,7 +101,7 @@ def test_without_charges_nothing_is_claimed():
         ({}, "early stopping"),
         ({}, "drawn uniformly from all 500"),
         ({"sampler": "poisson", "adjacency": "add-remove"}, "drawn independently"),
-        ({"sampler": "poisson", "adjacency": "add-remove"}, "differ by one client"),
+        ({"sampler": "poisson", "adjacency": "add-remove"}, "adding or removing one client"),
         (
             {"sampler": "poisson", "adjacency": "add-remove"},
             "The number of clients, 500, is public all the same",
@@ -150,7 +150,7 @@ def test_the_first_sentence_says_the_whole_guarantee(epsilon, word, share):
     found = replace(Accountant().epsilon(1e-5), epsilon=epsilon)
     said = sentence(found, "replace-one")
     start = f"epsilon {epsilon:g} at delta 1e-05 for all data of a user (replace-one) is {word}:"
-    assert said.startswith(start) and f"right in {share} of cases" in said
+    assert said.startswith(start) and f"is right {share} of the time" in said
     assert "for a user's taking part (add-remove)" in sentence(found, "add-remove")
 
 
@@ -416,7 +416,7 @@ def test_no_mechanism_costs_more(law):
 
 
 def test_a_number_of_trials_without_a_bound_is_refused():
-    with pytest.raises(ExperimentError, match="random number of trials"):
+    with pytest.raises(ExperimentError, match="distribution for the number of trials"):
         RandomTrials("geometric", 0.5)
-    with pytest.raises(ExperimentError, match="random number of trials"):
+    with pytest.raises(ExperimentError, match="distribution for the number of trials"):
         RandomTrials("binomial", 5)  # type: ignore[arg-type]

@@ -181,8 +181,8 @@ def test_names_of_systems_are_no_formulas_in_csv(result, name):
 @pytest.mark.parametrize("name", ["[5cm] x", " [x", "*x"])
 def test_a_row_of_latex_is_no_argument_of_the_line_before(result, name):
     found = compare([result(users=[0.0, 1.0], baselines={name: [1.0, 0.5]})])
-    (row,) = [line for line in comparison_text(found, "latex").splitlines() if name in line]
-    assert row.startswith("{}" + name)
+    lines = comparison_text(found, "latex").splitlines()
+    assert sum(line.startswith("{}" + name) for line in lines) == 1
 
 
 def test_names_of_systems_are_escaped_in_latex(result):
@@ -251,7 +251,8 @@ def test_several_seeds_are_tested_over_seeds_too(result):
     cells = dict(zip(heads, row, strict=True))
     assert cells["t, Holm"] == "< .001" and cells["t over seeds, Holm"] == f"{own.seed_p:.3f}"
     assert "(3 seeds)" in cells["hits@10 ± sd over seeds"]
-    assert "2 degrees of freedom" in "\n".join(comparison_notes(found))
+    notes = "\n".join(comparison_notes(found))
+    assert "2 degrees of freedom" in notes and "differ from that of the printed means" in notes
     assert found.table().loc["one", "seed_holm"] == pytest.approx(own.seed_p)
 
 
@@ -263,19 +264,6 @@ def test_one_seed_has_no_test_over_seeds_and_equal_seeds_have_no_p_value(result)
     equal = compare([result(seed=seed, users=[0.5, 0.2], baselines=base) for seed in (0, 1)])
     heads, _, row = comparison_cells(equal)
     assert dict(zip(heads, row, strict=True))["t over seeds, Holm"] == "-"
-
-
-def test_a_difference_that_is_not_that_of_the_printed_means_is_explained(result):
-    def noted(users):
-        runs = [
-            result(seed=seed, users=own, baselines={"popularity": [0.0] * len(own)}, clients=at)
-            for seed, (at, own) in enumerate(users)
-        ]
-        found = compare(runs, against="popularity")
-        return any("printed means" in line for line in comparison_notes(found))
-
-    assert noted([([0, 1], [0.4, 0.2]), ([1, 2], [0.6, 0.8])])  # 0.5333 of users, 0.5 of seeds
-    assert not noted([([0, 1], [0.4, 0.2]), ([0, 1], [0.6, 0.8])])
 
 
 def test_centralised_systems_of_other_settings_are_other_systems(result, monkeypatch):

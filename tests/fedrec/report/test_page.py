@@ -150,11 +150,11 @@ def test_the_card_has_the_clip_norm_of_every_phase(run_tiny):
     noise = "privacy={clip-norm=1.0, noise-multiplier=2.0}"
     other = "privacy.phases.popularity={parameters=['item.bias'], clip-norm=8.0}"
     (card,) = privacy_cards(named([run_tiny(*popular, noise, other)]))
-    facts = dict(card.facts)
+    facts = card["facts"]
     assert (facts["clip norm of phase popularity"], facts["clip norm of phase main"]) == ("8", "1")
     assert "clip norm" not in facts
     (card,) = privacy_cards(named([run_tiny(*popular, noise, output="alike")]))
-    assert dict(card.facts)["clip norm"] == "1"
+    assert card["facts"]["clip norm"] == "1"
 
 
 def test_colours_of_texts_have_enough_contrast():

@@ -9,12 +9,11 @@ import torch
 from numba import njit
 from torch.nn import functional as F
 
-from fedrec.kernel import products, sparse
+from fedrec.kernel import products
+from fedrec.kernel.compiled import compiled
 from fedrec.kernel.products import tile, transpose
 from fedrec.kernel.rows import aligned
-from fedrec.kernel.sparse import descend_row, nonzero_row
 from fedrec.nn.layers import ItemFeature, KernelModel, Layer, Product
-from fedrec.runtime.compilation import compiled
 from fedrec.training.block import Batches, Block
 from fedrec.training.kernel import Guidance, train_block
 from fedrec.training.sgd import SgdSettings
@@ -96,128 +95,10 @@ def test_products_of_parts_of_matrices_are_those_of_numpy(size):
     np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
 
 
-@compiled
-def products_of_a_layer(rate, inputs, gradient, weights, outputs, to_inputs, room):
-    """All three, without the zeros of the inputs."""
-    sparse.add_sparse_outputs(inputs, weights, outputs)
-    sparse.descend_sparse(rate, inputs, gradient, weights, to_inputs, room)
-
-
-def room_of(rows, width, columns):
-    return np.full(sparse.room_of_sparse(rows, width, columns), np.nan, dtype=KERNEL_PARTS_F)
-
-
-@pytest.mark.parametrize("zeros", [0.0, 0.5, 0.95, 1.0])
-@pytest.mark.parametrize(
-    "size", [(1, 64, 64), (19, 128, 64), (32, 64, 192), (70, 256, 128)], ids=str
-)
-def test_products_without_zeros_are_those_of_numpy(size, zeros):
-    rows, width, columns = size
-    random = np.random.default_rng(sum(size))
-    inputs = np.abs(random.normal(size=(rows, width))).astype(KERNEL_PARTS_F)
-    inputs[random.random((rows, width)) < zeros] = 0
-    gradient = random.normal(size=(rows, columns)).astype(KERNEL_PARTS_F)
-    weights = random.normal(size=(width, columns)).astype(KERNEL_PARTS_F)
-    outputs = random.normal(size=(rows, columns)).astype(KERNEL_PARTS_F)
-    to_inputs = np.full(
-        (rows, width), np.nan, dtype=KERNEL_PARTS_F
-    )  # the previous content is arbitrary
-    exact = [numbers.astype(float) for numbers in (inputs, gradient, weights, outputs)]
-    room = room_of(*size)
-    products_of_a_layer(KERNEL_PARTS_F(0.25), inputs, gradient, weights, outputs, to_inputs, room)
-    wanted = {
-        "outputs": (outputs, exact[3] + exact[0] @ exact[2]),
-        "inputs": (to_inputs, exact[1] @ exact[2].T * (exact[0] > 0)),
-        "weights": (weights, exact[2] - 0.25 * exact[0].T @ exact[1]),
-    }
-    for name, (found, right) in wanted.items():
-        most = max(1.0, float(np.abs(right).max()))
-        np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5 * most, err_msg=name)
-
-
-@pytest.mark.parametrize(
-    ("zeros", "size", "room", "enough"),
-    [
-        (0.5, (32, 64, 64), 64 * 128, True),
-        (0.3, (32, 64, 64), 64 * 128, False),
-        (0.5, (32, 60, 64), 64 * 128, False),
-        (0.5, (32, 64, 32), 64 * 128, False),
-        (0.5, (33, 64, 64), 64 * 128, False),
-    ],
-    ids=["half", "few zeros", "inputs", "outputs", "memory"],
-)
-def test_when_zeros_are_left_out(zeros, size, room, enough):
-    rows, width, columns = size
-    inputs = np.ones((rows, width), dtype=KERNEL_PARTS_F)
-    inputs.reshape(-1)[: round(zeros * inputs.size)] = 0
-    found = sparse.sparse_enough(inputs, columns, np.empty(room, dtype=KERNEL_PARTS_F))
-    assert found == enough
-
-
-def test_a_weight_that_is_no_number_is_seen():
-    """Where the inputs are not zero; and inputs that are no numbers are none that are left out."""
-    inputs = np.ones((1, 64), dtype=KERNEL_PARTS_F)
-    inputs[0, 1::2] = 0
-    gradient = np.ones((1, 64), dtype=KERNEL_PARTS_F)
-    weights = np.ones((64, 64), dtype=KERNEL_PARTS_F)
-    weights[0, 5] = np.nan
-    outputs = np.zeros((1, 64), dtype=KERNEL_PARTS_F)
-    to_inputs = np.zeros((1, 64), dtype=KERNEL_PARTS_F)
-    room = room_of(1, 64, 64)
-    products_of_a_layer(KERNEL_PARTS_F(0.25), inputs, gradient, weights, outputs, to_inputs, room)
-    assert np.flatnonzero(np.isnan(outputs)).tolist() == [5]
-    assert np.flatnonzero(np.isnan(to_inputs)).tolist() == [0]
-    inputs[0, 3] = np.nan
-    products_of_a_layer(KERNEL_PARTS_F(0.25), inputs, gradient, weights, outputs, to_inputs, room)
-    assert np.isnan(outputs).all()
-    assert np.isnan(weights[3]).all()
-
-
-@pytest.mark.parametrize("columns", [64, 128])
-def test_fixed_weights_stay_with_gradients_that_are_not_finite(columns):
-    inputs = np.ones((1, 64), dtype=KERNEL_PARTS_F)
-    inputs[0, 1::2] = 0
-    gradient = np.full((1, columns), np.inf, dtype=KERNEL_PARTS_F)
-    weights = np.ones((64, columns), dtype=KERNEL_PARTS_F)
-    to_inputs = np.zeros((1, 64), dtype=KERNEL_PARTS_F)
-    sparse.descend_sparse(
-        KERNEL_PARTS_F(0), inputs, gradient, weights, to_inputs, room_of(1, 64, columns)
-    )
-    assert (weights == 1).all()
-    assert np.isinf(to_inputs[0, ::2]).all()
-
-
-@compiled
-def rows_of_weights(rows, factors, vector, shares, total, dots):
-    sparse.row_dots(rows, vector, dots)
-    sparse.move_and_sum(rows, factors, vector, shares, total)
-
-
-@pytest.mark.parametrize("columns", [1, 16, 37, 80])
-@pytest.mark.parametrize("count", [1, sparse.TOGETHER])
-def test_steps_of_rows_of_weights_are_those_of_numpy(count, columns):
-    random = np.random.default_rng(columns)
-    sizes = (count, columns), columns, columns, count, count
-    rows, vector, total, factors, shares = (
-        random.normal(size=s).astype(KERNEL_PARTS_F) for s in sizes
-    )
-    dots = np.full(count, np.nan, dtype=KERNEL_PARTS_F)
-    exact = [numbers.astype(float) for numbers in (rows, vector, total, factors, shares)]
-    moved = exact[0] + exact[3][:, None] * exact[1]
-    rows_of_weights(rows, factors, vector, shares, total, dots)
-    for found, wanted in (
-        (dots, exact[0] @ exact[1]),
-        (rows, moved),
-        (total, exact[2] + exact[4] @ moved),
-    ):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-
-
 def test_tiles_have_names_of_their_own():
     """Functions of two processes' caches are one to the linker if the types of their arguments have
     the same names."""
     made = [tile(rows, width) for rows in (1, 4) for width in (1, 8)]
-    made += [kind(32, width) for kind in (nonzero_row, descend_row) for width in (64, 128)]
     assert len({repr(one) for one in made}) == len(made)
 
 
@@ -391,7 +272,7 @@ def test_wide_layers_and_batches():
 
 
 @pytest.mark.parametrize("hidden", [(64, 64), (128, 192), (256, 128, 64)], ids=str)
-def test_layers_whose_zeros_are_left_out(hidden):
+def test_layers_of_whole_vectors(hidden):
     """Those of ReLU with whole vectors; batches of 33 and, left over, of 3 and 30."""
     model, widths = model_of(hidden)
     check(model, start_of(widths, scale=0.2), clients=clients_of((300, 129), 2, 33))
@@ -527,9 +408,6 @@ def test_rows_that_are_not_those_of_the_block_are_refused():
     given = own | {"items": torch.zeros(4, 3, WIDTH)}
     with pytest.raises(ValueError, match=r"Expected rows of 'items' of shape \(4, "):
         train_block(model, start, block, SgdSettings(0.1), given)
-    more = Guidance(0.1, torch.zeros(4, block.touched.shape[1] + 1, WIDTH))
-    with pytest.raises(ValueError, match=r"Expected guidance \(4, "):
-        train_block(model, start, block, SgdSettings(0.1), own, more)
 
 
 @pytest.mark.parametrize("loss", ["logistic", "squared"])

@@ -28,7 +28,7 @@ from fedrec.protocol.messages import (
 from fedrec.protocol.orders import EvaluateOrder, SentUpdate, TrainEach, TrainOrder, TrainSum
 from fedrec.protocol.serialization import for_the_network, from_the_network, opened, to_record
 from fedrec.protocol.updates import SparseUpdate, dense_change
-from fedrec.secure.vector import Form, decoded, encoded, shapes_of
+from fedrec.secure.vector import decoded, encoded, shapes_of
 from server.deployed.validation import (
     LARGER,
     ReplyValidator,
@@ -90,8 +90,8 @@ def test_honest_sums_pass_dense_and_by_rows():
 def test_a_sum_of_masked_answers_passes():
     """It says that every client sent the whole vector, counts included."""
     shapes = shapes_of(THETA, None)
-    vector = encoded(total(), THETA, shapes, Form(16), nodes=2)
-    found = decoded(vector, shapes, Form(16))
+    vector = encoded(total(), THETA, shapes, 16, nodes=2)
+    found = decoded(vector, shapes, 16)
     assert found.sent == 2 * vector.nbytes
     assert through(ReplyValidator(), found) == [2]
 
@@ -471,7 +471,7 @@ def test_other_clients_rows_or_parameters_cost_the_whole_reply(reply):
 TOP_K = "compression={name='top-k', share=0.2, bits=8}"
 COMPRESSIONS = {
     "int8": "compression={name='rounding', bits=8}",
-    "2 bits on a grid": "compression={name='rounding', bits=2, largest=0.01}",
+    "2 bits": "compression={name='rounding', bits=2}",
     "top-k": TOP_K,
 }
 MF = "model={name='mf', factors=4}", "step.private-parameters=['user.*']"

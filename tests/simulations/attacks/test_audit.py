@@ -16,7 +16,8 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
 from fedrec.privacy.ledger import Charge
 from fedrec.privacy.mechanisms.banded import Banded
-from fedrec.privacy.mechanisms.independent import Gaussian
+from fedrec.privacy.mechanisms.base import Gaussian
+from fedrec.privacy.plan import Plan
 from fedrec.rng import stream
 from fedrec.runs.folder import RunFolder
 from simulations.attacks.base import run_attack
@@ -218,16 +219,13 @@ def test_our_own_private_training_without_its_clip_or_with_less_noise_fails(tmp_
 @pytest.mark.slow
 def test_a_ledger_that_states_more_noise_than_is_drawn_is_refuted(tmp_path, monkeypatch):
     """Each round is charged as if its noise were twice as large; plan and ledger agree."""
-    from strategies.dp import DpFedAvg
+    stated = Plan.event
 
-    stated = DpFedAvg.event.fget
-    assert stated is not None
-
-    def doubled(self):
-        event = stated(self)
+    def doubled(self, *phase):
+        event = stated(self, *phase)
         return dataclasses.replace(event, noise_multiplier=2 * event.noise_multiplier)
 
-    monkeypatch.setattr(DpFedAvg, "event", property(doubled))
+    monkeypatch.setattr(Plan, "event", doubled)
     found = run_audit(load({**AUDITED, **PRIVATE}), tmp_path)
     assert found.runs[0].claim.noise_multiplier == pytest.approx(2.0)
     assert found.verdict == "FAIL" and not check(found, "noise-std").passed
@@ -237,9 +235,7 @@ def test_rounds_that_the_ledger_does_not_hold_are_found(tmp_path, monkeypatch):
     from server.privacy.guard import Guard
 
     charge = Guard._charge
-    monkeypatch.setattr(
-        Guard, "_charge", lambda self, number, event: number % 2 and charge(self, number, event)
-    )
+    monkeypatch.setattr(Guard, "_charge", lambda self, number: number % 2 and charge(self, number))
     monkeypatch.setattr(Guard, "after_training", lambda *a: None)
     found = run_audit(load({**AUDITED, **PRIVATE}), tmp_path)
     missing = check(found, "charged-rounds")

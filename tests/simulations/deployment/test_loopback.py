@@ -201,18 +201,6 @@ def test_the_same_parameters_as_in_a_simulation_without(three, tmp_path):
             assert connection.execute("SELECT COUNT(*) FROM channel").fetchone() == (1,)
 
 
-def test_masked_sums_of_rounded_updates_are_those_of_a_simulation_without_masks(three, tmp_path):
-    """Two bytes a number: 12 clients of at most 127 steps each."""
-    grid = ("compression={name='rounding', bits=8, largest=0.05}",)
-    three.must_run("grid", SECURE, *grid)
-    simulated, deployed = three.simulated(tmp_path / "simulated", *grid), three.parameters("grid")
-    assert_close(deployed, simulated, rtol=1e-5, atol=1e-6)
-    assert three.clients("grid") == [12, 12, 12] and "no sum" not in three.log("grid")
-    numbers = sum(value.size for value in deployed.values())
-    up = pd.read_csv(three.folder("grid") / "rounds.csv")["bytes-up"]
-    assert up.tolist() == [12 * (2 * numbers + 6 * 8)] * 3
-
-
 def test_with_noise_of_the_clients_the_final_evaluation_gives_metrics(three):
     """Each node masks the sum of its clients, who have clipped and noised their updates; at the
     end, all held-out users are evaluated."""

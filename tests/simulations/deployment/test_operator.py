@@ -192,8 +192,8 @@ def test_rounds_are_told_while_a_run_is_waited_for(load_tiny, tmp_path):
             told.append(row["round"])
             return False
 
-        def on_message(self, text):
-            told.append(text)
+        def on_event(self, event):
+            told.append(event.text)
 
     watch = RunWatch(folder, [Told()])
     watch.look()

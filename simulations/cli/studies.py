@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that run many experiments: `fedrec sweep` and `fedrec reproduce`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedrec.errors import ExperimentError
+from fedrec.runs.ids import runs_directory, stamp
+from simulations.cli import options
+from simulations.cli.finishing import interruptible, wide_console
+from simulations.cli.options import Named
+from simulations.reproduce.recorded import (
+    NOT_HERE,
+    UNRECORDED,
+    command,
+    find,
+    key,
+    published,
+    recorded,
+    studies,
+)
+from simulations.studies import tables
+from simulations.studies.declaration import Study
+from simulations.studies.private import CHOSEN, ChoiceCost, cost_of
+from simulations.studies.runs import folder_of, run_study, selected
+from simulations.studies.search import SweepPlan, plan_of
+from simulations.studies.space import grid
+from simulations.studies.space import overrides as texts_of
+from simulations.studies.sweep import SweepFolder, SweepResult, chosen_file
+from simulations.studies.sweep import sweep as run_sweep
+from simulations.studies.tables import Tables, cells_of, duration
+
+# `fedrec sweep`: run one experiment with many settings and seeds.
+
+_SHOWN = 20  # settings in the table on the terminal
+
+
+Vary = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--vary",
+        "-v",
+        help="KEY=[VALUE, ...] or KEY={low=0.01, high=1.0, log=true}; may repeat.",
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    options.overrides("Override a key in all runs, such as rounds=50; may repeat."),
+]
+Seeds = Annotated[int, typer.Option(help="Number of seeds per setting.")]
+Trials = Annotated[
+    int | None, typer.Option(help="Number of random settings to try; default: the full grid.")
+]
+Optimise = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Metric to optimise with Optuna; two make a Pareto front: hits@10 and epsilon."
+    ),
+]
+Choose = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Metric to select the best setting of the grid, or of the random settings, by."
+    ),
+]
+Private = Annotated[
+    str | None,
+    typer.Option(
+        "--private-choice",
+        help="Choose one setting privately, as the best of a random number of trials of mean "
+        "--trials: geometric, logarithmic or poisson.",
+    ),
+]
+ScoreNoise = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        help="With --private-choice, where validation users train: standard deviation of the "
+        "noise on a trial's score.",
+    ),
+]
+Workers = Annotated[int, options.workers("runs")]
+RayAddress = Annotated[str | None, typer.Option(help="Address of a running Ray cluster.")]
+Output = Annotated[Path | None, options.output("Folder of the sweep: new, or of the same sweep.")]
+RetryFailed = Annotated[bool, typer.Option(help="Repeat runs that failed.")]
+DryRun = Annotated[bool, typer.Option(help="Validate and print the settings without running them.")]
+Quiet = Annotated[bool, options.quiet("Print only the folder of the sweep.")]
+
+
+def sweep(
+    experiment: Named,
+    vary: Vary = None,
+    overrides: Overrides = None,
+    seeds: Seeds = 1,
+    trials: Trials = None,
+    optimise: Optimise = None,
+    choose: Choose = None,
+    private_choice: Private = None,
+    score_noise: ScoreNoise = 0.0,
+    workers: Workers = 1,
+    ray_address: RayAddress = None,
+    output: Output = None,
+    retry_failed: RetryFailed = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment with many settings and seeds, each in its own run folder. Without --trials,
+    all combinations of the --vary values are run. The same command, or `fedrec resume FOLDER`,
+    continues an interrupted sweep. Settings are selected on validation rows, never on test
+    rows of the same seed.
+    """
+    plan = plan_of(
+        experiment,
+        overrides or [],
+        vary or [],
+        seeds=seeds,
+        trials=trials,
+        optimise=optimise or [],
+        choose=choose or [],
+        private=private_choice,  # type: ignore[arg-type]  # checked there
+        score_noise=score_noise,
+    )
+    cost = _private_lines(plan)
+    for line in cost:
+        typer.echo(line, err=True)
+    if dry_run:
+        _print_plan(plan)
+        return
+    name = plan.experiment.get("name", "sweep")
+    folder = output or runs_directory() / f"sweep-{name}-{stamp()}"
+    run = functools.partial(run_sweep, plan, folder, workers=workers, ray_address=ray_address)
+    _finish(folder, quiet, cost, lambda: run(retry_failed=retry_failed, quiet=quiet))
+
+
+def resume(folder: Path, quiet: bool) -> None:
+    """Continue an interrupted sweep, one run at a time."""
+    plan = SweepFolder(folder).plan
+    _finish(folder, quiet, _private_lines(plan), lambda: run_sweep(plan, folder, quiet=quiet))
+
+
+def _finish(
+    folder: Path, quiet: bool, cost: Sequence[str], work: Callable[[], SweepResult]
+) -> None:
+    with interruptible(f"continue with: fedrec resume {quote(str(folder))}"):
+        result = work()
+    if not quiet:
+        _print_result(result, cost)
+        compared = "" if cost else f"\n  fedrec compare {folder}"
+        typer.echo(f"Next:{compared}\n  fedrec report {folder}", err=True)
+    typer.echo(result.folder)
+    if result.failures:
+        raise typer.Exit(1)
+
+
+def _private_lines(plan: SweepPlan) -> list[str]:
+    """The cost of a private choice; nothing for other sweeps."""
+    if plan.private is None:
+        return []
+    return list(cost_of(plan.experiment, plan.space, plan.private, plan.aims[0]).lines())
+
+
+def _print_plan(plan: SweepPlan) -> None:
+    if plan.private is not None:
+        typer.echo(f"{len(grid(plan.space))} settings, a random number of trials")
+        return
+    runs = plan.trials * len(plan.seeds)
+    typer.echo(f"{plan.trials} settings ({plan.method}), {len(plan.seeds)} seeds: {runs} runs")
+    for point in grid(plan.space) if plan.method == "grid" else ():
+        typer.echo("  " + (" ".join(texts_of(point)) or "as the experiment is"))
+
+
+def _print_result(result: SweepResult, private: Sequence[str]) -> None:
+    console = Console()
+    if not private:
+        console.print(_settings_table(result))
+    hidden = len(result.settings) - _SHOWN
+    if hidden > 0 and not private:
+        console.print(f"{hidden} more settings in settings.csv", highlight=False)
+    for name, text in result.failures.items():
+        console.print(f"{name} failed: {text}", highlight=False, markup=False)
+    for line in (*_choice(result), *(private or result.total.lines)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    counts = f"{len(result.settings)} settings, {len(result.runs)} runs. "
+    console.print(f"{'' if private else counts}Folder of the sweep:")
+
+
+def _choice(result: SweepResult) -> list[str]:
+    """The selected setting, and the command that evaluates it."""
+    aims = " and ".join(result.plan.aims)
+    if not aims:
+        return [
+            "No setting was selected; the table is in the order of the runs. To select one: "
+            "--choose METRIC with --set evaluation.held-out=validation."
+        ]
+    if not result.chosen:
+        return [f"No setting has a value of {aims} for all seeds: none was selected."]
+    if result.cost is not None:
+        return _published(result, result.cost)
+    front = ", ".join(map(str, result.chosen))
+    line = f"Selected by {aims}: setting {front}. To evaluate it once on the test rows:"
+    if len(result.chosen) > 1:
+        line = f"Pareto front of {aims}: settings {front}. To evaluate them on the test rows:"
+    return [line, *(f"  fedrec run {chosen_file(result.folder, trial)}" for trial in result.chosen)]
+
+
+def _published(result: SweepResult, cost: ChoiceCost) -> list[str]:
+    """The setting that a private choice chose, and where it is; the number of the trial is not
+    published."""
+    setting = " ".join(texts_of(result.point(result.chosen[0])))
+    folder = result.folder / CHOSEN
+    return [
+        f"Selected by {cost.aim}: {setting}. To be published: {folder}; all else in the folder of"
+        " the sweep is private.",
+        f"Another run with this setting, such as one on the test rows, costs epsilon"
+        f" {cost.once:.4g} in addition:",
+        f"  fedrec run {folder / 'experiment.toml'} --set evaluation.held-out=test",
+    ]
+
+
+def _settings_table(result: SweepResult) -> Table:
+    """The settings, by the first aim where there is one."""
+    settings = result.settings
+    metrics = _metrics(result)
+    keys = list(result.plan.space)
+    short = [key.rpartition(".")[2] for key in keys]
+    unique = len({*short, *metrics}) == len(short) + len(metrics)
+    spread = any(settings[f"{metric} sd"].notna().any() for metric in metrics)
+    caption = "+-: standard deviation over seeds" if spread else None
+    heads = short if unique else keys
+    table = Table("setting", *heads, "runs", caption=caption, caption_justify="left")
+    for metric in metrics:
+        table.add_column(metric, justify="right")
+    aims = [aim for aim in result.plan.aims[:1] if aim in settings]
+    if aims:
+        settings = settings.sort_values(aims, ascending=result.plan.lower_is_better(aims[0]))
+    for number, row in settings.head(_SHOWN).to_dict("index").items():
+        cells = [str(row[key]) for key in keys]
+        values = [_cell(float(row[metric]), float(row[f"{metric} sd"])) for metric in metrics]
+        style = "bold" if number in result.chosen else None
+        setting = f"{number} [leak]" if row.get("leak") else str(number)
+        table.add_row(escape(setting), *cells, str(row["runs"]), *values, style=style)
+    return table
+
+
+def _metrics(result: SweepResult) -> list[str]:
+    """The metrics of the table; of centralised systems alone those of each."""
+    names = list(result.settings.columns)
+    preferred = [*result.plan.aims, "hits@10", "ndcg@10", "rmse", "mae", "epsilon"]
+    shown = [name for name in dict.fromkeys(preferred) if name in names]
+    if "epsilon" in shown and set(result.settings["epsilon"]) <= {math.inf}:
+        shown.remove("epsilon")
+    return shown or [name for name in names if name.endswith((" hits@10", " rmse"))]
+
+
+def _cell(value: float, spread: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:.4f}" if math.isnan(spread) else f"{value:.4f} +- {spread:.4f}"
+
+
+# `fedrec reproduce`: compare a paper's tables and figures with our results.
+
+_FILE_WIDTH = 120  # width in characters of a table in a file or a pipe
+
+
+def reproduce(
+    paper: Annotated[
+        str | None,
+        typer.Argument(
+            help=(
+                "Paper: privrec, dp-vae, targeted-dp, pnbm or upc-sdg; or adversaries or bench; or"
+                " a TOML file of studies."
+            )
+        ),
+    ] = None,
+    item: Annotated[
+        str | None,
+        typer.Argument(help="Table or figure, such as table2; default: all of the paper."),
+    ] = None,
+    listed: Annotated[
+        bool,
+        typer.Option(
+            "--list",
+            help="List all tables and figures: what they show, our numbers, command and expected "
+            "duration, or why they are not here.",
+        ),
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option(help="Test that it runs, with few rounds on synthetic data.")
+    ] = False,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of seeds; default: that of the study, usually 1."),
+    ] = None,
+    only: Annotated[
+        str,
+        typer.Option(
+            help="Only run the tasks of this name or pattern, such as 'mf-*'; --list PAPER TABLE "
+            "prints the names."
+        ),
+    ] = "",
+    workers: Annotated[int, options.workers("tasks")] = 1,
+    output: Annotated[
+        Path | None, options.output("Folder of the study: new, or of the same study.")
+    ] = None,
+) -> None:
+    """Run the experiments of a paper's table or figure, and print its numbers beside ours, with
+    intervals. The expected duration is printed first. The same command continues an interrupted
+    study. Studies of your own are declared in a TOML file in the same way.
+    """
+    if listed or paper is None:
+        listed_studies = find(paper, item) if paper else list(studies())
+        _print_list(listed_studies, paper if paper and paper.endswith(".toml") else None)
+        if item is not None:
+            (study,) = listed_studies
+            typer.echo(f"tasks: {', '.join(task.name for task in study.tasks)}")
+        return
+    if only and item is None:
+        raise ExperimentError(
+            "--only names a task of one table or figure",
+            expected=f"fedrec reproduce {paper} TABLE --only NAME",
+            got="no table or figure",
+            fix=f"fedrec reproduce --list {paper} lists them",
+        )
+    failures: dict[str, str] = {}
+    for study in find(paper, item):
+        name = f"{study.paper}-{study.item}{'-quick' if quick else ''}"
+        default = runs_directory() / "reproduce" / name
+        path = output if output is not None and item else default
+        count = seeds or (1 if quick else study.seeds)
+        failures |= _reproduce(study, path, count, quick, only, workers)
+    for name, text in failures.items():
+        typer.secho(f"{name} failed: {text}", err=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _reproduce(
+    study: Study, path: Path, seeds: int, quick: bool, only: str, workers: int
+) -> dict[str, str]:
+    """Run and print a study, or some of its tasks; returns the errors of tasks that failed."""
+    folder = folder_of(study, path, quick=quick)
+    jobs = selected(study.jobs(folder.path, seeds, quick=quick), only)
+
+    def say(text: str) -> None:
+        typer.echo(f"{study.name}: {text}", err=True)
+
+    with interruptible("the same command continues"):
+        failures = run_study(folder, jobs, workers=workers, quiet=False, say=say)
+    printed = published(study.paper, study.item, study.published)
+    _print_tables(study, tables.write(study, folder.path, jobs, printed, quick=quick))
+    typer.echo(folder.path)
+    return failures
+
+
+def _print_tables(study: Study, found: Tables) -> None:
+    table = found.comparison
+    several = len(set(table["dataset"])) > 1
+    named = ("dataset", "model", "metric") if several else ("model", "metric")
+    shown = Table(*named, title=f"{study.name}: {study.title}", title_justify="left")
+    for column in ("published", "ours", "95 % interval"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    rows = [cells_of(row)[0 if several else 1 :] for row in table.to_dict("records")]
+    stated = any(row[-1] for row in rows)
+    if stated:
+        shown.add_column("inputs")
+    for row in rows:
+        shown.add_row(*(row if stated else row[:-1]))
+    console = wide_console(_FILE_WIDTH)
+    console.print(shown)
+    for note in [*found.compared, *found.notes]:
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_list(studies: list[Study], file: str | None) -> None:
+    """Print what each table and figure shows, one of our numbers, and how to make it; of a file of
+    other studies no numbers are known."""
+    numbers = recorded() if file is None else {}
+    seconds: dict[str, float] = defaultdict(float)
+    for study in studies:
+        typer.echo(f"{study.paper:12} {study.item:15} {study.title}")
+        found = numbers.get(key(study))
+        seeds = study.seeds
+        if found is not None:
+            typer.echo(f"{'':28} {found.headline} ({found.date}, fedrec {found.fedrec})")
+            seeds = found.seeds
+        elif file is None:
+            why = UNRECORDED.get(study.name, "not measured with this version")
+            typer.echo(f"{'':28} no numbers: {why}")
+        seconds[study.paper] += study.seconds(study.seeds)
+        words = command(study, seeds) if file is None else f"fedrec reproduce {file} {study.item}"
+        counted = f"{seeds} seed{'s' if seeds > 1 else ''}"
+        typer.echo(f"{'':28} {words} ({counted}, about {duration(study.seconds(seeds))})")
+    for name, why in NOT_HERE.items():
+        if name.partition(" ")[0] in seconds and file is None:
+            paper, item = name.split()
+            typer.echo(f"{paper:12} {item:15} not here: {why}")
+    for paper, total in seconds.items():
+        words = f"fedrec reproduce {file or paper}"
+        typer.echo(f"{words} makes all of these, in about {duration(total)} on two cores")
