@@ -13,7 +13,7 @@ import numpy as np
 from fedrec.evaluation.tables import lower_is_better, main_metric
 from fedrec.experiment.schema import marked
 from fedrec.experiment.tables import EvaluationConfig
-from fedrec.report.comparison import bootstrap_intervals, holm, wilcoxon
+from fedrec.report.comparison import bootstrap_intervals
 from fedrec.report.inputs import Inputs, budgets_line, inputs_line, system_inputs
 from fedrec.report.rows import is_private, system_rows
 from fedrec.runs.folder import TIED_SHARE, RunFolder
@@ -29,6 +29,7 @@ _RESAMPLES = 2000
 _MOST_TIES = 0.1  # share of rows with tied times, above which the order of items is not judged
 _NOT_PRIVATE = " (not private)"
 _OF_OWN_DATA = ("item-weights", "fold-in")  # models of `fedrec try`
+_REST = "What this covers, and what it does not, is in the report."
 _RANDOM = "random"  # lists that do not depend on data
 _ORDERED = "transitions"  # lists that depend on the order of a user's items
 
@@ -50,13 +51,6 @@ def summary_table(result: Result) -> Table:
         label if label in unmarked else label + _NOT_PRIVATE: row for label, row in rows.items()
     }
     return comparison_table(named, shown, settings)
-
-
-def input_lines(result: Result) -> list[str]:
-    """Below that table: the inputs of its systems, their client-rounds and the numbers of settings
-    tried, where these are known."""
-    inputs = system_inputs(result)
-    return [line for line in (inputs_line(inputs), budgets_line(inputs)) if line]
 
 
 def comparison_table(
@@ -111,31 +105,6 @@ def summary_notes(result: Result) -> list[str]:
         return []
     notes = _below_popularity(result, metric) + _without_private_popularity(result)
     return notes + _worth_of_order(result, metric)
-
-
-def significance_line(result: Result) -> str:
-    """Differences of the system to each centralised one: of the deciding metric, with an interval
-    and a test over the same users; empty where nothing can be compared."""
-    metric = deciding_metric(result)
-    if metric is None or metric not in result.users:
-        return ""
-    differences = _differences(result, metric)
-    users = min(map(len, differences.values()), default=0)
-    if users < 2:
-        return ""
-    intervals = bootstrap_intervals(list(differences.values()), resamples=_RESAMPLES)
-    corrected = holm(np.array([wilcoxon(values)[0] for values in differences.values()]))
-    texts = [
-        f"{label} {values.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
-        f" p {'< .001' if p < 1e-3 else f'= {p:.3f}'}"
-        for (label, values), (low, high), p in zip(
-            differences.items(), intervals, corrected.tolist(), strict=True
-        )
-    ]
-    return (
-        f"{metric} of {result.experiment.name} less that of {'; '.join(texts)} (95% intervals and"
-        f" Wilcoxon's test over {users:,} users, corrected by Holm)"
-    )
 
 
 def answer_line(result: Result) -> str:
@@ -243,26 +212,27 @@ def interruption_line(result: Result) -> str:
     return str(privacy.get("interruption", ""))
 
 
-def private_lines(result: Result) -> list[str]:
-    """The lines printed below the table of a private run: the guarantee first, then the cost of
-    resuming it, the total of all private systems, the answer, inputs and early stopping. At most
-    seven lines; the report has the rest."""
-    privacy = RunFolder(result.folder).summary().get("privacy", {})
-    lines = [
-        *privacy.get("in words", [])[:1],
-        interruption_line(result),
-        *total_lines(result),
-        answer_line(result),
-        inputs_line(system_inputs(result)),
-        early_stopping_line(result),
-    ]
+def result_lines(result: Result) -> list[str]:
+    """The lines printed below the table of a run: inputs, the answer, early stopping and remarks;
+    of a private run the guarantee first, then the cost of resuming it and the total of all private
+    systems, at most eight lines. The report has the rest."""
+    summary = RunFolder(result.folder).summary()
+    guarantee = summary.get("privacy", {}).get("in words", [])
+    total = summary.get("baselines-privacy", {}).get("in words", [])
+    total = [line for line in total if re.split("[:,]", line)[0] not in result.baselines]
+    inputs = system_inputs(result)
+    users = len(result.users)
+    counts = f"{users} user{'' if users == 1 else 's'}"
+    counts += f", {result.rounds_in_words}" if result.experiment.federated else ""
+    lines = [answer_line(result), inputs_line(inputs), early_stopping_line(result)]
+    if result.experiment.privacy is not None:
+        lines = [*guarantee[:1], interruption_line(result), *total, *lines, f"{counts}. {_REST}"]
+    else:
+        stated = list(result.privacy)
+        if result.experiment.dataset.name == "table" and stated:
+            stated = [stated[0], *(line for line in total if line != stated[0]), _REST]
+        lines += [budgets_line(inputs), *summary_notes(result), *stated, f"{counts}."]
     return [line for line in lines if line]
-
-
-def total_lines(result: Result) -> list[str]:
-    """The total cost of all private systems of a run; empty with at most one of them."""
-    lines = RunFolder(result.folder).summary().get("baselines-privacy", {}).get("in words", [])
-    return [line for line in lines if re.split("[:,]", line)[0] not in result.baselines]
 
 
 def deciding_metric(result: Result) -> str | None:

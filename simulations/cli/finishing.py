@@ -15,23 +15,13 @@ from clients.steps.statistics import SufficientStatistics
 from fedrec.components.registry import STEP, resolve
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.schema import Experiment
-from fedrec.report.summary import (
-    early_stopping_line,
-    input_lines,
-    private_lines,
-    significance_line,
-    summary_notes,
-    summary_table,
-    total_lines,
-)
+from fedrec.report.summary import result_lines, summary_table
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.ids import default_folder
 from fedrec.runs.result import Result
 from server.callbacks.progress import Progress
 from simulations import runner
 from simulations.amend import discard
-
-_REST = "What this covers, and what it does not, is in the report."
 
 
 def finish(
@@ -137,29 +127,9 @@ def print_table(result: Result) -> None:
     """Print the results of a finished run, and its privacy cost."""
     console = Console()
     console.print(summary_table(result))
-    users = len(result.users)
-    counts = f"{users} user{'' if users == 1 else 's'}"
-    if result.experiment.federated:
-        counts += f", {result.rounds_in_words}"
-    if result.experiment.privacy is not None:
-        lines = private_lines(result)
-        counts += f". {_REST}"
-    else:
-        lines = [*input_lines(result), significance_line(result), early_stopping_line(result)]
-        lines += [*summary_notes(result), *_privacy(result)]
-        counts += "."
-    for line in filter(None, [*lines, counts]):
+    for line in result_lines(result):
         # a line of a private run stays one, so that few are read
         console.print(line, highlight=False, soft_wrap=result.experiment.privacy is not None)
-
-
-def _privacy(result: Result) -> list[str]:
-    """What is guaranteed without `[privacy]`, as by private baselines; of a run on an own table,
-    the first sentence and the total alone."""
-    if result.experiment.dataset.name != "table" or not result.privacy:
-        return list(result.privacy)
-    total = [line for line in total_lines(result) if line != result.privacy[0]]
-    return [result.privacy[0], *total, _REST]
 
 
 def _print_next(result: Result) -> None:

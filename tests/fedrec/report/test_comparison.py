@@ -178,24 +178,24 @@ def test_names_of_systems_are_no_formulas_in_csv(result, name):
     assert comparison_text(plain, "csv") == plain.table().to_csv()
 
 
-@pytest.mark.parametrize("name", ["[5cm] x", " [x", "*x"])
-def test_a_row_of_latex_is_no_argument_of_the_line_before(result, name):
+@pytest.mark.parametrize(
+    ("form", "name", "start"),
+    [
+        ("latex", "[5cm] x", "{}[5cm] x"),  # no argument of the line before
+        ("latex", " [x", "{} [x"),
+        ("latex", "*x", "{}*x"),
+        (
+            "latex",
+            "lr<1e-3~\\x^2",
+            "lr$<$1e-3\\textasciitilde{}\\textbackslash{}x\\textasciicircum{}2 &",
+        ),
+        ("markdown", "<img src=x>|_y_", "| &lt;img src=x&gt;\\|_y_ |"),
+    ],
+)
+def test_names_of_systems_are_text(result, form, name, start):
     found = compare([result(users=[0.0, 1.0], baselines={name: [1.0, 0.5]})])
-    lines = comparison_text(found, "latex").splitlines()
-    assert sum(line.startswith("{}" + name) for line in lines) == 1
-
-
-def test_names_of_systems_are_escaped_in_latex(result):
-    found = compare([result("a", users=[0.5, 0.2], baselines={"lr<1e-3~\\x^2": [0.1, 0.4]})])
-    assert "lr$<$1e-3\\textasciitilde{}\\textbackslash{}x\\textasciicircum{}2 &" in (
-        comparison_text(found, "latex")
-    )
-
-
-def test_names_of_systems_are_text_in_markdown(result):
-    found = compare([result("a", users=[0.5, 0.2], baselines={"<img src=x>|_y_": [0.1, 0.4]})])
-    text = comparison_text(found, "markdown")
-    assert "<img" not in text and "| &lt;img src=x&gt;\\|_y_ |" in text
+    text = comparison_text(found, form)
+    assert sum(line.startswith(start) for line in text.splitlines()) == 1 and "<img" not in text
 
 
 def test_a_setting_newer_than_a_run_has_its_default_in_the_comparison(result):
