@@ -383,11 +383,6 @@ class PopulationCache:
         """The population of these settings, if it is cached; nothing is read."""
         return self._cached.get(_key(settings))
 
-    def take(self, settings: DataSettings) -> Population:
-        """The population of these settings, no longer cached, for a caller who stores another copy
-        of it."""
-        return self._cached.pop(_key(settings))
-
     def hold(self, settings: DataSettings, population: Population) -> None:
         """Store a population, perhaps one that was read elsewhere, as the last one used."""
         key = _key(settings)

@@ -17,7 +17,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -73,33 +73,22 @@ def is_shared(array: np.ndarray) -> bool:
 def private(filename: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     """Open a shared array `[...]` of a running process with copy-on-write: writes are not visible
     to others."""
-    return _mapped(filename, dtype, shape, "c")
+    return np.memmap(filename, dtype=dtype, mode="c", shape=shape).view(np.ndarray)
 
 
-def kept_open(
-    filename: str, dtype: str, shape: tuple[int, ...], *, to_write: bool = False
-) -> np.ndarray:
+def kept_open(filename: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     """The same array `[...]`, opened once per process, for reading only, because writes are visible
     to all users in this process.
 
-    Pages that were read stay mapped, while `private` maps every page again. If opened `to_write`,
-    writes are also visible to the owner.
+    Pages that were read stay mapped, while `private` maps every page again.
     """
-    return _opened(filename, os.stat(filename).st_ino, dtype, shape, "r+" if to_write else "c")
+    return _opened(filename, os.stat(filename).st_ino, dtype, shape)
 
 
 @lru_cache(maxsize=64)
-def _opened(
-    filename: str, inode: int, dtype: str, shape: tuple[int, ...], mode: Literal["c", "r+"]
-) -> np.ndarray:
+def _opened(filename: str, _inode: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     """The key includes the inode, because the owner may reuse a name after closing an array."""
-    return _mapped(filename, dtype, shape, mode)
-
-
-def _mapped(
-    filename: str, dtype: str, shape: tuple[int, ...], mode: Literal["c", "r+"]
-) -> np.ndarray:
-    return np.memmap(filename, dtype=dtype, mode=mode, shape=shape).view(np.ndarray)
+    return private(filename, dtype, shape)
 
 
 def _shared(array: np.ndarray) -> np.ndarray:
