@@ -21,30 +21,17 @@ from simulations import runner
 
 
 @pytest.mark.parametrize(
-    ("client", "items", "labels", "positives"),
-    [(0, [0, 1], [1, 0], [0]), (1, [1, 1], [1, 1], [1]), (2, [5], [0], []), (3, [], [], [])],
+    ("task", "expected"),
+    [
+        ("ranking", [([0, 1], [1, 0], [0]), ([1, 1], [1, 1], [1]), ([5], [0], []), ([], [], [])]),
+        ("rating", [([0, 1], [5, 2], [0, 1]), ([1, 1], [5, 4], [1]), ([5], [1], [5]), ([],) * 3]),
+    ],
 )
-def test_training_data_of_a_client_in_ranking(world, client, items, labels, positives):
-    data = world().client(client)
-    assert data.client == client and data.labels.dtype == np.float32
-    assert (data.items.tolist(), data.labels.tolist(), data.positives.tolist()) == (
-        items,
-        labels,
-        positives,
-    )
-
-
-@pytest.mark.parametrize(
-    ("client", "items", "labels", "positives"),
-    [(0, [0, 1], [5, 2], [0, 1]), (1, [1, 1], [5, 4], [1]), (2, [5], [1], [5]), (3, [], [], [])],
-)
-def test_training_data_of_a_client_in_rating(world, client, items, labels, positives):
-    data = world("rating").client(client)
-    assert (data.items.tolist(), data.labels.tolist(), data.positives.tolist()) == (
-        items,
-        labels,
-        positives,
-    )
+def test_training_data_of_clients(world, task, expected):
+    for client, columns in enumerate(expected):
+        data = world(task).client(client)
+        assert data.client == client and data.labels.dtype == np.float32
+        assert (data.items.tolist(), data.labels.tolist(), data.positives.tolist()) == columns
 
 
 @pytest.mark.parametrize("task", ["ranking", "rating"])
@@ -81,12 +68,6 @@ def test_without_a_threshold_every_row_is_positive(world):
 def test_a_row_at_the_threshold_is_not_positive(world):
     assert world(positive_above=5.0).client(0).labels.tolist() == [0, 0]
     assert world(positive_above=4.5).client(0).labels.tolist() == [1, 0]
-
-
-def test_positives_never_reveal_held_out_items(world):
-    """Item 4 is held out for client 1 and item 2 for client 0: both must stay possible
-    negatives."""
-    assert 4 not in world().client(1).positives and 2 not in world().client(0).positives
 
 
 def test_features_are_codes_with_places_for_several(world):
