@@ -44,7 +44,7 @@ def compiled(function: Callable[..., Any], flags: Mapping[str, Any] = FAST) -> A
 
 
 def is_compiled(function: str = "train_clients") -> bool:
-    """Whether an earlier process has compiled this version of the function on this machine."""
+    """True if an earlier process has compiled this version of the function on this machine."""
     return any(cache_folder().glob(f"*/*.{function}-*.nbi"))
 
 
@@ -66,7 +66,7 @@ def _digest() -> str:
 
 @functools.cache
 def usable(folder: Path) -> bool:
-    """Whether a folder exists, or can be created, is writable, and only this user and root can
+    """True if a folder exists, or can be created, is writable, and only this user and root can
     replace its files; warns if others can. Cached code is executed when it is read."""
     try:
         folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ INTEGER = ir.IntType(64)
 """Type of addresses and counts."""
 
 WIDE = bool(llvmlite.binding.get_host_cpu_features().get("avx512f", False))
-"""Whether vectors have 16 numbers and there are 32 of them; otherwise 8 and 16."""
+"""True if vectors have 16 numbers and there are 32 of them; otherwise 8 and 16."""
 VECTOR = 16 if WIDE else 8
 """Numbers of a vector."""
 ROWS = 8 if WIDE else 6
@@ -36,7 +36,7 @@ BLOCK = 8
 
 
 def pointer(builder: ir.IRBuilder, address: Any, *offsets: Any) -> Any:
-    """A pointer to the number that lies so many numbers behind an address."""
+    """A pointer to the number `offsets` numbers past an address."""
     address = builder.inttoptr(address, FLOAT.as_pointer())
     for offset in offsets:
         address = builder.gep(address, [offset])
@@ -145,6 +145,38 @@ def tile(rows: int, width: int) -> Any:
     # cache and another's is linked by these: tiles of one name would be taken for each other.
     add_tile.__name__ = f"add_tile_{rows}_{width}"
     return intrinsic(add_tile)
+
+
+@intrinsic
+def vector_dot(typing, first, second, count):
+    """The inner product of the numbers at two addresses, `count` of each, a multiple of `VECTOR`
+    above 0. The order of its additions is fixed, so that results do not depend on the compiler."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        *addresses, count = arguments
+
+        def shuffled(values: Any, lanes: Sequence[int]) -> Any:
+            mask = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes))
+            return builder.shuffle_vector(values, ir.Constant(values.type, ir.Undefined), mask)
+
+        def step(number: Any, sums: Sequence[Any]) -> list[Any]:
+            factors = (
+                load_vector(builder, pointer(builder, at, number), VECTOR) for at in addresses
+            )
+            return [multiply_add(builder, *factors, sums[0])]
+
+        zeros = ir.Constant(ir.VectorType(FLOAT, VECTOR), [0.0] * VECTOR)
+        (total,) = loop(builder, count, VECTOR, [zeros], step)
+        # a processor shuffles quickly among four numbers
+        halves = [[4 * n + k for n in range(VECTOR // 4) for k in (i, i + 1)] for i in (0, 2)]
+        length = VECTOR // 2
+        while length:
+            total = builder.fadd(*(shuffled(total, lanes) for lanes in halves))
+            length //= 2
+            halves = [range(length), range(length, 2 * length)]
+        return builder.extract_element(total, ir.Constant(ir.IntType(32), 0))
+
+    return types.float32(first, second, count), generate
 
 
 @intrinsic

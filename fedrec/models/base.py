@@ -77,7 +77,7 @@ class Model(ABC):
 
     @classmethod
     def features_used(cls, config: Any, known: FeatureNames) -> FeatureNames:
-        """Which of the data's side features it uses; all categories if it represents users by
+        """The side features of the data that it uses; all categories if it represents users by
         features, else none by default. Tables of results state it."""
         return known.categories if cls.by_features else FeatureNames()
 

@@ -52,9 +52,9 @@ class NeumfConfig(Config):
     @model_validator(mode="after")
     def _has_a_part(self) -> Self:
         if not self.factors and not self.tower:
-            raise ValueError("factors or a tower")
+            raise ValueError("set factors or tower")
         if self.tower and (len(self.tower) < 2 or self.tower[0] % 2):
-            raise ValueError("a tower of an even width and at least one layer")
+            raise ValueError("tower needs an even width and at least one layer")
         return self
 
 

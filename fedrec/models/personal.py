@@ -10,7 +10,7 @@ from torch import Tensor
 from fedrec.config import Config, Width
 from fedrec.graphs import attended
 from fedrec.models.base import INIT_STD, Model, Parameters, Users
-from fedrec.nn.layers import KernelModel, Layer, gather_rows, perceptron, single_output
+from fedrec.nn.layers import KernelModel, Layer, gather_rows, glorot, perceptron, single_output
 
 # GPFedRec's model (Zhang et al., KDD 2024): a user's embedding and network, and item embeddings
 # that are shared and changed.
@@ -56,9 +56,7 @@ class Gpfedrec(Model):
         }
         widths = (2 * config.embedding, *config.hidden, 1)
         for layer, (before, after) in enumerate(itertools.pairwise(widths)):
-            bound = (6 / (before + after)) ** 0.5
-            drawn = torch.rand(before, after, generator=generator)
-            parameters[f"layer{layer}.weight"] = (2 * drawn - 1) * bound
+            parameters[f"layer{layer}.weight"] = glorot(before, after, generator)
             parameters[f"layer{layer}.bias"] = torch.zeros(after)
         return parameters
 
@@ -131,11 +129,9 @@ class Fedgnn(Model):
             "user.vector": torch.zeros(width),
         }
         for layer in ("items", "users"):
-            square = 2 * torch.rand(width, width, generator=generator) - 1
-            parameters[f"{layer}.weight"] = square * (3 / width) ** 0.5
+            parameters[f"{layer}.weight"] = glorot(width, width, generator)
             for end in ("source", "target"):
-                drawn = 2 * torch.rand(width, generator=generator) - 1
-                parameters[f"{layer}.{end}"] = drawn * (6 / (width + 1)) ** 0.5
+                parameters[f"{layer}.{end}"] = glorot(width, 1, generator)[:, 0]
         return parameters
 
     def predict(

@@ -11,7 +11,7 @@ from a seed, and then each of the K numbers is rescaled to [0, 1] over the requi
 import hashlib
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -69,13 +69,13 @@ def read_glove(path: Path, words: Iterable[str]) -> dict[str, np.ndarray]:
         DataError: the line of a word has no numbers, or a different count than the others.
     """
     wanted = set(words)
-    vectors = {}
+    numbers: dict[str, list[str]] = {}
     with path.open(encoding="utf-8") as file:
         for line in file:
             word, _, rest = line.rstrip().partition(" ")
-            if word in wanted and word not in vectors:
-                vectors[word] = _numbers(rest.split(" "), path, word)
-    return _equally_long(vectors, path)
+            if word in wanted and word not in numbers:
+                numbers[word] = rest.split(" ")
+    return _checked(numbers, path)
 
 
 def _read(config: PriorsConfig, words: list[str]) -> dict[str, np.ndarray]:
@@ -111,42 +111,33 @@ def _read(config: PriorsConfig, words: list[str]) -> dict[str, np.ndarray]:
 def _read_table(path: Path, words: list[str]) -> dict[str, np.ndarray]:
     try:
         table = read_json(path)
-        vectors = {word: _numbers(table[word], path, word) for word in words if word in table}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{path} is no table of vectors",
-            expected="a JSON object of lists",
-            got=str(error),
-            fix="write it with fedrec data glove-subset",
-        ) from None
-    return _equally_long(vectors, path)
+        return _checked({word: table[word] for word in words if word in table}, path)
+    except (ValueError, TypeError) as error:
+        raise _invalid(path, str(error)) from None
 
 
-def _numbers(values: Sequence[object], path: Path, word: str) -> np.ndarray:
+def _checked(numbers: Mapping[str, Sequence[object]], path: Path) -> dict[str, np.ndarray]:
+    """The vector of each word, all of one length and finite."""
     try:
-        vector = np.array([float(str(value)) for value in values])
-    except ValueError:
-        vector = np.zeros(0)
-    if not len(vector) or not np.isfinite(vector).all():
-        raise DataError(
-            f"{path} has no vector for {word!r}",
-            expected="finite numbers",
-            got=repr(values)[:80],
-            fix="correct its line, or get the file again",
-        )
-    return vector
-
-
-def _equally_long(vectors: dict[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
+        vectors = {word: np.array(row, dtype=np.float64) for word, row in numbers.items()}
+    except (ValueError, TypeError) as error:
+        raise _invalid(path, str(error)) from None
+    for word, vector in vectors.items():
+        if vector.ndim != 1 or not len(vector) or not np.isfinite(vector).all():
+            raise _invalid(path, f"{numbers[word]!r:.80} for {word!r}")
     lengths = sorted({len(vector) for vector in vectors.values()})
     if len(lengths) > 1:
-        raise DataError(
-            f"{path} has vectors of several lengths",
-            expected="one length",
-            got=str(lengths),
-            fix="take all vectors from one file",
-        )
+        raise _invalid(path, f"vectors of lengths {lengths}")
     return vectors
+
+
+def _invalid(path: Path, got: str) -> DataError:
+    return DataError(
+        f"{path} is not a valid vector file",
+        expected="finite numbers for each word, equally many; a table is a JSON object of lists",
+        got=got,
+        fix="correct the file or get it again; fedrec data glove-subset writes tables",
+    )
 
 
 def _onehot(words: list[str]) -> dict[str, np.ndarray]:
@@ -190,11 +181,12 @@ def _digest(path: Path) -> str:
 # Where this differs from the paper:
 #
 # - There, mu_w is the mean of m_kw over all users, which reveals the others' raw metadata. Here it
-# is   the mean over the words of that kind, which is public. - There, noise is calibrated for a
-# single scalar of one of the two, although K numbers of each are   released. Here all 2K are one
-# release with the sensitivity of replacing all metadata of a user,   except in mode `paper`, which
-# follows the paper. - Negative variances are not addressed; here variances have a lower bound, and
-# means are clipped to   their range.
+#   is the mean over the words of that kind, which is public.
+# - There, noise is calibrated for a single scalar of one of the two, although K numbers of each are
+#   released. Here all 2K are one release with the sensitivity of replacing all metadata of a user,
+#   except in mode `paper`, which follows the paper.
+# - Negative variances are not addressed; here variances have a lower bound, and means are clipped
+#   to their range.
 
 _SMALLEST_VARIANCE = 0.05  # because noise makes some variances negative
 

@@ -35,9 +35,9 @@ from fedrec.nn.layers import ItemVectors, affine, attended, gather_rows, normali
 #
 # - `softmax`: cross-entropy of x_{t+1} among all items;
 # - `sampled-softmax`: among itself and drawn items, one draw for all places of a sequence, whose
-# sum   of exponentials is scaled by (items - 1) / draws to estimate that of all others; - `binary`
-# (SASRec, equation 7): -log s(h_t . e_{x_{t+1}}) - the mean of log(1 - s(h_t . e_j)) over   items j
-# that are drawn for each place.
+#   sum of exponentials is scaled by (items - 1) / draws to estimate that of all others;
+# - `binary` (SASRec, equation 7): -log s(h_t . e_{x_{t+1}}) - the mean of log(1 - s(h_t . e_j))
+#   over items j that are drawn for each place.
 #
 # Items are drawn outside the sequence. Only the last `longest` items of a user count, as published.
 
@@ -58,7 +58,7 @@ class SequenceConfig(Config):
     dropout: float = Field(default=0.2, ge=0, lt=1)
     """Share of numbers that dropout hides in training, in [0, 1), rounded to 1/256."""
     loss: Literal["softmax", "sampled-softmax", "binary"] = "softmax"
-    """What is minimised; `softmax` costs examples times catalogue, and in rounds a client sends a
+    """The loss of a place; `softmax` costs examples times catalogue, and in rounds a client sends a
     change of every item's embedding."""
     negatives: int | None = Field(default=None, ge=1)
     """Items drawn for a place with the loss `binary` (default: 1, as published), or for a sequence
@@ -234,7 +234,7 @@ class SequenceModel(HistoryModel):
     def keep(
         self, generators: Sequence[torch.Generator], sequences: int, width: int
     ) -> Tensor | None:
-        """What dropout multiplies numbers by, `[dropped, C, B, W, d]`: from each of C generators,
+        """Factors of dropout, `[dropped, C, B, W, d]`: from each of C generators,
         of so many sequences B and places W; None without dropout."""
         hidden = round(self.config.dropout * 256)
         if not hidden:
@@ -337,7 +337,7 @@ class SasRecConfig(SequenceConfig):
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> SasRecConfig:
         if self.width % self.heads:
-            raise ValueError("heads that divide width")
+            raise ValueError("width must be divisible by heads")
         return self
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Self-supervised training on sessions: batches, task and contrastive loss."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple, Self
 
@@ -14,7 +14,6 @@ from fedrec.config import Config, Width, did_you_mean
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model
-from fedrec.nn.layers import gather_rows
 from fedrec.pretext.views import (
     ViewLayout,
     draw_views,
@@ -34,9 +33,10 @@ from fedrec.training.descent import Recommending
 #
 # - Equations 8 and 9 are maximised; this is their negative, which is minimised.
 # - Their normalising sum is over the negatives only, so the loss is unbounded. Here the true item
-# or   segment is in it too, as in InfoNCE (van den Oord et al. 2018), which the paper cites; the
-# loss is   then a cross-entropy and at least 0. - A temperature divides the inner products, as is
-# usual where they are cosines (Chen et al. 2020,   SimCLR); 1 is the paper's.
+#   or segment is in it too, as in InfoNCE (van den Oord et al. 2018), which the paper cites; the
+#   loss is then a cross-entropy and at least 0.
+# - A temperature divides the inner products, as is usual for cosines (Chen et al. 2020, SimCLR); 1
+#   is the paper's.
 
 EncoderName = Literal["gru", "mean"]
 
@@ -57,19 +57,15 @@ class Contrast(NamedTuple):
         self, parameters: Mapping[str, Tensor], embeddings: Tensor, present: Tensor
     ) -> Tensor:
         """Encoded sessions `[C, n, h]` of embeddings `[C, n, T, d]`, see `encode_sessions`."""
-        return _SESSIONS[self.encoder](parameters, embeddings, present)
+        if self.encoder == "mean":
+            return mean_directions(embeddings, present)
+        return encode_sessions(parameters, embeddings, present)
 
     def items(self, parameters: Mapping[str, Tensor], embeddings: Tensor) -> Tensor:
         """Encoded items `[C, ..., h]` of embeddings `[C, ..., d]`."""
         if self.encoder == "mean":
             return unit_rows(embeddings)
         return encode_items(parameters, embeddings)
-
-
-_SESSIONS: dict[EncoderName, Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]] = {
-    "gru": encode_sessions,
-    "mean": lambda _, embeddings, present: mean_directions(embeddings, present),
-}
 
 
 PAPER = Contrast()
@@ -223,11 +219,6 @@ class SessionTask:
         )
         self._contrast = Contrast(config.encoder, config.temperature)
 
-    @property
-    def silent(self) -> bool:
-        """Whether both losses have weight 0, so that nothing is trained."""
-        return not (self.config.lambda_im or self.config.lambda_sm)
-
     def initial(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
         """Fresh parameters of the encoders, in addition to those of the `model`; `mean` has
         none."""
@@ -238,7 +229,7 @@ class SessionTask:
     def views(self, data: ClientData, random: np.random.Generator) -> np.ndarray:
         """The views of one epoch in a random order, `int64 [views, layout.width]`, -1 for
         padding."""
-        if self.silent:
+        if not (self.config.lambda_im or self.config.lambda_sm):
             return np.zeros((0, self.layout.width), dtype=np.int64)
         sequence = data.items[data.order()]
         if self.config.sessions_of == "positives":
@@ -268,11 +259,6 @@ class SessionTask:
                     parameters, embeddings, present, self.layout, self._contrast
                 )
         return loss
-
-    def loss_from_table(self, parameters: Mapping[str, Tensor], views: Tensor) -> Tensor:
-        """The same, with the embeddings taken from the item table among the `parameters`,
-        `[C, items, d]`."""
-        return self.loss(parameters, gather_rows(parameters[self.table], views.clamp(min=0)), views)
 
 
 # Batches and blocks that hold session views beside the usual examples, for self-supervised training
@@ -385,7 +371,7 @@ class SessionObjective:
 
     @property
     def capturable(self) -> bool:
-        """Whether the loss on the examples is; that on views is."""
+        """True if the loss on the examples is; that on views always is."""
         return self.recommending is None or self.recommending.capturable
 
     def __call__(
@@ -408,18 +394,12 @@ class SessionObjective:
 def _dealt(views: Sequence[np.ndarray], steps: Sequence[int], width: int) -> np.ndarray:
     """The views of each epoch over its steps, `int64 [sum of steps, V, width]`, -1 for padding; the
     first get more."""
-    most = max(
-        (
-            -(-len(epoch_views) // count)
-            for epoch_views, count in zip(views, steps, strict=True)
-            if count
-        ),
-        default=0,
-    )
-    dealt = [np.full((count, most, width), -1, dtype=np.int64) for count in steps]
-    for epoch_views, count, dealt_views in zip(views, steps, dealt, strict=True):
-        sizes = len(epoch_views) // max(count, 1) + (
-            np.arange(count) < len(epoch_views) % max(count, 1)
-        )
-        dealt_views[np.arange(most) < sizes[:, None]] = epoch_views
-    return np.concatenate([np.zeros((0, most, width), dtype=np.int64), *dealt])
+    parts = [
+        part
+        for epoch, count in zip(views, steps, strict=True)
+        for part in (np.array_split(epoch, count) if count else [])
+    ]
+    dealt = np.full((len(parts), max(map(len, parts), default=0), width), -1, dtype=np.int64)
+    for row, part in zip(dealt, parts, strict=True):
+        row[: len(part)] = part
+    return dealt

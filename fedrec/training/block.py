@@ -303,7 +303,7 @@ class Rectangle:
 
     @classmethod
     def of(cls, batches: Sequence[Batches], device: torch.device) -> Rectangle:
-        """That of the clients' batches on a device."""
+        """The rectangle of the clients' batches on a device."""
         steps = np.array([len(batch.sizes) for batch in batches])
         clients = np.arange(len(steps))
         positions = within_groups(steps) * len(steps) + clients.repeat(steps)

@@ -53,7 +53,7 @@ class Recommending:
 
     @property
     def capturable(self) -> bool:
-        """Whether the model's predictions and loss are those of a declared kernel."""
+        """True if the model's predictions and loss are those of a declared kernel."""
         return self.model.kernel() is not None
 
     def __call__(
@@ -135,7 +135,7 @@ class _Cohort:
         sgd: SgdSettings,
         item_tables: Sequence[str],
     ) -> _Cohort:
-        """What every client starts from; of item tables a copy of its rows."""
+        """The initial values of every client; of item tables a copy of its rows."""
         cohort = len(block)
         tables = {}
         dense = {}

@@ -22,11 +22,12 @@ from fedrec.training.steps import train_additive, train_clients
 
 @dataclass(frozen=True, eq=False)
 class Guidance:
-    """What each step moves the rows of an item table towards, beside its gradient (GPFedRec).
+    """Targets that each step moves the rows of an item table towards, beside its gradient
+    (GPFedRec).
 
     Attributes:
         share: of the way, in [0, 1); all touched rows go it in every step.
-        rows: where to, `[C, R, d]`.
+        rows: the targets, `[C, R, d]`.
     """
 
     share: float

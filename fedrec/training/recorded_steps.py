@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,26 +26,6 @@ _WORTH = 4  # steps; the first is run and the second is recorded, which takes as
 OneStep = Callable[[Block, int, int], Tensor]
 """Trains the first clients of a block in one of its steps: block, step and number of clients; their
 losses, `[clients]`. Clients of whom `Block.training` is false must stay as they are."""
-
-
-class Replayable(Protocol):
-    """What was recorded."""
-
-    def replay(self) -> None:
-        """Do it again."""
-        ...
-
-
-class StepRecorder(Protocol):
-    """Records work for a device."""
-
-    def entered(self) -> AbstractContextManager[None]:
-        """Context of all that is recorded, and of what is run between."""
-        ...
-
-    def record(self, work: Callable[[], None]) -> Replayable:
-        """Work, which was run before; it is recorded without being run."""
-        ...
 
 
 def run_steps(
@@ -85,8 +64,8 @@ def run_steps(
 
 
 @functools.lru_cache
-def recorder_of(device: torch.device) -> StepRecorder | None:
-    """What records for a device, always the same; None: nothing does."""
+def recorder_of(device: torch.device) -> _CudaRecorder | None:
+    """The recorder of a device, always the same; None if it has none."""
     return _CudaRecorder(device) if device.type == "cuda" else None
 
 
@@ -131,7 +110,7 @@ class _Span:
             active = self.block.active[step]
             self.losses[step, :active] = self.one_step(self.block, step, active)
 
-    def replay(self, recorder: StepRecorder, clients: int) -> None:
+    def replay(self, recorder: _CudaRecorder, clients: int) -> None:
         """The same by one recording, of so many clients, for which the first step is run."""
         number = torch.full((1,), self.steps.start, device=self.losses.device)
         work = functools.partial(self._next, number, clients)

@@ -40,7 +40,7 @@ class SgdSettings:
 
     @property
     def plain(self) -> bool:
-        """Whether a parameter without a gradient stays as it is, so that only the rows of a batch
+        """True if a parameter without a gradient stays as it is, so that only the rows of a batch
         need an update."""
         return not (self.momentum or self.weight_decay or self.proximal_mu)
 
@@ -93,7 +93,7 @@ class Group:
         return self.value
 
     def moves(self, step: int) -> bool:
-        """Whether the gradient of this step has an effect for any client."""
+        """True if the gradient of this step has an effect for any client."""
         if not self.sgd.plain:
             return True
         return self.rate > 0 and self._first <= step

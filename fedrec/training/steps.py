@@ -8,12 +8,14 @@ from numba import njit
 
 from fedrec.kernel.compiled import FAST, INNER, compiled
 from fedrec.kernel.products import (
+    VECTOR,
     activate,
     add_outputs,
     descend_weights,
     input_gradients,
     sigmoid,
     through_activation,
+    vector_dot,
 )
 from fedrec.kernel.rows import add_rows, copy_row, matrix, repeat_row
 from fedrec.training.arrays import Client, batch_of, scratch_for
@@ -145,9 +147,7 @@ def _descend_user(user, network, params, rate, weight_rate, scratch, base):
     gradient = scratch.base_gradient
     for i in range(width):
         row = weights[i]
-        total = _ZERO
-        for o in range(base.size):
-            total += row[o] * gradient[o]
+        total = _dot(row, gradient)
         factor = weight_rate * mean[i]
         mean[i] = 0
         for code in codes:
@@ -159,6 +159,15 @@ def _descend_user(user, network, params, rate, weight_rate, scratch, base):
         for o in range(base.size):
             row[o] -= factor * gradient[o]
             base[o] += mean[i] * row[o]
+
+
+@njit(**INNER)
+def _dot(row, vector):
+    first = vector.size - vector.size % VECTOR
+    total = _ZERO
+    for o in range(first, vector.size):
+        total += row[o] * vector[o]
+    return total + vector_dot(row.ctypes.data, vector.ctypes.data, first) if first else total
 
 
 @njit(**INNER)

@@ -22,6 +22,7 @@ from clients.steps.maml import _minus_gradients
 from clients.steps.own_noise import clipped_mean
 from clients.steps.sgd import PROFILE, _network
 from clients.steps.vae import generator_of
+from fedrec.nn.layers import gather_rows
 from fedrec.pretext.views import mean_directions, recommender_part
 from fedrec.sums.products import packed
 from fedrec.training.block import Block, OwnData
@@ -146,7 +147,13 @@ class Contrastive(OneByOne, contrastive.Contrastive):
 
     def _loss(self, views):
         batch = torch.tensor(views[None], device=self.device)
-        return lambda parameters: self.task.loss_from_table(parameters, batch)
+        return lambda parameters: loss_from_table(self.task, parameters, batch)
+
+
+def loss_from_table(task, parameters, views):
+    """The session loss, with the embeddings taken from the item table among the parameters."""
+    embeddings = gather_rows(parameters[task.table], views.clamp(min=0))
+    return task.loss(parameters, embeddings, views)
 
 
 class Joint(OneByOne, sequence.Joint):
@@ -181,7 +188,7 @@ class Joint(OneByOne, sequence.Joint):
 
         def loss(parameters):
             supervised = self.config.lambda_dssm * recommending(parameters) if len(items) else 0.0
-            return supervised + self.task.loss_from_table(parameters, batch)
+            return supervised + loss_from_table(self.task, parameters, batch)
 
         return loss
 

@@ -21,6 +21,7 @@ from fedrec.pretext.contrast import item_loss, segment_loss
 from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream
+from tests.clients.oracles import loss_from_table
 
 # Local training on sequences: one client's gradient by autograd, whatever its neighbours in the
 # block, and evaluation from each client's last items.
@@ -363,7 +364,7 @@ def test_the_joint_gradient_is_the_weighted_sum_of_both(make):
     leaves = {
         name: value.clone().unsqueeze(0).requires_grad_() for name, value in parameters.items()
     }
-    own = both.task.loss_from_table(leaves, torch.tensor(views[None]))
+    own = loss_from_table(both.task, leaves, torch.tensor(views[None]))
     gradients = torch.autograd.grad(
         own.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
     )
@@ -383,7 +384,7 @@ def test_equation_10_weighs_the_losses_on_items_and_on_segments(make):
     items, segments = (
         measure(own, rows, present, step.task.layout) for measure in (item_loss, segment_loss)
     )
-    assert step.task.loss_from_table(own, views).item() == pytest.approx(
+    assert loss_from_table(step.task, own, views).item() == pytest.approx(
         (0.5 * items + 2 * segments).item()
     )
     assert items.item() != pytest.approx(segments.item(), rel=0.01)

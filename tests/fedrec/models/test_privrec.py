@@ -485,9 +485,9 @@ def test_the_command_line_makes_such_a_table(glove, tmp_path, tiny_experiment):
     ("content", "message"),
     [
         (None, "no file"),
-        ("{", "no table"),
+        ("{", "not a valid vector file"),
         ("{}", "none of the words"),
-        ('{"artist": ["x"]}', "no vector"),
+        ('{"artist": ["x"]}', "not a valid vector file"),
     ],
 )
 def test_files_that_will_not_do(tmp_path, content, message):
