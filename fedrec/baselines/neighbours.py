@@ -2,8 +2,8 @@
 """Neighbourhood systems: nearest users and items for rankings, Pearson and cosine similarity for
 ratings."""
 
-from abc import abstractmethod
-from typing import Literal
+from collections.abc import Callable
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -67,17 +67,15 @@ class Neighbours(RatingBaseline):
 
     Config = NeighboursConfig
     config: NeighboursConfig
-
-    @abstractmethod
-    def similarity(self, profiles: Profiles) -> np.ndarray:
-        """`float64 [items, items]`, zero on the diagonal."""
+    similarity: ClassVar[Callable[[Profiles, Among], np.ndarray]]
+    """Similarities of items `float64 [items, items]`, zero on the diagonal, from ratings."""
 
     def fit_ratings(self, ratings: Ratings) -> None:
         """Compute means and similarities."""
         config = self.config
         profiles = profiles_of(ratings)
         self._means = item_means(profiles)
-        similarity = self.similarity(profiles)
+        similarity = type(self).similarity(profiles, config.among)
         if config.shrinkage:
             similarity = shrunk(similarity, co_raters(profiles), config.shrinkage)
         if config.positive_only:
@@ -284,10 +282,7 @@ class Pcc(Neighbours):
     name = "pcc"
     Config = PccConfig
     paper = "PNBM, section 5.1"
-
-    def similarity(self, profiles: Profiles) -> np.ndarray:
-        """`float64 [items, items]`, zero on the diagonal."""
-        return pearson(profiles, self.config.among)
+    similarity = staticmethod(pearson)
 
 
 # Item-item neighbourhoods by cosine similarity (COS in PNBM, section 5.1).
@@ -307,7 +302,4 @@ class Cos(Neighbours):
     name = "cos"
     Config = CosConfig
     paper = "PNBM, section 5.1"
-
-    def similarity(self, profiles: Profiles) -> np.ndarray:
-        """`float64 [items, items]`, zero on the diagonal."""
-        return cosine(profiles, self.config.among)
+    similarity = staticmethod(cosine)

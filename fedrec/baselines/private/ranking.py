@@ -29,7 +29,6 @@ from fedrec.data.features import FeatureNames, FeatureTable
 from fedrec.errors import ExperimentError
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
-from fedrec.privacy.plan import Plan
 from fedrec.rng import torch_stream
 from fedrec.sums.fold_in import (
     LearnedConfig,
@@ -600,10 +599,6 @@ class DpPopularity(PrivateBaseline):
     def parts(self) -> tuple[ReleaseKind, ...]:
         """The counts."""
         return (ReleaseKind("counts", self.config.clip_norm, contributions="non-negative"),)
-
-    def plan(self, users: int) -> Plan:
-        """Clip, noise and cost of the release for so many training users."""
-        return self.plans(users)["counts"]
 
     def fit(self, histories: Histories) -> None:
         """Sum the clipped indicator vectors and add noise."""

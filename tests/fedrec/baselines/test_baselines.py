@@ -253,7 +253,7 @@ def test_private_popularity_costs_its_epsilon_and_has_that_noise():
     items = 40_000
     model = fitted(DpPopularity, [[]] * 50, items, epsilon=2.0, delta=1e-5, clip_norm=3.0)
     noise = model.scores(histories_of([[]], items))[0].numpy()
-    mu = np.sqrt(2) * 3.0 / model.plan(50).noise_std
+    mu = np.sqrt(2) * 3.0 / model.plans(50)["counts"].noise_std
     exact = norm.cdf(mu / 2 - 2 / mu) - np.exp(2) * norm.cdf(-mu / 2 - 2 / mu)
     assert exact == pytest.approx(1e-5, rel=0.02)
     assert noise.std() == pytest.approx(np.sqrt(2) * 3.0 / mu, rel=5 / np.sqrt(2 * items))
@@ -266,7 +266,7 @@ def test_private_popularity_clips_each_user():
     repeats count once."""
     lists = [list(range(9)), [1, 1, 2]]
     model = fitted(DpPopularity, lists, 12, epsilon=1e4, clip_norm=2.0, backend="autodp")
-    wide, expected = model.plan(2).noise_std, np.zeros(12)
+    wide, expected = model.plans(2)["counts"].noise_std, np.zeros(12)
     expected[:9] += 2 / 3
     expected[[1, 2]] += 1.0
     assert model.scores(histories_of([[]], 12))[0].numpy() == pytest.approx(expected, abs=6 * wide)
