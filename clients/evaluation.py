@@ -83,7 +83,6 @@ def _generated(node: Node, step: Step, given: ClientArrays, order: EvaluateOrder
         raise ExperimentError(
             "generated parameters are not fine-tuned on the device",
             expected="epochs = 0 in evaluation.fine-tune",
-            got=f"epochs = {step.config.epochs}",
             fix="--set evaluation.fine-tune={epochs=0}",
         )
     clients = given.requests.clients

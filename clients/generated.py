@@ -36,7 +36,6 @@ def requested_items(node: Node, order: ItemQuery) -> ItemRequests:
         raise ExperimentError(
             f"step {type(step).__name__!r} cannot start from generated parameters",
             expected="a step by the name of the strategy: metamf, gpfedrec or fedgnn",
-            got=type(step).__name__,
             fix="set step.name to strategy.name, or choose another strategy",
         )
     data = node.population.clients(clients)

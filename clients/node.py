@@ -125,25 +125,6 @@ _COMPILED_GIB = 3 / 32
 _COPIES = 4  # copies of a client's parameters: values, gradients, momentum, and autograd's
 
 
-def largest_block(device: torch.device, one_by_one: bool, together: int) -> int | None:
-    """Largest number of clients per block; None: as many as fit the memory, for a GPU.
-
-    Args:
-        device: where clients are trained.
-        one_by_one: whether compiled code processes one client after the other.
-        together: clients whose numbers PyTorch's operations pass over at once on a processor, see
-            `Step.block_clients`.
-    """
-    if device.type != "cpu":
-        return None
-    return _ONE_BY_ONE if one_by_one else together
-
-
-def block_memory(device: torch.device, one_by_one: bool, memory_gib: float) -> float:
-    """GiB that one block may take, of `memory_gib`; see `largest_block` for the others."""
-    return min(memory_gib, _COMPILED_GIB) if device.type == "cpu" and one_by_one else memory_gib
-
-
 def cut_blocks(
     batches: Sequence[Batches],
     parameters: Mapping[str, Tensor],
@@ -263,11 +244,25 @@ class Node:
         together: int = Step.block_clients,
     ) -> Iterator[list[int]]:
         """The blocks of clients that are trained at once, see `cut_blocks`: as many as fit into
-        this node's memory, or its cache; of one client if the path `reference` is requested."""
+        this node's memory or, on a processor, its cache; of one client if the path `reference` is
+        requested.
+
+        Args:
+            batches: the batches of each client.
+            parameters: the global parameters.
+            item_tables: names of those that become compact.
+            one_by_one: whether compiled code processes one client after the other.
+            together: clients whose numbers PyTorch's operations pass over at once on a processor,
+                see `Step.block_clients`.
+        """
         engine = self.experiment.engine
-        memory = block_memory(self.device, one_by_one, engine.memory_gib)
-        alone = engine.path == "reference"
-        largest = 1 if alone else largest_block(self.device, one_by_one, together)
+        memory = engine.memory_gib
+        largest = None
+        if self.device.type == "cpu":
+            largest = _ONE_BY_ONE if one_by_one else together
+            memory = min(memory, _COMPILED_GIB) if one_by_one else memory
+        if engine.path == "reference":
+            largest = 1
         return cut_blocks(batches, parameters, item_tables, memory_gib=memory, largest=largest)
 
     def products(self) -> AbstractContextManager[object]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-import sqlite3
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,21 +83,29 @@ class Participation(DatabaseFile):
         clients: np.ndarray,
         rho: float | None,
         limits: Limits,
+        *,
+        again: bool = True,
     ) -> np.ndarray:
         """Record that clients take part in a round.
 
         Args:
             run: the run.
-            round_number: the round; a repeated round counts again, because it is another release.
+            round_number: the round.
             clients: their numbers, `int64 [clients]`.
             rho: zero-concentrated cost of the client's own noise in this round; 0 where it adds
                 none, None for noise without such a cost.
             limits: how often a client may, and at what cost.
+            again: whether a repeated round counts again, because it is another release; if not,
+                what is recorded of this round and of later ones (a broken run's) is taken back.
 
         Returns:
             The clients that may, in the same order.
         """
         with self._connect() as connection:
+            if not again:
+                rows = [(run, client, round_number) for client in clients.tolist()]
+                query = "DELETE FROM spent WHERE run = ? AND client = ? AND round >= ?"
+                connection.executemany(query, rows)
             allowed = []
             for client in clients.tolist():
                 *done, cost, unknown = connection.execute(
@@ -162,13 +169,8 @@ class Participation(DatabaseFile):
 log = logging.getLogger("fedrec")
 
 
-class UploadLedger(DatabaseFile):
+class UploadLedger(Participation):
     """Uploads by client and round."""
-
-    opening = (
-        "CREATE TABLE IF NOT EXISTS uploads (client INTEGER, round INTEGER)",
-        "CREATE INDEX IF NOT EXISTS by_client ON uploads (client, round)",
-    )
 
     def take(
         self, clients: np.ndarray, round_number: int, limit: int, *, fresh: bool
@@ -179,29 +181,13 @@ class UploadLedger(DatabaseFile):
             clients: `int64 [clients]`.
             round_number: the round.
             limit: uploads that a client may make in all.
-            fresh: whether a repeated round is another release; if not, uploads of this round and of
-                later ones (a broken run's) are taken back first.
+            fresh: whether a repeated round is another release.
 
         Returns:
             `bool [clients]`, for each client whether it may.
         """
-        with self._connect() as connection:
-            if not fresh:
-                named = [(client, int(round_number)) for client in clients.tolist()]
-                connection.executemany("DELETE FROM uploads WHERE client = ? AND round >= ?", named)
-            may = np.array(
-                [_uploads(connection, client) < limit for client in clients.tolist()], dtype=bool
-            )
-            rows = [(client, int(round_number)) for client in clients[may].tolist()]
-            connection.executemany("INSERT INTO uploads VALUES (?, ?)", rows)
-        return may
-
-
-def _uploads(connection: sqlite3.Connection, client: int) -> int:
-    (made,) = connection.execute(
-        "SELECT COUNT(*) FROM uploads WHERE client = ?", (client,)
-    ).fetchone()
-    return made
+        limits = Limits(rounds=limit)
+        return np.isin(clients, self.spend("", round_number, clients, 0.0, limits, again=fresh))
 
 
 def permitted(

@@ -229,7 +229,6 @@ class _Work:
                     raise ClientError(
                         f"client {client} diverged",
                         expected="a finite update",
-                        got="infinities or NaN",
                         fix="lower the learning rate of the step",
                     )
             except Exception as error:
@@ -268,8 +267,7 @@ def _save_private(node: Node, private: Mapping[int, Mapping[str, Change]], round
     """Save the private parameters of some clients after a round; nothing if there are none.
 
     A resumed run may start from any checkpoint that is kept, and needs the private state of that
-    round. The oldest is deleted when the newest is written, which may still continue while the next
-    round trains. With early stopping the run ends with the parameters of an earlier round.
+    round. With early stopping the run ends with the parameters of an earlier round.
 
     Raises:
         ClientError: the node has no private state.

@@ -123,7 +123,6 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
         raise RefusalError(
             "this run has secure aggregation, but the order asks for an unmasked sum",
             expected="a session of secure aggregation",
-            got="none",
             fix="none; the server must follow the experiment",
         )
     secrets = node.session_secrets.look(secure.session)
@@ -316,7 +315,6 @@ def _settings(node: Node) -> SecureAggregationConfig:
         raise RefusalError(
             "this run has no secure aggregation",
             expected="an experiment with secure-aggregation = true",
-            got="an order of secure aggregation",
             fix="none; the server must follow the experiment",
         )
     return settings

@@ -48,9 +48,11 @@ def check_block(step: Step, trained: object, parameters: Mapping[str, Tensor], d
         return
     if not isinstance(trained, Trained | Updates) or step.generated:
         return
+    values = trained.values if isinstance(trained, Trained) else trained.changes
+    if not all(isinstance(value, Tensor) for value in values.values()):
+        return
     cohort = len(trained.block)
     rows = trained.block.touched.shape[1]
-    values = trained.values if isinstance(trained, Trained) else trained.changes
     expected = {
         name: (cohort, rows, *value.shape[1:])
         if name in trained.item_tables
@@ -95,7 +97,6 @@ def check_private_patterns(step: Step, names: Sequence[str]) -> None:
             raise ExperimentError(
                 f"no parameter fits the pattern {pattern!r} of 'step.private-parameters'",
                 expected="patterns of the model's parameters",
-                got=repr(pattern),
                 fix=did_you_mean(pattern, names),
             )
     if step.private_patterns and not set(names) - set(step.private_names(list(names))):

@@ -65,25 +65,18 @@ class PrivateState(DatabaseFile):
                 loaded.append(_decode(row[0], names) if row else {})
         return loaded
 
-    def save(
-        self, client: int, round_number: int, arrays: Mapping[str, Change], *, keep: int
-    ) -> None:
-        """Write a client's arrays for a round; entries of that round or later (a broken run's) are
-        replaced.
-
-        Args:
-            client: the client's id.
-            round_number: the round that produced the arrays.
-            arrays: the private arrays; a `SparseUpdate` is a table of which all other rows are
-                zero.
-            keep: number of rounds, up to this one, whose state is kept.
-        """
-        self.save_all({client: arrays}, round_number, keep=keep)
-
     def save_all(
         self, arrays: Mapping[int, Mapping[str, Change]], round_number: int, *, keep: int
     ) -> None:
-        """The same for several clients, in one transaction."""
+        """Write clients' arrays for a round, in one transaction; entries of that round or later (a
+        broken run's) are replaced.
+
+        Args:
+            arrays: the private arrays of each client; a `SparseUpdate` is a table of which all
+                other rows are zero.
+            round_number: the round that produced them.
+            keep: number of rounds, up to this one, whose state is kept.
+        """
         with self._connect() as connection:
             for client, values in arrays.items():
                 key = (int(client), int(round_number))

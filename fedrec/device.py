@@ -50,7 +50,7 @@ def resolve_device(name: str, precision: Precision = "float32") -> torch.device:
 
 
 def takes_compiled(values: Tensor) -> bool:
-    """Whether compiled code computes the gradients by values `[C, ...]`: of several clients, on a
+    """True if compiled code computes the gradients by values `[C, ...]`: of several clients, on a
     processor, in single precision. A device with one client would wait for the compiler."""
     several = values.requires_grad and len(values) > 1
     return several and values.is_cpu and values.dtype == torch.float32
@@ -87,9 +87,9 @@ def summed_on_processor(total: Tensor) -> Iterator[Tensor]:
     if total.is_cpu:
         yield total
         return
-    own = torch.zeros_like(total, device="cpu")
-    yield own
-    total += on_device(own, total.device)
+    part = torch.zeros_like(total, device="cpu")
+    yield part
+    total += on_device(part, total.device)
 
 
 def products_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:

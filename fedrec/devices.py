@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices of a simulation: how fast they are, and when they are available.
-
-How long each client's device takes, and when it is available.
+"""Simulated devices: the time that each client's device takes, and the hours in which it is
+available.
 
 A device's properties are a function of the experiment's seed and the client's id, so a resumed run
 has the same devices, and so do two runs with the same seed that differ in anything else. Speeds are
@@ -17,72 +16,15 @@ FedScale; `upload-share` is for smaller ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
-
 import numpy as np
 from pydantic import Field
 
 from fedrec.config import Config
 from fedrec.rng import stream
 
-# When devices are available: always, or some hours of each day.
-
 DAY = 86400.0
 """Seconds of a day."""
 _CLOSE = 1e-6  # seconds before the start of an interval that count as its start
-
-
-class Availability(Protocol):
-    """Availability of devices."""
-
-    def until(self, devices: np.ndarray, at: float) -> np.ndarray:
-        """Until when each of the devices `[n]` that are available at a time stays so, `float64
-        [n]`, in seconds; minus infinity for those that are not."""
-        ...
-
-    def back(self, devices: np.ndarray, at: float) -> np.ndarray:
-        """From when on each is available: `at` for those that are, else the next time, `float64
-        [n]`; infinity for those that never are."""
-        ...
-
-
-class Always(Availability):
-    """All devices are available at any time."""
-
-    def until(self, devices: np.ndarray, at: float) -> np.ndarray:
-        return np.full(len(devices), np.inf)
-
-    def back(self, devices: np.ndarray, at: float) -> np.ndarray:
-        return np.full(len(devices), at)
-
-
-@dataclass(frozen=True, eq=False)
-class Daily(Availability):
-    """Each device is available once a day.
-
-    Attributes:
-        starts: `float64 [devices]`, seconds after midnight at which that begins.
-        seconds: how long it lasts, less than a day.
-    """
-
-    starts: np.ndarray
-    seconds: float
-
-    def until(self, devices: np.ndarray, at: float) -> np.ndarray:
-        since = self._since(devices, at)
-        return np.where(since < self.seconds, at + self.seconds - since, -np.inf)
-
-    def back(self, devices: np.ndarray, at: float) -> np.ndarray:
-        since = self._since(devices, at)
-        return np.where(since < self.seconds, at, at + DAY - since)
-
-    def _since(self, devices: np.ndarray, at: float) -> np.ndarray:
-        """Seconds since each device last became available."""
-        since = np.mod(at - self.starts[devices], DAY)
-        return np.where(since > DAY - _CLOSE, 0.0, since)
-
-
 _BLOCK = 1024  # clients whose properties are drawn together
 _DRAWN = 3  # properties of each
 
@@ -125,7 +67,7 @@ class DevicesConfig(Config):
 
     @property
     def sometimes_away(self) -> bool:
-        """Whether devices are not always available."""
+        """True if devices are not always available."""
         return self.nightly is not None
 
 
@@ -163,34 +105,37 @@ class Devices:
         network = both * np.exp(config.network_spread * drawn[:, 1])
         return examples * compute + megabytes * network
 
-    def until(self, clients: np.ndarray, at: float) -> np.ndarray:
-        """Until when each of the clients `int64 [clients]` is available, see `Availability`."""
-        kind, devices = self._availability(clients)
-        return kind.until(devices, at)
+    def available_until(self, clients: np.ndarray, at: float) -> np.ndarray:
+        """The time until which each of the clients `int64 [clients]` that are available at a time
+        stays so, `float64 [clients]`, in seconds; minus infinity for those that are not."""
+        if self.config.nightly is None:
+            return np.full(len(clients), np.inf)
+        since = self._since(clients, at)
+        seconds = self.config.nightly.hours * 3600
+        return np.where(since < seconds, at + seconds - since, -np.inf)
 
-    def back(self, clients: np.ndarray, at: float) -> np.ndarray:
-        """From when on each, `float64 [clients]`, is available, see `Availability`."""
-        kind, devices = self._availability(clients)
-        return kind.back(devices, at)
+    def returns_at(self, clients: np.ndarray, at: float) -> np.ndarray:
+        """The time from which each is available, `float64 [clients]`: `at` for those that are, else
+        the next one."""
+        if self.config.nightly is None:
+            return np.full(len(clients), at)
+        since = self._since(clients, at)
+        return np.where(since < self.config.nightly.hours * 3600, at, at + DAY - since)
 
-    def _availability(self, clients: np.ndarray) -> tuple[Availability, np.ndarray]:
-        """When the clients are available, and which device of it each one is."""
-        nightly = self.config.nightly
-        if nightly is None:
-            return Always(), clients
-        hours = nightly.start + nightly.spread * self._drawn(clients)[:, 2]
-        return Daily(np.mod(hours * 3600, DAY), nightly.hours * 3600), np.arange(len(clients))
+    def _since(self, clients: np.ndarray, at: float) -> np.ndarray:
+        """Seconds since each device last became available."""
+        nightly = self.config.nightly or NightlyConfig()
+        starts = np.mod((nightly.start + nightly.spread * self._drawn(clients)[:, 2]) * 3600, DAY)
+        since = np.mod(at - starts, DAY)
+        return np.where(since > DAY - _CLOSE, 0.0, since)
 
     def _drawn(self, clients: np.ndarray) -> np.ndarray:
         """`float64 [clients, 3]`: normal numbers for computing, network and start of the night."""
-        blocks, places = np.divmod(np.asarray(clients, dtype=np.int64), _BLOCK)
-        distinct, own = np.unique(blocks, return_inverse=True)
+        blocks, members = np.divmod(np.asarray(clients, dtype=np.int64), _BLOCK)
+        distinct, index = np.unique(blocks, return_inverse=True)
         for block in distinct.tolist():
             if block not in self._blocks:
-                self._blocks[block] = self._block(block)
-        known = [self._blocks[block] for block in distinct.tolist()]
-        return np.array(known).reshape(-1, _BLOCK, _DRAWN)[own, places]
-
-    def _block(self, block: int) -> np.ndarray:
-        random = stream(self._seed, "devices", block)
-        return random.standard_normal((_BLOCK, _DRAWN))
+                random = stream(self._seed, "devices", block)
+                self._blocks[block] = random.standard_normal((_BLOCK, _DRAWN))
+        drawn = [self._blocks[block] for block in distinct.tolist()]
+        return np.array(drawn).reshape(-1, _BLOCK, _DRAWN)[index, members]

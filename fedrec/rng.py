@@ -157,8 +157,8 @@ def noisy_count(count: float, std: float, source: NoiseSource, *address: int) ->
 def secure_fixed_size(clients: np.ndarray, cohort: int) -> np.ndarray:
     """A cohort of fixed size drawn from the operating system's generator, `int64 [clients]`,
     ascending."""
-    places = secrets.SystemRandom().sample(range(len(clients)), cohort)
-    return np.sort(np.asarray(clients)[places])
+    positions = secrets.SystemRandom().sample(range(len(clients)), cohort)
+    return np.sort(np.asarray(clients)[positions])
 
 
 def secure_poisson(clients: np.ndarray, rate: float) -> np.ndarray:

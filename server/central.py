@@ -18,7 +18,7 @@ import pandas as pd
 
 from fedrec.baselines.base import Baseline, TooLarge
 from fedrec.baselines.private.base import PrivateBaseline
-from fedrec.data.independence import refuse_dependent_clients
+from fedrec.data.independence import check_independent_clients
 from fedrec.data.population import POPULATIONS, sample_clients
 from fedrec.device import resolve_device
 from fedrec.errors import ExperimentError
@@ -120,7 +120,6 @@ def check_federated(experiment: Experiment) -> None:
         raise ExperimentError(
             f"experiment {experiment.name!r} has no federated system",
             expected="rounds = 1 or more",
-            got="centralised systems alone",
             fix="`fedrec run` runs it; attacks, audits and deployments need a federated system",
         )
 
@@ -133,9 +132,9 @@ def _check_independent(experiment: Experiment, label: str, baseline: Baseline) -
     """
     if isinstance(baseline, PrivateBaseline):
         if baseline.config.noise:
-            refuse_dependent_clients(experiment, baseline.config.adjacency, f"baseline {label}")
+            check_independent_clients(experiment, baseline.config.adjacency, f"baseline {label}")
     elif type(baseline).stated is not Baseline.stated:
-        refuse_dependent_clients(experiment, "replace-one", f"baseline {label}")
+        check_independent_clients(experiment, "replace-one", f"baseline {label}")
 
 
 def _measured(

@@ -6,9 +6,6 @@ Checkpoints: all state between two rounds in one file, written whole, checked wh
 A checkpoint is a numpy archive without pickled objects: the global parameters, the strategy's
 arrays, and one JSON text. The archive's checksums detect a damaged file; then the previous
 checkpoint is used, with a warning.
-
-Writing a large catalogue can take as long as training a round, so it happens while the next round's
-clients train.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +32,6 @@ from fedrec.experiment.schema import Experiment
 from fedrec.protocol.serialization import from_record, to_record, zero_copy_arrays
 from fedrec.runs.folder import RunFolder
 from fedrec.runtime.files import MOST_JSON, open_atomically, parse_json
-from fedrec.runtime.process import uninterrupted
 from fedrec.runtime.ragged import add_prefix, strip_prefix
 from strategies.base import Cohorts, CohortStrategy
 
@@ -127,8 +122,6 @@ class Checkpoints:
         self.digest = digest
         self.keep = keep
         self._known = (digest, *earlier)
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writing: Future[None] | None = None
 
     @classmethod
     def of(cls, run: RunFolder) -> Checkpoints:
@@ -141,29 +134,6 @@ class Checkpoints:
             keep=keep,
             earlier=run.digests,
         )
-
-    def begin(self, state: State) -> None:
-        """Start to `save` a state in the background; its arrays must stay as they are until
-        `finish`.
-
-        Raises:
-            RunError: the previous one could not be written.
-        """
-        with uninterrupted():
-            self.finish()
-            self._writing = self._writer.submit(self.save, state)
-
-    def finish(self) -> None:
-        """Wait until the state passed to `begin` is written.
-
-        Raises:
-            RunError: it could not be written.
-        """
-        with uninterrupted():
-            writing = self._writing
-            self._writing = None
-            if writing is not None:
-                writing.result()
 
     def save(self, state: State) -> None:
         """Write the state of a round and drop the oldest checkpoints beyond `keep`.
@@ -290,21 +260,11 @@ def make_strategy(experiment: Experiment, cohorts: Cohorts) -> Strategy:
 
 
 def strategy_state(strategy: Strategy) -> dict[str, np.ndarray]:
-    """The state of a strategy, as named arrays."""
+    """The state of a strategy, as named arrays, which later rounds may change in place."""
     if isinstance(strategy, CohortStrategy):
         return strategy.state()
-    return {
-        key: array for name, value in vars(strategy).items() for key, array in _flatten(name, value)
-    }
-
-
-def lasting_state(strategy: Strategy) -> dict[str, np.ndarray]:
-    """The same in memory that later rounds leave as it is: a copy, except for what the strategy
-    returns as arrays that are neither writable nor views."""
-    return {
-        name: np.copy(array) if array.flags.writeable or not array.flags.owndata else array
-        for name, array in strategy_state(strategy).items()
-    }
+    named = (_flatten(name, value) for name, value in vars(strategy).items())
+    return {key: array for arrays in named for key, array in arrays}
 
 
 def restore_strategy(strategy: Strategy, state: Mapping[str, np.ndarray]) -> None:

@@ -127,21 +127,17 @@ class Roster:
     def for_training(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Group clients `int64 [n]` by the node that is to train them: their host, or any node if
         all nodes report that they can train every client."""
-        work = self.work_of(clients)
-        if work is None:
+        if self._work is None:
             yield from self.by_node(clients)
             return
+        work = self._work[np.searchsorted(self.training, clients)]
         for node, share in zip(self.nodes, balanced(work, len(self.nodes)), strict=True):
             if len(share):
                 yield node, clients[share]
 
-    def work_of(self, clients: np.ndarray) -> np.ndarray | None:
-        """`int64 [clients]`, number of training rows of each; None unless every node reports it."""
-        return None if self._work is None else self._work[np.searchsorted(self.training, clients)]
-
     @cached_property
     def _work(self) -> np.ndarray | None:
-        """Work of each client in `training`."""
+        """Training rows of each client in `training`; None unless every node reports it."""
         work = [presence.work for presence in self.presences if presence.work is not None]
         if len(work) < len(self.presences):
             return None
@@ -335,7 +331,6 @@ class SampledCohorts:
             raise EngineError(
                 "the cohorts have no grid to ask nodes with",
                 expected="cohorts with a grid",
-                got="cohorts without one",
                 fix="give SampledCohorts the grid of the run",
             )
         step = {"name": self.experiment.step.name, **self.experiment.step.options}

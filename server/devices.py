@@ -119,7 +119,7 @@ class Timeline(RunExtension):
         """When each of the clients `[n]` that are asked at a time has answered, `float64 [n]`, and
         which do not, `bool [n]`: these go at that time."""
         ends = at + self.devices.seconds(clients, self._examples(clients), self._bytes / 10**6)
-        gone = self.devices.until(clients, at)
+        gone = self.devices.available_until(clients, at)
         return np.minimum(ends, gone), ends > gone
 
     def _examples(self, clients: np.ndarray) -> np.ndarray | float:
@@ -131,7 +131,7 @@ class Timeline(RunExtension):
 
     def _present(self, clients: np.ndarray, at: float) -> np.ndarray:
         """Those of the clients `[n]` that are available at a time."""
-        return clients[self.devices.until(clients, at) > at]
+        return clients[self.devices.available_until(clients, at) > at]
 
     def _when_present(self, clients: np.ndarray, number: int, at: float) -> float:
         """The first time, not before `at`, at which so many of the clients are available.
@@ -142,7 +142,7 @@ class Timeline(RunExtension):
         for _ in range(_MOST_WAITS):
             if len(self._present(clients, at)) >= number:
                 return at
-            back = np.sort(self.devices.back(clients, at))
+            back = np.sort(self.devices.returns_at(clients, at))
             later = back[back > at]
             if len(clients) < number or not len(later) or not np.isfinite(later[0]):
                 break
@@ -240,7 +240,6 @@ def time_needed(table: str) -> ExperimentError:
     return ExperimentError(
         f"[{table}] needs the time at which devices answer",
         expected="[devices] in a simulation" + (", or real nodes" if table == "closing" else ""),
-        got="a simulation without simulated time",
         fix="add [devices], such as --set 'devices={}'",
     )
 
@@ -265,7 +264,6 @@ def check_named_clients(strategy: Strategy, table: str) -> list[Strategy]:
         raise ExperimentError(
             f"strategy {type(strategy).__name__!r} does not work with [{table}]",
             expected="a strategy of fedrec's that sends the global parameters to its clients",
-            got="one of Flower's, or one that makes parameters for each client",
             fix=f"set strategy.name = 'reptile', or leave out [{table}]",
         )
     return parts

@@ -188,7 +188,6 @@ def _watched_metric(evaluator: Evaluator, config: EarlyStoppingConfig) -> str:
         raise ExperimentError(
             f"unknown early-stopping metric {metric!r}",
             expected="one of " + ", ".join(known),
-            got=f"early-stopping.metric = {metric!r}",
             fix=did_you_mean(metric, known),
         )
     return metric

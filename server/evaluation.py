@@ -84,7 +84,6 @@ class Evaluator:
             raise ExperimentError(
                 f"no client has rows of evaluation.held-out = {evaluation.held_out!r}",
                 expected="clients with held-out rows",
-                got="none",
                 fix="hold out a larger share (see [split]), or lower positive-above",
             )
         if self.generating is not None:
@@ -137,7 +136,6 @@ class Evaluator:
             raise ClientError(
                 "nothing was evaluated",
                 expected="clients with held-out rows",
-                got="none",
                 fix="hold out a larger share (see [split]), or lower positive-above",
             )
         return evaluated

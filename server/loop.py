@@ -44,10 +44,10 @@ from server.checkpoint import (
     RunExtension,
     State,
     as_before,
-    lasting_state,
     make_strategy,
     own_memory,
     restore_strategy,
+    strategy_state,
 )
 from server.cohort import SampledCohorts
 from server.deployed.federation import federation_of
@@ -332,10 +332,8 @@ class Loop:
             if stop and state.round < self.experiment.rounds:
                 names = ", ".join(self.callbacks.ended_by)
                 self._tell(f"callback {names} ends the run after round {state.round}")
-            self.checkpoints.finish()
         except BaseException:
             with suppress(RunError):  # the error that ended the round matters more
-                self.checkpoints.finish()
                 self._write(state)
             raise
         self._write(state)
@@ -385,9 +383,8 @@ class Loop:
         return State(number, parameters, memory, [*state.rounds, row], timings)
 
     def _memory(self) -> dict[str, np.ndarray]:
-        """The state of the strategy, which the next round must not change in place, and that of
-        the extensions."""
-        memory = lasting_state(self.strategy)
+        """The state of the strategy and of the extensions."""
+        memory = strategy_state(self.strategy)
         for extension in self.extensions:
             named = extension.memory().items()
             memory |= {f"{extension.name}:{name}": array for name, array in named}
@@ -404,7 +401,6 @@ class Loop:
         for ledger in self.ledgers:
             ledger.before_upload(number)
         replies = self.federation.train(messages, theta)
-        self.checkpoints.finish()  # the strategy may change in place what is being written
         with strategy_errors(self.strategy, f"in round {number}, after training"):
             updated, metrics = self.strategy.aggregate_train(number, replies)
             after = arrays if updated is None else updated
@@ -423,10 +419,8 @@ class Loop:
         """Save a round: a checkpoint if one is due, and tables and status if they are more than a
         second old."""
         due = self._due(state.round)
-        if due and (self.federation.untrusted or self.ledgers):
+        if due:
             self.checkpoints.save(state)
-        elif due:
-            self.checkpoints.begin(state)
         if due or time.monotonic() - self._written > _STALE:
             self._write(state)
 

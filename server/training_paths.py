@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 from fedrec.components import registry
 from fedrec.components.registry import STEP, resolve
@@ -36,21 +36,8 @@ def announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], N
     if not reported:
         return
     tell("training paths: " + ", ".join(f"step {step}: {path}" for step, path in reported))
-    # in this process, before several nodes of this machine do it at once
-    compile_ahead(reported, steps, tell)
-
-
-def compile_ahead(
-    reported: Collection[tuple[str, str]], steps: Iterable[str], tell: Callable[[str], None]
-) -> None:
-    """Compile the kernels of the steps that train in them. Other paths need not wait for the import
-    of Numba.
-
-    Args:
-        reported: steps and paths, as nodes report them.
-        steps: names of the experiment's steps.
-        tell: prints a line for the user before something is compiled.
-    """
+    # in this process, before several nodes of this machine do it at once; other paths need not
+    # wait for the import of Numba
     in_kernel = [step for step in steps if (step, "kernel") in reported]
     needed = {name for step in in_kernel for name in resolve(STEP, step).kernels}
     for name, text in _COMPILED.items():

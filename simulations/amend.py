@@ -54,9 +54,9 @@ def amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
     if not (run.has_rounds if before.rounds else run.has_progress):
         return _anew(run, after)
     for text in texts:
-        _refuse_fixed(text)
-    _refuse_other_rounds(run, before, after)
-    _refuse_less_patience(before, after)
+        _check_changeable(text)
+    _check_rounds(run, before, after)
+    _check_patience(before, after)
     write_amended(run, after)
     return RunFolder(run.path)
 
@@ -82,18 +82,18 @@ def discard(path: Path) -> None:
     """
     run = RunFolder(path)
     with run.lock():
-        _refuse_to_forget(run)
+        _check_discardable(run)
         shutil.rmtree(run.path)
 
 
 def _anew(run: RunFolder, experiment: Experiment) -> RunFolder:
     with run.lock():
-        _refuse_to_forget(run)
+        _check_discardable(run)
         shutil.rmtree(run.path)
     return RunFolder.create(experiment, run.path)
 
 
-def _refuse_fixed(text: str) -> None:
+def _check_changeable(text: str) -> None:
     key = text.partition("=")[0].strip()
     if not any(key == known or key.startswith(f"{known}.") for known in CHANGEABLE):
         raise ExperimentError(
@@ -104,7 +104,7 @@ def _refuse_fixed(text: str) -> None:
         )
 
 
-def _refuse_other_rounds(run: RunFolder, before: Experiment, after: Experiment) -> None:
+def _check_rounds(run: RunFolder, before: Experiment, after: Experiment) -> None:
     done = run.status()["round"]
     if after.rounds < done:
         raise ExperimentError(
@@ -124,23 +124,23 @@ def _refuse_other_rounds(run: RunFolder, before: Experiment, after: Experiment) 
         )
 
 
-def _refuse_less_patience(before: Experiment, after: Experiment) -> None:
-    one = before.early_stopping
-    other = after.early_stopping
-    if one is not None and other is not None and other.patience < one.patience:
+def _check_patience(before: Experiment, after: Experiment) -> None:
+    was = before.early_stopping
+    wanted = after.early_stopping
+    if was is not None and wanted is not None and wanted.patience < was.patience:
         raise ExperimentError(
             "with less patience this run would have ended earlier",
-            expected=f"early-stopping.patience = {one.patience} or more",
-            got=f"early-stopping.patience = {other.patience}",
+            expected=f"early-stopping.patience = {was.patience} or more",
+            got=f"early-stopping.patience = {wanted.patience}",
             fix="start another run with `fedrec run`",
         )
 
 
-def _refuse_to_forget(run: RunFolder) -> None:
+def _check_discardable(run: RunFolder) -> None:
     ledgers = any(run.path.rglob("privacy.jsonl"))
     secure = run.experiment.hides_cohorts
     settings = run.experiment.evaluation.baseline_settings().values()
-    if ledgers and (secure or any(one.get("mode") == "secure" for one in settings)):
+    if ledgers and (secure or any(baseline.get("mode") == "secure" for baseline in settings)):
         raise RunError(
             f"{run.path} holds the ledger of a release",
             expected="a simulation, or a run without privacy",

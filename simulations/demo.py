@@ -75,8 +75,8 @@ def demo(
     """
     results: dict[str, Result] = {}
     for name in dict.fromkeys(row.experiment for row in ROWS):
-        own = [*_two_nodes(name), *overrides]
-        results[name] = run(name, own, output=output / name, callbacks=callbacks())
+        settings = [*_two_nodes(name), *overrides]
+        results[name] = run(name, settings, output=output / name, callbacks=callbacks())
         show(results[name])
     page = output / "report.html"
     title = "Federated recommenders, with and without differential privacy"
@@ -93,14 +93,14 @@ def _two_nodes(name: str) -> list[str]:
 def table(results: Mapping[str, Result]) -> dict[str, dict[str, Any]]:
     """Metrics of each row of `ROWS`, with `epsilon` and `inputs`, by system; results are by
     experiment."""
-    found = {}
+    rows = {}
     for row in ROWS:
         result = results[row.experiment]
         label = row.label or result.experiment.name
         values = system_rows(result)[label]
-        found[row.system] = {
+        rows[row.system] = {
             **values,
             "epsilon": epsilon_of(result, label),
             "inputs": system_inputs(result).get(label),
         }
-    return found
+    return rows

@@ -26,7 +26,7 @@ from fedrec.errors import DataError
 from fedrec.experiment.schema import Experiment
 
 _LOG = logging.getLogger("fedrec")
-_BESIDE = {"rating": "rating", "time": "time"}  # columns where the data are no table
+_COLUMNS = {"rating": "rating", "time": "time"}  # columns where the data are no table
 
 
 def read_history(source: pd.DataFrame | str | Path, experiment: Experiment) -> Interactions:
@@ -43,7 +43,7 @@ def read_history(source: pd.DataFrame | str | Path, experiment: Experiment) -> I
     """
     settings = experiment.settings(DATASET)
     config = (
-        settings if isinstance(settings, TableConfig) else TableConfig.parse(_BESIDE, at="history")
+        settings if isinstance(settings, TableConfig) else TableConfig.parse(_COLUMNS, at="history")
     )
     layout = TableLayout.own(
         {config.user: str, config.item: str},
@@ -117,32 +117,32 @@ def _joined(tables: Sequence[Interactions], users: pd.Index, items: pd.Index) ->
         names = pd.Index(table.user_ids.astype(str))
         users = users.append(names[~names.isin(users)])
     owners = [_numbers(users, table.user_ids)[table.users] for table in tables]
-    places = [_numbers(items, table.item_ids)[table.items] for table in tables]
-    kept = np.concatenate(places) >= 0
-    if not kept.all():
+    columns = [_numbers(items, table.item_ids)[table.items] for table in tables]
+    known_items = np.concatenate(columns) >= 0
+    if not known_items.all():
         _LOG.warning(
             "%s of %s rows are of items that the run did not have, and are left out",
-            f"{np.count_nonzero(~kept):,}",
-            f"{len(kept):,}",
+            f"{np.count_nonzero(~known_items):,}",
+            f"{len(known_items):,}",
         )
     user_rows = pd.Index(data.user_ids.astype(str)).get_indexer(users)
     item_rows = pd.Index(data.item_ids.astype(str)).get_indexer(items)
     return replace(
         data,
-        users=np.concatenate(owners)[kept],
-        items=np.concatenate(places)[kept],
+        users=np.concatenate(owners)[known_items],
+        items=np.concatenate(columns)[known_items],
         user_ids=_as_in(data.user_ids, users),
         item_ids=data.item_ids[item_rows],
         user_features=data.user_features.renumbered(user_rows, known),
         item_features=data.item_features.renumbered(item_rows, len(items)),
-        ratings=_ratings(tables, kept),
-        times=_times(tables, kept),
+        ratings=_ratings(tables, known_items),
+        times=_times(tables, known_items),
         published_test=None,
     )
 
 
 def _numbers(names: pd.Index, ids: np.ndarray) -> np.ndarray:
-    """The place of each id among names, `int64 [ids]`; -1: not there."""
+    """The number of each id among names, `int64 [ids]`; -1: not there."""
     return names.get_indexer(pd.Index(ids.astype(str)))
 
 
@@ -154,7 +154,7 @@ def _as_in(ids: np.ndarray, names: pd.Index) -> np.ndarray:
     return names.to_numpy(dtype=object).astype(np.int64 if numbers else object)
 
 
-def _ratings(tables: Sequence[Interactions], kept: np.ndarray) -> np.ndarray | None:
+def _ratings(tables: Sequence[Interactions], rows: np.ndarray) -> np.ndarray | None:
     if tables[0].ratings is None:
         return None
     ratings = [table.ratings for table in tables if table.ratings is not None]
@@ -165,10 +165,10 @@ def _ratings(tables: Sequence[Interactions], kept: np.ndarray) -> np.ndarray | N
             got="none",
             fix="add the column",
         )
-    return np.concatenate(ratings)[kept]
+    return np.concatenate(ratings)[rows]
 
 
-def _times(tables: Sequence[Interactions], kept: np.ndarray) -> np.ndarray | None:
+def _times(tables: Sequence[Interactions], rows: np.ndarray) -> np.ndarray | None:
     """Times of all rows; rows without one are as new as the newest."""
     if tables[0].times is None:
         return None
@@ -176,4 +176,4 @@ def _times(tables: Sequence[Interactions], kept: np.ndarray) -> np.ndarray | Non
     times = [
         np.full(len(table), newest) if table.times is None else table.times for table in tables
     ]
-    return np.concatenate(times)[kept]
+    return np.concatenate(times)[rows]

@@ -86,8 +86,8 @@ def scores(result: Result, users: Sequence[object] | None = None) -> pd.DataFram
 
     population = population_of(result)
     clients = clients_of(population, users)
-    found = [block for _, block in _scored(result, population, clients)]
-    values = np.concatenate(found) if found else np.zeros((0, population.interactions.num_items))
+    blocks = [block for _, block in _scored(result, population, clients)]
+    values = np.concatenate(blocks) if blocks else np.zeros((0, population.interactions.num_items))
     data = population.interactions
     index = pd.Index(data.user_ids[clients], name="user")
     return pd.DataFrame(values, index=index, columns=pd.Index(data.item_ids, name="item"))
@@ -137,14 +137,14 @@ def recommend(
         values[population.rows(part, "all").mask()] = -np.inf
         best = best_items(torch.from_numpy(values), min(k, values.shape[1])).numpy()
         top = np.take_along_axis(values, best, axis=1)
-        row, place = np.nonzero(np.isfinite(top))
+        row, column = np.nonzero(np.isfinite(top))
         frames.append(
             pd.DataFrame(
                 {
                     "user": data.user_ids[part[row]],
-                    "rank": place + 1,
-                    "item": data.item_ids[best[row, place]],
-                    "score": top[row, place],
+                    "rank": column + 1,
+                    "item": data.item_ids[best[row, column]],
+                    "score": top[row, column],
                 }
             )
         )
@@ -164,9 +164,9 @@ def population_of(result: Result, more: Interactions | None = None) -> Populatio
     POPULATIONS.renew(experiment)
     population = POPULATIONS.population(experiment)
     data = population.interactions
-    own = data.user_ids.astype(str), data.item_ids.astype(str)
-    users, items = read_ids(result.folder) or own
-    if more is None and all(map(np.array_equal, own, (users, items))):
+    ids = data.user_ids.astype(str), data.item_ids.astype(str)
+    users, items = read_ids(result.folder) or ids
+    if more is None and all(map(np.array_equal, ids, (users, items))):
         return population
     from simulations.later_rows import grown_population  # imports pandas, unlike what runs need
 
@@ -185,8 +185,8 @@ def clients_of(population: Population, users: Sequence[object] | None) -> np.nda
         raise ExperimentError(
             "users are a text", expected="a list of ids", got=repr(users), fix=f"[{users!r}]"
         )
-    place = pd.Index(ids.astype(str)).get_indexer(pd.Index([str(user) for user in users]))
-    unknown = [user for user, found in zip(users, place, strict=True) if found < 0]
+    numbers = pd.Index(ids.astype(str)).get_indexer(pd.Index([str(user) for user in users]))
+    unknown = [user for user, number in zip(users, numbers, strict=True) if number < 0]
     if unknown:
         raise DataError(
             f"there is no user {unknown[0]!r}",
@@ -194,7 +194,7 @@ def clients_of(population: Population, users: Sequence[object] | None) -> np.nda
             got=", ".join(repr(user) for user in unknown[:5]),
             fix="correct the ids; for new users give their rows to `fedrec recommend --history`",
         )
-    return place.astype(np.int64)
+    return numbers.astype(np.int64)
 
 
 def _scored(
@@ -225,8 +225,8 @@ def host_of(result: Result, population: Population, client: int) -> Node:
     experiment = result.experiment
     nodes = experiment.engine.nodes or 1
     private = result.folder / "private"
-    kept = (private / f"node-{client % nodes}.sqlite").exists()
-    node = Node(experiment, client % nodes, nodes, private if kept else None)
+    saved = (private / f"node-{client % nodes}.sqlite").exists()
+    node = Node(experiment, client % nodes, nodes, private if saved else None)
     node.population = population
     if node.model.generated:
         raise ExperimentError(
@@ -250,7 +250,7 @@ def evaluation_of(
         DataError: the features have changed since the run.
     """
     step = node.step(node.experiment.fine_tune_step())
-    _refuse_unserved(node, step, result, clients)
+    _check_served(node, step, result, clients)
     arrays = {name: np.ascontiguousarray(value) for name, value in result.parameters.items()}
     return step, to_device(arrays, node.device)
 
@@ -258,11 +258,11 @@ def evaluation_of(
 def _node_scores(node: Node, result: Result, clients: np.ndarray) -> np.ndarray:
     step, parameters = evaluation_of(node, result, clients)
     with torch.no_grad() if step.config.epochs == 0 else torch.enable_grad():
-        found = client_scorer(node, step, parameters, result.best_round)(clients)
-    return found.detach().cpu().numpy()
+        scores = client_scorer(node, step, parameters, result.best_round)(clients)
+    return scores.detach().cpu().numpy()
 
 
-def _refuse_unserved(node: Node, step: Step, result: Result, clients: np.ndarray) -> None:
+def _check_served(node: Node, step: Step, result: Result, clients: np.ndarray) -> None:
     """Refuse users of whom the run has no parameters, and data whose features have other
     categories."""
     known = read_ids(result.folder)

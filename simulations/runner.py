@@ -48,8 +48,7 @@ def run(
         FedrecError: something that you can fix; the message says how. If settings or data are wrong
             and no work was done yet, the run folder is removed.
     """
-    found = with_private_popularity(load(experiment, overrides))
-    settled = settle(found)
+    settled = settle(with_private_popularity(load(experiment, overrides)))
     folder = RunFolder.create(settled, Path(output) if output else default_folder(settled))
     try:
         return execute(folder, callbacks)
@@ -73,12 +72,12 @@ def resume(
     Raises:
         FedrecError: the folder is not a run folder, or something else that you can fix.
     """
-    found = amend(RunFolder(Path(folder)), overrides)
-    if found.status()["state"] == "finished":
+    run = amend(RunFolder(Path(folder)), overrides)
+    if run.status()["state"] == "finished":
         from simulations.recommending import with_parameters
 
-        return with_parameters(found.read_result())
-    return execute(found, callbacks)
+        return with_parameters(run.read_result())
+    return execute(run, callbacks)
 
 
 def execute(folder: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
@@ -132,7 +131,7 @@ def with_private_popularity(experiment: Experiment) -> Experiment:
     evaluation = experiment.evaluation
     if privacy is None or privacy.epsilon is None or experiment.task != "ranking":
         return experiment
-    names = [one if isinstance(one, str) else one.name for one in evaluation.baselines]
+    names = [entry if isinstance(entry, str) else entry.name for entry in evaluation.baselines]
     if not names or "dp-popularity" in names or last_phase(experiment) == "popularity":
         return experiment
     settings = {"epsilon": privacy.epsilon, "adjacency": privacy.adjacency}
@@ -164,9 +163,9 @@ def settle(experiment: Experiment, known: EngineConfig | None = None) -> Experim
         resolved = resolve_device(device, engine.precision)
         device = resolved.type if device == "auto" else device
     alone = engine.name == "serial" or not experiment.federated
-    own = known or engine
-    nodes = engine.nodes or own.nodes or (1 if alone else _workers(experiment, device, cores))
-    threads = engine.threads or own.threads or (1 if experiment.federated else cores)
+    before = known or engine
+    nodes = engine.nodes or before.nodes or (1 if alone else _workers(experiment, device, cores))
+    threads = engine.threads or before.threads or (1 if experiment.federated else cores)
     settled = {**engine.table(), "nodes": nodes, "threads": threads, "device": device}
     return experiment.model_copy(update={"engine": EngineConfig.parse(settled, at="engine")})
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedrec.components.registry import KINDS, Setting, available, ours, settings_of
 from fedrec.errors import FedrecError
-from simulations.cli.listing import SECTIONS, section_class
+from simulations.cli.listing import SECTIONS
 
 _HEAD = """# Settings
 
@@ -24,38 +24,39 @@ prints them for programs. An empty default means that the key is left out.
 
 def page() -> str:
     """The page as Markdown."""
-    parts = [_HEAD, "## Tables of an experiment\n"]
-    for name in SECTIONS:
+    sections = [_HEAD, "## Tables of an experiment\n"]
+    for name, section in SECTIONS.items():
         title = "Top level" if name == "experiment" else f"[{name}]"
-        parts.append("\n".join(_part(f"### {title}", section_class(name))))
+        sections.append("\n".join(_section(f"### {title}", section)))
     for kind in KINDS:
-        parts.append(f"## {kind.name.capitalize()}: `[{kind.key}]`\n")
-        for name, found in available(kind):
-            if not isinstance(found, FedrecError) and ours(kind, found):
-                parts.append("\n".join(_part(f"### {kind.name} `{name}`", found)))
-    return "\n".join(parts)
+        sections.append(f"## {kind.name.capitalize()}: `[{kind.key}]`\n")
+        for name, component in available(kind):
+            if not isinstance(component, FedrecError) and ours(kind, component):
+                sections.append("\n".join(_section(f"### {kind.name} `{name}`", component)))
+    return "\n".join(sections)
 
 
-def _part(title: str, component: type) -> Iterator[str]:
+def _section(title: str, component: type) -> Iterator[str]:
     yield title
     yield ""
     about = getattr(component, "title", "") or (inspect.getdoc(component) or "").split("\n\n")[0]
     yield " ".join(str(about).split()).replace("|", "\\|")
     yield ""
-    settings = settings_of(component, nested=component is not section_class("experiment"))
+    settings = settings_of(component, nested=component is not SECTIONS["experiment"])
     yield from _table(settings) if settings else ["It has no settings.", ""]
 
 
 def _table(settings: Iterable[Setting]) -> Iterator[str]:
     yield "| key | type | default | range | meaning |"
     yield "|---|---|---|---|---|"
-    for one in settings:
+    for setting in settings:
+        bounds = setting.range
         cells = (
-            f"`{one.key}`",
-            one.type,
-            f"`{one.default}`" if one.default else "",
-            f"`{one.range}`" if "[" in one.range else one.range,  # "[a][b]" would be a link
-            one.about,
+            f"`{setting.key}`",
+            setting.type,
+            f"`{setting.default}`" if setting.default else "",
+            f"`{bounds}`" if "[" in bounds else bounds,  # "[a][b]" would be a link
+            setting.about,
         )
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     yield ""

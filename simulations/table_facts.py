@@ -25,7 +25,7 @@ from fedrec.experiment.loading import read
 from fedrec.experiment.phases import MAIN
 from fedrec.experiment.schema import Experiment
 
-_SAID = ("as given", "by its name")  # reasons that need no value of a column
+_PUBLIC = ("as given", "by its name")  # reasons that need no value of a column
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class TableFacts:
     private: bool
 
     @classmethod
-    def of(cls, found: Recognised, overrides: Sequence[str], *, private: bool) -> TableFacts:
+    def of(cls, table: Recognised, overrides: Sequence[str], *, private: bool) -> TableFacts:
         """The facts of a table.
 
         Args:
-            found: its recognised columns.
+            table: its recognised columns.
             overrides: as for `--set`, of which `positive-above` is one.
             private: whether the experiment is under privacy.
 
@@ -66,19 +66,19 @@ class TableFacts:
             ExperimentError: under privacy, a column is recognised by its values, a column of
                 times cannot be read, or no threshold of ratings is given.
         """
-        mean = found.rows / found.users
-        threshold = found.positive_above
+        mean = table.rows / table.users
+        threshold = table.positive_above
         if private:
-            _refuse_values_as_names(found)
-            mean = 2.0 ** round(math.log2(found.items_per_user))
-            threshold = _required_threshold(found, overrides)
+            _check_roles(table)
+            mean = 2.0 ** round(math.log2(table.items_per_user))
+            threshold = _required_threshold(table, overrides)
         return cls(
-            user=found.columns["user"],
-            users=found.users,
-            items=found.items,
+            user=table.columns["user"],
+            users=table.users,
+            items=table.items,
             rows_per_user=mean,
-            divisible=found.users if private else found.divisible,
-            timed="time" in found.columns,
+            divisible=table.users if private else table.divisible,
+            timed="time" in table.columns,
             positive_above=threshold,
             private=private,
         )
@@ -96,14 +96,14 @@ class TableFacts:
             f"the guarantee is per value of {self.user}, {self.users:,} of them; a person with"
             " several has as many times this epsilon"
         )
-        said = (
+        public = (
             f"taken as public: the list of {self.items:,} items, the number of {self.users:,} users"
             f" and a mean of about {self.rows_per_user:g} items each (rounded to a power of two),"
             " from which clip norms follow"
         )
         if self.positive_above is not None:
-            said += f"; the threshold of ratings, {self.positive_above:g}, is given"
-        return [unit, said]
+            public += f"; the threshold of ratings, {self.positive_above:g}, is given"
+        return [unit, public]
 
 
 def given_threshold(overrides: Sequence[str]) -> float | None:
@@ -126,14 +126,14 @@ def has_private_parts(overrides: Sequence[str]) -> bool:
     table = read({}, overrides)
     evaluation = table.get("evaluation", {})
     baselines = evaluation.get("baselines", []) if isinstance(evaluation, dict) else []
-    private = [one for one in baselines if isinstance(one, dict) and "epsilon" in one]
+    private = [entry for entry in baselines if isinstance(entry, dict) and "epsilon" in entry]
     return "privacy" in table or "perturb" in table or bool(private)
 
 
-def _refuse_values_as_names(found: Recognised) -> None:
+def _check_roles(table: Recognised) -> None:
     """The errors for roles of columns that a value of one user would change."""
     guessed = {
-        role: name for role, name in found.columns.items() if found.reasons[role] not in _SAID
+        role: name for role, name in table.columns.items() if table.reasons[role] not in _PUBLIC
     }
     if guessed:
         raise ExperimentError(
@@ -141,19 +141,19 @@ def _refuse_values_as_names(found: Recognised) -> None:
             " could change it",
             expected="columns with names such as user_id and item_id, or named by options",
             got=", ".join(
-                f"{role}: {name!r} ({found.reasons[role]})" for role, name in guessed.items()
+                f"{role}: {name!r} ({table.reasons[role]})" for role, name in guessed.items()
             ),
             fix="confirm with " + " ".join(f"--{role} {name}" for role, name in guessed.items()),
         )
-    if others := found.rivals.get("user"):
-        users = (found.columns["user"], *others)
+    if others := table.rivals.get("user"):
+        users = (table.columns["user"], *others)
         raise ExperimentError(
             "under privacy, it must be said whose data are protected",
             expected="the column of users: one of which each person has one value",
             got=f"columns {', '.join(map(repr, users))}, which all may be it",
             fix=", or ".join(f"--user {name}" for name in users),
         )
-    for role, name in found.unfit.items():
+    for role, name in table.unfit.items():
         raise ExperimentError(
             f"under privacy, column {name!r} must not be left out because of the values of some"
             " rows",
@@ -165,16 +165,16 @@ def _refuse_values_as_names(found: Recognised) -> None:
         )
 
 
-def _required_threshold(found: Recognised, overrides: Sequence[str]) -> float | None:
+def _required_threshold(table: Recognised, overrides: Sequence[str]) -> float | None:
     """The given threshold of a table with ratings; None without ratings."""
-    if "rating" not in found.columns:
+    if "rating" not in table.columns:
         return None
     threshold = given_threshold(overrides)
     if threshold is None:
         raise ExperimentError(
             "under privacy, the ratings must not tell which of them count as liked: one user's"
             " lowest or highest rating could change it for everybody",
-            expected=f"the threshold of column {found.columns['rating']!r}, by what is known of its"
+            expected=f"the threshold of column {table.columns['rating']!r}, by what is known of its"
             " scale",
             got="none",
             fix="--set positive-above=3 (ratings above 3 are liked), or --no-rating (every row is)",

@@ -110,8 +110,7 @@ class Memory(Protocol):
     """State between rounds."""
 
     def state(self) -> Mapping[str, np.ndarray]:
-        """The state as named arrays. They are copied, except for those that are not writable and no
-        views, which must not change any more."""
+        """The state as named arrays."""
         ...
 
     def restore(self, state: dict[str, np.ndarray]) -> None:

@@ -109,7 +109,6 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
             raise ClientError(
                 "received gradients for parameters that were not generated",
                 expected="a configured round",
-                got="none",
                 fix="call configure_train before aggregate_train",
             )
         outputs, directions = self._directions(aggregate.each)
@@ -124,10 +123,14 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
         with torch.no_grad():
             moved = {name: leaf.detach() for name, leaf in leaves.items()}
             rate = self.config.rate(aggregate.round)
-            rates = {name: rate * self._factor(name) for name in moved}
-            decays = {
-                name: 0.0 if self._undecayed(name) else self.config.weight_decay for name in moved
+            factors = self.config.rates.items()
+            rates = {
+                name: rate * max((f for p, f in factors if fnmatch.fnmatch(name, p)), default=1.0)
+                for name in moved
             }
+            patterns = self.config.undecayed
+            still = {n for n in moved if any(fnmatch.fnmatch(n, p) for p in patterns)}
+            decays = {n: 0.0 if n in still else self.config.weight_decay for n in moved}
             self._optimiser.step(moved, dict(zip(moved, gradients, strict=True)), rates, decays)
         return theta
 
@@ -153,12 +156,3 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
         rows = np.repeat(weights, counts)[:, None]
         total[requests.rows_of(ranks)] = -each.updates.rows[LOW] * rows
         return outputs, [torch.from_numpy(array / whole) for array in [*gradients, total]]
-
-    def _undecayed(self, name: str) -> bool:
-        return any(fnmatch.fnmatch(name, pattern) for pattern in self.config.undecayed)
-
-    def _factor(self, name: str) -> float:
-        return max(
-            (f for pattern, f in self.config.rates.items() if fnmatch.fnmatch(name, pattern)),
-            default=1.0,
-        )

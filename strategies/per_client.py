@@ -303,13 +303,11 @@ class Uploads:
         changes = self.changes
         ranks = np.argsort(self._order)[changes.users]  # whose each row is, in that order
         rows = np.argsort(ranks, kind="stable")  # of each client by item, as they are here
-        values = changes.values[rows]
-        values.flags.writeable = False  # need not be copied
         return {
             "clients": self._order,
             "counts": np.bincount(ranks, minlength=len(self._order)),
             "rows": changes.items[rows],
-            "changes": values,
+            "changes": changes.values[rows],
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:

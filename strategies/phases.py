@@ -205,7 +205,6 @@ def _stage(section: Section, cohorts: Cohorts, step: dict[str, Any], at: str) ->
         raise ExperimentError(
             f"strategy {section.name!r} has phases of its own and cannot be a stage",
             expected="a strategy without phases",
-            got=f"strategy.{at}.name = {section.name!r}",
             fix=(
                 "put it around the two stages: strategy.name = 'popularity-start', strategy.main ="
                 " { name = 'two-stage', ... }"
@@ -221,7 +220,6 @@ def _inner(section: Section, at: str) -> tuple[type[CohortStrategy], Any]:
         raise ExperimentError(
             f"strategy {section.name!r} cannot run the rounds of a phase",
             expected="one of fedrec's own strategies",
-            got=repr(section.name),
             fix=f"set strategy.{at}.name = 'reptile'",
         )
     return cls, component_settings(registry.STRATEGY, section, at=f"strategy.{at}")
@@ -286,7 +284,6 @@ def _following(config: Any) -> tuple[type[CohortStrategy], Any]:
         raise ExperimentError(
             f"strategy {config.main.name!r} would never run its first round, as round 1 is taken",
             expected="one strategy with a special first round",
-            got=f"strategy.main.name = {config.main.name!r} inside another one",
             fix="leave one of the two out",
         )
     return cls, settings

@@ -442,7 +442,6 @@ class Bulyan(RobustRule):
             raise ExperimentError(
                 f"Bulyan withstands no {malicious} malicious clients among {clients}",
                 expected=f"at least {4 * malicious + 3} clients in every round",
-                got=str(clients),
                 fix="set a larger sampler.cohort, or a smaller strategy.malicious",
             )
         chosen = nearest(distances, malicious, clients - 2 * malicious)
@@ -493,7 +492,6 @@ class Krum(RobustRule):
             raise ExperimentError(
                 f"Krum cannot choose {self.config.keep} of {len(distances)} updates",
                 expected="at least as many updates in every round as strategy.keep says",
-                got=str(len(distances)),
                 fix="set a smaller strategy.keep, or a larger sampler.cohort",
             )
         malicious = self.config.expected(len(distances))

@@ -139,16 +139,14 @@ class ProductsStrategy(CohortStrategy):
         gram = torch.from_numpy(total * factor)
         biases = torch.zeros(len(gram)) if bias is None else torch.from_numpy(np.array(bias[:, 0]))
         chosen = chosen_items(biases, len(gram))
-        scale = item_scale(biases[chosen], self._exponent())
+        # a step without that setting counts all items alike
+        step = component_settings(registry.STEP, Section(**self.step))
+        scale = item_scale(biases[chosen], getattr(step, "exponent", 0.0))
         edge = noise_edge(factor * math.sqrt(self._variance), len(gram))
         edge *= 1.0 if self.symmetric else math.sqrt(2)  # noise of a half is in both halves
         if self.symmetric and edge == 0:
             gram = _honest(gram)
         return Products(gram, chosen, scale, edge)
-
-    def _exponent(self) -> float:
-        """By which the step scaled the items; a step without that setting counts all alike."""
-        return getattr(component_settings(registry.STEP, Section(**self.step)), "exponent", 0.0)
 
 
 def _honest(gram: Tensor) -> Tensor:

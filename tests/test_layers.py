@@ -39,6 +39,8 @@ PARSERS = {
     "simulations/contracts/data.py",  # what the attack under test has written
     "simulations/export/score.py",  # scores without fedrec
 }
+MEANINGLESS = {"found", "own", "one", "place", "places", "kept", "said"}
+"""Names of variables, arguments and attributes that say nothing of their content."""
 FEWEST_LINES = 40
 MOST_LINES = 500
 FLWR_IN_CORE = Path("fedrec/protocol")
@@ -310,3 +312,32 @@ def test_the_rule_lets_right_imports_pass(file, source):
 def test_package_is_the_one_of_this_checkout(package):
     """Their names are common words, so another installed package could take precedence."""
     assert importlib.import_module(package).__file__ == str(ROOT / package / "__init__.py")
+
+
+def meaningless_names(source: str) -> Iterator[str]:
+    """Names of variables, arguments and attributes that say nothing of their content."""
+    for node in nodes(source):
+        stored = isinstance(getattr(node, "ctx", None), ast.Store)
+        if isinstance(node, ast.Name) and stored:
+            name = node.id
+        elif isinstance(node, ast.Attribute) and stored:
+            name = node.attr
+        elif isinstance(node, ast.arg):
+            name = node.arg
+        else:
+            continue
+        if name.lstrip("_") in MEANINGLESS:
+            yield name
+
+
+def test_names_say_what_a_value_is():
+    assert set(meaningless_names("found = 1\ndef f(own): self._kept = own")) == {
+        "found",
+        "own",
+        "_kept",
+    }
+    named = {
+        str(file): set(meaningless_names((ROOT / file).read_text(encoding="utf-8")))
+        for file in modules().values()
+    }
+    assert not {file: names for file, names in named.items() if names}

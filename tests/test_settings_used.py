@@ -24,7 +24,7 @@ from fedrec.experiment.sections import Section
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.runtime.files import read_toml
-from simulations.cli.listing import SECTIONS, section_class
+from simulations.cli.listing import SECTIONS
 from simulations.deployment.layout import DeploymentConfig
 from simulations.studies.declaration import declared
 
@@ -154,7 +154,6 @@ SET_BY_NOBODY = {
         "feature_variance interaction_variance ordered_variance vector_variance word_items "
         "word_variance"
     ),
-    "PublishedPairsConfig": "part",
     "QuantileConfig": "quantile rate share",
     "RatingSumsConfig": "scale",
     "RatioConfig": "order test validation",
@@ -215,7 +214,7 @@ def components() -> Iterator[tuple[str, type[Config]]]:
             component = registry.resolve(kind, name)
             if config := getattr(component, "Config", None):
                 yield name, config
-    yield from ((name, section_class(name)) for name in SECTIONS)
+    yield from SECTIONS.items()
     yield from OTHER.items()
 
 

@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from fedrec.data.catalogue import Catalogue
-from fedrec.data.feature_labels import known_labels
-from fedrec.data.features import Feature, FeatureTable
+from fedrec.data.features import Feature, FeatureTable, known_labels
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
 from fedrec.data.splits.rules import Partition, partition_by

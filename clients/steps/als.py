@@ -89,7 +89,7 @@ class SolvedUsers(Trained):
         if name != MOMENTS or self.moments is None:
             super().add_rows(name, total, shares)
             return
-        from fedrec.training.update_sums import add_shares
+        from fedrec.kernel.rows import add_shares
 
         weights = self.shares.double().numpy(force=True)
         # a client of weight 0 must not add NaN

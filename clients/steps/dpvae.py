@@ -49,7 +49,7 @@ from clients.steps.own_noise import (
     OwnNoiseStep,
     Recorder,
 )
-from clients.steps.updates import SummedNoiseUpdates, Updates
+from clients.steps.updates import Updates, outer_products
 from clients.steps.vae import HistoryBlock, HistoryStep, HistoryStepConfig
 from fedrec.data.client_data import ClientData
 from fedrec.device import on_device
@@ -158,7 +158,7 @@ class DpVae(HistoryStep, OwnNoiseStep):
         gradients: FactoredGradients,
         weights: Tensor,
         bounds: Tensor,
-    ) -> SummedNoiseUpdates:
+    ) -> Updates:
         """The block as one noisy sum; `weights [J, C]` are those of the examples in each client's
         clipped mean, `bounds [C]` the clip norms."""
         clients = [member.client for member in block.histories_of]
@@ -168,7 +168,8 @@ class DpVae(HistoryStep, OwnNoiseStep):
         multipliers = torch.tensor([config.gradient_multiplier(client) for client in clients])
         stds = multipliers * bounds.cpu() * rates * config.epochs
         factors = gradients.weighted(-rates.to(weights) * weights)
-        return SummedNoiseUpdates(parameters, block, factors, (math.nan,) * len(block), stds)
+        changes, nothing = outer_products(factors), (math.nan,) * len(block)
+        return Updates(parameters, block, changes, nothing, noise_stds=stds)
 
     def _losses(
         self, network: Mapping[str, Tensor], block: HistoryBlock, recorder: Recorder

@@ -167,7 +167,6 @@ class FedgnnStep(Step):
             raise ExperimentError(
                 "step 'fedgnn' needs neighbours from the third party of its strategy",
                 expected="strategy.name = 'fedgnn', and no fine-tuning in evaluation",
-                got="training without neighbours",
                 fix="--set evaluation.fine-tune={epochs=0}",
             )
         if not block.active:
@@ -179,7 +178,7 @@ class FedgnnStep(Step):
         theirs = {name: value.index_select(0, clients) for name, value in given.items()}
         changed, losses = self._changes(theirs, graphs)
         for name, value in changed.items():
-            updates.changes[name].index_copy_(0, clients, value)
+            updates.dense(name).index_copy_(0, clients, value)
         means = losses.new_full((len(block),), torch.nan).index_copy_(0, clients, losses)
         return replace(updates, last_losses=means)
 

@@ -124,7 +124,7 @@ class FedrapStep(ShuffledStep):
         losses = np.full(len(block), np.nan)
         rates = self._rates()
         train_additive(
-            (block.items.numpy(), block.places.numpy(), block.labels.numpy(), block.sizes.numpy()),
+            (block.items.numpy(), block.rows.numpy(), block.labels.numpy(), block.sizes.numpy()),
             np.array(block.steps, dtype=np.int64),
             np.array(block.last_epoch, dtype=np.int64),
             (arrays[WEIGHT][:, :, 0], arrays[BIAS][:, 0]),
@@ -155,7 +155,7 @@ class FedrapStep(ShuffledStep):
         flat = {name: values[name].view(-1, width) for name in (SHARED, PERSONAL)}
         first = torch.arange(active, device=block.items.device)[:, None] * values[PERSONAL].shape[1]
         rows = {
-            SHARED: block.places[step, :active].flatten(),
+            SHARED: block.rows[step, :active].flatten(),
             PERSONAL: (block.items[step, :active] + first).flatten(),
         }
         shared, personal = (
@@ -210,6 +210,5 @@ def _check_finite(values: Mapping[str, Tensor], client: int | None) -> None:
         "FedRAP's parts of the item embeddings diverged"
         + ("" if client is None else f" (client {client})"),
         expected="finite numbers; the term that pushes both parts apart has no lower bound",
-        got="infinity or NaN",
         fix="lower step.apart, step.personal-rate, step.shared-rate or step.learning-rate",
     )

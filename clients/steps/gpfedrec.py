@@ -110,7 +110,7 @@ class PfedrecStep(ShuffledStep):
         """The same of the first `active` clients; their losses `[active]`."""
         flat = table.view(-1, table.shape[-1])
         rate = self.config.learning_rate
-        positions = block.places[step, :active].flatten()
+        positions = block.rows[step, :active].flatten()
         rows = flat.index_select(0, positions).view(active, -1, table.shape[-1])
         labels = block.labels[step, :active]
         weights = block.weights[step, :active]
@@ -199,7 +199,6 @@ class GpfedrecStep(ShuffledStep):
             raise ExperimentError(
                 "step 'gpfedrec' learns under the guidance of its server only",
                 expected="strategy.name = 'gpfedrec', and no fine-tuning in evaluation",
-                got="training without guidance",
                 fix="--set evaluation.fine-tune={epochs=0}",
             )
         width = block.touched.shape[1]
@@ -246,7 +245,7 @@ class GpfedrecStep(ShuffledStep):
         sgd = self._settings()
         table = values[ITEMS]
         width = block.items.shape[2]
-        positions = block.places[step, :active, :width]
+        positions = block.rows[step, :active, :width]
         shift = torch.arange(active, device=self.device)[:, None] * table.shape[1]
         real = block.weights[step, :active] > 0
         positions = torch.where(real, positions, shift).flatten()

@@ -192,7 +192,7 @@ def _gathered(
 ) -> dict[str, Tensor]:
     """Parameters as an objective takes them: of item tables the rows of a step's items,
     `[active, N, d]`."""
-    rows = block.places[step, :active].flatten()
+    rows = block.rows[step, :active].flatten()
     return {
         name: value.flatten(0, 1).index_select(0, rows).view(active, -1, value.shape[-1])
         if name in tables

@@ -63,7 +63,7 @@ class MetaMfStep(Step):
         if not block.active:
             return Updates.none(parameters, block, given, tables)
         shift = torch.arange(len(block), device=self.device)[:, None] * block.touched.shape[1]
-        rows = _side_by_side(block.places) - shift
+        rows = _side_by_side(block.rows) - shift
         real = _side_by_side(block.weights) > 0
         rows = torch.where(real, rows, 0)
         leaves = {name: value.detach().requires_grad_() for name, value in given.items()}

@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.step import Step, StepConfig
-from clients.steps.updates import ChangedPart, PartialUpdates
+from clients.steps.updates import ChangedPart, Parts, Updates
 from fedrec.data.client_data import ClientData
 from fedrec.models.base import Parameters
 from fedrec.models.pnbm import Pnbm
@@ -57,7 +57,7 @@ class PnbmStep(Step):
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> PartialUpdates:
+    ) -> Updates:
         """Train the clients of a block one after the other."""
         shared = _Shared(self.model, parameters)
         changes = []
@@ -71,7 +71,9 @@ class PnbmStep(Step):
             parts, loss = self._trained(shared, items, ratings)
             changes.append(parts)
             losses.append(loss)
-        return PartialUpdates(parameters, block, changes, tuple(losses))
+        names = dict.fromkeys(name for parts in changes for name in parts)
+        by_name = {name: Parts([parts.get(name) for parts in changes]) for name in names}
+        return Updates(parameters, block, by_name, losses)
 
     def _trained(
         self, shared: _Shared, items: np.ndarray, ratings: np.ndarray

@@ -187,7 +187,7 @@ class SgdProfile(Sgd):
         table = moved.values[ITEMS]
         if self.config.epochs:
             liked = torch.zeros(table.shape[:2], dtype=torch.bool, device=table.device)
-            rows = block.places[:, :, : block.items.shape[2]]
+            rows = block.rows[:, :, : block.items.shape[2]]
             liked.view(-1)[rows[block.labels > 0]] = True
             profiles = mean_directions(table, liked)
         else:

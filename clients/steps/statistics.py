@@ -4,6 +4,7 @@ transitions."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from clients.step import Step, StepConfig
 from clients.steps.descent import Update, one_by_one
-from clients.steps.updates import Updates, VectorUpdates
+from clients.steps.updates import Updates, Vectors
 from fedrec.components.registry import covers_overrides
 from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import LowRatedConfig, RecencyConfig
@@ -85,7 +86,7 @@ class SufficientStatistics(Step):
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> VectorUpdates:
+    ) -> Updates:
         """What every client of a block adds."""
         if not block.active:
             return self._outcome(parameters, block, *_NOTHING)
@@ -102,7 +103,7 @@ class SufficientStatistics(Step):
 
     def whole_block(
         self, parameters: Mapping[str, Tensor], population: Population, clients: np.ndarray
-    ) -> VectorUpdates:
+    ) -> Updates:
         """The same as `train_block`, of some clients `int64 [clients]` at once."""
         if not self.config.epochs:
             block = Block.without_batches([0] * len(clients))
@@ -131,14 +132,15 @@ class SufficientStatistics(Step):
 
     def _outcome(
         self, parameters: Mapping[str, Tensor], block: Block, items: np.ndarray, weights: np.ndarray
-    ) -> VectorUpdates:
+    ) -> Updates:
         """The updates of a block from the items of its clients, given one after the other."""
         name, rows, values = self.entries(parameters, items, weights)
         sent = rows >= 0
         clients = np.arange(len(block) + 1)
         owners = np.repeat(clients[:-1], block.examples)[sent]
         offsets = np.searchsorted(owners, clients)
-        return VectorUpdates(parameters, block, name, offsets, rows[sent], values[sent], self.outer)
+        vectors = Vectors(offsets, rows[sent], values[sent], self.outer)
+        return Updates(parameters, block, {name: vectors}, [math.nan] * len(block))
 
 
 _NOTHING = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
@@ -182,7 +184,6 @@ class GramStep(SufficientStatistics):
             raise ExperimentError(
                 f"model {type(model).__name__!r} has no products of items",
                 expected="model.name = 'item-weights', or another model of products of items",
-                got=type(model).__name__,
                 fix="set model.name = 'item-weights', or another step",
             )
         self.products = model.products
@@ -334,7 +335,6 @@ class TransitionsStep(SufficientStatistics):
             raise ExperimentError(
                 f"model {type(model).__name__!r} has no transitions of items",
                 expected="model.name = 'transitions'",
-                got=type(model).__name__,
                 fix="set model.name = 'transitions', or another step",
             )
         self.recency: RecencyConfig = recency

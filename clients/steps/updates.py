@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trained blocks given by their clients' updates, dense or as sparse vectors."""
+"""Trained blocks given by their clients' updates: dense, as parts of parameters, as outer products,
+or as sparse vectors."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,34 +23,61 @@ from fedrec.runtime.ragged import distinct
 from fedrec.training.block import Block
 from fedrec.training.results import Outcome
 
-# Trained blocks given by their clients' updates, for steps that compute each update at once.
+
+class Change(ABC):
+    """The change of one parameter by each of C clients, in another form than whole arrays."""
+
+    @abstractmethod
+    def powers(self, order: int) -> Tensor:
+        """`float64 [C]`: sum of squares (order 2) or magnitudes (1) of each client's change."""
+
+    @abstractmethod
+    def add_to(self, total: Tensor, shares: Tensor) -> None:
+        """Add share times the change of every client to a `float64` sum, in place; a client with
+        share 0 adds nothing, even if its change is not finite."""
+
+    @abstractmethod
+    def applied(self, value: Tensor, index: int) -> Tensor:
+        """A copy of the parameter with one client's change added."""
+
+    def add_rows(self, total: SparseAccumulator, shares: Tensor) -> bool:
+        """The same as `add_to` by rows of a table; False: it is not known which rows change."""
+        return False
+
+    def changed_rows(self, table: Tensor) -> np.ndarray | None:
+        """Number of rows of the parameter that each client may have changed, `int64 [C]`; None:
+        all."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)
 class Updates(Outcome):
-    """Updates of a block of C clients, given one by one.
+    """Updates of a block of C clients.
 
     Attributes:
         start: the global parameters, without cohort dimension; those that `changes` lacks did not
             change.
         block: the clients.
-        changes: `[C, ...]` per parameter, each client's update; of compact tables that of the
-            touched rows, `[C, R, d]`.
+        changes: each client's update, `[C, ...]` per parameter, or in another form; of compact
+            tables that of the touched rows, `[C, R, d]`.
         last_losses: `[C]`, mean loss of each client; NaN if it reports none.
         client_params: what the clients started from instead of the global parameters, `[C, ...]`
             each.
         item_tables: names of the parameters that are compact.
         rows: new values of the touched rows, `[C, R, d]`, of private tables that are not among the
             changes; all other rows of these tables become zero.
+        noise_stds: `float64 [C]`, standard deviation of the noise on every coordinate of each
+            update, which is drawn for the sum of all blocks; no single update exists then.
     """
 
     start: Mapping[str, Tensor]
     block: Block
-    changes: dict[str, Tensor]
+    changes: Mapping[str, Tensor | Change]
     last_losses: Sequence[float] | Tensor
     client_params: Mapping[str, Tensor] = field(default_factory=dict)
     item_tables: tuple[str, ...] = ()
     rows: Mapping[str, Tensor] = field(default_factory=dict)
+    noise_stds: Tensor | None = None
 
     @classmethod
     def none(
@@ -63,35 +93,80 @@ class Updates(Outcome):
         return cls(start, block, still, [math.nan] * len(block), client_params, tables)
 
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
+        self._check_single()
         total = torch.zeros(len(self.block), dtype=torch.float64)
         for name, change in self.changes.items():
-            if names is None or name in names:
+            if names is not None and name not in names:
+                continue
+            if isinstance(change, Change):
+                total += change.powers(order)
+            else:
                 rows = change.flatten(1)
                 norms = torch.linalg.vector_norm(rows, order, dim=1, dtype=torch.float64)
                 total += norms.cpu() ** order
         return total.sqrt() if order == 2 else total
 
     def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        for name in (name for name in self.changes if name in totals):
+        for name, change in self.changes.items():
+            if name not in totals:
+                continue
+            if isinstance(change, Change):
+                change.add_to(totals[name], shares)
+                continue
             for index, share in enumerate(shares.tolist()):
                 if share:  # a client of weight 0 must not add NaN
-                    totals[name].add_(self.changes[name][index], alpha=share)
+                    totals[name].add_(change[index], alpha=share)
+
+    def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
+        change = self.changes.get(name)
+        if isinstance(change, Change) and change.add_rows(total, shares):
+            return
+        if change is not None:
+            super().add_rows(name, total, shares)
 
     def changed_rows(self, name: str) -> np.ndarray | None:
-        return self.block.changed_rows(name in self.changes, name in self.item_tables)
+        change = self.changes.get(name)
+        if isinstance(change, Change):
+            return change.changed_rows(self.start[name])
+        return self.block.changed_rows(change is not None, name in self.item_tables)
+
+    def left_out(self, shares: Tensor) -> float:
+        if self.noise_stds is None:
+            return 0.0
+        return float((shares.cpu() * self.noise_stds).square().sum())
+
+    def _bytes_of(self, name: str) -> int:
+        change = self.changes.get(name)
+        if not (isinstance(change, Vectors) and change.outer):
+            return super()._bytes_of(name)
+        value = self.start[name]
+        rows = change.changed_rows(value)
+        return int(bytes_of_triangle(rows, value.element_size(), value.nbytes).sum())
 
     def parameter_of(self, name: str, index: int) -> Tensor:
+        self._check_single()
         if name in self.rows:
             whole = self._table(name, index).dense(self.start[name].numpy(force=True))
             return torch.from_numpy(whole).to(self.rows[name]).unsqueeze(0)
-        before = self.client_params[name][index] if name in self.client_params else self.start[name]
-        if name in self.changes:
-            before = before + self.changes[name][index]
-        return before.unsqueeze(0)
+        value = self.client_params[name][index] if name in self.client_params else self.start[name]
+        change = self.changes.get(name)
+        if isinstance(change, Change):
+            value = change.applied(value, index)
+        elif change is not None:
+            value = value + change[index]
+        return value.unsqueeze(0)
 
     def changes_of(self, index: int) -> dict[str, Tensor]:
-        still = {n: torch.zeros_like(v) for n, v in self.start.items() if n not in self.changes}
-        return still | {name: change[index] for name, change in self.changes.items()}
+        self._check_single()
+        changes = {}
+        for name in self.names:
+            change = self.changes.get(name)
+            if isinstance(change, Change):
+                changes[name] = change.applied(self.start[name], index) - self.start[name]
+            else:
+                still = change is None
+                changes[name] = torch.zeros_like(self.start[name]) if still else change[index]
+        return changes
 
     @property
     def names(self) -> list[str]:
@@ -106,7 +181,7 @@ class Updates(Outcome):
         rows = torch.arange(self.block.touched.shape[1])
         real = rows < torch.tensor(self.block.touched_counts)[:, None]
         changes = {
-            name: self.changes[name]
+            name: self.dense(name)
             if name in self.changes
             else torch.zeros(cohort, *self.start[name].shape)
             for name in names
@@ -120,8 +195,7 @@ class Updates(Outcome):
         """The block without the named private parameters, and their new values, `[C, ...]` each, or
         for each client the rows that are not zero."""
         private: dict[str, Tensor | Sequence[SparseUpdate]] = {
-            name: (self.client_params[name] if name in self.client_params else self.start[name])
-            + self.changes[name]
+            name: self.client_params.get(name, self.start.get(name)) + self.dense(name)
             for name in names
             if name in self.changes
         }
@@ -130,6 +204,13 @@ class Updates(Outcome):
             private[name] = [self._table(name, index) for index in range(len(self.block))]
         return replace(self, changes=shared, rows={}), private
 
+    def dense(self, name: str) -> Tensor:
+        """The changes of a parameter that are given as whole arrays, `[C, ...]`."""
+        change = self.changes[name]
+        if isinstance(change, Change):
+            raise TypeError(f"Expected whole arrays of {name!r}, got {type(change).__name__}.")
+        return change
+
     def _table(self, name: str, index: int) -> SparseUpdate:
         """The new values of a table of which only `rows` are not zero."""
         count = self.block.touched_counts[index]
@@ -137,9 +218,22 @@ class Updates(Outcome):
         values = self.rows[name][index, :count].numpy(force=True)
         return SparseUpdate(tuple(self.start[name].shape), items, values)
 
+    def _check_single(self) -> None:
+        """Check that single updates exist.
 
-@dataclass(frozen=True, eq=False)
-class ChangedPart:
+        Raises:
+            ExperimentError: noise is drawn for their sum.
+        """
+        if self.noise_stds is not None:
+            raise ExperimentError(
+                "noise that is drawn for the sum of users gives no single update",
+                expected="a strategy, privacy and attacks that see sums alone",
+                got="step.noise = 'summed'",
+                fix="set step.noise = 'reproducible'",
+            )
+
+
+class ChangedPart(NamedTuple):
     """The change of a part of a parameter by one client.
 
     Attributes:
@@ -162,269 +256,155 @@ class ChangedPart:
 
 
 @dataclass(frozen=True, eq=False)
-class PartialUpdates(Outcome):
-    """Updates of a block of C clients, each a part of some parameters; an `Outcome` without compact
-    tables.
+class Parts(Change):
+    """Changes of a part of a parameter each.
 
     Attributes:
-        start: the global parameters, without cohort dimension.
-        block: the clients.
-        changes: by client the parts of the parameters that it changes; none of the others.
-        last_losses: mean loss of each client; NaN if it reports none.
+        parts: by client; None: it changes nothing.
     """
 
-    start: Mapping[str, Tensor]
-    block: Block
-    changes: Sequence[Mapping[str, ChangedPart]]
-    last_losses: tuple[float, ...]
+    parts: Sequence[ChangedPart | None]
 
-    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
-        powers = [
-            sum(
-                float(torch.linalg.vector_norm(part.values, order)) ** order
-                for name, part in parts.items()
-                if names is None or name in names
-            )
-            for parts in self.changes
+    def powers(self, order: int) -> Tensor:
+        norms = [
+            0.0 if part is None else float(torch.linalg.vector_norm(part.values, order))
+            for part in self.parts
         ]
-        total = torch.tensor(powers, dtype=torch.float64)
-        return total.sqrt() if order == 2 else total
+        return torch.tensor([norm**order for norm in norms], dtype=torch.float64)
 
-    def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        for name in dict.fromkeys(
-            name for parts in self.changes for name in parts if name in totals
-        ):
-            with summed_on_processor(totals[name]) as total:
-                for parts, share in zip(self.changes, shares.tolist(), strict=True):
-                    if name in parts and share:
-                        parts[name].add_to(total, share)
+    def add_to(self, total: Tensor, shares: Tensor) -> None:
+        with summed_on_processor(total) as summed:
+            for part, share in zip(self.parts, shares.tolist(), strict=True):
+                if part is not None and share:
+                    part.add_to(summed, share)
 
-    def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """Add the changes of an item table, weighted by `shares` `float64 [C]`, to the running sum
-        of its rows.
+    def applied(self, value: Tensor, index: int) -> Tensor:
+        part = self.parts[index]
+        value = value.clone()
+        if part is not None:
+            part.add_to(value, 1.0)
+        return value
 
-        Raises:
-            ValueError: some columns of an item table change, and others do not.
-        """
-        for parts, share in zip(self.changes, shares.tolist(), strict=True):
-            if name in parts and share:
-                part = parts[name]
+    def add_rows(self, total: SparseAccumulator, shares: Tensor) -> bool:
+        for part, share in zip(self.parts, shares.tolist(), strict=True):
+            if part is not None and share:
                 if part.columns is not None:
-                    raise ValueError(f"Expected whole rows of {name!r}, got some columns.")
+                    raise ValueError("Expected whole rows of an item table, got some columns.")
                 total.add(part.rows.cpu().numpy(), (share * part.values).cpu().numpy())
+        return True
 
-    def changed_rows(self, name: str) -> np.ndarray:
-        counts = [len(parts[name].rows) if name in parts else 0 for parts in self.changes]
+    def changed_rows(self, table: Tensor) -> np.ndarray:
+        counts = [0 if part is None else len(part.rows) for part in self.parts]
         return np.array(counts, dtype=np.int64)
 
-    def parameter_of(self, name: str, index: int) -> Tensor:
-        value = self.start[name]
-        if name in self.changes[index]:
-            value = value.clone()
-            self.changes[index][name].add_to(value, 1.0)
-        return value.unsqueeze(0)
-
 
 @dataclass(frozen=True, eq=False)
-class FactoredUpdates(Outcome):
-    """Updates of a block of C clients that are outer products; an `Outcome` that sums them without
-    materialising them.
+class OuterProducts(Change):
+    """Changes `x^T g` of a layer's weight or, without x, changes g of its bias, which are summed
+    without materialising them.
 
     Attributes:
-        start: the global parameters, without cohort dimension; those of no layer stay as they are.
-        block: the clients.
-        factors: by layer x `[C, in]` and g `[C, out]`, `float32`: the weight changes by `x^T g`,
-            the bias by g.
-        last_losses: mean loss of each client; NaN if it reports none.
+        inputs: x, `float32 [C, in]`; None: of a bias.
+        outputs: g, `float32 [C, out]`.
     """
 
-    start: Mapping[str, Tensor]
-    block: Block
-    factors: dict[str, tuple[Tensor, Tensor]]
-    last_losses: tuple[float, ...]
+    inputs: Tensor | None
+    outputs: Tensor
 
-    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
+    def powers(self, order: int) -> Tensor:
         # the norm of an outer product is the product of the norms, in L1 as in L2
-        total = torch.zeros(len(self.block), dtype=torch.float64)
-        for layer, (inputs, outputs) in self.factors.items():
-            inner, outer = (
-                torch.linalg.vector_norm(part.double(), order, dim=1).cpu()
-                for part in (inputs, outputs)
-            )
-            if names is None or f"{layer}.weight" in names:
-                total += (inner * outer) ** order
-            if names is None or f"{layer}.bias" in names:
-                total += outer**order
-        return total.sqrt() if order == 2 else total
+        factors = [part for part in (self.inputs, self.outputs) if part is not None]
+        norms = [torch.linalg.vector_norm(f.double(), order, dim=1).cpu() for f in factors]
+        return math.prod(norms[1:], start=norms[0]) ** order
 
-    def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        for layer, (inputs, outputs) in self.factors.items():
-            weights = on_device(shares, outputs.device)[:, None]
-            # a client of weight 0 must not add NaN
-            weighted = torch.where(weights != 0, weights * outputs.double(), 0.0)
-            if f"{layer}.weight" in totals:
-                totals[f"{layer}.weight"].addmm_(
-                    torch.where(weights != 0, inputs.double(), 0.0).T, weighted
-                )
-            if f"{layer}.bias" in totals:
-                totals[f"{layer}.bias"].add_(weighted.sum(0))
+    def add_to(self, total: Tensor, shares: Tensor) -> None:
+        weights = on_device(shares, self.outputs.device)[:, None]
+        # a client of weight 0 must not add NaN
+        weighted = torch.where(weights != 0, weights * self.outputs.double(), 0.0)
+        if self.inputs is None:
+            total.add_(weighted.sum(0))
+        else:
+            total.addmm_(torch.where(weights != 0, self.inputs.double(), 0.0).T, weighted)
 
-    def parameter_of(self, name: str, index: int) -> Tensor:
-        layer, _, part = name.rpartition(".")
-        value = self.start[name].unsqueeze(0)
-        if layer not in self.factors:
-            return value
-        inputs, outputs = self.factors[layer]
-        change = outputs[index]
-        return value + (torch.outer(inputs[index], change) if part == "weight" else change)
+    def applied(self, value: Tensor, index: int) -> Tensor:
+        change = self.outputs[index]
+        return value + (change if self.inputs is None else torch.outer(self.inputs[index], change))
+
+
+def outer_products(factors: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor | Change]:
+    """Changes of layers from x `[C, in]` and g `[C, out]` of each: `x^T g` of the weight, g of the
+    bias."""
+    changes: dict[str, Tensor | Change] = {}
+    for layer, (inputs, outputs) in factors.items():
+        changes[f"{layer}.weight"] = OuterProducts(inputs, outputs)
+        changes[f"{layer}.bias"] = OuterProducts(None, outputs)
+    return changes
 
 
 @dataclass(frozen=True, eq=False)
-class SummedNoiseUpdates(FactoredUpdates):
-    """Updates of a block of C clients to each of which noise of its own would be added; the noise
-    is drawn for the sum of all blocks, and no single update exists.
+class Vectors(Change):
+    """Changes by sparse vectors.
 
     Attributes:
-        stds: `float64 [C]`, standard deviation of the noise on every coordinate of each update.
-    """
-
-    stds: Tensor
-
-    def left_out(self, shares: Tensor) -> float:
-        return float((shares.cpu() * self.stds).square().sum())
-
-    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
-        raise self._no_single_update()
-
-    def parameter_of(self, name: str, index: int) -> Tensor:
-        raise self._no_single_update()
-
-    def _no_single_update(self) -> ExperimentError:
-        return ExperimentError(
-            "noise that is drawn for the sum of users gives no single update",
-            expected="a strategy, privacy and attacks that see sums alone",
-            got="step.noise = 'summed'",
-            fix="set step.noise = 'reproducible'",
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class VectorUpdates(Outcome):
-    """Updates of a block of C clients that all change one parameter; an `Outcome` without compact
-    tables.
-
-    Attributes:
-        start: the global parameters, without cohort dimension; those of other names stay as they
-            are.
-        block: the clients.
-        name: the parameter, `[rows, 1]`, or `[rows, rows]` for outer products; of single entries
-            of a matrix, the rows are places in it, row after row.
         offsets: `int64 [C + 1]`: the entries of client c are those from `offsets[c]` up to
             `offsets[c + 1]`.
-        rows: `int64 [n]`, the row of each entry; distinct within a client.
+        rows: `int64 [n]`, the row of each entry; distinct within a client. Of single entries of a
+            matrix, the rows are positions in it, row after row.
         values: `float64 [n]`.
-        outer: whether a client changes the parameter by the outer product of its vector with
-            itself.
+        outer: whether a client changes the parameter, `[rows, rows]`, by the outer product of its
+            vector with itself.
     """
 
-    start: Mapping[str, Tensor]
-    block: Block
-    name: str
     offsets: np.ndarray
     rows: np.ndarray
     values: np.ndarray
     outer: bool
 
-    @property
-    def last_losses(self) -> list[float]:
-        """NaN for each client: nothing is trained."""
-        return [math.nan] * len(self.block)
-
-    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
+    def powers(self, order: int) -> Tensor:
         # the norm of an outer product is the product of the norms, in L1 as in L2
-        clients = len(self.block)
-        if names is not None and self.name not in names:
-            return torch.zeros(clients, dtype=torch.float64)
-        norms = np.bincount(self._places, np.abs(self.values) ** order, clients)
-        if order == 2 and not self.outer:
-            norms = np.sqrt(norms)
-        elif order == 1 and self.outer:
-            norms **= 2
-        return torch.from_numpy(norms)
+        powers = np.bincount(self._owners, np.abs(self.values) ** order, len(self.offsets) - 1)
+        return torch.from_numpy(powers**2 if self.outer else powers)
 
-    def add_dense(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        if self.name not in totals:
-            return
-        with summed_on_processor(totals[self.name]) as total:
+    def add_to(self, total: Tensor, shares: Tensor) -> None:
+        with summed_on_processor(total) as summed:
             if self.outer:
                 from fedrec.sums.products import add_outer_products  # imports Numba
 
                 vectors = (self.offsets, self.rows, self.values)
-                add_outer_products(total.numpy(), *vectors, shares.numpy(force=True))
+                add_outer_products(summed.numpy(), *vectors, shares.numpy(force=True))
             else:
-                total.view(-1).add_(torch.from_numpy(self._weighted_sum(shares, total.numel())))
+                summed.view(-1).add_(torch.from_numpy(self._weighted_sum(shares, summed.numel())))
 
-    def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """Add the changes of an item table, weighted by `shares` `float64 [C]`, to the running sum
-        of its rows.
-
-        Raises:
-            ValueError: the table changes by outer products, which are no rows.
-        """
-        if name != self.name:
-            return
+    def applied(self, value: Tensor, index: int) -> Tensor:
+        entries = slice(*self.offsets[index : index + 2].tolist())
+        rows = torch.from_numpy(self.rows[entries]).to(value.device)
+        values = self.values[entries]
+        result = value.clone()
         if self.outer:
-            raise ValueError(f"Expected whole rows of {name!r}, got outer products.")
+            result[rows[:, None], rows] += torch.from_numpy(np.outer(values, values)).to(result)
+        else:
+            result.view(-1)[rows] += torch.from_numpy(values).to(result)
+        return result
+
+    def add_rows(self, total: SparseAccumulator, shares: Tensor) -> bool:
+        if self.outer:
+            raise ValueError("Expected whole rows of an item table, got outer products.")
         changed = distinct(self.rows)
         summed = self._weighted_sum(shares, int(changed.max(initial=-1)) + 1)
         total.add(changed, summed[changed, None])
+        return True
 
-    def changed_rows(self, name: str) -> np.ndarray:
-        if name != self.name or not len(self.rows):
-            return np.zeros(len(self.block), dtype=np.int64)
-        table = self.start[name]
+    def changed_rows(self, table: Tensor) -> np.ndarray:
         rows = self.rows if self.outer else self.rows // max(1, table[:1].numel())
-        pairs = distinct(self._places * len(table) + rows)
-        return np.bincount(pairs // len(table), minlength=len(self.block))
-
-    def _bytes_of(self, name: str) -> int:
-        if not self.outer:
-            return super()._bytes_of(name)
-        number = self.start[name].element_size()
-        rows = self.changed_rows(name)
-        return int(bytes_of_triangle(rows, number, self.start[name].nbytes).sum())
-
-    def parameter_of(self, name: str, index: int) -> Tensor:
-        if name != self.name:
-            return self.start[name].unsqueeze(0)
-        entries = slice(*self.offsets[index : index + 2].tolist())
-        given = self.rows[entries], self.values[entries], self.outer
-        return changed(self.start[name], *given).unsqueeze(0)
+        pairs = distinct(self._owners * len(table) + rows)
+        return np.bincount(pairs // len(table), minlength=len(self.offsets) - 1)
 
     @cached_property
-    def _places(self) -> np.ndarray:
-        """The client of each entry, by its place."""
-        return np.repeat(np.arange(len(self.block)), np.diff(self.offsets))
+    def _owners(self) -> np.ndarray:
+        """The index of the client of each entry."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def _weighted_sum(self, shares: Tensor, size: int) -> np.ndarray:
         """Sum of the vectors, `float64 [size]`."""
-        weights = shares.numpy(force=True)[self._places]
+        weights = shares.numpy(force=True)[self._owners]
         return np.bincount(self.rows, weights * self.values, size)
-
-
-def changed(table: Tensor, rows: np.ndarray, values: np.ndarray, outer: bool) -> Tensor:
-    """A copy of a parameter with one client's vector, or outer product, added.
-
-    Args:
-        table: `[rows, 1]`, or `[rows, rows]` for an outer product or places in a matrix.
-        rows: `int64 [n]`, distinct.
-        values: `float64 [n]`.
-        outer: whether the outer product is added.
-    """
-    result = table.clone()
-    indices = torch.from_numpy(rows).to(table.device)
-    if outer:
-        result[indices[:, None], indices] += torch.from_numpy(np.outer(values, values)).to(result)
-    else:
-        result.view(-1)[indices] += torch.from_numpy(values).to(result)
-    return result

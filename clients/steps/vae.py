@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clients.step import Step, StepConfig
 from clients.steps.own_noise import Recorder
-from clients.steps.updates import FactoredUpdates
+from clients.steps.updates import Updates, outer_products
 from fedrec.data.client_data import ClientData
 from fedrec.device import on_device
 from fedrec.models.base import Parameters
@@ -76,7 +76,7 @@ class HistoryBatches(Batches):
             last_epoch=min(steps, 1),
             history=history,
             amounts=amounts,
-            retained=np.array([draw.kept[0, 0].numpy()[history] for draw in draws], bool).reshape(
+            retained=np.array([draw.mask[0, 0].numpy()[history] for draw in draws], bool).reshape(
                 steps, len(history)
             ),
             noise=np.array([draw.noise[0, 0].numpy() for draw in draws], np.float32).reshape(
@@ -195,7 +195,7 @@ class HistoryObjective:
             raise TypeError(f"Expected a HistoryBlock, got {type(block).__name__}.")
         drawn = block.draw(step)
         prior = block.prior
-        draw = Draw(drawn.kept[:active], drawn.noise[:active])
+        draw = Draw(drawn.mask[:active], drawn.noise[:active])
         prior = None if prior is None else Prior(prior.mean[:active], prior.variance[:active])
         histories = block.histories[:active, None]
         return self.model.negative_elbo(parameters, histories, draw, self.beta, prior)[:, 0]
@@ -322,4 +322,4 @@ class VaeStep(HistoryStep):
         rates = torch.where(trains, -config.learning_rate, 0.0).double()
         factors = recorder.gradients(losses[:, None]).weighted(rates[None])
         reported = torch.where(trains, losses.detach(), math.nan)
-        return FactoredUpdates(parameters, block, factors, tuple(reported.tolist()))
+        return Updates(parameters, block, outer_products(factors), tuple(reported.tolist()))

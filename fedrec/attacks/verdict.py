@@ -52,6 +52,19 @@ class Check:
     passed: bool
     meaning: str
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        values: tuple[float, float],
+        probability: float,
+        significance: float,
+        meaning: str,
+    ) -> Check:
+        """The test of a measured and a claimed value, passed if so large a deviation is probable
+        enough."""
+        return cls(name, *values, probability, probability >= significance, meaning)
+
     def line(self, label: str) -> str:
         """A line that shows the test of a run."""
         state = "ok   " if self.passed else "WRONG"
@@ -77,7 +90,7 @@ def all_checks(seen: Observations, claim: PrivacyClaim, significance: float) -> 
         checks.append(check_noise(quiet, claim, significance))
     if claim.noise_std and seen.rounds > 1:
         checks.append(check_independence(quiet, significance))
-    return [check for check in checks if not math.isnan(check.measured)]
+    return [check for check in checks if check is not None]
 
 
 def _noise_of(seen: Observations) -> Observations:
@@ -134,19 +147,14 @@ def check_noise(seen: Observations, claim: PrivacyClaim, significance: float) ->
     quiet = seen.released[seen.taking_part == 0]
     square = float(np.square(quiet).sum()) / claim.noise_std**2
     probability = float(chi2.cdf(square, len(quiet)))
-    return Check(
-        "noise-std",
-        math.sqrt(square / len(quiet)) * claim.noise_std,
-        claim.noise_std,
-        probability,
-        probability >= significance,
-        "there is less noise than claimed",
-    )
+    measured = math.sqrt(square / len(quiet)) * claim.noise_std
+    meaning = "there is less noise than claimed"
+    return Check.of("noise-std", (measured, claim.noise_std), probability, significance, meaning)
 
 
-def check_independence(seen: Observations, significance: float) -> Check:
+def check_independence(seen: Observations, significance: float) -> Check | None:
     """Largest correlation of two rounds' noise, over canaries absent from both (t test, Bonferroni
-    over the pairs)."""
+    over the pairs); None if there are too few."""
     quiet = np.where(seen.taking_part != 0, 0.0, seen.released)
     absent = (seen.taking_part == 0).astype(np.float64)
     products = quiet @ quiet.T
@@ -155,7 +163,7 @@ def check_independence(seen: Observations, significance: float) -> Check:
     first, second = np.triu_indices(seen.rounds, k=1)
     used = counts[first, second] >= 3
     if not used.any():
-        return Check("noise-correlation", math.nan, 0.0, 1.0, True, "")
+        return None
     first = first[used]
     second = second[used]
     scale = np.sqrt(norms[first, second] * norms[second, first])
@@ -166,19 +174,14 @@ def check_independence(seen: Observations, significance: float) -> Check:
     chances = 2 * t.sf(statistic, freedom)
     worst = int(np.argmin(chances))
     probability = min(1.0, float(chances[worst]) * len(chances))
-    return Check(
-        "noise-correlation",
-        float(r[worst]),
-        0.0,
-        probability,
-        probability >= significance,
-        "rounds share their noise (one seed for several rounds?)",
-    )
+    meaning = "rounds share their noise (one seed for several rounds?)"
+    values = float(r[worst]), 0.0
+    return Check.of("noise-correlation", values, probability, significance, meaning)
 
 
 def check_reach(
     seen: Observations, claim: PrivacyClaim, significance: float, parameter: str = ""
-) -> Check:
+) -> Check | None:
     """How far a canary moves the mean, averaged over all rounds and all canaries, or those in one
     parameter, against S/M."""
     used = seen.groups == parameter if parameter else np.ones(seen.canaries, dtype=bool)
@@ -190,7 +193,7 @@ def check_reach(
     return _reach(name, moved, total[there], claim, significance)
 
 
-def check_farthest(seen: Observations, claim: PrivacyClaim, significance: float) -> Check:
+def check_farthest(seen: Observations, claim: PrivacyClaim, significance: float) -> Check | None:
     """How far the canary that moves it most moves the mean on average, against S/M (Bonferroni over
     the canaries)."""
     sums, counts = _moved(seen)
@@ -198,7 +201,9 @@ def check_farthest(seen: Observations, claim: PrivacyClaim, significance: float)
     return _reach("reach-of-one", sums[there] / counts[there], counts[there], claim, significance)
 
 
-def check_shared_reach(seen: Observations, claim: PrivacyClaim, significance: float) -> Check:
+def check_shared_reach(
+    seen: Observations, claim: PrivacyClaim, significance: float
+) -> Check | None:
     """How far canaries move the mean on average where other clients move it, too, against S/M.
 
     The others do not know the signs b_j, so that what they add along canary j has the sign b_j with
@@ -213,17 +218,11 @@ def check_shared_reach(seen: Observations, claim: PrivacyClaim, significance: fl
     signed = sums[there]
     beyond = signed - counts[there] * claim.signal * _ROUNDED
     if math.exp(-len(beyond) / 2) >= significance:  # too few to refute anything
-        return Check("reach", math.nan, claim.signal, 1.0, True, "")
+        return None
     z = max(0.0, float(beyond.sum()) / (math.sqrt(float(np.square(beyond).sum())) or 1.0))
     probability = math.exp(-z * z / 2)
-    return Check(
-        "reach",
-        float(signed.sum() / counts.sum()),
-        claim.signal,
-        probability,
-        probability >= significance,
-        _TOO_FAR,
-    )
+    values = float(signed.sum() / counts.sum()), claim.signal
+    return Check.of("reach", values, probability, significance, _TOO_FAR)
 
 
 def _moved(seen: Observations) -> tuple[np.ndarray, np.ndarray]:
@@ -236,11 +235,11 @@ def _moved(seen: Observations) -> tuple[np.ndarray, np.ndarray]:
 
 def _reach(
     name: str, moved: np.ndarray, counts: np.ndarray, claim: PrivacyClaim, significance: float
-) -> Check:
-    """The average of so many releases each against S/M; without claimed noise the tolerance is one
-    part in 1000."""
+) -> Check | None:
+    """The average of so many releases each against S/M, None without a release; without claimed
+    noise the tolerance is one part in 1000."""
     if not len(moved):
-        return Check(name, math.nan, claim.signal, 1.0, True, "")
+        return None
     if claim.noise_std:
         excess = (moved - claim.signal) * np.sqrt(counts) / claim.noise_std
         worst = int(np.argmax(excess))
@@ -248,14 +247,8 @@ def _reach(
     else:
         worst = int(np.argmax(moved))
         probability = float(moved[worst] <= _ROUNDED * claim.signal)
-    return Check(
-        name,
-        float(moved[worst]),
-        claim.signal,
-        probability,
-        probability >= significance,
-        _TOO_FAR,
-    )
+    values = float(moved[worst]), claim.signal
+    return Check.of(name, values, probability, significance, _TOO_FAR)
 
 
 # All results of an audit of one or more runs, and the verdict.

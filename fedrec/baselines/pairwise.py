@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Systems trained on pairs of a liked and another item: LightGCN, BPR-MF and WARP."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Literal
 
@@ -390,10 +390,11 @@ class Warp(UserRowsBaseline):
     @classmethod
     def features_used(cls, config: WarpConfig, known: FeatureNames) -> FeatureNames:
         """Those that `features` names."""
-        sides = (known.users, known.items)
-        return FeatureNames(
-            *(tuple(name for name in side if name in config.features) for side in sides)
+        users, items = (
+            tuple(name for name in names if name in config.features)
+            for names in (known.users, known.items)
         )
+        return FeatureNames(users, items)
 
     def fit(self, histories: Histories) -> None:
         """Train from fresh factors.
@@ -402,26 +403,25 @@ class Warp(UserRowsBaseline):
             ExperimentError: there is no side feature of a name in `features`.
         """
         self.fitted = histories
-        users, items = self._parts(histories)
+        users, self._item_parts = self._parts(histories)
         random = stream(self.config.seed, "baseline-warp")
-        factors, item_factors = (
-            (random.random((parts.shape[1], self.config.factors)) - 0.5) / self.config.factors
-            for parts in (users, items)
+        width = self.config.factors
+        factors, items = (
+            ((random.random((parts.shape[1], width)) - 0.5) / width).astype(np.float32)
+            for parts in (users, self._item_parts)
         )
-        user_table = factors.astype(np.float32)
-        # the last column is the bias
-        self._table = np.pad(item_factors, ((0, 0), (0, 1))).astype(np.float32)
+        # the last column of items' parts is the bias
+        self._table = np.pad(items, ((0, 0), (0, 1)))
         self._squares = np.ones_like(self._table)
-        self._of_items = items
         state = random.integers(1, 2**63, 1).astype(np.uint64)
-        squares = np.ones_like(user_table)
+        squares = np.ones_like(factors)
         liked = histories.csr()
         for _ in range(self.config.epochs):
             order = random.permutation(liked.nnz)
-            self._descend(order, liked, users, user_table, squares, True, state)
-        self._features = user_table[histories.num_users :]
-        self.user_rows = np.asarray(users @ user_table, dtype=np.float32)
-        *columns, self._biases = np.asarray(items @ self._table, dtype=np.float32).T
+            self._descend(order, liked, users, factors, squares, True, state)
+        self._features = factors[histories.num_users :]
+        self.user_rows = np.asarray(users @ factors, dtype=np.float32)
+        *columns, self._biases = np.asarray(self._item_parts @ self._table, dtype=np.float32).T
         self._items = np.stack(columns)
 
     def scores(self, histories: Histories) -> torch.Tensor:
@@ -460,7 +460,7 @@ class Warp(UserRowsBaseline):
         owners = np.repeat(np.arange(liked.shape[0]), np.diff(liked.indptr))
         matrices = [
             array.astype(np.int64)
-            for table in (liked, users, self._of_items)
+            for table in (liked, users, self._item_parts)
             for array in (table.indptr, table.indices)
         ]
         tables = user_table, user_squares, self._table, self._squares
@@ -470,35 +470,29 @@ class Warp(UserRowsBaseline):
     def _parts(self, histories: Histories) -> tuple[Sparse, Sparse]:
         """The ids and feature codes that sum to the row of each user, `[users, ids + codes]`, and
         of each item, `[items, ids + codes]`."""
-        names = self.config.features
-        users = None if histories.users is None else histories.user_features
-        items = histories.item_features
-        known = [name for table in (users, items) if table is not None for name in table.names]
-        unknown = sorted(set(names) - set(known))
+        tables = histories.user_features, histories.item_features
+        rows = histories.users, np.arange(histories.num_items)
+        sides = [
+            (FeatureTable(0) if index is None or table is None else table, index)
+            for table, index in zip(tables, rows, strict=True)
+        ]
+        known = [name for table, _ in sides for name in table.names]
+        unknown = sorted(set(self.config.features) - set(known))
         if unknown:
             raise ExperimentError(
                 f"there is no side feature {unknown[0]!r}",
                 expected="names of side features of the dataset's users or items",
-                got=", ".join(names),
+                got=", ".join(self.config.features),
                 fix="known: " + (", ".join(known) or "none"),
             )
-        return (
-            _ids_and_codes(users, names, histories.users, histories.num_users),
-            _ids_and_codes(items, names, np.arange(histories.num_items), histories.num_items),
-        )
-
-
-def _ids_and_codes(
-    table: FeatureTable | None, names: Sequence[str], rows: np.ndarray | None, number: int
-) -> Sparse:
-    """The id and the categories of some rows of a table, binary `float32 [rows, ids +
-    categories]`."""
-    columns: list[Sparse] = [sparse.eye_array(number, dtype=np.float32)]
-    for name in names if table is not None else ():
-        if name in table.names:
-            codes = memberships(table[name]).astype(np.float32)
-            columns.append(sparse.csr_array(codes[rows]))
-    return sparse.csr_array(sparse.hstack(columns))
+        parts = []
+        for (table, index), number in zip(sides, histories.csr().shape, strict=True):
+            columns: list[Sparse] = [sparse.eye_array(number).astype(np.float32)]
+            for name in self.config.features:
+                if name in table.names:
+                    columns.append(memberships(table[name]).astype(np.float32)[index])
+            parts.append(sparse.csr_array(sparse.hstack(columns)))
+        return parts[0], parts[1]
 
 
 @njit

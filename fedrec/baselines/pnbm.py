@@ -153,7 +153,7 @@ def descend(
 
 
 def check_divergence(parameters: np.ndarray) -> None:
-    """Check that parameters are finite.
+    """Check that parameters `[...]` are finite.
 
     Raises:
         ExperimentError: they are not.

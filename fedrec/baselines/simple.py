@@ -44,8 +44,8 @@ class Random(Baseline):
         rows = []
         for user in range(histories.num_users):
             items = histories.items[histories.offsets[user] : histories.offsets[user + 1]]
-            known = histories.users is not None
-            number = int(histories.users[user]) if known else zlib.crc32(items.tobytes())
+            users = histories.users
+            number = zlib.crc32(items.tobytes()) if users is None else int(users[user])
             random = stream(self.config.seed, "baseline-random", number)
             rows.append(random.random(histories.num_items, np.float32))
         table = np.stack(rows) if rows else np.zeros((0, histories.num_items), np.float32)

@@ -136,7 +136,7 @@ class Triples:
         self._pairs = np.flatnonzero(self._free[self._owner] > 0)
         if not len(self._users):
             raise DataError(
-                "there is nothing to rank: no user has both liked and other items",
+                "no user has both liked and other items to rank",
                 expected="a user with liked and other items",
                 got="none",
                 fix="lower positive-above, or choose another split or dataset",

@@ -107,7 +107,7 @@ def refuse_other_arrays(
 
 
 def finite(values: Any) -> bool:
-    """Whether an array or a tensor holds numbers only."""
+    """True if an array or a tensor holds numbers only."""
     with np.errstate(all="ignore"):
         # any NaN or infinity makes the sum one; a sum can also overflow
         total = float(values.sum())

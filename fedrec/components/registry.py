@@ -170,7 +170,7 @@ def _default(value: Any) -> str:
 
 
 def covers_overrides(cls: type, name: str, others: Sequence[str]) -> bool:
-    """Whether a subclass that overrides some of the `others` also overrides the method `name`,
+    """True if a subclass that overrides some of the `others` also overrides the method `name`,
     which describes them.
 
     Otherwise it inherits a description that is no longer true.
@@ -300,7 +300,7 @@ def place_of(kind: Kind, name: str) -> str | None:
 
 
 def ours(kind: Kind, component: type) -> bool:
-    """Whether a class is from the home of its kind and not from a plug-in."""
+    """True if a class is from the home of its kind and not from a plug-in."""
     return f"{component.__module__}.".startswith(f"{kind.home}.")
 
 
@@ -466,6 +466,6 @@ def _import(kind: Kind, module_name: str):
 
 
 def _lies_here(module_name: str) -> bool:
-    """Whether a module's file or package is in the working directory."""
+    """True if a module's file or package is in the working directory."""
     top = module_name.partition(".")[0]
     return Path(f"{top}.py").is_file() or Path(top).is_dir()

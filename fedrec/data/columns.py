@@ -47,7 +47,7 @@ def ids_of(column: pd.Series, path: Path) -> np.ndarray:
 
 
 def whole_numbers(column: pd.Series) -> bool:
-    """Whether a column `[rows]` has nothing but whole numbers from 0 on, of at most 63 bits."""
+    """True if a column `[rows]` has nothing but whole numbers from 0 on, of at most 63 bits."""
     if not isinstance(column.dtype, np.dtype) or column.dtype.kind not in "iu" or not len(column):
         return False
     return column.min() >= 0 and int(column.max()) < 10**18

@@ -46,7 +46,7 @@ _MOST_FILES = 1_000_000
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file is a zip or a tar (compressed or not), by content."""
+    """True if a file is a zip or a tar (compressed or not), by content."""
     try:
         return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
     except _UNREADABLE:  # compressed and damaged, which `unpack` says
@@ -360,23 +360,21 @@ def _check_published(archive: Archive, partial: Path) -> None:
     with partial.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != archive.sha256:
-        partial.unlink()
-        raise DataError(
-            f"{archive.url} is not the published file",
-            expected=f"sha256 {archive.sha256}",
-            got=f"sha256 {digest}",
-            fix=_ELSEWHERE,
-        )
+        digests = f"sha256 {archive.sha256}", f"sha256 {digest}"
+        raise _other_file(archive, partial, "is not the published file", *digests)
 
 
 def _wrong_size(archive: Archive, partial: Path, size: int) -> DataError:
+    sizes = f"{archive.size:,} bytes", f"{size:,} bytes"
+    return _other_file(archive, partial, "does not have the published size", *sizes)
+
+
+def _other_file(
+    archive: Archive, partial: Path, problem: str, expected: str, got: str
+) -> DataError:
+    """The error for a file that is not the published one; what was received is deleted."""
     partial.unlink(missing_ok=True)
-    return DataError(
-        f"{archive.url} does not have the published size",
-        expected=f"{archive.size:,} bytes",
-        got=f"{size:,} bytes",
-        fix=_ELSEWHERE,
-    )
+    return DataError(f"{archive.url} {problem}", expected=expected, got=got, fix=_ELSEWHERE)
 
 
 def import_data(name: str, path: Path) -> Path:
@@ -399,16 +397,12 @@ def import_data(name: str, path: Path) -> Path:
     reader_class: type[Reader] = resolve(DATASET, name)
     source = reader_class.source
     if source is None:
-        fix = (
-            "name your file in the experiment (dataset.path)"
-            if name == "table"
-            else "this dataset needs no import"
-        )
         raise DataError(
             f"{name!r} is not a dataset to import",
             expected="a published dataset",
             got=name,
-            fix=fix,
+            fix="name a file of your own in the experiment (dataset.path); generated data need no"
+            " import",
         )
     folder = reader_class(name, reader_class.Config()).default_folder()
     check_absent(folder)
@@ -421,21 +415,14 @@ def import_data(name: str, path: Path) -> Path:
 @contextmanager
 def _searched(path: Path, folder: Path) -> Iterator[Iterator[tuple[Path, Path]]]:
     """The candidate files; an archive is unpacked temporarily beside the dataset's folder."""
-    if not path.exists():
-        raise DataError(
-            "there is nothing to import",
-            expected=f"a file or folder {path}",
-            got="nothing",
-            fix="correct the path",
-        )
     if path.is_dir():
         yield files_below(path)
     elif not path.is_file():
         raise DataError(
             f"{path} cannot be imported",
             expected="a file or a folder",
-            got="a pipe, a socket or a device",
-            fix="save the data in a file",
+            got="a pipe, a socket or a device" if path.exists() else "nothing",
+            fix="correct the path, or save the data in a file",
         )
     elif not is_archive(path):
         yield iter([(path, Path(path.name))])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guarantee needs of the data before training: that no client's rows change those of others.
+"""Checks of what a guarantee needs of the data before training: no client's rows change those of
+others.
 
 A clip bounds how far one client's own update moves a sum. If that client's rows also decide which
 rows of others are for training, as one shuffle of all rows does, or how others' rows are perturbed,
@@ -23,8 +24,8 @@ from fedrec.experiment.tables import DataSettings
 from fedrec.privacy.accounting.sampling import Adjacency
 
 
-def refuse_dependent_clients(settings: DataSettings, adjacency: Adjacency, what: str) -> None:
-    """Refuse data whose split or perturbation lets one client's rows decide about those of others.
+def check_independent_clients(settings: DataSettings, adjacency: Adjacency, what: str) -> None:
+    """Check that no split and no perturbation lets one client's rows decide about those of others.
 
     Args:
         settings: of the data; an experiment has them.
@@ -58,9 +59,8 @@ def refuse_dependent_clients(settings: DataSettings, adjacency: Adjacency, what:
         )
 
 
-def refuse_collected_categories(experiment: Experiment, what: str) -> None:
-    """Refuse users' features whose categories are collected from the rows where the experiment's
-    model uses them.
+def check_declared_categories(experiment: Experiment, what: str) -> None:
+    """Check that no model uses users' features whose categories are collected from the rows.
 
     Args:
         experiment: with a federated system.

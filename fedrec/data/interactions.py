@@ -239,7 +239,7 @@ def time_weighted(
 def recent_weights(
     offsets: np.ndarray, items: np.ndarray, num_items: int, recency: RecencyConfig
 ) -> np.ndarray:
-    """What each item counts for the next one: `float32 [users, items]`, decay^(d - 1) for the d-th
+    """Weight of each item for the next one: `float32 [users, items]`, decay^(d - 1) for the d-th
     from the end of a user's sequence, d up to the window; of an item that is there twice, the later
     one; 0 for all others.
 
@@ -275,7 +275,7 @@ def last_items(offsets: np.ndarray, items: np.ndarray, length: int) -> np.ndarra
 
 @dataclass(frozen=True)
 class Schema:
-    """What a model may know before training.
+    """The knowledge of a model before training.
 
     Attributes:
         num_items: size of the catalogue.

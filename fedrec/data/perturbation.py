@@ -78,9 +78,9 @@ class Perturbation(ABC):
         self.seed = seed
 
     def depends_on(self, rated: bool) -> str:
-        """What of other clients' rows decides the rows that a client trains on, in words; empty:
-        nothing. Private runs refuse a perturbation that is not so, and so they do one that does not
-        say it (the default).
+        """Name in words what of others' rows decides the rows that a client trains on; empty:
+        nothing. Private runs refuse a perturbation that depends on something, and one that does not
+        say so (the default).
 
         Args:
             rated: whether ratings are used in training.
@@ -137,7 +137,7 @@ def apply_perturbation(
 
 
 def _misfit(perturbed: Any, rows: Interactions) -> tuple[str, str] | None:
-    """What a plug-in should have returned for training rows, and what it did; None if it fits."""
+    """The result expected of a plug-in for training rows, and the one it gave; None if it fits."""
     if not isinstance(perturbed, Perturbed) or not isinstance(perturbed.rows, Interactions):
         expected = "a fedrec.data.perturbation.Perturbed with Interactions"
         return expected, type(perturbed).__name__

@@ -269,7 +269,7 @@ class Reader(ABC):
         Raises:
             DataError: a count or the checksum differs.
         """
-        interactions = index_rows(self.name, **columns)
+        interactions = index_rows(self.name, **columns)  # pyright: ignore[reportArgumentType]
         if self.config.verify and self.source is not None:
             self.source.check(interactions)
         return interactions

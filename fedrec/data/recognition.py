@@ -48,7 +48,7 @@ def separator_of(path: Path) -> str:
 
 
 def first_line_is_row(path: Path, layout: TableLayout) -> bool:
-    """Whether the first line of a user's own table has values. Then all of them are numbers or
+    """True if the first line of a user's own table has values. Then all of them are numbers or
     dates; or a number or a date stands above such values, or a text above itself, and no text above
     numbers or dates.
     """
@@ -64,7 +64,7 @@ def first_line_is_row(path: Path, layout: TableLayout) -> bool:
 
 
 def _verdict(first: list[str], columns) -> bool | None:
-    """Whether the first line is a row by the lines below it; None if these do not tell."""
+    """True if the first line is a row by the lines below it; None if these do not tell."""
     if all(_are_values(np.array(first))):
         return True
     recurs = False
@@ -100,7 +100,7 @@ _TIMES_USED = (
 
 
 def _dates(column: pd.Series, form: str | None) -> bool:
-    """Whether the first rows are dates, of a form if one is given."""
+    """True if the first rows are dates, of a form if one is given."""
     if form is None and pd.api.types.is_datetime64_any_dtype(column):
         return True
     some = column.dropna().head(_FIRST_ROWS).astype(str)
@@ -110,33 +110,33 @@ def _dates(column: pd.Series, form: str | None) -> bool:
 
 
 def _numeric(column: pd.Series) -> bool:
-    """Whether each row has a finite number."""
+    """True if each row has a finite number."""
     return pd.api.types.is_numeric_dtype(column) and bool(
         np.isfinite(column.to_numpy(dtype=np.float64, na_value=np.nan)).all()
     )
 
 
 def _are_times(column: pd.Series, form: str | None) -> bool:
-    """Whether a column with the name of times can be read as such."""
+    """True if a column with the name of times can be read as such."""
     return _dates(column, form) or (form is None and _numeric(column))
 
 
 def _look_like_times(column: pd.Series, form: str | None) -> bool:
-    """Whether a column without a name of times holds some."""
+    """True if a column without a name of times holds some."""
     if form is None and pd.api.types.is_numeric_dtype(column):
         return not column.isna().any() and float(column.min()) > _FIRST_TIME
     return _dates(column, form)
 
 
 def _are_ratings(column: pd.Series, _: str | None) -> bool:
-    """Whether a column with the name of ratings, such as "note", has no texts, which are no numbers
+    """True if a column with the name of ratings, such as "note", has no texts, which are no numbers
     and have more different values than a scale."""
     numbers = pd.Series(pd.to_numeric(column, errors="coerce"))
     return bool(numbers.notna().any()) or column.nunique() <= _SCALE
 
 
 def _look_like_ratings(column: pd.Series, _: str | None) -> bool:
-    """Whether a column, where no column has a name, holds ratings: a usual scale in steps of a half
+    """True if a column, where no column has a name, holds ratings: a usual scale in steps of a half
     at least. Small numbers in a column with another name are more likely to be quantities."""
     if not _numeric(column) or not 0 <= column.min() < column.max():
         return False
@@ -551,7 +551,7 @@ class _Columns:
 
 
 def _are_ids(column: pd.Series) -> bool:
-    """Whether values repeat, and none has decimals: prices have them, ids do not."""
+    """True if values repeat, and none has decimals: prices have them, ids do not."""
     if not 1 < column.nunique() < len(column):
         return False
     column = typed(column)

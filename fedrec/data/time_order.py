@@ -225,7 +225,7 @@ class UserRows:
 
     @property
     def lists(self) -> tuple[np.ndarray, np.ndarray]:
-        """`offsets` and `items`."""
+        """`offsets`, `int64 [clients + 1]`, and `items`, `int64 [rows]`."""
         return self.offsets, self.items
 
     @property

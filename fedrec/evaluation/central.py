@@ -63,7 +63,7 @@ class CentralEvaluation:
         self.clients = population.evaluated_clients(held_out) if clients is None else clients
         if not len(self.clients):
             raise DataError(
-                f"{population.interactions.name} has nothing to rank",
+                f"no user of {population.interactions.name} has a positive item to rank",
                 expected=f"at least one positive {held_out} row",
                 got="none",
                 fix="hold out a larger share (split.validation-role = 'held-out' for validation"

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An experiment as one strict TOML file, and what some of its settings mean together.
-
-One TOML file is one whole experiment: strict, frozen, resolved before anything runs.
+"""An experiment as one strict TOML file, frozen, and resolved before anything runs.
 
 A section such as `[strategy]` names a component and carries its settings; they are checked by the
 component's own configuration class. `resolve` fills in every default, so the copy in a run folder
@@ -13,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -20,7 +19,6 @@ from pydantic import Field, field_validator, model_validator
 from fedrec.components import registry
 from fedrec.devices import DevicesConfig
 from fedrec.errors import ExperimentError
-from fedrec.experiment.lateness import Lateness
 from fedrec.experiment.sections import (
     Section,
     component_settings,
@@ -41,6 +39,27 @@ from fedrec.experiment.tables import (
     SecureAggregationConfig,
 )
 from fedrec.privacy.config import PrivacyConfig
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """The three tables of an experiment about late devices."""
+
+    devices: DevicesConfig | None
+    closing: ClosingConfig | None
+    asynchronous: AsynchronousConfig | None
+
+    @property
+    def known_cohorts(self) -> bool:
+        """Whether the speed or availability of devices decides who takes part in a round, so that
+        nothing is gained by sampling."""
+        away = self.devices is not None and self.devices.sometimes_away
+        return away or self.leaves_late
+
+    @property
+    def leaves_late(self) -> bool:
+        """Whether rounds end without the clients that are late, which are no failures."""
+        return self.closing is not None or self.asynchronous is not None
 
 
 class Experiment(DataSettings):
@@ -135,67 +154,75 @@ class Experiment(DataSettings):
         unused = () if self.federated else ("rounds", *FEDERATED)
         return {key: value for key, value in table.items() if key not in unused}
 
-    @model_validator(mode="after")
-    def _requires_rounds_or_baselines(self) -> Self:
-        given = [key for key in FEDERATED if key.replace("-", "_") in self.model_fields_set]
-        if given and not self.federated:
-            raise ValueError(
-                f"[{given[0]}] needs rounds >= 1: without rounds there is no federated system"
-            )
-        if not self.federated and not self.evaluation.baselines:
-            raise ValueError("set rounds >= 1, or name centralised systems in evaluation.baselines")
-        return self
-
-    @model_validator(mode="after")
-    def _watches_held_out_rows_alone(self) -> Self:
-        if self.early_stopping is not None and self.evaluation.protocol == "reconstruction":
-            raise ValueError(
-                "[early-stopping] without evaluation.protocol = 'reconstruction', which ranks whole"
-                " histories, test rows too"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _compresses_sums_alone(self) -> Self:
-        if self.compression is None:
-            return self
-        if self.privacy is not None and self.privacy.placement != "central":
-            raise ValueError(
-                "[compression] with privacy.placement = 'central': noise that a client adds is on"
-                " every number, so nothing is left to leave out"
-            )
-        return self
-
     @property
     def lateness(self) -> Lateness:
         """Its tables about late devices."""
         return Lateness(self.devices, self.closing, self.asynchronous)
 
     @model_validator(mode="after")
-    def _late_answers_fit(self) -> Self:
-        self.lateness.check(
-            self.sampler.name, secure=bool(self.secure_aggregation), privacy=self.privacy
-        )
+    def _fits_together(self) -> Self:
+        """Check that no two tables contradict each other."""
+        federated = [key for key in FEDERATED if key.replace("-", "_") in self.model_fields_set]
+        metrics = {metric.name for metric in self.evaluation.metrics or ()}
+        targets = metrics & {*TARGET_METRICS, *TARGET_RATINGS}
+        rules = {
+            f"[{next(iter(federated), '')}] needs rounds >= 1: without rounds there is no"
+            " federated system": bool(federated) and not self.federated,
+            "set rounds >= 1, or name centralised systems in evaluation.baselines": (
+                not self.federated and not self.evaluation.baselines
+            ),
+            "[early-stopping] cannot be combined with evaluation.protocol = 'reconstruction', which"
+            " ranks whole histories, test rows too": (
+                self.early_stopping is not None and self.evaluation.protocol == "reconstruction"
+            ),
+            "[compression] needs privacy.placement = 'central': noise that a client adds is on"
+            " every number, so nothing is left to leave out": (
+                self.compression is not None
+                and self.privacy is not None
+                and self.privacy.placement != "central"
+            ),
+            f"evaluation.metrics = [{min(targets, default='')!r}] needs [adversary], whose targets"
+            " it measures (share = 0 adds no malicious client)": (
+                bool(targets) and self.adversary is None
+            ),
+            "task = 'rating' cannot be combined with positive-above: ratings themselves are"
+            " predicted": self.task == "rating" and self.positive_above is not None,
+            **self._rules_of_late_devices(),
+        }
+        for message, broken in rules.items():
+            if broken:
+                raise ValueError(message)
         return self
 
-    @model_validator(mode="after")
-    def _targets_are_chosen(self) -> Self:
-        known = set(TARGET_METRICS) | set(TARGET_RATINGS)
-        named = {metric.name for metric in self.evaluation.metrics or ()} & known
-        if named and self.adversary is None:
-            raise ValueError(
-                f"[adversary] with evaluation.metrics = [{min(named)!r}], which measures its"
-                " targets (share = 0 adds no malicious client)"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _rating_has_no_threshold(self) -> Self:
-        if self.task == "rating" and self.positive_above is not None:
-            raise ValueError(
-                "task = 'rating' without positive-above (ratings themselves are predicted)"
-            )
-        return self
+    def _rules_of_late_devices(self) -> dict[str, bool]:
+        """Rules so that late answers can be left out or weighted, and a guarantee covers who takes
+        part, and whether each is broken."""
+        late = self.lateness.known_cohorts
+        buffered = self.asynchronous is not None
+        private = self.privacy is not None
+        timed = private and self.devices is not None
+        return {
+            "[privacy] with [devices] needs devices.examples: otherwise who takes part depends on"
+            " how many rows a user has": (
+                late and private and self.devices is not None and self.devices.examples is None
+            ),
+            "[devices] cannot be combined with privacy.mode = 'secure': the time that a round takes"
+            " shows who took part, which has to be secret": (
+                timed and not late and self.hides_cohorts
+            ),
+            "secure-aggregation cannot be combined with [closing], [asynchronous] or device"
+            " availability: its masks only cancel if all nodes of a session answer": (
+                bool(self.secure_aggregation) and late
+            ),
+            "[asynchronous] cannot be combined with [closing]: a round ends when its buffer is"
+            " full, and no answer is too late": buffered and self.closing is not None,
+            "[asynchronous] needs sampler.name = 'fixed-size': its buffer has as many answers as"
+            " the sampler's cohort has clients": buffered and self.sampler.name != "fixed-size",
+            "[asynchronous] cannot be combined with privacy.placement = 'distributed': the weight"
+            " of stale answers would make the clients' shares of the noise smaller": (
+                buffered and self.privacy is not None and self.privacy.placement == "distributed"
+            ),
+        }
 
     @field_validator("callbacks", mode="before")
     @classmethod

@@ -37,21 +37,21 @@ BLOCK = 8
 
 def pointer(builder: ir.IRBuilder, address: Any, *offsets: Any) -> Any:
     """A pointer to the number that lies so many numbers behind an address."""
-    place = builder.inttoptr(address, FLOAT.as_pointer())
+    address = builder.inttoptr(address, FLOAT.as_pointer())
     for offset in offsets:
-        place = builder.gep(place, [offset])
-    return place
+        address = builder.gep(address, [offset])
+    return address
 
 
-def load_vector(builder: ir.IRBuilder, place: Any, width: int) -> Any:
+def load_vector(builder: ir.IRBuilder, address: Any, width: int) -> Any:
     """The numbers from a pointer on."""
     vector = ir.VectorType(FLOAT, width)
-    return builder.load(builder.bitcast(place, vector.as_pointer()), align=4)
+    return builder.load(builder.bitcast(address, vector.as_pointer()), align=4)
 
 
-def store_vector(builder: ir.IRBuilder, value: Any, place: Any) -> None:
+def store_vector(builder: ir.IRBuilder, value: Any, address: Any) -> None:
     """Write a vector to where a pointer points."""
-    builder.store(value, builder.bitcast(place, value.type.as_pointer()), align=4)
+    builder.store(value, builder.bitcast(address, value.type.as_pointer()), align=4)
 
 
 def repeated(builder: ir.IRBuilder, value: Any, width: int) -> Any:
@@ -64,10 +64,10 @@ def repeated(builder: ir.IRBuilder, value: Any, width: int) -> Any:
     return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), zeros)
 
 
-def multiply_add(builder: ir.IRBuilder, one: Any, other: Any, total: Any) -> Any:
+def multiply_add(builder: ir.IRBuilder, first: Any, second: Any, total: Any) -> Any:
     """total + one * other, in one instruction where the processor has it."""
     free: Any = {"flags": ("contract",)}
-    return builder.fadd(total, builder.fmul(one, other, **free), **free)
+    return builder.fadd(total, builder.fmul(first, second, **free), **free)
 
 
 def loop(
@@ -94,14 +94,14 @@ def loop(
     values = [builder.phi(value.type) for value in start]
     for value, first in zip(values, start, strict=True):
         value.add_incoming(first, before)
-    found = step(number, values)
-    for value, new in zip(values, found, strict=True):
+    results = step(number, values)
+    for value, new in zip(values, results, strict=True):
         value.add_incoming(new, body)
     following = builder.add(number, ir.Constant(INTEGER, stride))
     number.add_incoming(following, body)
     builder.cbranch(builder.icmp_signed("<", following, end), body, after)
     builder.position_at_end(after)
-    return found
+    return results
 
 
 def tile(rows: int, width: int) -> Any:
@@ -119,20 +119,24 @@ def tile(rows: int, width: int) -> Any:
             each = [ir.Constant(INTEGER, row) for row in range(rows)]
 
             def step(number: Any, sums: Sequence[Any]) -> list[Any]:
-                own = load_vector(builder, pointer(builder, b, builder.mul(number, b_row)), width)
+                row_of_b = load_vector(
+                    builder, pointer(builder, b, builder.mul(number, b_row)), width
+                )
                 column = builder.mul(number, a_column)
-                places = [pointer(builder, a, column, builder.mul(a_row, row)) for row in each]
+                addresses = [pointer(builder, a, column, builder.mul(a_row, row)) for row in each]
                 return [
-                    multiply_add(builder, repeated(builder, builder.load(place), width), own, total)
-                    for place, total in zip(places, sums, strict=True)
+                    multiply_add(
+                        builder, repeated(builder, builder.load(address), width), row_of_b, total
+                    )
+                    for address, total in zip(addresses, sums, strict=True)
                 ]
 
             sums = loop(builder, inner, 1, [zeros] * rows, step)
             factor = repeated(builder, alpha, width)
             for row, total in zip(each, sums, strict=True):
-                place = pointer(builder, out, builder.mul(out_row, row))
-                before = load_vector(builder, place, width)
-                store_vector(builder, multiply_add(builder, factor, total, before), place)
+                address = pointer(builder, out, builder.mul(out_row, row))
+                before = load_vector(builder, address, width)
+                store_vector(builder, multiply_add(builder, factor, total, before), address)
             return context.get_dummy_value()
 
         return types.void(alpha, inner, a, a_row, a_column, b, b_row, out, out_row), generate
@@ -149,10 +153,10 @@ def transpose_block(typing, source, source_row, target, target_row):
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, source_row, target, target_row = arguments
-        places = [ir.Constant(INTEGER, row) for row in range(BLOCK)]
+        rows_of_block = [ir.Constant(INTEGER, row) for row in range(BLOCK)]
         rows = [
-            load_vector(builder, pointer(builder, source, builder.mul(source_row, place)), BLOCK)
-            for place in places
+            load_vector(builder, pointer(builder, source, builder.mul(source_row, number)), BLOCK)
+            for number in rows_of_block
         ]
         mixed = ir.VectorType(ir.IntType(32), BLOCK)
         halves = [
@@ -166,8 +170,8 @@ def transpose_block(typing, source, source_row, target, target_row):
                 for pair in pairs
                 for half in halves
             ]
-        for row, place in zip(rows, places, strict=True):
-            store_vector(builder, row, pointer(builder, target, builder.mul(target_row, place)))
+        for row, number in zip(rows, rows_of_block, strict=True):
+            store_vector(builder, row, pointer(builder, target, builder.mul(target_row, number)))
         return context.get_dummy_value()
 
     return types.void(source, source_row, target, target_row), generate
@@ -289,27 +293,27 @@ def _add_turned(alpha, a, b, out, room):
 
 
 @njit(**FAST)
-def transpose(values, found):
+def transpose(values, transposed):
     """Write the transpose of a matrix into another, `[r, c]` into `[c, r]`; sizes that differ are
     cut. Rows may lie apart."""
-    rows = min(len(values), found.shape[1])
-    columns = min(values.shape[1], len(found))
+    rows = min(len(values), transposed.shape[1])
+    columns = min(values.shape[1], len(transposed))
     whole_rows = rows - rows % BLOCK
     whole_columns = columns - columns % BLOCK
     source = values.ctypes.data
     source_row = values.strides[0] // 4
-    target = found.ctypes.data
-    target_row = found.strides[0] // 4
+    target = transposed.ctypes.data
+    target_row = transposed.strides[0] // 4
     for r in range(0, whole_rows, BLOCK):
         for c in range(0, whole_columns, BLOCK):
             at = source + 4 * (r * source_row + c), target + 4 * (c * target_row + r)
             transpose_block(at[0], source_row, at[1], target_row)  # pyright: ignore[reportCallIssue]
         for c in range(whole_columns, columns):
             for n in range(r, r + BLOCK):
-                found[c, n] = values[n, c]
+                transposed[c, n] = values[n, c]
     for r in range(whole_rows, rows):
         for c in range(columns):
-            found[c, r] = values[r, c]
+            transposed[c, r] = values[r, c]
 
 
 @njit(**INNER)

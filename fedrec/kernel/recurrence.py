@@ -3,7 +3,7 @@
 other: what is between products stays in the caches, and the gradient of a client's weight is one
 product over all places.
 
-The forms are those of `fedrec.nn.recurrence`.
+The forms are those of `fedrec.nn.functions`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def recurrent_forward(given, present, weight, bias, states, gates, recalled):
         gates: `float32 [C, W, B, 3 d]`, written: gates and new states.
         recalled: `float32 [C, W, B, d]`, written: what a state adds to the new one.
     """
-    places, sequences, width = states.shape[1:]
+    steps, sequences, width = states.shape[1:]
     added = aligned(sequences, 3 * width)
     zeros = aligned(sequences, width)
     zeros[:] = 0
     for c in range(len(given)):
         shared = min(c, len(weight) - 1)
-        for t in range(places):
+        for t in range(steps):
             before = states[c, t - 1] if t else zeros
             repeat_row(bias[shared], added)
             if t:
@@ -47,8 +47,8 @@ def recurrent_forward(given, present, weight, bias, states, gates, recalled):
                 if present.shape[1] and not present[c, t, b]:
                     copy_row(before[b], states[c, t, b])
                 else:
-                    own = given[c, t, b], added[b], before[b]
-                    _next_state(own, gates[c, t, b], recalled[c, t, b], states[c, t, b])
+                    inputs = given[c, t, b], added[b], before[b]
+                    _next_state(inputs, gates[c, t, b], recalled[c, t, b], states[c, t, b])
 
 
 @compiled
@@ -62,17 +62,17 @@ def recurrent_backward(gradient, present, weight, states, gates, recalled, to):
             `float32 [C, 3 d]`.
     """
     to_given, to_weight, to_bias = to
-    places, sequences, width = states.shape[1:]
+    steps, sequences, width = states.shape[1:]
     turned = aligned(3 * width, width)
     zeros = aligned(sequences, width)
     zeros[:] = 0
     carried = aligned(sequences, width)
-    to_added = aligned(places * sequences, 3 * width)
+    to_added = aligned(steps * sequences, 3 * width)
     for c in range(len(states)):
         if c < len(weight):
             transpose(weight[c], turned)
         carried[:] = 0
-        for t in range(places - 1, -1, -1):
+        for t in range(steps - 1, -1, -1):
             before = states[c, t - 1] if t else zeros
             now = to_added[t * sequences : (t + 1) * sequences]
             for b in range(sequences):
@@ -81,13 +81,13 @@ def recurrent_backward(gradient, present, weight, states, gates, recalled, to):
                     to_given[c, t, b] = 0
                     now[b] = 0
                 else:
-                    own = gates[c, t, b], recalled[c, t, b], before[b]
-                    _through_state(own, carried[b], to_given[c, t, b], now[b])
+                    saved = gates[c, t, b], recalled[c, t, b], before[b]
+                    _through_state(saved, carried[b], to_given[c, t, b], now[b])
             if t:
                 add_views(_ONE, now, turned, carried)
         to_weight[c] = 0
-        if places > 1 and sequences:
-            earlier = states[c].reshape(places * sequences, width)[: (places - 1) * sequences]
+        if steps > 1 and sequences:
+            earlier = states[c].reshape(steps * sequences, width)[: (steps - 1) * sequences]
             add_views(_ONE, earlier.T, to_added[sequences:], to_weight[c])
         to_bias[c] = 0
         add_rows(to_added, to_bias[c])
@@ -96,24 +96,24 @@ def recurrent_backward(gradient, present, weight, states, gates, recalled, to):
 @njit(**FAST)
 def _next_state(given, gates, recalled, state):
     """One step of one sequence."""
-    own, added, before = given
+    inputs, added, before = given
     width = state.size
     for j in range(2 * width):
-        gates[j] = sigmoid(own[j] + added[j])
+        gates[j] = sigmoid(inputs[j] + added[j])
     for j in range(width):
         recalled[j] = added[2 * width + j]
     for j in range(width):
-        gates[2 * width + j] = tanh(own[2 * width + j] + gates[j] * recalled[j])
+        gates[2 * width + j] = tanh(inputs[2 * width + j] + gates[j] * recalled[j])
     for j in range(width):
         new = gates[2 * width + j]
         state[j] = new + gates[width + j] * (before[j] - new)
 
 
 @njit(**FAST)
-def _through_state(own, carried, to_given, to_added):
+def _through_state(saved, carried, to_given, to_added):
     """Gradients of one step of one sequence; that by its state becomes that by the one before,
     without what it has by the weight."""
-    gates, recalled, before = own
+    gates, recalled, before = saved
     width = carried.size
     for j in range(width):
         new = gates[2 * width + j]

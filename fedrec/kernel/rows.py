@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory, rows, counts and numbers of items in compiled code."""
+"""Memory, rows, sums of clients' updates, and numbers of items in compiled code."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ are aligned to cache lines."""
 
 
 @njit(**FAST)
-def matrix(vector, place, rows, columns):
+def matrix(vector, start, rows, columns):
     """A part of a vector as `[rows, columns]`, in the same memory."""
-    return vector[place : place + rows * columns].reshape(rows, columns)
+    return vector[start : start + rows * columns].reshape(rows, columns)
 
 
 @njit(**FAST)
@@ -66,6 +66,129 @@ def add_rows(rows, total):
         add_row(rows[n], total)
 
 
+# Sums of clients' updates, and steps of rows, without large temporary arrays.
+
+_SPAN = 512  # elements per block of the sum, which stays in the L1 cache over all clients
+
+
+@compiled
+def add_dense(totals, start, values, stride, shares):
+    """Add, over the clients, share times (values - start) to the totals.
+
+    Args:
+        totals: `float64 [n]`.
+        start: `float32 [n]`.
+        values: those of a client after those of the one before, `float32 [(C - 1) * stride + n]`;
+            of rows that lie apart Numba does not know that their numbers are side by side.
+        stride: how far apart the first numbers of clients are.
+        shares: `float64 [C]`; a client with share 0 adds nothing, even if its values are not
+            finite.
+    """
+    for begin in range(0, totals.size, _SPAN):
+        end = min(begin + _SPAN, totals.size)
+        sums = totals[begin:end]
+        before = start[begin:end]
+        for client in range(len(shares)):
+            share = shares[client]
+            client_values = values[client * stride + begin : client * stride + end]
+            if share != 0:
+                for i in range(sums.size):
+                    sums[i] += share * (np.float64(client_values[i]) - np.float64(before[i]))
+
+
+@compiled
+def add_changed_rows(totals, slots, rows, used, start, touched, counts, values, shares):
+    """Add share times (row - its row of start) to a sum, for all clients and the rows that each
+    touched.
+
+    Args:
+        totals: `float64 [slots, d]`; 0 in those that are not used yet.
+        slots: `int64 [items]`, the slot of each item, -1 for none; an item without a slot gets the
+            next one.
+        rows: `int64 [slots]`, the item of each slot, written.
+        used: number of slots that are used.
+        start: `float32 [items, d]`.
+        touched: `int64 [C, R]`, items of the rows.
+        counts: `int64 [C]`, number of rows of each client; later ones are padding.
+        values: `float32 [C, R, d]`.
+        shares: `float64 [C]`; a client with share 0 adds nothing, even if its values are not
+            finite.
+
+    Returns:
+        Number of used slots afterwards.
+    """
+    for client in range(len(shares)):
+        share = shares[client]
+        if share == 0:
+            continue
+        for position in range(counts[client]):
+            item = touched[client, position]
+            if slots[item] < 0:
+                slots[item] = used
+                rows[used] = item
+                used += 1
+            total = totals[slots[item]]
+            before = start[item]
+            after = values[client, position]
+            for i in range(total.size):
+                total[i] += share * (np.float64(after[i]) - np.float64(before[i]))
+    return used
+
+
+@compiled
+def add_shares(totals, slots, clients, amounts, values):
+    """Add an amount of a client's numbers to a sum, for each of some pairs of sum and client.
+
+    Args:
+        totals: `float64 [N, d]`, changed in place.
+        slots: `int64 [P]`, in `[0, N)`.
+        clients: `int64 [P]`.
+        amounts: `float64 [P]`.
+        values: `float32 [C, d]`.
+    """
+    for pair in range(len(slots)):
+        total = totals[slots[pair]]
+        client_values = values[clients[pair]]
+        amount = amounts[pair]
+        for i in range(total.size):
+            total[i] += amount * np.float64(client_values[i])
+
+
+@compiled
+def add_to_rows(table, rows, moves, factor):
+    """Add factor times moves to rows of a table, one after the other.
+
+    Args:
+        table: `float32 [R, d]`.
+        rows: `int64 [N]`.
+        moves: `float32 [N, d]`.
+        factor: `float32`.
+    """
+    for n in range(len(rows)):
+        row = table[rows[n]]
+        move = moves[n]
+        for i in range(row.size):
+            row[i] += factor * move[i]
+
+
+@compiled
+def powers(start, values, stride, clients, order):
+    """Sums over n of squares (order 2) or magnitudes (1) of values - start, `float64 [C]`, of so
+    many clients; see `add_dense`."""
+    sums = np.zeros(clients)
+    for client in range(clients):
+        client_values = values[client * stride : client * stride + start.size]
+        total = 0.0
+        if order == 2:
+            for i in range(start.size):
+                total += np.float64(client_values[i] - start[i]) ** 2
+        else:
+            for i in range(start.size):
+                total += abs(np.float64(client_values[i] - start[i]))
+        sums[client] = total
+    return sums
+
+
 # Numbers for the distinct items of many clients, in compiled code.
 
 _PART = 64  # items that are looked at together: most parts of a large catalogue have none
@@ -88,15 +211,15 @@ def number_items(references, real, ends, distinct, counts, numbers):
     for n in range(len(references)):
         if real[n]:
             size = max(size, references[n] + 1)
-    found = np.zeros(-(-size // _PART) * _PART, np.bool_)
-    parts = np.zeros(len(found) // _PART, np.bool_)
-    places = np.empty(size, np.int64)
+    present = np.zeros(-(-size // _PART) * _PART, np.bool_)
+    parts = np.zeros(len(present) // _PART, np.bool_)
+    positions = np.empty(size, np.int64)
     used = 0
     start = 0
     for client in range(len(ends)):
         for n in range(start, ends[client]):
             if real[n]:
-                found[references[n]] = True
+                present[references[n]] = True
                 parts[references[n] // _PART] = True
         first = used
         for part in range(len(parts)):
@@ -104,15 +227,15 @@ def number_items(references, real, ends, distinct, counts, numbers):
                 continue
             parts[part] = False
             for item in range(part * _PART, (part + 1) * _PART):
-                if found[item]:
-                    found[item] = False
+                if present[item]:
+                    present[item] = False
                     distinct[used] = item
-                    places[item] = used - first
+                    positions[item] = used - first
                     used += 1
         counts[client] = used - first
         for n in range(start, ends[client]):
             if real[n]:
-                numbers[n] = places[references[n]]
+                numbers[n] = positions[references[n]]
         start = ends[client]
 
 
@@ -138,17 +261,17 @@ def add_levels(scores, largest, chunk, values, above, level):
         value = values[user]
         higher = 0
         equal = 0
-        for one in range(chunks + 1):
-            if one < chunks and largest[user, one] < value:
+        for block in range(chunks + 1):
+            if block < chunks and largest[user, block] < value:
                 continue
             # A part of the row has no negative places to look at, and counts are as wide as scores:
             # so a vector of scores is counted at once, in a fifth of the time.
-            part = row[one * chunk : items if one == chunks else (one + 1) * chunk]
+            part = row[block * chunk : items if block == chunks else (block + 1) * chunk]
             over = np.int32(0)
             same = np.int32(0)
-            for place in range(part.size):
-                over += np.int32(part[place] > value)
-                same += np.int32(part[place] == value)
+            for n in range(part.size):
+                over += np.int32(part[n] > value)
+                same += np.int32(part[n] == value)
             higher += over
             equal += same
         above[user] += higher
@@ -156,19 +279,19 @@ def add_levels(scores, largest, chunk, values, above, level):
 
 
 @compiled
-def first_level(row, hidden, value, found):
+def first_level(row, hidden, value, positions):
     """Find the first places of a row with a value.
 
     Args:
         row: `float [items]`.
         hidden: `bool [items]`, places that do not count; empty: none.
         value: the value, which the row has often enough.
-        found: `int64 [number]`, output.
+        positions: `int64 [number]`, output.
     """
     number = 0
-    for place in range(len(row)):
-        if number == len(found):
+    for position in range(len(row)):
+        if number == len(positions):
             break
-        if row[place] == value and not (len(hidden) and hidden[place]):
-            found[number] = place
+        if row[position] == value and not (len(hidden) and hidden[position]):
+            positions[number] = position
             number += 1

@@ -346,7 +346,8 @@ class RankedBlock:
         return self._rows.levels(self.masked, values)
 
     def never_seen_levels(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The same numbers of the items that a user has not seen."""
+        """Numbers of never-seen items above each user's value `[users]` and level with it, `int64
+        [users]` each."""
         return self._rows.levels(self.seen, values)
 
     @cached_property

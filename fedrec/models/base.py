@@ -131,14 +131,14 @@ class Model(ABC):
         clients = some.shape[0]
         items = torch.arange(self.schema.num_items, device=some.device)
         # concatenating parts at the end would need more memory
-        found = some.new_empty(clients, len(items))
+        scores = some.new_empty(clients, len(items))
         at_once = max(1, _SCORED_AT_ONCE // clients)
         for start in range(0, len(items), at_once):
             part = items[start : start + at_once]
-            found[:, start : start + at_once] = self.predict(
+            scores[:, start : start + at_once] = self.predict(
                 parameters, users, part.expand(clients, -1)
             )
-        return found
+        return scores
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class FoldIn(ProductsModel):
     def scorer(self, parameters: Parameters) -> Callable[[Tensor], Tensor]:
         """See `HistoryModel.scorer`; the embeddings are decomposed before."""
         slices = zip(*(parameters[name] for name in (BIAS, PUBLIC, LEARNED)), strict=True)
-        fitted = [_fitted(*own) for own in slices]
+        fitted = [_fitted(*tensors) for tensors in slices]
 
         def of(histories: Tensor) -> Tensor:
             exported = torch.compiler.is_compiling()
@@ -154,8 +154,8 @@ class ItemWeights(ProductsModel):
         with weights."""
         return torch.stack(
             [
-                self._scores(bias[:, 0], weights, own)
-                for bias, weights, own in zip(
+                self._scores(bias[:, 0], weights, rows)
+                for bias, weights, rows in zip(
                     parameters[BIAS], parameters[WEIGHTS], histories, strict=True
                 )
             ]
@@ -166,9 +166,9 @@ class ItemWeights(ProductsModel):
         popularity = _between(bias)
         chosen = chosen_items(bias, self.size)
         known = histories[:, chosen].to(weights.dtype)
-        found = known @ weights
-        scores = found.amin(1, keepdim=True) - 1 + popularity.expand(len(histories), -1)
-        scores[:, chosen] = found
+        weighted_sums = known @ weights
+        scores = weighted_sums.amin(1, keepdim=True) - 1 + popularity.expand(len(histories), -1)
+        scores[:, chosen] = weighted_sums
         weighted = known.any(1, keepdim=True) & weights.any()
         return torch.where(weighted, scores, popularity)
 

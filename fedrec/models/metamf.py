@@ -207,7 +207,10 @@ class _LowRows(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(table, hidden, items)
         ctx.counts = counts
-        parts = [table[own] @ hidden[client] for client, own in enumerate(items.split(counts))]
+        parts = [
+            table[client_items] @ hidden[client]
+            for client, client_items in enumerate(items.split(counts))
+        ]
         return torch.cat([hidden.new_zeros(0, table.shape[1]), *parts])
 
     @staticmethod
@@ -216,9 +219,11 @@ class _LowRows(torch.autograd.Function):
         to_table = torch.zeros_like(table)
         to_hidden = torch.zeros_like(hidden)
         parts = zip(items.split(ctx.counts), gradient.split(ctx.counts), strict=True)
-        for client, (own, part) in enumerate(parts):
-            to_hidden[client] = part.reshape(-1) @ table[own].view(-1, table.shape[2])
-            to_table.index_add_(0, own, part.unsqueeze(-1) * hidden[client])
+        for client, (client_items, client_gradient) in enumerate(parts):
+            to_hidden[client] = client_gradient.reshape(-1) @ table[client_items].view(
+                -1, table.shape[2]
+            )
+            to_table.index_add_(0, client_items, client_gradient.unsqueeze(-1) * hidden[client])
         return to_table, to_hidden, None, None
 
 

@@ -88,8 +88,8 @@ class Mf(Model):
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         rows = items if rows is None else rows
-        own = parameters["user.factors"].unsqueeze(-1)
-        product = torch.bmm(gather_rows(parameters["item.factors"], rows), own)
+        user = parameters["user.factors"].unsqueeze(-1)
+        product = torch.bmm(gather_rows(parameters["item.factors"], rows), user)
         if not self.config.biases:
             return product.squeeze(-1)
         summed = (product + gather_rows(parameters["item.bias"], rows)).squeeze(-1)
@@ -101,7 +101,7 @@ class Mf(Model):
         table = parameters["item.factors"]
         if len(table) > 1 and table.stride(0):
             return super().scores(parameters, users)
-        found = table.new_empty(len(parameters["user.factors"]), table.shape[1])
+        scores = table.new_empty(len(parameters["user.factors"]), table.shape[1])
         for start in range(0, table.shape[1], _ITEMS_AT_ONCE):
             items = slice(start, start + _ITEMS_AT_ONCE)
             products = parameters["user.factors"] @ table[0, items].T
@@ -109,8 +109,8 @@ class Mf(Model):
                 products += parameters["item.bias"][:, items, 0]
                 products += parameters["user.bias"]
                 products += parameters["bias"]
-            found[:, items] = products
-        return found
+            scores[:, items] = products
+        return scores
 
     def kernel(self) -> KernelModel:
         """The declaration for native code: Q_i . p_u is one layer without features, whose weight is
@@ -217,10 +217,10 @@ class Ials(Model):
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. Users' features are not used."""
         rows = items if rows is None else rows
-        own = parameters["user.factors"].unsqueeze(-1)
-        return torch.bmm(gather_rows(parameters["item.factors"], rows), own).squeeze(-1)
+        user = parameters["user.factors"].unsqueeze(-1)
+        return torch.bmm(gather_rows(parameters["item.factors"], rows), user).squeeze(-1)
 
     def scores(self, parameters: Parameters, users: Users) -> Tensor:
         """Scores of the whole catalogue, `[C, num_items]`, without a copy of the item factors."""
-        own = parameters["user.factors"].unsqueeze(-1)
-        return torch.bmm(parameters["item.factors"], own).squeeze(-1)
+        user = parameters["user.factors"].unsqueeze(-1)
+        return torch.bmm(parameters["item.factors"], user).squeeze(-1)

@@ -76,19 +76,24 @@ class Neumf(Model):
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal rows, uniform layers `[in, out]`, zero biases."""
         config = self.config
-        found = dict[str, Tensor]()
+        parameters = dict[str, Tensor]()
         start = glorot if config.layers == "glorot" else kaiming
         widths = {"factors": config.factors, "tower": config.tower[0] // 2 if config.tower else 0}
         for part, width in widths.items():
             if width:
-                found[f"user.{part}"] = torch.randn(width, generator=generator) * config.init_std
+                parameters[f"user.{part}"] = (
+                    torch.randn(width, generator=generator) * config.init_std
+                )
                 rows = torch.randn(self.schema.num_items, width, generator=generator)
-                found[f"item.{part}"] = rows * config.init_std
+                parameters[f"item.{part}"] = rows * config.init_std
         for layer, (before, after) in enumerate(itertools.pairwise(config.tower)):
-            found[f"tower{layer}.weight"] = start(before, after, generator)
-            found[f"tower{layer}.bias"] = torch.zeros(after)
+            parameters[f"tower{layer}.weight"] = start(before, after, generator)
+            parameters[f"tower{layer}.bias"] = torch.zeros(after)
         last = config.factors + (config.tower[-1] if config.tower else 0)
-        return found | {"output.weight": start(last, 1, generator), "output.bias": torch.zeros(1)}
+        return parameters | {
+            "output.weight": start(last, 1, generator),
+            "output.bias": torch.zeros(1),
+        }
 
     def predict(
         self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
@@ -99,8 +104,12 @@ class Neumf(Model):
         weight = parameters["output.weight"]
         total = parameters["output.bias"]
         if config.factors:
-            own = (parameters["user.factors"] * weight[:, : config.factors, 0]).unsqueeze(-1)
-            total = total + single_output(gather_rows(parameters["item.factors"], rows), own)
+            user_weights = (parameters["user.factors"] * weight[:, : config.factors, 0]).unsqueeze(
+                -1
+            )
+            total = total + single_output(
+                gather_rows(parameters["item.factors"], rows), user_weights
+            )
         if config.tower:
             parts = [
                 [parameters["user.tower"].unsqueeze(1)],

@@ -49,7 +49,7 @@ class Gpfedrec(Model):
         biases."""
         config = self.config
         items = self.schema.num_items
-        found = {
+        parameters = {
             "item.id": INIT_STD * torch.randn(items, config.embedding, generator=generator),
             "item.own": torch.zeros(items, config.embedding),
             "user.id": INIT_STD * torch.randn(config.embedding, generator=generator),
@@ -58,9 +58,9 @@ class Gpfedrec(Model):
         for layer, (before, after) in enumerate(itertools.pairwise(widths)):
             bound = (6 / (before + after)) ** 0.5
             drawn = torch.rand(before, after, generator=generator)
-            found[f"layer{layer}.weight"] = (2 * drawn - 1) * bound
-            found[f"layer{layer}.bias"] = torch.zeros(after)
-        return found
+            parameters[f"layer{layer}.weight"] = (2 * drawn - 1) * bound
+            parameters[f"layer{layer}.bias"] = torch.zeros(after)
+        return parameters
 
     def predict(
         self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
@@ -125,18 +125,18 @@ class Fedgnn(Model):
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings, Glorot-uniform layers `[in, out]`; no vector yet."""
         width = self.config.embedding
-        found = {
+        parameters = {
             "item.id": INIT_STD * torch.randn(self.schema.num_items, width, generator=generator),
             "user.id": INIT_STD * torch.randn(width, generator=generator),
             "user.vector": torch.zeros(width),
         }
         for layer in ("items", "users"):
             square = 2 * torch.rand(width, width, generator=generator) - 1
-            found[f"{layer}.weight"] = square * (3 / width) ** 0.5
+            parameters[f"{layer}.weight"] = square * (3 / width) ** 0.5
             for end in ("source", "target"):
                 drawn = 2 * torch.rand(width, generator=generator) - 1
-                found[f"{layer}.{end}"] = drawn * (6 / (width + 1)) ** 0.5
-        return found
+                parameters[f"{layer}.{end}"] = drawn * (6 / (width + 1)) ** 0.5
+        return parameters
 
     def predict(
         self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
@@ -158,9 +158,9 @@ class Fedgnn(Model):
             there: `bool [C, n, k]`, which of these are not padding.
         """
         user = parameters["user.id"].unsqueeze(1)
-        own = user.unsqueeze(1).expand(*liked.shape[:2], 1, -1)
+        users = user.unsqueeze(1).expand(*liked.shape[:2], 1, -1)
         known = torch.cat([real.unsqueeze(-1), there], -1)
-        sources = torch.cat([own, near], 2)
+        sources = torch.cat([users, near], 2)
         items = liked + attended(liked, sources, known, *_layer(parameters, "items"))
         taken = attended(user, items.unsqueeze(1), real.unsqueeze(1), *_layer(parameters, "users"))
         return (user + taken).squeeze(1)
@@ -207,8 +207,8 @@ class Pfedrec(Model):
         self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
         """Predictions before the output activation, `[C, B]`. Users' features are not used."""
-        own = gather_rows(parameters["item.id"], items if rows is None else rows)
-        return single_output(own, parameters["score.weight"]) + parameters["score.bias"]
+        embedded = gather_rows(parameters["item.id"], items if rows is None else rows)
+        return single_output(embedded, parameters["score.weight"]) + parameters["score.bias"]
 
     def kernel(self) -> KernelModel:
         """The declaration for native code: one layer on the item's embedding."""

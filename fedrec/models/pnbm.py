@@ -80,14 +80,18 @@ class Pnbm(HistoryModel):
         nearly so."""
         items = self.schema.num_items
         config = self.config
-        found = {
+        parameters = {
             "item.mean": torch.full((items, 1), sum(config.scale) / 2),
             "item.count": torch.zeros(items, 1),
         }
         if config.rank is None:
-            return {**found, "similarity": torch.full((self.size, self.size), config.start)}
+            return {**parameters, "similarity": torch.full((self.size, self.size), config.start)}
         drawn = torch.randn(2, self.size, config.rank, generator=generator) * INIT_STD
-        return {**found, "similarity.left": drawn[0].clone(), "similarity.right": drawn[1].clone()}
+        return {
+            **parameters,
+            "similarity.left": drawn[0].clone(),
+            "similarity.right": drawn[1].clone(),
+        }
 
     def chosen(self, counts: Tensor) -> Tensor:
         """`int64 [size]`: the items that have similarities, by their counts `[items, 1]`; the r-th
@@ -113,16 +117,20 @@ class Pnbm(HistoryModel):
         start = self.config.start
         above = start * (deviations.sum(-1, keepdim=True) - deviations)
         below = start * (known.sum(-1, keepdim=True) - known)
-        own = self.similarities(parameters)
-        own = (
-            own
-            - torch.diag_embed(own.diagonal(dim1=-2, dim2=-1))
-            + start * torch.eye(self.size, device=own.device)
+        similarities = self.similarities(parameters)
+        similarities = (
+            similarities
+            - torch.diag_embed(similarities.diagonal(dim1=-2, dim2=-1))
+            + start * torch.eye(self.size, device=similarities.device)
         )
-        for place, counts in enumerate(parameters["item.count"]):
+        for client, counts in enumerate(parameters["item.count"]):
             chosen = self.chosen(counts)
-            above[place][:, chosen] += deviations[place][:, chosen] @ (own[place] - start).T
-            below[place][:, chosen] += known[place][:, chosen] @ (own[place].abs() - start).T
+            above[client][:, chosen] += (
+                deviations[client][:, chosen] @ (similarities[client] - start).T
+            )
+            below[client][:, chosen] += (
+                known[client][:, chosen] @ (similarities[client].abs() - start).T
+            )
         below = self.config.prior + below
         guess = torch.where(below > 0, above / below.clamp(min=1e-12), 0.0)
         return (means + guess).clamp(*self.config.scale)

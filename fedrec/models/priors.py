@@ -43,19 +43,19 @@ def word_vectors(
     """
     looked_up = [[config.words.get(label, label).lower() for label in kind] for kind in words]
     distinct = sorted({word for kind in looked_up for word in kind})
-    found = _onehot(distinct) if config.source == "onehot" else _read(config, distinct)
-    missing = [word for word in distinct if word not in found]
+    vectors = _onehot(distinct) if config.source == "onehot" else _read(config, distinct)
+    missing = [word for word in distinct if word not in vectors]
     if missing:
         log.warning(
             "no vector for %d words, which get the mean of the others: %s",
             len(missing),
             ", ".join(missing),
         )
-    mean = np.mean([found[word] for word in sorted(found)], axis=0)
-    table = np.stack([np.asarray(found.get(word, mean)) for word in distinct])
+    mean = np.mean([vectors[word] for word in sorted(vectors)], axis=0)
+    table = np.stack([np.asarray(vectors.get(word, mean)) for word in distinct])
     stretched = _stretched(table @ _projection(table.shape[1], numbers))
-    place = {word: row for row, word in enumerate(distinct)}
-    return [stretched[[place[word] for word in kind]] for kind in looked_up]
+    row_of = {word: row for row, word in enumerate(distinct)}
+    return [stretched[[row_of[word] for word in kind]] for kind in looked_up]
 
 
 def read_glove(path: Path, words: Iterable[str]) -> dict[str, np.ndarray]:
@@ -69,13 +69,13 @@ def read_glove(path: Path, words: Iterable[str]) -> dict[str, np.ndarray]:
         DataError: the line of a word has no numbers, or a different count than the others.
     """
     wanted = set(words)
-    found = {}
+    vectors = {}
     with path.open(encoding="utf-8") as file:
         for line in file:
             word, _, rest = line.rstrip().partition(" ")
-            if word in wanted and word not in found:
-                found[word] = _numbers(rest.split(" "), path, word)
-    return _equally_long(found, path)
+            if word in wanted and word not in vectors:
+                vectors[word] = _numbers(rest.split(" "), path, word)
+    return _equally_long(vectors, path)
 
 
 def _read(config: PriorsConfig, words: list[str]) -> dict[str, np.ndarray]:
@@ -97,21 +97,21 @@ def _read(config: PriorsConfig, words: list[str]) -> dict[str, np.ndarray]:
             fix="name the file that was used before, or remove priors.sha256",
         )
     log.info("vectors of words from %s, sha256 %s", path, digest)
-    found = read_glove(path, words) if kind == "glove" else _read_table(path, words)
-    if not found:
+    vectors = read_glove(path, words) if kind == "glove" else _read_table(path, words)
+    if not vectors:
         raise DataError(
             f"{path} has none of the words of the users' metadata",
             expected=", ".join(words[:5]) + (", ..." if len(words) > 5 else ""),
             got="none of them",
             fix='name words that it has: words = {"M" = "male"}',
         )
-    return found
+    return vectors
 
 
 def _read_table(path: Path, words: list[str]) -> dict[str, np.ndarray]:
     try:
         table = read_json(path)
-        found = {word: _numbers(table[word], path, word) for word in words if word in table}
+        vectors = {word: _numbers(table[word], path, word) for word in words if word in table}
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path} is no table of vectors",
@@ -119,7 +119,7 @@ def _read_table(path: Path, words: list[str]) -> dict[str, np.ndarray]:
             got=str(error),
             fix="write it with fedrec data glove-subset",
         ) from None
-    return _equally_long(found, path)
+    return _equally_long(vectors, path)
 
 
 def _numbers(values: Sequence[object], path: Path, word: str) -> np.ndarray:
@@ -137,8 +137,8 @@ def _numbers(values: Sequence[object], path: Path, word: str) -> np.ndarray:
     return vector
 
 
-def _equally_long(found: dict[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
-    lengths = sorted({len(vector) for vector in found.values()})
+def _equally_long(vectors: dict[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
+    lengths = sorted({len(vector) for vector in vectors.values()})
     if len(lengths) > 1:
         raise DataError(
             f"{path} has vectors of several lengths",
@@ -146,7 +146,7 @@ def _equally_long(found: dict[str, np.ndarray], path: Path) -> dict[str, np.ndar
             got=str(lengths),
             fix="take all vectors from one file",
         )
-    return found
+    return vectors
 
 
 def _onehot(words: list[str]) -> dict[str, np.ndarray]:
@@ -220,7 +220,7 @@ class UserPriors:
         self.features = features
         self.config = config
         self.settings = settings if config.noise else None
-        self.means = [own.mean(0) for own in vectors]
+        self.means = [kind_vectors.mean(0) for kind_vectors in vectors]
         self.highest = np.sum(self.means, axis=0)  # of mu_kj, as every m_kwj is at most 1
 
     def exact(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
@@ -230,10 +230,10 @@ class UserPriors:
         words.
         """
         rows = []
-        for own, mean, place in zip(self.vectors, self.means, self.features, strict=True):
-            codes = data.features[place]
+        for vectors, mean, feature in zip(self.vectors, self.means, self.features, strict=True):
+            codes = data.features[feature]
             codes = codes[codes >= 0]
-            rows.append(own[codes].mean(0) if len(codes) else mean)
+            rows.append(vectors[codes].mean(0) if len(codes) else mean)
         metadata = np.stack(rows)
         mu = (metadata * np.stack(self.means)).sum(0)
         return mu, np.square(metadata - mu).sum(0)

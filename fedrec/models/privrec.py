@@ -98,7 +98,7 @@ class PrivRec(Model):
             # configuration of this model
             self.item_tables = ("item.id", "item.bias")  # type: ignore[misc]
         self._item_features = [_ItemFeature(feature) for feature in schema.item_features.features]
-        self._item_vectors = [ItemVectors(one) for one in schema.item_features.vectors]
+        self._item_vectors = [ItemVectors(vectors) for vectors in schema.item_features.vectors]
         self._user_tables = [f"user.{name}" for name, _ in schema.user_features]
         layers = range(len(config.hidden) + 1)
         self._weights, self._biases = (
@@ -142,7 +142,7 @@ class PrivRec(Model):
         """Predictions before the output activation, `[C, B]`. The first layer is applied to the
         user part once per client, not once per item."""
         tables = [parameters[name] for name in self._user_tables]
-        user = _joined_means(tables, [own.unsqueeze(1) for own in users[: len(tables)]])
+        user = _joined_means(tables, [codes.unsqueeze(1) for codes in users[: len(tables)]])
         item = [gather_rows(parameters["item.id"], items if rows is None else rows)]
         item += [
             feature.rows(parameters, items)
@@ -196,7 +196,7 @@ def _principal_components(features: FeatureTable, width: int) -> Tensor:
         row_shares(torch.from_numpy(f.padded()), len(f.categories)).double()
         for f in features.features
     ]
-    tables += [torch.from_numpy(one.standardised()).double() for one in features.vectors]
+    tables += [torch.from_numpy(vectors.standardised()).double() for vectors in features.vectors]
     if not tables:
         raise ExperimentError(
             "there are no features to initialise the item embeddings from",
@@ -207,10 +207,10 @@ def _principal_components(features: FeatureTable, width: int) -> Tensor:
     joined = torch.cat([_unit(table) for table in tables], 1)
     centred = joined - joined.mean(0)
     _, values, loadings = torch.linalg.svd(centred, full_matrices=False)
-    kept = loadings[values > 1e-9 * values.max()][:width]
-    signs = kept.gather(1, kept.abs().argmax(1, keepdim=True)).sign()
-    found = centred @ (kept * signs).T
-    return torch.nn.functional.pad(found, (0, width - found.shape[1])).float()
+    components = loadings[values > 1e-9 * values.max()][:width]
+    signs = components.gather(1, components.abs().argmax(1, keepdim=True)).sign()
+    scores = centred @ (components * signs).T
+    return torch.nn.functional.pad(scores, (0, width - scores.shape[1])).float()
 
 
 def _unit(rows: Tensor) -> Tensor:
@@ -225,9 +225,11 @@ def _joined_means(tables: list[Tensor], users: list[Tensor]) -> list[Tensor]:
         `[C, B, d]` each; several may be concatenated.
     """
     if tables and all(table.shape[1] <= _FEW_CATEGORIES for table in tables):
-        shares = [row_shares(own, table.shape[1]) for own, table in zip(users, tables, strict=True)]
+        shares = [
+            row_shares(codes, table.shape[1]) for codes, table in zip(users, tables, strict=True)
+        ]
         return [mixed_rows(shares, tables)]
-    return [pooled_rows(table, own) for own, table in zip(users, tables, strict=True)]
+    return [pooled_rows(table, codes) for codes, table in zip(users, tables, strict=True)]
 
 
 class _ItemFeature:
@@ -241,19 +243,19 @@ class _ItemFeature:
     def rows(self, parameters: Parameters, items: Tensor) -> Tensor:
         """Means of the rows of its table that items `int64 [C, B]` name, `[C, B, d]`."""
         table = parameters[self.name]
-        own = self._of(items)
-        return mixed_rows([own], [table]) if self._few else pooled_rows(table, own)
+        codes = self._of(items)
+        return mixed_rows([codes], [table]) if self._few else pooled_rows(table, codes)
 
     def _of(self, items: Tensor) -> Tensor:
         """Weights of each category for items `int64 [...]`, `float32 [..., R]`; the codes
         themselves if there are many categories."""
         if self._tables[0].device != items.device:
             self._tables = tuple(table.to(items.device) for table in self._tables)
-        own = self._tables[0]
+        distinct = self._tables[0]
         rows = items.reshape(-1)
         for index in self._tables[1:]:
             rows = index.index_select(0, rows)
-        return own.index_select(0, rows).view(*items.shape, -1)
+        return distinct.index_select(0, rows).view(*items.shape, -1)
 
     @cached_property
     def _tables(self) -> tuple[Tensor, ...]:

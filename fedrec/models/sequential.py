@@ -19,9 +19,8 @@ from fedrec.data.client_data import draw_negatives
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Schema
 from fedrec.models.base import HistoryForm, HistoryModel, Parameters
+from fedrec.nn.functions import catalogue_cross_entropy, recurrent_states, sampled_cross_entropy
 from fedrec.nn.layers import ItemVectors, affine, attended, gather_rows, normalised
-from fedrec.nn.recurrence import recurrent_states
-from fedrec.nn.softmax import catalogue_cross_entropy, sampled_cross_entropy
 
 # What models of sequences have in common: item embeddings, hidden states of the places of a
 # sequence, and the loss of the item that comes next.
@@ -80,7 +79,7 @@ class SequenceModel(HistoryModel):
 
     def __init__(self, config: SequenceConfig, schema: Schema) -> None:
         super().__init__(config, schema)
-        self._vectors = [ItemVectors(one) for one in schema.item_features.vectors]
+        self._vectors = [ItemVectors(vectors) for vectors in schema.item_features.vectors]
 
     @classmethod
     def features_used(cls, config: SequenceConfig, known: FeatureNames) -> FeatureNames:
@@ -93,7 +92,7 @@ class SequenceModel(HistoryModel):
 
     @abstractmethod
     def encode(
-        self, parameters: Parameters, inputs: Tensor, counts: Tensor, kept: Tensor | None
+        self, parameters: Parameters, inputs: Tensor, counts: Tensor, masks: Tensor | None
     ) -> Tensor:
         """Hidden states.
 
@@ -102,7 +101,7 @@ class SequenceModel(HistoryModel):
             inputs: `[C, B, W, d]`, embeddings of the items of B sequences of each slice, from the
                 earliest to the latest; numbers after the last have no effect on the others.
             counts: `int64 [C, B]`, numbers of items.
-            kept: `[dropped, C, B, W, d]`, what dropout multiplies by; None: nothing is dropped.
+            masks: `[dropped, C, B, W, d]`, what dropout multiplies by; None: nothing is dropped.
 
         Returns:
             `[C, B, W, d]`, the state after each place.
@@ -115,28 +114,32 @@ class SequenceModel(HistoryModel):
     @property
     def draws(self) -> int:
         """Number of items that are drawn for a place, or for a sequence."""
-        own = {"softmax": 0, "sampled-softmax": 256, "binary": 1}[self.config.loss]
-        return own if self.config.negatives is None or not own else self.config.negatives
+        default = {"softmax": 0, "sampled-softmax": 256, "binary": 1}[self.config.loss]
+        return default if self.config.negatives is None or not default else self.config.negatives
 
-    def drawn(self, places: int) -> int:
+    def drawn(self, width: int) -> int:
         """Number of items that are drawn for a sequence whose states are of so many places."""
-        return self.draws * (places if self.config.loss == "binary" else 1)
+        return self.draws * (width if self.config.loss == "binary" else 1)
 
     def initial_items(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings, and matrices of the items' vectors."""
-        rows = {ITEMS: self.schema.num_items} | {one.name: one.width for one in self._vectors}
+        rows = {ITEMS: self.schema.num_items} | {
+            vectors.name: vectors.width for vectors in self._vectors
+        }
         width = self.config.width
         return {n: torch.randn(r, width, generator=generator) * INIT_STD for n, r in rows.items()}
 
     def embeddings(self, parameters: Parameters, items: Tensor | None = None) -> Tensor:
         """Embeddings e `[C, N, d]` of items `int64 [C, N]`, whose rows the parameters hold in this
         order; None: of the whole catalogue."""
-        found = parameters[ITEMS]
+        embedded = parameters[ITEMS]
         if items is None:
-            items = torch.arange(found.shape[1], device=found.device).expand(len(found), -1)
+            items = torch.arange(embedded.shape[1], device=embedded.device).expand(
+                len(embedded), -1
+            )
         for vectors in self._vectors:
-            found = found + vectors.rows(parameters, items)
-        return found
+            embedded = embedded + vectors.rows(parameters, items)
+        return embedded
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
         """Scores of the whole catalogue as the next item, `[C, B, items]`, from sequences `int64
@@ -151,12 +154,12 @@ class SequenceModel(HistoryModel):
         return final @ self.embeddings(parameters).mT
 
     def states(
-        self, parameters: Parameters, items: Tensor, counts: Tensor, kept: Tensor | None = None
+        self, parameters: Parameters, items: Tensor, counts: Tensor, masks: Tensor | None = None
     ) -> Tensor:
         """Hidden states `[C, B, W, d]` of sequences `int64 [C, B, W]`, of whose items the first
-        `counts`, `int64 [C, B]`, are real; `kept` as in `encode`."""
+        `counts`, `int64 [C, B]`, are real; `masks` as in `encode`."""
         embedded = gather_rows(self.embeddings(parameters), items.clamp(min=0))
-        return self._states(parameters, embedded, counts, kept)
+        return self._states(parameters, embedded, counts, masks)
 
     def sequence_loss(
         self,
@@ -164,7 +167,7 @@ class SequenceModel(HistoryModel):
         items: Tensor,
         counts: Tensor,
         negatives: Tensor,
-        kept: Tensor | None = None,
+        masks: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> Tensor:
         """Sum of the losses of all places of each slice's sequences, `[C]`.
@@ -174,14 +177,16 @@ class SequenceModel(HistoryModel):
             items: `int64 [C, B, W + 1]`, sequences; any after the last.
             counts: `int64 [C, B]`, number of items that have a next one.
             negatives: `int64 [C, B, drawn(W)]`, drawn items.
-            kept: see `encode`.
+            masks: see `encode`.
             weights: `[C, B]`, of a sequence's places, without gradient; None: 1.
         """
         table = self.embeddings(parameters)
         embedded = gather_rows(table, torch.cat([negatives, items.clamp(min=0)], -1))
         if self.config.loss != "softmax":
-            return self.drawn_loss(parameters, embedded, negatives.shape[-1], counts, kept, weights)
-        states = self._states(parameters, embedded[:, :, :-1], counts, kept)
+            return self.drawn_loss(
+                parameters, embedded, negatives.shape[-1], counts, masks, weights
+            )
+        states = self._states(parameters, embedded[:, :, :-1], counts, masks)
         real = _weighted(states, counts, weights)
         return _softmax_loss(states, table, items[..., 1:].clamp(min=0), real)
 
@@ -191,14 +196,14 @@ class SequenceModel(HistoryModel):
         embedded: Tensor,
         drawn: int,
         counts: Tensor,
-        kept: Tensor | None = None,
+        masks: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> Tensor:
         """The same for losses with drawn items, from the embeddings `[C, B, drawn + W + 1, d]` of
         these and then of the sequence."""
-        others, own = embedded.split((drawn, embedded.shape[2] - drawn), 2)
-        states = self._states(parameters, own[:, :, :-1], counts, kept)
-        targets = own[:, :, 1:]
+        others, sequence = embedded.split((drawn, embedded.shape[2] - drawn), 2)
+        states = self._states(parameters, sequence[:, :, :-1], counts, masks)
+        targets = sequence[:, :, 1:]
         real = _weighted(states, counts, weights)
         if self.config.loss == "binary":
             wanted = (states * targets).sum(-1)
@@ -220,34 +225,34 @@ class SequenceModel(HistoryModel):
     ) -> Tensor:
         """The mean loss of all places of each slice's users, the same for all of these, `[C, B]`;
         `histories` are sequences `int64 [C, B, longest + 1]`."""
-        found = []
-        for one, sequences in enumerate(histories):
-            own = {name: value[one : one + 1] for name, value in parameters.items()}
-            found.append(self._mean_loss(own, sequences, generator))
-        return torch.stack(found)[:, None].expand(histories.shape[:2])
+        losses = []
+        for client, sequences in enumerate(histories):
+            client_params = {name: value[client : client + 1] for name, value in parameters.items()}
+            losses.append(self._mean_loss(client_params, sequences, generator))
+        return torch.stack(losses)[:, None].expand(histories.shape[:2])
 
     def keep(
-        self, generators: Sequence[torch.Generator], sequences: int, places: int
+        self, generators: Sequence[torch.Generator], sequences: int, width: int
     ) -> Tensor | None:
         """What dropout multiplies numbers by, `[dropped, C, B, W, d]`: from each of C generators,
         of so many sequences B and places W; None without dropout."""
         hidden = round(self.config.dropout * 256)
         if not hidden:
             return None
-        shape = (self.dropped, sequences, places, self.config.width)
+        shape = (self.dropped, sequences, width, self.config.width)
         size = math.prod(shape)
         drawn = torch.empty(len(generators), -(-size // 8), dtype=torch.int64)
-        for own, generator in zip(drawn, generators, strict=True):
-            own.random_(-(2**63), None, generator=generator)
+        for numbers_of_client, generator in zip(drawn, generators, strict=True):
+            numbers_of_client.random_(-(2**63), None, generator=generator)
         numbers = drawn.view(torch.uint8)[:, :size].numpy()
         # by PyTorch this takes three times as long
-        kept = torch.from_numpy((numbers >= hidden) * np.float32(256 / (256 - hidden)))
-        return kept.view(len(generators), *shape).transpose(0, 1)
+        masks = torch.from_numpy((numbers >= hidden) * np.float32(256 / (256 - hidden)))
+        return masks.view(len(generators), *shape).transpose(0, 1)
 
     def _states(
-        self, parameters: Parameters, embedded: Tensor, counts: Tensor, kept: Tensor | None
+        self, parameters: Parameters, embedded: Tensor, counts: Tensor, masks: Tensor | None
     ) -> Tensor:
-        return self.encode(parameters, embedded * math.sqrt(self.config.width), counts, kept)
+        return self.encode(parameters, embedded * math.sqrt(self.config.width), counts, masks)
 
     def _mean_loss(
         self, parameters: Parameters, sequences: Tensor, generator: torch.Generator
@@ -261,10 +266,10 @@ class SequenceModel(HistoryModel):
             some = torch.from_numpy(widths == width).to(sequences.device)
             rows = sequences[some, : width + 1]
             drawn = self._negatives(rows, generator)[None].to(rows.device)
-            kept = self.keep([generator], len(rows), width)
-            kept = None if kept is None else kept.to(rows.device)
+            masks = self.keep([generator], len(rows), width)
+            masks = None if masks is None else masks.to(rows.device)
             total = total + self.sequence_loss(
-                parameters, rows[None], counts[some][None], drawn, kept
+                parameters, rows[None], counts[some][None], drawn, masks
             )
         return total[0] / counts.clamp(min=0).sum().clamp(min=1)
 
@@ -274,14 +279,16 @@ class SequenceModel(HistoryModel):
         if not count:
             return torch.empty(len(sequences), 0, dtype=torch.int64)
         random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
-        own = [np.unique(one[one >= 0]) for one in sequences.cpu().numpy()]
-        drawn = [draw_negatives(one, self.schema.num_items, count, random) for one in own]
+        client_items = [np.unique(items[items >= 0]) for items in sequences.cpu().numpy()]
+        drawn = [
+            draw_negatives(items, self.schema.num_items, count, random) for items in client_items
+        ]
         return torch.from_numpy(np.stack(drawn))
 
 
-def padded_width(places: np.ndarray, longest: int) -> np.ndarray:
+def padded_width(counts: np.ndarray, longest: int) -> np.ndarray:
     """The width of the rectangle for sequences of so many places, `int64 [...]`; 0 without any."""
-    return np.maximum(np.minimum(-(-places // _WIDTH_STEP) * _WIDTH_STEP, longest), 0)
+    return np.maximum(np.minimum(-(-counts // _WIDTH_STEP) * _WIDTH_STEP, longest), 0)
 
 
 def _weighted(states: Tensor, counts: Tensor, weights: Tensor | None) -> Tensor:
@@ -367,23 +374,23 @@ class SasRec(SequenceModel):
         return drawn
 
     def encode(
-        self, parameters: Parameters, inputs: Tensor, counts: Tensor, kept: Tensor | None
+        self, parameters: Parameters, inputs: Tensor, counts: Tensor, masks: Tensor | None
     ) -> Tensor:
         """Hidden states, `[C, B, W, d]`, see `SequenceModel.encode`."""
-        masks = [None] * self.dropped if kept is None else list(kept)
+        masks = [None] * self.dropped if masks is None else list(masks)
         values = _dropped(inputs + self._places(parameters["place"], counts, inputs), masks[0])
         for block in range(self.config.blocks):
             name = f"block{block}"
             joined = affine(
                 parameters, f"{name}.attention", normalised(parameters, f"{name}.norm1", values)
             )
-            found = affine(parameters, f"{name}.output", attended(joined, self.config.heads))
-            values = values + _dropped(found, masks[1 + 2 * block])
+            outputs = affine(parameters, f"{name}.output", attended(joined, self.config.heads))
+            values = values + _dropped(outputs, masks[1 + 2 * block])
             inner = affine(
                 parameters, f"{name}.inner", normalised(parameters, f"{name}.norm2", values)
             )
-            found = affine(parameters, f"{name}.outer", torch.relu(inner))
-            values = values + _dropped(found, masks[2 + 2 * block])
+            outputs = affine(parameters, f"{name}.outer", torch.relu(inner))
+            values = values + _dropped(outputs, masks[2 + 2 * block])
         return normalised(parameters, "norm", values)
 
     def _places(self, table: Tensor, counts: Tensor, inputs: Tensor) -> Tensor:
@@ -397,8 +404,8 @@ class SasRec(SequenceModel):
         return [f"block{block}.norm{part}" for block in blocks for part in (1, 2)] + ["norm"]
 
 
-def _dropped(values: Tensor, kept: Tensor | None) -> Tensor:
-    return values if kept is None else values * kept
+def _dropped(values: Tensor, masks: Tensor | None) -> Tensor:
+    return values if masks is None else values * masks
 
 
 # A gated recurrent unit over the last items of a user (Hidasi et al., Session-based Recommendations
@@ -446,14 +453,14 @@ class Gru4Rec(SequenceModel):
         return drawn
 
     def encode(
-        self, parameters: Parameters, inputs: Tensor, counts: Tensor, kept: Tensor | None
+        self, parameters: Parameters, inputs: Tensor, counts: Tensor, masks: Tensor | None
     ) -> Tensor:
         """Hidden states, `[C, B, W, d]`, see `SequenceModel.encode`."""
-        values = inputs if kept is None else inputs * kept[0]
+        values = inputs if masks is None else inputs * masks[0]
         for layer in range(self.config.layers):
             name = f"layer{layer}"
             given = affine(parameters, f"{name}.input", values).transpose(1, 2)
             weight = parameters[f"{name}.state.weight"]
             bias = parameters[f"{name}.state.bias"]
             values = recurrent_states(given, weight, bias).transpose(1, 2)
-        return values if kept is None else values * kept[1]
+        return values if masks is None else values * masks[1]

@@ -74,16 +74,16 @@ class Draw:
     """The random numbers of one forward pass in training.
 
     Attributes:
-        kept: `bool [C, B, items]`, items that dropout keeps.
+        mask: `bool [C, B, items]`, items that dropout keeps.
         noise: `float32 [C, B, K]`, standard normal, for the code.
     """
 
-    kept: Tensor
+    mask: Tensor
     noise: Tensor
 
     def to(self, device: torch.device) -> Draw:
         """The same on a device."""
-        return Draw(self.kept.to(device), self.noise.to(device))
+        return Draw(self.mask.to(device), self.noise.to(device))
 
 
 class Vae(HistoryModel):
@@ -117,7 +117,7 @@ class Vae(HistoryModel):
         self,
         parameters: Parameters,
         histories: Tensor,
-        kept: Tensor | None = None,
+        mask: Tensor | None = None,
         tap: Tap | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of the users' codes, `[C, B, K]` each.
@@ -126,10 +126,10 @@ class Vae(HistoryModel):
             parameters: each `[C, ...]`.
             histories: `float32 [C, B, items]`, preference of each user for each item, >= 0; rows
                 are scaled to length 1.
-            kept: see `Draw`; None keeps all.
+            mask: see `Draw`; None keeps all.
             tap: called for every affine layer.
         """
-        hidden = self._hidden(parameters, histories, kept, tap)
+        hidden = self._hidden(parameters, histories, mask, tap)
         return _affine(parameters, "mean", hidden, tap), _affine(
             parameters, "log-variance", hidden, tap
         )
@@ -138,18 +138,18 @@ class Vae(HistoryModel):
         self,
         parameters: Parameters,
         histories: Tensor,
-        kept: Tensor | None = None,
+        mask: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
         """Only the mean of `encode`, `[C, B, K]`."""
-        return _affine(parameters, "mean", self._hidden(parameters, histories, kept, tap), tap)
+        return _affine(parameters, "mean", self._hidden(parameters, histories, mask, tap), tap)
 
     def _hidden(
-        self, parameters: Parameters, histories: Tensor, kept: Tensor | None, tap: Tap | None
+        self, parameters: Parameters, histories: Tensor, mask: Tensor | None, tap: Tap | None
     ) -> Tensor:
         inputs = F.normalize(histories, dim=-1)
-        if kept is not None:
-            inputs = inputs * kept / (1 - self.config.dropout)
+        if mask is not None:
+            inputs = inputs * mask / (1 - self.config.dropout)
         return torch.tanh(_affine(parameters, "encoder", inputs, tap))
 
     def decode(self, parameters: Parameters, codes: Tensor, tap: Tap | None = None) -> Tensor:
@@ -176,8 +176,8 @@ class Vae(HistoryModel):
 
     def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Draw:
         """Random numbers of a pass for `[C, B]` users, from a generator on the CPU."""
-        kept = torch.rand(*shape, self.schema.num_items, generator=generator) >= self.config.dropout
-        return Draw(kept, torch.randn(*shape, self.config.latent, generator=generator))
+        mask = torch.rand(*shape, self.schema.num_items, generator=generator) >= self.config.dropout
+        return Draw(mask, torch.randn(*shape, self.config.latent, generator=generator))
 
     def training_loss(
         self, parameters: Parameters, histories: Tensor, generator: torch.Generator, beta: float
@@ -220,7 +220,7 @@ class Vae(HistoryModel):
     ) -> tuple[Tensor, Tensor]:
         """The terms of the bound: log-probabilities of the items `[C, B, items]`, and divergences
         `[C, B]`."""
-        mean, log_variance = self.encode(parameters, histories, draw.kept, tap)
+        mean, log_variance = self.encode(parameters, histories, draw.mask, tap)
         codes = mean + draw.noise * torch.exp(log_variance / 2)
         return torch.log_softmax(self.decode(parameters, codes, tap), -1), divergence(
             mean, log_variance, prior
@@ -292,7 +292,7 @@ class Ae(Vae):
                 got="priors and model.name = 'ae'",
                 fix="leave out step.priors",
             )
-        codes = self.code(parameters, histories, draw.kept, tap)
+        codes = self.code(parameters, histories, draw.mask, tap)
         return torch.log_softmax(self.decode(parameters, codes, tap), -1), codes.new_zeros(
             codes.shape[:-1]
         )

@@ -148,7 +148,7 @@ class KernelModel:
         codes = [-np.sort(-feature.codes, axis=1) for feature in self.item_features]
         if not codes:
             return np.zeros((0, 0), dtype=np.int64), np.zeros((0, 0), dtype=np.float32)
-        counts = np.stack([(own >= 0).sum(1) for own in codes], axis=1)
+        counts = np.stack([(feature_codes >= 0).sum(1) for feature_codes in codes], axis=1)
         return np.ascontiguousarray(np.concatenate(codes, axis=1)), (
             1 / np.maximum(counts, 1)
         ).astype(np.float32)
@@ -210,8 +210,8 @@ def row_shares(index: Tensor, rows: int) -> Tensor:
     every = torch.arange(rows, device=index.device)
     shares = (index[..., :1] == every).float()
     if index.shape[-1] > 1:
-        for place in range(1, index.shape[-1]):
-            shares += index[..., place : place + 1] == every
+        for column in range(1, index.shape[-1]):
+            shares += index[..., column : column + 1] == every
         shares /= (index >= 0).sum(-1, keepdim=True).clamp(min=1)
     return shares
 
@@ -260,12 +260,12 @@ def single_output(inputs: Tensor, weight: Tensor) -> Tensor:
 def affine(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
     """The affine layer with `NAME.weight` `[C, in, out]` and `NAME.bias` `[C, out]`: `[C, ..., in]
     -> [C, ..., out]`."""
-    found = torch.baddbmm(
+    outputs = torch.baddbmm(
         parameters[f"{name}.bias"].unsqueeze(1),
         inputs.reshape(len(inputs), -1, inputs.shape[-1]),
         parameters[f"{name}.weight"],
     )
-    return found.view(*inputs.shape[:-1], -1)
+    return outputs.view(*inputs.shape[:-1], -1)
 
 
 def normalised(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
@@ -291,11 +291,11 @@ def attended(joined: Tensor, heads: int) -> Tensor:
     Returns:
         `[C, B, W, d]`.
     """
-    cohort, sequences, places, _ = joined.shape
-    parts = joined.view(cohort * sequences, places, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    cohort, sequences, steps, _ = joined.shape
+    parts = joined.view(cohort * sequences, steps, 3, heads, -1).permute(2, 0, 3, 1, 4)
     queries, keys, values = parts
-    found = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-    return found.transpose(1, 2).reshape(cohort, sequences, places, -1)
+    values = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+    return values.transpose(1, 2).reshape(cohort, sequences, steps, -1)
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
@@ -313,7 +313,7 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 def _first_product(groups: Sequence[Tensor], weight: Tensor, bias: Tensor) -> Tensor:
     hidden = bias.unsqueeze(1)
-    for group in sorted(range(len(groups)), key=lambda place: groups[place].shape[1]):
+    for group in sorted(range(len(groups)), key=lambda number: groups[number].shape[1]):
         start = sum(other.shape[2] for other in groups[:group])
         hidden = torch.baddbmm(
             hidden, groups[group], weight[:, start : start + groups[group].shape[2]]

@@ -307,7 +307,7 @@ class SessionBatches(Batches):
             steps = [plain.last_epoch] * len(views)
             examples = plain.examples
         else:
-            steps = [-(-len(own) // views_per_step) for own in views]
+            steps = [-(-len(epoch_views) // views_per_step) for epoch_views in views]
             examples = len(views[-1]) if len(views) else 0
             none = np.zeros((sum(steps), width))
             plain = Batches(
@@ -327,9 +327,9 @@ class SessionBatches(Batches):
         `bool [S, N]`. The items of the views follow those of the examples."""
         items, real = super().references()
         steps, views, width = self.views.shape
-        own = self.views.reshape(steps, views * width)
-        return np.concatenate([items, own.clip(min=0)], axis=1), np.concatenate(
-            [real, own >= 0], axis=1
+        views_of_steps = self.views.reshape(steps, views * width)
+        return np.concatenate([items, views_of_steps.clip(min=0)], axis=1), np.concatenate(
+            [real, views_of_steps >= 0], axis=1
         )
 
 
@@ -349,16 +349,18 @@ class SessionBlock(Block):
     @classmethod
     def of(cls, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Self:
         """Build a block from the data of some clients, whose batches are `SessionBatches`."""
-        own = [batch for batch in batches if isinstance(batch, SessionBatches)]
-        rectangle = Rectangle.of(own, device)
-        most = max(batch.views.shape[1] for batch in own)
-        views = np.full((len(rectangle.places), most, own[0].views.shape[2]), -1, dtype=np.int64)
+        sessions = [batch for batch in batches if isinstance(batch, SessionBatches)]
+        rectangle = Rectangle.of(sessions, device)
+        most = max(batch.views.shape[1] for batch in sessions)
+        views = np.full(
+            (len(rectangle.positions), most, sessions[0].views.shape[2]), -1, dtype=np.int64
+        )
         start = 0
-        for batch in own:
+        for batch in sessions:
             stop = start + len(batch.views)
             views[start:stop, : batch.views.shape[1]] = batch.views
             start = stop
-        none = torch.full((len(own),), -1, device=device)
+        none = torch.full((len(sessions),), -1, device=device)
         plain = Block.of(users, batches, device)
         shared = {field.name: getattr(plain, field.name) for field in fields(Block)}
         return cls(**shared, views=rectangle.filled(views, none))
@@ -407,10 +409,17 @@ def _dealt(views: Sequence[np.ndarray], steps: Sequence[int], width: int) -> np.
     """The views of each epoch over its steps, `int64 [sum of steps, V, width]`, -1 for padding; the
     first get more."""
     most = max(
-        (-(-len(own) // count) for own, count in zip(views, steps, strict=True) if count), default=0
+        (
+            -(-len(epoch_views) // count)
+            for epoch_views, count in zip(views, steps, strict=True)
+            if count
+        ),
+        default=0,
     )
     dealt = [np.full((count, most, width), -1, dtype=np.int64) for count in steps]
-    for own, count, places in zip(views, steps, dealt, strict=True):
-        sizes = len(own) // max(count, 1) + (np.arange(count) < len(own) % max(count, 1))
-        places[np.arange(most) < sizes[:, None]] = own
+    for epoch_views, count, dealt_views in zip(views, steps, dealt, strict=True):
+        sizes = len(epoch_views) // max(count, 1) + (
+            np.arange(count) < len(epoch_views) % max(count, 1)
+        )
+        dealt_views[np.arange(most) < sizes[:, None]] = epoch_views
     return np.concatenate([np.zeros((0, most, width), dtype=np.int64), *dealt])

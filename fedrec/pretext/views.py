@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.data.client_data import draw_negatives
-from fedrec.nn.recurrence import recurrent_states
+from fedrec.nn.functions import recurrent_states
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,13 @@ def _item_views(
     random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Item-masked sessions `[V, L]`, and the true item before the negatives `[V, 1 + N]`."""
-    place = np.arange(len(whole)), random.integers(0, lengths)
+    masked_items = np.arange(len(whole)), random.integers(0, lengths)
     drawn = draw_negatives(known, num_items, len(whole) * layout.item_negatives, random).reshape(
         len(whole), -1
     )
-    candidates = np.concatenate([whole[place][:, None], drawn], axis=1)
+    candidates = np.concatenate([whole[masked_items][:, None], drawn], axis=1)
     masked = whole.copy()
-    masked[place] = -1 if layout.empty else drawn[:, 0]
+    masked[masked_items] = -1 if layout.empty else drawn[:, 0]
     return masked, candidates
 
 
@@ -148,16 +148,16 @@ def _segment_views(
     negatives = _other_segments(
         starts, lengths, session, begins, sizes, layout.segment_negatives, random
     )
-    found = negatives[:, 0] >= 0
-    places = np.concatenate([(starts[session] + begins)[:, None], negatives], axis=1)
-    count = np.where(found, sizes, 0)[:, None]
+    has_negatives = negatives[:, 0] >= 0
+    positions = np.concatenate([(starts[session] + begins)[:, None], negatives], axis=1)
+    count = np.where(has_negatives, sizes, 0)[:, None]
     segments = _window(
-        sequence, places.clip(min=0), np.broadcast_to(count, places.shape), layout.segment
+        sequence, positions.clip(min=0), np.broadcast_to(count, positions.shape), layout.segment
     )
     at = np.arange(layout.session) - begins[:, None]
     replaced = np.take_along_axis(segments[:, 1], at.clip(0, layout.segment - 1), axis=1)
     masked = np.where((at >= 0) & (at < sizes[:, None]), replaced, whole)
-    masked[~found] = -1
+    masked[~has_negatives] = -1
     return masked, segments.reshape(len(whole), -1)
 
 
@@ -180,12 +180,12 @@ def _other_segments(
     drawn = np.full((len(session), count), -1, dtype=np.int64)
     for size in np.unique(sizes).tolist():
         views = np.flatnonzero(sizes == size)
-        own = session[views]
+        own_session = session[views]
         begin = begins[views]
         windows = np.maximum(lengths - size + 1, 0)
         before = np.cumsum(windows) - windows
-        low = before[own] + np.maximum(begin - size + 1, 0)
-        high = before[own] + np.minimum(begin + size, windows[own])
+        low = before[own_session] + np.maximum(begin - size + 1, 0)
+        high = before[own_session] + np.minimum(begin + size, windows[own_session])
         free = windows.sum() - (high - low)
         rank = random.integers(0, np.maximum(free, 1)[:, None], size=(len(views), count))
         rank += (rank >= low[:, None]) * (high - low)[:, None]
@@ -200,9 +200,9 @@ def _window(
     sequence: np.ndarray, starts: np.ndarray, lengths: np.ndarray, width: int
 ) -> np.ndarray:
     """`lengths` consecutive items from `starts`, `[...]` both, padded with -1 to `[..., width]`."""
-    place = np.arange(width)
-    items = sequence[np.minimum(starts[..., None] + place, len(sequence) - 1)]
-    return np.where(place < lengths[..., None], items, -1)
+    offsets = np.arange(width)
+    items = sequence[np.minimum(starts[..., None] + offsets, len(sequence) - 1)]
+    return np.where(offsets < lengths[..., None], items, -1)
 
 
 # The encoders of sessions and items, as pure functions of parameters with a leading cohort
@@ -316,5 +316,5 @@ def mean_directions(embeddings: Tensor, present: Tensor) -> Tensor:
     Returns:
         `[..., d]`, of length 1; zeros for a session without items.
     """
-    own = unit_rows(embeddings) * present.unsqueeze(-1)
-    return unit_rows(own.sum(-2))
+    directions = unit_rows(embeddings) * present.unsqueeze(-1)
+    return unit_rows(directions.sum(-2))

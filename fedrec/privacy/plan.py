@@ -15,7 +15,7 @@ from typing import Any
 from fedrec.config import did_you_mean
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting import sampling as samplings
-from fedrec.privacy.accounting.calibration import calibrate
+from fedrec.privacy.accounting.accountant import calibrate
 from fedrec.privacy.accounting.events import (
     GAUSSIAN,
     TRAINING,

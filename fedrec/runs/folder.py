@@ -210,12 +210,12 @@ class RunFolder:
 
     @property
     def has_rounds(self) -> bool:
-        """Whether a round is complete."""
+        """True if a round is complete."""
         return self.status()["round"] > 0 or any(self.path.glob("checkpoints/round-*"))
 
     @property
     def has_progress(self) -> bool:
-        """Whether a resumed run would keep anything: a round, a baseline, a charge."""
+        """True if a resumed run would keep anything: a round, a baseline, a charge."""
         progress = ("baselines/*/result.json", "**/privacy.jsonl", "private/*")
         return self.has_rounds or any(any(self.path.glob(pattern)) for pattern in progress)
 
@@ -469,7 +469,7 @@ class RunFolder:
 
 
 def _never_began(folder: Path) -> bool:
-    """Whether a folder is empty, or of a run that was killed before it wrote run.json."""
+    """True if a folder is empty, or of a run that was killed before it wrote run.json."""
     names = sorted(file.name.lstrip(".") for file in folder.iterdir())
     started = not names or names[0].startswith(_BEFORE_RUN[0])
     return started and all(name.startswith(_BEFORE_RUN) for name in names)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run folder records beside results: ids of the data, the environment, and its default
+"""Records of a run folder beside results: ids of the data, the environment, and its default
 path."""
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def installed_version(package: str) -> str | None:
 
 
 def default_folder(experiment: Experiment) -> Path:
-    """Where a run goes without `--output`: `$FEDREC_RUNS` or `runs/`, by name, time and digest."""
+    """Path of a run without `--output`: `$FEDREC_RUNS` or `runs/`, by name, time and digest."""
     return runs_directory() / f"{experiment.name}-{stamp()}-{experiment.digest()[:6]}"
 
 
@@ -131,5 +131,5 @@ def stamp() -> str:
 
 
 def runs_directory() -> Path:
-    """Where run folders go without `--output`: `$FEDREC_RUNS`, or `runs/`."""
+    """Path of run folders without `--output`: `$FEDREC_RUNS`, or `runs/`."""
     return Path(os.environ.get("FEDREC_RUNS", "runs")).expanduser()

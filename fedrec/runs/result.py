@@ -170,7 +170,7 @@ class Result:
 USER = "user"
 """Column of users.csv with the data's ids."""
 UNREADABLE = (ValueError, IndexError, OverflowError)  # those of pandas: ValueErrors
-"""What reading a damaged table raises."""
+"""Exceptions that reading a damaged table raises."""
 _TABLES = (
     "rounds.csv",
     "users.csv",

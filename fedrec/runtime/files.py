@@ -149,18 +149,14 @@ def read_toml(file: Path, error: type[FedrecError]) -> dict[str, Any]:
         ) from None
 
 
-def read_json(file: Path, change: Callable[[str], str] = str) -> Any:
+def read_json(file: Path) -> Any:
     """The content of a JSON file.
-
-    Args:
-        file: the file.
-        change: what is done to its text before it is parsed; default: nothing.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: it is not JSON, nested too deeply, or larger than `MOST_JSON`.
     """
-    return _parsed(change(_text_of(file, MOST_JSON)))
+    return _parsed(_text_of(file, MOST_JSON))
 
 
 def parse_json(text: str | bytes, most: float = MOST_TEXT) -> Any:
@@ -201,7 +197,7 @@ def require_new_folder(
     fix: str = "choose another --output",
     usable: Callable[[Path], bool] = lambda path: not any(path.iterdir()),
 ) -> None:
-    """Refuse a path where something is already.
+    """Check that nothing is at the path of a new folder.
 
     Args:
         path: of the folder.

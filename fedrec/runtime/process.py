@@ -41,29 +41,29 @@ def interrupting() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """What the main thread does within is finished before a signal interrupts it.
+    """Context that the main thread finishes before a signal interrupts it.
 
     For work with locks that other threads need: an exception on the way out of `with lock` leaves
     it locked, and those threads, and with them the end of the process, would wait for ever.
     """
     interrupts = _present() if threading.current_thread() is threading.main_thread() else set()
-    for one in interrupts:
-        one.waiting += 1
+    for interrupt in interrupts:
+        interrupt.waiting += 1
     try:
         yield
     finally:
-        for one in interrupts:
-            one.waiting -= 1
-        for one in interrupts:
-            one.raise_late()
+        for interrupt in interrupts:
+            interrupt.waiting -= 1
+        for interrupt in interrupts:
+            interrupt.raise_late()
 
 
 def raise_if_interrupted() -> None:
     """Raise `KeyboardInterrupt` again if a signal came since `interrupting` began: native code that
     calls Python may drop the exception, and what is interrupted would go on."""
-    for one in _present():
-        if one.received:
-            raise KeyboardInterrupt(one.received)
+    for interrupt in _present():
+        if interrupt.received:
+            raise KeyboardInterrupt(interrupt.received)
 
 
 class _Interrupt:
@@ -71,7 +71,7 @@ class _Interrupt:
 
     def __init__(self) -> None:
         self.waiting = 0
-        """How many blocks of code, one within the other, must not be interrupted."""
+        """Number of blocks of code, one within the other, that must not be interrupted."""
         self.received = ""
         """Name of the last signal."""
         self._late = False
@@ -92,11 +92,11 @@ class _Interrupt:
 
 def _present() -> set[_Interrupt]:
     """The handlers of `interrupting`."""
-    return {one for one in map(signal.getsignal, _SIGNS) if isinstance(one, _Interrupt)}
+    return {h for h in map(signal.getsignal, _SIGNS) if isinstance(h, _Interrupt)}
 
 
 def _only_ends(handler: object) -> bool:
-    """Whether a handler is the default one, or Ray's."""
+    """True if a handler is the default one, or Ray's."""
     if handler in (signal.SIG_DFL, signal.default_int_handler):
         return True
     return str(getattr(handler, "__module__", "")).startswith("ray.")

@@ -30,7 +30,7 @@ def distinct(numbers: np.ndarray) -> np.ndarray:
 
 
 def are_distinct(ids: np.ndarray) -> bool:
-    """Whether no two ids `[n]`, numbers or texts, are equal."""
+    """True if no two ids `[n]`, numbers or texts, are equal."""
     if ids.dtype.kind in "iu":
         ascending = bool((ids[1:] > ids[:-1]).all())  # as most are, which takes no sorting
         return ascending or len(distinct(ids)) == len(ids)
@@ -45,25 +45,25 @@ def numbered(numbers: np.ndarray) -> np.ndarray:
         _, numbers = np.unique(numbers, return_inverse=True)
         most = int(numbers.max(initial=-1)) + 1
     first = np.full(most, len(numbers))
-    first[numbers[::-1]] = np.arange(len(numbers))[::-1]  # of equal places the last one remains
+    first[numbers[::-1]] = np.arange(len(numbers))[::-1]  # the last of equal ones remains
     present = np.flatnonzero(first < len(numbers))
-    found = np.empty(most, dtype=np.int64)
-    found[present[np.argsort(first[present])]] = np.arange(len(present))
-    return found[numbers]
+    rank = np.empty(most, dtype=np.int64)
+    rank[present[np.argsort(first[present])]] = np.arange(len(present))
+    return rank[numbers]
 
 
 def within_groups(counts: np.ndarray) -> np.ndarray:
     """`int64 [sum of counts]`: from 0 on within each group, of the sizes `int64 [groups]`."""
-    found = np.arange(int(counts.sum()))
-    found -= np.repeat(np.cumsum(counts) - counts, counts)
-    return found
+    positions = np.arange(int(counts.sum()))
+    positions -= np.repeat(np.cumsum(counts) - counts, counts)
+    return positions
 
 
 def spans(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """`int64 [sum of counts]`: from the start of each group on, `int64 [groups]` each."""
-    found = within_groups(counts)
-    found += np.repeat(starts, counts)
-    return found
+    numbers = within_groups(counts)
+    numbers += np.repeat(starts, counts)
+    return numbers
 
 
 # Several dictionaries in one, distinguished by prefixes of the names.

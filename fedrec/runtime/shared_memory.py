@@ -44,7 +44,7 @@ def share(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def offered() -> bool:
-    """Whether the system supports shared memory."""
+    """True if the system supports shared memory."""
     return hasattr(os, "memfd_create")
 
 
@@ -53,14 +53,15 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> SharedArray:
     descriptor = os.memfd_create("fedrec")
     os.ftruncate(descriptor, math.prod(shape) * dtype.itemsize)
     # Others open the memory through this process while it is running.
-    found = SharedArray(f"/proc/{os.getpid()}/fd/{descriptor}", dtype=dtype, mode="r+", shape=shape)
-    weakref.finalize(found, os.close, descriptor)
+    path = f"/proc/{os.getpid()}/fd/{descriptor}"
+    array = SharedArray(path, dtype=dtype, mode="r+", shape=shape)
+    weakref.finalize(array, os.close, descriptor)
     # Numpy says that every memmap's constructor gives a plain one
-    return found  # type: ignore[return-value]
+    return array  # type: ignore[return-value]
 
 
 def is_shared(array: np.ndarray) -> bool:
-    """Whether other processes can open this array `[...]` as a whole."""
+    """True if other processes can open this array `[...]` as a whole."""
     return (
         isinstance(array, SharedArray)
         and array.base is not None
@@ -104,9 +105,9 @@ def _mapped(
 def _shared(array: np.ndarray) -> np.ndarray:
     if is_shared(array):
         return array
-    found = empty(array.shape, array.dtype)
-    found[...] = array
-    return found
+    shared = empty(array.shape, array.dtype)
+    shared[...] = array
+    return shared
 
 
 def _whole(array: SharedArray) -> bool:
@@ -126,7 +127,7 @@ def finite(value: Any) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a JSON value is a number as `finite` writes it."""
+    """True if a JSON value is a number as `finite` writes it."""
     return type(value) in (int, float, type(None)) or value in ("inf", "-inf")
 
 

@@ -1,22 +1,212 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block of clients and a declared model as arrays of compiled code."""
+"""A block of clients and a declared model as arrays of compiled code, and its records: a declared
+model as numbers, one client, its batch, and working memory.
+
+All dense parameters of a client are stored in one vector, so that one compiled function serves all
+models.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numba import njit
 from torch import Tensor
 
+from fedrec.kernel.compiled import FAST, INNER
 from fedrec.kernel.products import CODES
-from fedrec.kernel.rows import whole_lines
+from fedrec.kernel.rows import aligned, whole_lines
 from fedrec.nn.layers import KernelModel
 from fedrec.training.block import Block
-from fedrec.training.network import Network, Rates
-from fedrec.training.results import Trained
 from fedrec.training.sgd import SgdSettings
+
+# The records of compiled code.
+
+
+class Network(NamedTuple):
+    """A declared model as numbers. A parameter is named by its place in the vector of dense
+    parameters.
+
+    Attributes:
+        users: `int64 [U, 5]`, per row of the user's own and feature of the users: place of the
+            table, width, first row in the first weight, first and last column in the users' codes.
+        features: `int64 [F, 7]`, per feature of the items: the same, with columns of `item_codes`,
+            the number of categories, and the column of `item_shares`.
+        item_codes: `int64 [items, width]`, codes of all features side by side, the real ones first,
+            -1 for none.
+        item_shares: `float32 [items, F]`, one over the number of codes.
+        item_start: first row of the first weight that meets the items' rows.
+        layers: `int64 [L, 4]`: place of the weight, inputs, outputs, place of the bias or -1.
+        offsets: `int64 [O]`, places of the offsets.
+        product: `int64 [3]`: place of the user's row, its width and place of the weight; a width of
+            0 without a product.
+        activation: see `fedrec.kernel.products`.
+        logistic: whether the loss is logistic; else it is squared.
+    """
+
+    users: np.ndarray
+    features: np.ndarray
+    item_codes: np.ndarray
+    item_shares: np.ndarray
+    item_start: int
+    layers: np.ndarray
+    offsets: np.ndarray
+    product: np.ndarray
+    activation: int
+    logistic: bool
+
+
+class Rates(NamedTuple):
+    """Step sizes `float32`, by kind of parameter; 0 for parameters that are fixed.
+
+    Attributes:
+        users: `[U]`.
+        features: `[F]`.
+        weights: `[L]`.
+        biases: `[L]`.
+        offsets: `[O]`.
+        item: of the item table.
+        item_bias: of the items' biases.
+        product_user: of the user's row in the product.
+        product_item: of the items' rows in the product.
+    """
+
+    users: np.ndarray
+    features: np.ndarray
+    weights: np.ndarray
+    biases: np.ndarray
+    offsets: np.ndarray
+    item: np.float32
+    item_bias: np.float32
+    product_user: np.float32
+    product_item: np.float32
+
+
+class Client(NamedTuple):
+    """The parameters that one client trains.
+
+    Attributes:
+        dense: `float32 [P]`.
+        rows: `float32 [R, d]`, the rows of the item table that it touches; `[R, 0]` without an item
+            table.
+        biases: `float32 [R, 1]`, their biases; `[R, 0]` without.
+        factors: `float32 [R, k]`, their rows in the product; `[R, 0]` without.
+        codes: `int64 [W]`, the codes of the user's features side by side.
+        first_row: offset to subtract from a place to get the row.
+    """
+
+    dense: np.ndarray
+    rows: np.ndarray
+    biases: np.ndarray
+    factors: np.ndarray
+    codes: np.ndarray
+    first_row: int
+
+
+class Batch(NamedTuple):
+    """The examples of a step.
+
+    Attributes:
+        items: `int64 [n]`.
+        rows: `int64 [n]`, rows of the items, see `Client.first_row`.
+        labels: `float32 [n]`.
+    """
+
+    items: np.ndarray
+    rows: np.ndarray
+    labels: np.ndarray
+
+
+class Scratch(NamedTuple):
+    """Working memory of a step, reused in every step.
+
+    Attributes:
+        user: `[sum of widths]`, means of the rows of the users' tables.
+        base: `[out]`, the part of bias and user in the outputs of the first layer.
+        base_gradient: `[out]`, its gradient.
+        gathered: `[B, d]`, rows of the item table.
+        to_rows: `[B, d]`, their gradients.
+        projected: `[most categories * out]`.
+        of_categories: `[F, most categories * width]`, rows of the categories that occur in a batch.
+        to_categories: `[most categories * width]`, their gradients.
+        categories: `int64 [F, most categories]`, those that occur.
+        numbers: `int64 [F, most categories]`, their places among these; -1 for others.
+        category_counts: `int64 [F]`, how many occur.
+        hidden: `[sum of outputs, times B]`, outputs of the layers, one after the other.
+        gradients: two of the largest of these.
+        product: `[k]`, what the items' rows in the product are multiplied by.
+        summed: `[k]`, sums of these rows, weighted by the outputs' gradients.
+        room: for transposed factors of products, as large as the largest weight.
+    """
+
+    user: np.ndarray
+    base: np.ndarray
+    base_gradient: np.ndarray
+    gathered: np.ndarray
+    to_rows: np.ndarray
+    projected: np.ndarray
+    of_categories: np.ndarray
+    to_categories: np.ndarray
+    categories: np.ndarray
+    numbers: np.ndarray
+    category_counts: np.ndarray
+    hidden: np.ndarray
+    gradients: np.ndarray
+    product: np.ndarray
+    summed: np.ndarray
+    room: np.ndarray
+
+
+@njit(**INNER)
+def batch_of(examples, step, client):
+    """The batch of a client's step, of items, places and labels `[S, C, B]` each, and numbers of
+    examples `[S, C]`."""
+    items, rows, labels, counts = examples
+    n = counts[step, client]
+    return Batch(items[step, client, :n], rows[step, client, :n], labels[step, client, :n])
+
+
+@njit(**FAST)
+def scratch_for(network, examples, width):
+    """Working memory for steps with batches and rows of the given sizes."""
+    inputs = 0
+    categories = 0
+    table = 0
+    outputs = 0
+    widest = 0
+    for user in network.users:
+        inputs = max(inputs, user[2] + user[1])
+    for feature in network.features:
+        categories = max(categories, feature[5])
+        table = max(table, feature[5] * feature[1])
+    room = 0
+    for layer in network.layers:
+        outputs = outputs + layer[2]
+        widest = max(widest, layer[2])
+        room = max(room, layer[1] * layer[2])
+    return Scratch(
+        aligned(1, inputs)[0],
+        aligned(1, network.layers[0, 2])[0],
+        aligned(1, network.layers[0, 2])[0],
+        aligned(examples, width),
+        aligned(examples, width),
+        aligned(1, categories * network.layers[0, 2])[0],
+        aligned(len(network.features), whole_lines(table)),
+        aligned(1, table)[0],
+        np.empty((len(network.features), categories), np.int64),
+        np.empty((len(network.features), categories), np.int64),
+        np.empty(len(network.features), np.int64),
+        aligned(1, outputs * examples)[0],
+        aligned(2, whole_lines(widest * examples)),
+        aligned(1, network.product[1])[0],
+        aligned(1, network.product[1])[0],
+        aligned(1, room)[0],
+    )
+
 
 # Memory layout of the parameters of a declared model, and its description for compiled code.
 
@@ -29,22 +219,22 @@ class ParameterLayout:
         model: the declaration.
         shapes: shape of every parameter of the model.
         user_widths: number of codes of each row of the user's own (1) and feature of the users.
-        places: place of each dense parameter in the vector.
+        starts: place of each dense parameter in the vector.
         size: length of the vector.
     """
 
     model: KernelModel
     shapes: Mapping[str, tuple[int, ...]]
     user_widths: tuple[int, ...]
-    places: dict[str, int] = field(init=False)
+    starts: dict[str, int] = field(init=False)
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._refuse_misfits()
+        self._check_shapes()
         lines = whole_lines.py_func  # compiled for one call, it would take 0.1 s in each process
         sizes = [lines(int(np.prod(self.shapes[name]))) for name in self.model.dense]
         ends = np.cumsum([0, *sizes]).tolist()
-        object.__setattr__(self, "places", dict(zip(self.model.dense, ends, strict=False)))
+        object.__setattr__(self, "starts", dict(zip(self.model.dense, ends, strict=False)))
         object.__setattr__(self, "size", ends[-1])
 
     @property
@@ -58,9 +248,9 @@ class ParameterLayout:
         users = []
         features = []
         ends = np.cumsum([0, *self.user_widths]).tolist()
-        for place, name in enumerate((*self.model.user_rows, *self.model.user_tables)):
+        for number, name in enumerate((*self.model.user_rows, *self.model.user_tables)):
             width = self.shapes[name][-1]
-            users.append([self.places[name], width, start, ends[place], ends[place + 1]])
+            users.append([self.starts[name], width, start, ends[number], ends[number + 1]])
             start += width
         item_start = start
         start = start + self.width
@@ -69,7 +259,7 @@ class ParameterLayout:
             categories, width = self.shapes[feature.table]
             columns = column, column + feature.codes.shape[1]
             features.append(
-                [self.places[feature.table], width, start, *columns, categories, number]
+                [self.starts[feature.table], width, start, *columns, categories, number]
             )
             start = start + width
             column = columns[1]
@@ -79,7 +269,7 @@ class ParameterLayout:
             *self.model.item_codes,
             item_start,
             _table(self._layers(), 4),
-            np.array([self.places[name] for name in self.model.offsets], dtype=np.int64),
+            np.array([self.starts[name] for name in self.model.offsets], dtype=np.int64),
             np.array(self._product(), dtype=np.int64),
             CODES[self.model.activation],
             self.model.loss == "logistic",
@@ -106,8 +296,7 @@ class ParameterLayout:
             np.float32(rate(product and product.item_table)),
         )
 
-    def _refuse_misfits(self) -> None:
-        """Raise ValueError if shapes do not match, because native code checks nothing."""
+    def _check_shapes(self) -> None:
         tables = [*self.model.user_tables, *(feature.table for feature in self.model.item_features)]
         inputs = sum(self.shapes[name][1] for name in tables) + self.width
         inputs += sum(self.shapes[name][0] for name in self.model.user_rows)
@@ -123,35 +312,26 @@ class ParameterLayout:
             if layer.bias is not None:
                 expected[layer.bias] = outputs
             inputs = outputs[0]
-        if inputs != 1:
-            raise ValueError(f"Expected a last layer of one output, got {inputs}.")
-        own = len(self.model.user_rows)
-        if own + len(self.model.user_tables) != len(self.user_widths):
-            raise ValueError(
-                f"Expected a table for each of {len(self.user_widths) - own} features of the users."
-            )
+        _check(inputs == 1, "a last layer of one output")
+        users = len(self.model.user_rows) + len(self.model.user_tables)
+        _check(users == len(self.user_widths), "a table for each feature of the users")
         for name, shape in expected.items():
-            if tuple(self.shapes[name]) != shape:
-                raise ValueError(
-                    f"Expected parameter {name!r} of shape {shape}, got {tuple(self.shapes[name])}."
-                )
+            _check(tuple(self.shapes[name]) == shape, f"parameter {name!r} of shape {shape}")
         for feature in self.model.item_features:
-            if feature.categories > self.shapes[feature.table][0]:
-                raise ValueError(
-                    f"Expected codes of {feature.table!r} below {self.shapes[feature.table][0]}."
-                )
+            rows = self.shapes[feature.table][0]
+            _check(feature.categories <= rows, f"codes of {feature.table!r} below {rows}")
 
     def _layers(self) -> list[list[int]]:
-        found = []
+        layers = []
         for layer in self.model.layers:
             inputs, *outputs = self.shapes[layer.weight]
-            bias = -1 if layer.bias is None else self.places[layer.bias]
-            found.append([self.places[layer.weight], inputs, *(outputs or [1]), bias])
+            bias = -1 if layer.bias is None else self.starts[layer.bias]
+            layers.append([self.starts[layer.weight], inputs, *(outputs or [1]), bias])
         if self.model.product is not None:  # the first rows of the last weight are the product's
             width = self._product()[1]
-            found[-1][0] += width
-            found[-1][1] -= width
-        return found
+            layers[-1][0] += width
+            layers[-1][1] -= width
+        return layers
 
     def _product(self) -> list[int]:
         """Place of the user's row in the product, its width, and place of the weight."""
@@ -159,167 +339,68 @@ class ParameterLayout:
             return [0, 0, 0]
         user = self.model.product.user
         weight = self.model.layers[-1].weight
-        return [self.places[user], self.shapes[user][0], self.places[weight]]
+        return [self.starts[user], self.shapes[user][0], self.starts[weight]]
 
 
 def dense_vectors(
-    layout: ParameterLayout, start: Mapping[str, Tensor], own: Mapping[str, Tensor], clients: int
+    layout: ParameterLayout,
+    start: Mapping[str, Tensor],
+    client_params: Mapping[str, Tensor],
+    n: int,
 ) -> np.ndarray:
-    """The dense parameters of every client, `float32 [C, P]`; initial values are from `own`, `[C,
-    ...]`, if given there, else from the start."""
-    found = torch.empty(clients, layout.size).numpy()  # PyTorch's memory is aligned to cache lines
-    for name, place in layout.places.items():
-        values = own[name].reshape(clients, -1) if name in own else start[name].reshape(1, -1)
-        found[:, place : place + values.shape[1]] = values.numpy()
-    return found
+    """The dense parameters of n clients, `float32 [n, P]`, aligned to cache lines as PyTorch's
+    memory is; those that differ between clients, `[n, ...]`, and for the others the start."""
+    vectors = torch.empty(n, layout.size).numpy()
+    for name, begin in layout.starts.items():
+        values = client_params.get(name, start[name].unsqueeze(0))
+        vectors[:, begin : begin + start[name].numel()] = values.reshape(len(values), -1).numpy()
+    return vectors
+
+
+def table_rows(
+    start: Mapping[str, Tensor], client_params: Mapping[str, Tensor], name: str | None, block: Block
+) -> np.ndarray:
+    """The touched rows of an item table, `[C, R, d]`, a copy; without a table `[C, R, 0]`."""
+    if name is None:
+        return np.empty((*block.touched.shape, 0), dtype=np.float32)
+    if name in client_params:
+        return client_params[name].clone(memory_format=torch.contiguous_format).numpy()
+    return start[name][block.touched].numpy()
+
+
+def check_block(
+    model: KernelModel,
+    start: Mapping[str, Tensor],
+    client_params: Mapping[str, Tensor],
+    block: Block,
+) -> None:
+    """Raise ValueError if native code would read beyond the end of an array."""
+    names = {*model.dense, *model.item_tables}
+    fits = names == set(start) and all(value.dtype == torch.float32 for value in start.values())
+    _check(fits, f"the float32 parameters {sorted(names)}")
+    for name, codes in zip(model.user_tables, block.users, strict=False):
+        below = len(start[name])
+        _check(int(codes.numpy().max(initial=-1)) < below, f"codes of {name!r} below {below}")
+    rows = [len(feature.codes) for feature in model.item_features]
+    for name in model.item_tables:
+        if name in client_params:
+            shape = (*block.touched.shape, start[name].shape[1])
+            _check(client_params[name].shape == shape, f"rows of {name!r} of shape {shape}")
+        else:
+            rows.append(len(start[name]))
+    if block.touched.numel() and rows:
+        low, high = (int(item) for item in block.touched.aminmax())
+        _check(low >= 0 and high < min(rows), f"items below {min(rows)}")
+
+
+def _check(fits: bool, expected: str) -> None:
+    if not fits:
+        raise ValueError(f"Expected {expected}.")
 
 
 def _table(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
     return np.array(rows, dtype=np.int64).reshape(-1, width)
 
 
-def _rates(values: object) -> np.ndarray:
-    return np.array(list(values), dtype=np.float32)  # type: ignore[call-overload]
-
-
-@dataclass(frozen=True, eq=False)
-class BlockArrays:
-    """The parameters of C clients and what compiled code needs to know of their block.
-
-    Attributes:
-        model: the model, as it declares itself.
-        start: the parameters that are trained, without cohort dimension; unchanged.
-        block: the clients.
-        layout: places of the dense parameters.
-        dense: `float32 [C, P]`.
-        tables: the items' rows `float32 [C, R, d]`, biases `[C, R, 1]` or `[C, R, 0]`, and rows in
-            the product `[C, R, k]`, likewise.
-        codes: `int64 [C, W]`, of all features of the users side by side.
-        first_rows: `int64 [C]`, the place of each client's first row.
-    """
-
-    model: KernelModel
-    start: Mapping[str, Tensor]
-    block: Block
-    layout: ParameterLayout
-    dense: np.ndarray
-    tables: tuple[np.ndarray, np.ndarray, np.ndarray]
-    codes: np.ndarray
-    first_rows: np.ndarray
-
-    @classmethod
-    def of(
-        cls,
-        model: KernelModel,
-        start: Mapping[str, Tensor],
-        block: Block,
-        own: Mapping[str, Tensor] | None = None,
-    ) -> BlockArrays:
-        """What the clients start from, copied.
-
-        Args:
-            model: the model, as it declares itself.
-            start: the parameters that are trained, without cohort dimension.
-            block: the clients.
-            own: initial values that differ between clients, `[C, ...]` each; of an item table the
-                block's touched rows.
-
-        Raises:
-            ValueError: parameters, codes and items do not match.
-        """
-        given = own or {}
-        features = block.users if model.user_tables else ()
-        _refuse_misfits(model, start, given, block, features)
-        shapes = {name: tuple(value.shape) for name, value in start.items()}
-        first = torch.zeros(len(block), 1, dtype=torch.int64)  # a table of one row
-        users = [*(first for _ in model.user_rows), *features]
-        layout = ParameterLayout(model, shapes, tuple(codes.shape[1] for codes in users))
-        dense = dense_vectors(layout, start, given, len(block))
-        rows, biases, factors = (_rows(start, given, name, block) for name in _tables(model))
-        first_rows = np.arange(len(block), dtype=np.int64) * block.touched.shape[1]
-        codes = _codes(users, len(block))
-        tables = rows, biases, factors
-        return cls(model, start, block, layout, dense, tables, codes, first_rows)
-
-    @property
-    def examples(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Items, places and labels, `[S, C, B]` each, and the number of examples `int64 [S, C]`."""
-        block = self.block
-        return block.items.numpy(), block.places.numpy(), block.labels.numpy(), block.sizes.numpy()
-
-    @property
-    def steps(self) -> np.ndarray:
-        """Number of steps of each client, `int64 [C]`."""
-        return np.array(self.block.steps, dtype=np.int64)
-
-    def trained(self, losses: np.ndarray) -> Trained:
-        """The block with the present values, in the same memory, and `losses` `float64 [C]`."""
-        values = {
-            name: torch.from_numpy(_view(self.dense, place, self.start[name]))
-            for name, place in self.layout.places.items()
-        }
-        values |= {
-            name: torch.from_numpy(table)
-            for name, table in zip(_tables(self.model), self.tables, strict=True)
-            if name is not None
-        }
-        still = torch.ones(len(self.block))
-        return Trained(self.start, self.block, values, self.model.item_tables, still, losses)
-
-
-def _tables(model: KernelModel) -> tuple[str | None, str | None, str | None]:
-    return model.item_table, model.item_bias, model.product_table
-
-
-def _view(dense: np.ndarray, place: int, value: Tensor) -> np.ndarray:
-    """One parameter of all clients, `[C, ...]`, in the memory of their vectors."""
-    return dense[:, place : place + value.numel()].reshape(len(dense), *value.shape)
-
-
-def _rows(
-    start: Mapping[str, Tensor], own: Mapping[str, Tensor], name: str | None, block: Block
-) -> np.ndarray:
-    """The touched rows of an item table, `[C, R, d]`, a copy; without a table `[C, R, 0]`."""
-    if name is None:
-        return np.empty((*block.touched.shape, 0), dtype=np.float32)
-    if name in own:
-        return own[name].clone(memory_format=torch.contiguous_format).numpy()
-    return start[name][block.touched].numpy()
-
-
-def _codes(users: Sequence[Tensor], clients: int) -> np.ndarray:
-    """Codes of all features of the users side by side, `int64 [C, W]`."""
-    return torch.cat([*users, torch.empty(clients, 0, dtype=torch.int64)], 1).numpy()
-
-
-def _refuse_misfits(
-    model: KernelModel,
-    start: Mapping[str, Tensor],
-    own: Mapping[str, Tensor],
-    block: Block,
-    users: Sequence[Tensor],
-) -> None:
-    """Raise ValueError if native code would read beyond the end of an array."""
-    named = {*model.dense, *model.item_tables}
-    if named != set(start) or any(value.dtype != torch.float32 for value in start.values()):
-        raise ValueError(f"Expected the float32 parameters {sorted(named)}, got {sorted(start)}.")
-    for name, codes in zip(model.user_tables, users, strict=True):
-        if codes.numel() and int(codes.max()) >= len(start[name]):
-            raise ValueError(
-                f"Expected codes of {name!r} below {len(start[name])}, got {int(codes.max())}."
-            )
-    rows = [len(start[name]) for name in model.item_tables if name not in own] + [
-        len(f.codes) for f in model.item_features
-    ]
-    for name in set(model.item_tables) & set(own):
-        wanted = (*block.touched.shape, start[name].shape[1])
-        if own[name].shape != wanted:
-            raise ValueError(
-                f"Expected rows of {name!r} of shape {wanted}, got {tuple(own[name].shape)}."
-            )
-    if (
-        block.touched.numel()
-        and rows
-        and not 0 <= int(block.touched.min()) <= int(block.touched.max()) < min(rows)
-    ):
-        raise ValueError(f"Expected items below {min(rows)}, got up to {int(block.touched.max())}.")
+def _rates(values: Iterable[float]) -> np.ndarray:
+    return np.array(list(values), dtype=np.float32)

@@ -134,7 +134,7 @@ class Block:
         active: `active[t]` is the number of clients that still train in step t; they are the first
             ones.
         items: `int64 [S, C, B]`, items of the examples.
-        places: `int64 [S, C, N]`, rows in the compact item tables of all clients laid end to end,
+        rows: `int64 [S, C, N]`, rows in the compact item tables of all clients laid end to end,
             `[C * R]`, of every item that a step needs: those of its examples, in their order, and
             then any others (`Batches.references`).
         labels: `float32 [S, C, B]`.
@@ -149,12 +149,12 @@ class Block:
         training: of such a block, `bool [C]`: which of its clients have not ended before the step.
     """
 
-    stepwise: ClassVar[tuple[str, ...]] = ("items", "places", "labels", "sizes")
+    stepwise: ClassVar[tuple[str, ...]] = ("items", "rows", "labels", "sizes")
 
     users: tuple[Tensor, ...]
     active: tuple[int, ...]
     items: Tensor
-    places: Tensor
+    rows: Tensor
     labels: Tensor
     sizes: Tensor
     touched: Tensor
@@ -187,8 +187,8 @@ class Block:
             rectangle.filled(np.concatenate([getattr(batch, name) for batch in batches]))
             for name in ("items", "labels", "sizes")
         )
-        places = rectangle.filled(rows, on_device(firsts, device))
-        tables = (items, places, labels, sizes, on_device(table, device))
+        rows = rectangle.filled(rows, on_device(firsts, device))
+        tables = (items, rows, labels, sizes, on_device(table, device))
         active = tuple(int((rectangle.steps > step).sum()) for step in range(len(items)))
         examples = tuple(batch.examples for batch in batches)
         last_epoch = tuple(batch.last_epoch for batch in batches)
@@ -213,7 +213,7 @@ class Block:
         whole = torch.arange(items, device=device).expand(len(self), -1)
         return replace(
             self,
-            places=self.touched.flatten()[self.places] + first,
+            rows=self.touched.flatten()[self.rows] + first,
             touched=whole,
             touched_counts=(items,) * len(self),
         )
@@ -221,8 +221,8 @@ class Block:
     def at(self, number: Tensor, like: int) -> Self:
         """One step alone, whose number `int64 [1]` is on the device, so that the same operations
         give any step that is `like` another."""
-        own = {name: getattr(self, name).index_select(0, number) for name in self.stepwise}
-        return replace(self, **own, number=number, like=like, training=number < self._ends)
+        step = {name: getattr(self, name).index_select(0, number) for name in self.stepwise}
+        return replace(self, **step, number=number, like=like, training=number < self._ends)
 
     @cached_property
     def steps(self) -> list[int]:
@@ -243,15 +243,18 @@ class Block:
     def requests(self, clients: Sequence[int]) -> ItemRequests:
         """The items of each client's real rows; `clients` are the ids, `[C]`."""
         touched = self.touched.numpy(force=True)
-        items = [own[:count] for own, count in zip(touched, self.touched_counts, strict=True)]
+        items = [
+            client_rows[:count]
+            for client_rows, count in zip(touched, self.touched_counts, strict=True)
+        ]
         return ItemRequests.of(np.array(clients), items)
 
     @cached_property
     def weights(self) -> Tensor:
         """`float32 [S, C, B]`: one over the size of the batch, 0 for padding; a mean loss is a sum
         with these."""
-        places = torch.arange(self.items.shape[2], device=self.items.device)
-        return (places < self.sizes[:, :, None]) / self.sizes.clamp(min=1)[:, :, None]
+        columns = torch.arange(self.items.shape[2], device=self.items.device)
+        return (columns < self.sizes[:, :, None]) / self.sizes.clamp(min=1)[:, :, None]
 
     @cached_property
     def _ends(self) -> Tensor:
@@ -291,20 +294,20 @@ class Rectangle:
 
     Attributes:
         steps: `int64 [C]`, number of steps of each client.
-        places: `int64 [N]`, place of each client's steps, one client after the other, in the
+        positions: `int64 [N]`, place of each client's steps, one client after the other, in the
             rectangle laid out in one row, `[S * C]`.
     """
 
     steps: np.ndarray
-    places: Tensor
+    positions: Tensor
 
     @classmethod
     def of(cls, batches: Sequence[Batches], device: torch.device) -> Rectangle:
         """That of the clients' batches on a device."""
         steps = np.array([len(batch.sizes) for batch in batches])
         clients = np.arange(len(steps))
-        places = within_groups(steps) * len(steps) + clients.repeat(steps)
-        return cls(steps, on_device(places, device))
+        positions = within_groups(steps) * len(steps) + clients.repeat(steps)
+        return cls(steps, on_device(positions, device))
 
     def filled(self, values: np.ndarray, padding: Tensor | None = None) -> Tensor:
         """The clients' arrays, one after the other, `[N, ...]`, as a rectangle `[S, C, ...]` on the
@@ -314,15 +317,15 @@ class Rectangle:
             values: the arrays.
             padding: `[C]`, what is after a client's last step; default: 0.
         """
-        given = on_device(values, self.places.device)
+        given = on_device(values, self.positions.device)
         shape = int(self.steps.max()), len(self.steps), *given.shape[1:]
         if padding is None:
-            found = given.new_zeros(shape)
+            filled = given.new_zeros(shape)
         else:
             ends = padding.view(-1, *[1] * (given.dim() - 1))
-            found = ends.expand(shape).contiguous()
-        found.flatten(0, 1).index_copy_(0, self.places, given)
-        return found
+            filled = ends.expand(shape).contiguous()
+        filled.flatten(0, 1).index_copy_(0, self.positions, given)
+        return filled
 
 
 def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -351,12 +354,12 @@ def _numbered(
         number_items,  # imports Numba, which is slow and not always needed
     )
 
-    places = np.zeros(references.shape, dtype=np.int64)  # its rows side by side, unlike the given
+    numbers = np.zeros(references.shape, dtype=np.int64)  # its rows side by side, unlike the given
     distinct = np.empty(references.size, dtype=np.int64)
     counts = np.zeros(len(steps), dtype=np.int64)
     flat = (part.reshape(-1) for part in (references, real))
-    number_items(*flat, steps.cumsum() * references.shape[1], distinct, counts, places.reshape(-1))
+    number_items(*flat, steps.cumsum() * references.shape[1], distinct, counts, numbers.reshape(-1))
     width = max(1, int(counts.max()))
     table = np.zeros((len(steps), width), dtype=np.int64)
     table[np.arange(width) < counts[:, None]] = distinct[: counts.sum()]
-    return table, counts, places
+    return table, counts, numbers

@@ -37,7 +37,7 @@ class Objective(Protocol):
 
         Args:
             parameters: of the first `active` clients, `[active, ...]` each; of an item table the
-                rows that the step needs, `[active, N, d]`, in the order of `Block.places`.
+                rows that the step needs, `[active, N, d]`, in the order of `Block.rows`.
             block: the clients.
             step: which step.
             active: number of clients that still train.
@@ -72,7 +72,7 @@ def descend(
     block: Block,
     sgd: SgdSettings,
     objective: Objective | None = None,
-    own: Mapping[str, Tensor] | None = None,
+    client_params: Mapping[str, Tensor] | None = None,
 ) -> Trained:
     """Train every client of a block on its batches.
 
@@ -82,8 +82,8 @@ def descend(
         block: the clients.
         sgd: settings of the gradient steps.
         objective: the objective; None: the model's own loss.
-        own: initial values that differ between clients, `[C, ...]` each, unchanged; of an item
-            table the block's touched rows.
+        client_params: initial values that differ between clients, `[C, ...]` each, unchanged; of
+            an item table the block's touched rows.
 
     Returns:
         The trained parameters of every client.
@@ -98,7 +98,7 @@ def descend(
         raise ValueError(
             "Expected item tables of one rate, all late or none, with decay, momentum or a pull."
         )
-    cohort = _Cohort.of(start, own or {}, block, sgd, item_tables)
+    cohort = _Cohort.of(start, client_params or {}, block, sgd, item_tables)
     objective = objective or Recommending(model)
     # otherwise the values of clients who have ended would still change
     capturable = objective.capturable and sgd.plain
@@ -130,7 +130,7 @@ class _Cohort:
     def of(
         cls,
         start: Mapping[str, Tensor],
-        own: Mapping[str, Tensor],
+        client_params: Mapping[str, Tensor],
         block: Block,
         sgd: SgdSettings,
         item_tables: Sequence[str],
@@ -141,12 +141,16 @@ class _Cohort:
         dense = {}
         for name, value in start.items():
             if name in item_tables:
-                rows = own[name].clone() if name in own else rows_at(value, block.touched)
+                rows = (
+                    client_params[name].clone()
+                    if name in client_params
+                    else rows_at(value, block.touched)
+                )
                 tables[name] = Group(
                     rows, rows.clone() if sgd.proximal_mu else 0.0, sgd, name, block
                 )
             else:
-                begin = own.get(name, value.expand(cohort, *value.shape))
+                begin = client_params.get(name, value.expand(cohort, *value.shape))
                 dense[name] = Group(begin, begin, sgd, name, block, given=True)
         factors = torch.ones(cohort, 1, device=block.touched.device)
         return cls(
@@ -162,8 +166,8 @@ class _Cohort:
         """One step of the first `active` clients, of the block or of one of its steps; returns each
         client's loss before the step, `[active]`."""
         number = step if block.number is None else block.number
-        places = block.places[step, :active].flatten()
-        rows = {name: group.rows(places, active) for name, group in self.tables.items()}
+        indices = block.rows[step, :active].flatten()
+        rows = {name: group.rows(indices, active) for name, group in self.tables.items()}
         leaves = {name: group.active(active).detach() for name, group in self.dense.items()}
         moving = self.moving(step if block.number is None else block.like)
         given = {**leaves, **rows}
@@ -172,18 +176,18 @@ class _Cohort:
         loss = objective(given, block, step, active)
         gradients: dict[str, Tensor | None] = {}
         if loss.requires_grad:  # otherwise no parameter changes in this step
-            found = torch.autograd.grad(
+            values = torch.autograd.grad(
                 loss.sum(), [given[name] for name in moving], allow_unused=True
             )
-            gradients = dict(zip(moving, found, strict=True))
+            gradients = dict(zip(moving, values, strict=True))
         if block.training is not None:
             training = block.training[:active]
             gradients = {
-                name: None if found is None else of_clients(found, training)
-                for name, found in gradients.items()
+                name: None if values is None else of_clients(values, training)
+                for name, values in gradients.items()
             }
         descend_all(list(self.dense.values()), gradients, active, number)
         for name, group in self.tables.items():
-            group.descend_rows(gradients.get(name), places, active, number)
+            group.descend_rows(gradients.get(name), indices, active, number)
         self.untouched.descend(None, active, number)
         return loss.detach()

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedrec.kernel.compiled import cache_folder
 from fedrec.nn.layers import ItemFeature, KernelModel, Layer
 from fedrec.protocol.updates import SparseAccumulator
-from fedrec.training.arrays import BlockArrays
+from fedrec.training.arrays import ParameterLayout, check_block, dense_vectors, table_rows
 from fedrec.training.block import Batches, Block
 from fedrec.training.results import Trained
 from fedrec.training.sgd import SgdSettings
@@ -38,7 +38,7 @@ def train_block(
     start: Mapping[str, Tensor],
     block: Block,
     sgd: SgdSettings,
-    own: Mapping[str, Tensor] | None = None,
+    client_params: Mapping[str, Tensor] | None = None,
     guidance: Guidance | None = None,
 ) -> Trained:
     """Train every client of a block on its batches.
@@ -48,8 +48,8 @@ def train_block(
         start: the parameters that are trained, without cohort dimension; unchanged.
         block: the clients.
         sgd: settings of the gradient steps, plain ones.
-        own: initial values that differ between clients, `[C, ...]` each, unchanged; of an item
-            table the block's touched rows.
+        client_params: initial values that differ between clients, `[C, ...]` each, unchanged; of
+            an item table the block's touched rows.
         guidance: what the rows of the item table are moved towards in each step.
 
     Raises:
@@ -58,24 +58,37 @@ def train_block(
     """
     if model is None:
         raise TypeError("Expected a model that declares a kernel.")
-    arrays = BlockArrays.of(model, start, block, own)
-    layout = arrays.layout
+    params = client_params or {}
+    check_block(model, start, params, block)
+    first = torch.zeros(len(block), 1, dtype=torch.int64)  # a table of one row
+    users = [*(first for _ in model.user_rows), *(block.users if model.user_tables else ())]
+    shapes = {name: tuple(value.shape) for name, value in start.items()}
+    layout = ParameterLayout(model, shapes, tuple(codes.shape[1] for codes in users))
+    dense = dense_vectors(layout, start, params, len(block))
+    names = (model.item_table, model.item_bias, model.product_table)
+    tables = tuple(table_rows(start, params, name, block) for name in names)
     losses = np.full(len(block), np.nan)
     train_clients(
         layout.network(),
         (layout.rates(sgd, late=False), layout.rates(sgd, late=True)),
-        arrays.examples,
-        arrays.steps,
+        (block.items.numpy(), block.rows.numpy(), block.labels.numpy(), block.sizes.numpy()),
+        np.array(block.steps, dtype=np.int64),
         block.last_epoch_begins.numpy(),
         np.array(block.last_epoch, dtype=np.int64),
-        arrays.first_rows,
-        arrays.dense,
-        arrays.tables,
-        arrays.codes,
-        _numbers(guidance, arrays.tables[0]),
+        np.arange(len(block), dtype=np.int64) * block.touched.shape[1],
+        dense,
+        tables,
+        torch.cat([*users, first[:, :0]], 1).numpy(),
+        _numbers(guidance, tables[0]),
         losses,
     )
-    return arrays.trained(losses)
+    values = {}
+    for name, begin in layout.starts.items():  # in the memory of the clients' vectors
+        columns = dense[:, begin : begin + start[name].numel()]
+        values[name] = columns.reshape(len(block), *shapes[name])
+    values |= {name: table for name, table in zip(names, tables, strict=True) if name is not None}
+    trained = {name: torch.from_numpy(value) for name, value in values.items()}
+    return Trained(start, block, trained, model.item_tables, torch.ones(len(block)), losses)
 
 
 def _numbers(guidance: Guidance | None, rows: np.ndarray) -> tuple[np.float32, np.ndarray]:
@@ -165,7 +178,7 @@ def _by_additive_parts(model: KernelModel, start: Mapping[str, Tensor], block: B
     values = {"weight": torch.zeros(2, 6, 1), "items": torch.zeros(*block.touched.shape, 2)}
     losses = np.full(2, np.nan)
     train_additive(
-        (block.items.numpy(), block.places.numpy(), block.labels.numpy(), block.sizes.numpy()),
+        (block.items.numpy(), block.rows.numpy(), block.labels.numpy(), block.sizes.numpy()),
         np.array(block.steps, dtype=np.int64),
         np.array(block.last_epoch, dtype=np.int64),
         (np.zeros((2, 2), dtype=np.float32), np.zeros(2, dtype=np.float32)),

@@ -142,8 +142,8 @@ class _Span:
 
     def _next(self, number: Tensor, clients: int) -> None:
         """The step of this number, `int64 [1]`, which then is that of the following one."""
-        found = self.one_step(self.block.at(number, self.steps.start), 0, clients)
-        self.losses[:, :clients].index_copy_(0, number, found[None].to(self.losses.dtype))
+        losses = self.one_step(self.block.at(number, self.steps.start), 0, clients)
+        self.losses[:, :clients].index_copy_(0, number, losses[None].to(self.losses.dtype))
         number.add_(1)
 
 

@@ -36,8 +36,10 @@ class Outcome(ABC):
 
     def losses(self) -> list[float]:
         """`last_losses` as a list."""
-        own = self.last_losses
-        return own.tolist() if isinstance(own, np.ndarray | Tensor) else list(map(float, own))
+        losses = self.last_losses
+        return (
+            losses.tolist() if isinstance(losses, np.ndarray | Tensor) else list(map(float, losses))
+        )
 
     @abstractmethod
     def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
@@ -81,26 +83,26 @@ class Outcome(ABC):
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
         """The same of an item table `[items, d]`, by rows, added to the running sum of its changes;
         `shares` is `float64 [C]`."""
-        own = self.each(range(len(self.block)), [name], [name])
-        changes = own.changes(name, self.start[name].numpy(force=True))
+        updates = self.each(range(len(self.block)), [name], [name])
+        changes = updates.changes(name, self.start[name].numpy(force=True))
         for share, change in zip(shares.tolist(), changes, strict=True):
             if share and isinstance(change, SparseUpdate):
                 total.add(change.rows, share * change.values.astype(np.float64))
 
     @abstractmethod
-    def parameter_of(self, name: str, place: int) -> Tensor:
+    def parameter_of(self, name: str, client: int) -> Tensor:
         """One client's value of a parameter of `start`, `[1, ...]`, an item table at full size; a
         view of the shared value where the client did not change it."""
 
-    def parameters_of(self, place: int) -> Mapping[str, Tensor]:
+    def parameters_of(self, client: int) -> Mapping[str, Tensor]:
         """One client's whole parameters, `[1, ...]` each, item tables at full size. Each is made
         when it is first read, as tables that nobody reads may be much larger than the others."""
-        return _OneClient(self, place)
+        return _OneClient(self, client)
 
-    def changes_of(self, place: int) -> dict[str, Tensor]:
+    def changes_of(self, client: int) -> dict[str, Tensor]:
         """One client's update, whole arrays."""
         return {
-            name: self.parameter_of(name, place)[0] - value for name, value in self.start.items()
+            name: self.parameter_of(name, client)[0] - value for name, value in self.start.items()
         }
 
     @property
@@ -120,8 +122,8 @@ class Outcome(ABC):
         """
         items = []
         parts = []
-        for place in range(len(self.block)):
-            changes = self.changes_of(place)
+        for client in range(len(self.block)):
+            changes = self.changes_of(client)
             moved = [changes[name].flatten(1).any(1) for name in tables]
             some = torch.stack(moved).any(0) if moved else torch.zeros(0, dtype=torch.bool)
             items.append(some.nonzero()[:, 0].numpy(force=True))
@@ -144,14 +146,14 @@ class Outcome(ABC):
 class _OneClient(Mapping[str, Tensor]):
     """See `Outcome.parameters_of`."""
 
-    def __init__(self, outcome: Outcome, place: int) -> None:
+    def __init__(self, outcome: Outcome, client: int) -> None:
         self._outcome = outcome
-        self._place = place
+        self._client = client
         self._read: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._read:
-            self._read[name] = self._outcome.parameter_of(name, self._place)
+            self._read[name] = self._outcome.parameter_of(name, self._client)
         return self._read[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -209,14 +211,14 @@ class Trained(Outcome):
             self._add_on_device(moved, shares)
 
     def _add_on_processor(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
-        from fedrec.training.update_sums import (
+        from fedrec.kernel.rows import (
             add_dense,  # imports Numba, which is slow and not always needed
         )
 
         for name, total in totals.items():
             start = self.start[name].reshape(-1).numpy()
-            own = _end_to_end(self.values[name])
-            add_dense(total.view(-1).numpy(), start, *own, shares.numpy())
+            values = _end_to_end(self.values[name])
+            add_dense(total.view(-1).numpy(), start, *values, shares.numpy())
 
     def _add_on_device(self, totals: Mapping[str, Tensor], shares: Tensor) -> None:
         # a client of weight 0 must not add NaN; its place is known here, without waiting for a GPU
@@ -241,34 +243,34 @@ class Trained(Outcome):
                 self.start[name][items].double() * on_device(drifts, client.device)[client, None]
             )
         if not items.is_cpu:  # to copy the rows of all clients takes longer than to add them there
-            items, places = items.unique(return_inverse=True)
-            change = change.new_zeros(len(items), change.shape[1]).index_add_(0, places, change)
+            items, positions = items.unique(return_inverse=True)
+            change = change.new_zeros(len(items), change.shape[1]).index_add_(0, positions, change)
         total.add(items.cpu().numpy(), change.cpu().numpy(), float(drifts.sum()))
 
     def _add_touched_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
         """The same as `add_rows` if only touched rows changed."""
-        from fedrec.training.update_sums import add_rows
+        from fedrec.kernel.rows import add_changed_rows
 
         counts = np.array(self.block.touched_counts, dtype=np.int64)
         total.reserve(int(counts.sum()))
         sums = (total.values, total.slots, total.rows)
         block = self.block.touched.numpy()
         given = self.start[name].numpy(), block, counts, self.values[name].numpy(), shares.numpy()
-        total.used = add_rows(*sums, total.used, *given)
+        total.used = add_changed_rows(*sums, total.used, *given)
 
     def changed_rows(self, name: str) -> np.ndarray | None:
         return self.block.changed_rows(name in self.values, name in self.item_tables)
 
-    def parameter_of(self, name: str, place: int) -> Tensor:
+    def parameter_of(self, name: str, client: int) -> Tensor:
         if name not in self.values:
             return self.start[name].unsqueeze(0)
         if name not in self.item_tables:
-            return self.values[name][place : place + 1]
-        count = self.block.touched_counts[place]
-        if not count and self.untouched[place] == 1:
+            return self.values[name][client : client + 1]
+        count = self.block.touched_counts[client]
+        if not count and self.untouched[client] == 1:
             return self.start[name].unsqueeze(0)
-        table = self.start[name] * self.untouched[place]
-        table[self.block.touched[place, :count]] = self.values[name][place, :count]
+        table = self.start[name] * self.untouched[client]
+        table[self.block.touched[client, :count]] = self.values[name][client, :count]
         return table.unsqueeze(0)
 
     def each(
@@ -308,11 +310,11 @@ class Trained(Outcome):
         touched = self.block.touched
         width = self.block.touched.shape[1]
         real = torch.arange(width) < torch.tensor(self.block.touched_counts)[:, None]
-        kept = real if counted is None else real & counted.cpu()[:, None]
-        places = on_device(kept.flatten().nonzero()[:, 0], touched.device)
-        items = touched.flatten()[places]
-        moved = self.values[name].flatten(0, 1).index_select(0, places)
-        return items, places // width, moved.sub_(self.start[name].index_select(0, items))
+        counted_rows = real if counted is None else real & counted.cpu()[:, None]
+        positions = on_device(counted_rows.flatten().nonzero()[:, 0], touched.device)
+        items = touched.flatten()[positions]
+        moved = self.values[name].flatten(0, 1).index_select(0, positions)
+        return items, positions // width, moved.sub_(self.start[name].index_select(0, items))
 
     def _table_powers(self, name: str, order: int) -> Tensor:
         """`float64 [C]`: sum over a table's coordinates of the change's square (order 2) or
@@ -333,7 +335,7 @@ def _powers(values: Tensor, start: Tensor, order: int) -> Tensor:
     summed in float64."""
     if not values.is_cpu:
         return _norms(values.flatten(1) - start.flatten(), order) ** order
-    from fedrec.training.update_sums import powers
+    from fedrec.kernel.rows import powers
 
     flat = start.reshape(-1).numpy()
     return torch.from_numpy(powers(flat, *_end_to_end(values), len(values), order))
@@ -360,26 +362,26 @@ def _norms(rows: Tensor, order: int) -> Tensor:
 # code.
 
 
-def rows_at(table: Tensor, places: Tensor) -> Tensor:
+def rows_at(table: Tensor, rows: Tensor) -> Tensor:
     """Rows of a table `[R, ...]` at places `int64 [...]`, `[..., ...]`, a copy."""
-    return table.index_select(0, places.flatten()).view(*places.shape, *table.shape[1:])
+    return table.index_select(0, rows.flatten()).view(*rows.shape, *table.shape[1:])
 
 
-def add_to_rows(table: Tensor, places: Tensor, moves: Tensor, factor: float) -> None:
+def add_to_rows(table: Tensor, rows: Tensor, moves: Tensor, factor: float) -> None:
     """Add factor times moves to the rows of a table, in place and in their order; without autograd.
 
     Args:
         table: `[R, d]`, contiguous.
-        places: `int64 [N]`, in `[0, R)`; may repeat.
+        rows: `int64 [N]`, in `[0, R)`; may repeat.
         moves: `[N, d]`.
         factor: of all moves.
     """
     if not table.is_cpu or table.dtype != torch.float32 or moves.dtype != torch.float32:
-        table.index_add_(0, places, moves, alpha=factor)
+        table.index_add_(0, rows, moves, alpha=factor)
         return
-    from fedrec.training.update_sums import (
+    from fedrec.kernel.rows import (
         add_to_rows as compiled,  # imports Numba, which is slow and not always needed
     )
 
-    given = (places.contiguous(), moves.detach().contiguous())
+    given = (rows.contiguous(), moves.detach().contiguous())
     compiled(table.numpy(), *(part.numpy() for part in given), np.float32(factor))

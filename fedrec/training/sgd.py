@@ -98,13 +98,13 @@ class Group:
             return True
         return self.rate > 0 and self._first <= step
 
-    def rows(self, places: Tensor, active: int) -> Tensor:
+    def rows(self, rows: Tensor, active: int) -> Tensor:
         """Rows of a table `[C, R, d]` by their flat places `int64 [active * B]`, `[active, B, d]`,
         a copy."""
-        return self._flat.index_select(0, places).view(active, -1, self.value.shape[-1])
+        return self._flat.index_select(0, rows).view(active, -1, self.value.shape[-1])
 
     def descend_rows(
-        self, gradient: Tensor | None, places: Tensor, active: int, step: Number
+        self, gradient: Tensor | None, rows: Tensor, active: int, step: Number
     ) -> None:
         """One step with the gradient `[active, B, d]` of gathered rows; a row that was gathered
         twice gets both gradients."""
@@ -113,11 +113,11 @@ class Group:
             return
         if self.sgd.plain:
             flat = self._held(gradient, step).reshape(-1, gradient.shape[-1])
-            add_to_rows(self._flat, places, flat, -self.rate)
+            add_to_rows(self._flat, rows, flat, -self.rate)
             return
         whole = torch.zeros_like(self.value)
         flat = gradient.reshape(-1, gradient.shape[-1])
-        add_to_rows(whole.view(-1, whole.shape[-1]), places, flat, 1.0)
+        add_to_rows(whole.view(-1, whole.shape[-1]), rows, flat, 1.0)
         self.descend(whole[:active], active, step)
 
     def active(self, clients: int) -> Tensor:
@@ -179,7 +179,7 @@ def descend_all(
         if not given:
             torch._foreach_add_(values, changes, alpha=-rate)  # pyright: ignore[reportPrivateImportUsage]
             continue
-        found = torch._foreach_add(values, changes, alpha=-rate)  # pyright: ignore[reportPrivateImportUsage]
-        for (group, _), value in zip(moves, found, strict=True):
+        moved = torch._foreach_add(values, changes, alpha=-rate)  # pyright: ignore[reportPrivateImportUsage]
+        for (group, _), value in zip(moves, moved, strict=True):
             group.value = value
             group.given = False

@@ -16,7 +16,7 @@ from fedrec.kernel.products import (
     through_activation,
 )
 from fedrec.kernel.rows import add_rows, copy_row, matrix, repeat_row
-from fedrec.training.network import Client, batch_of, scratch_for
+from fedrec.training.arrays import Client, batch_of, scratch_for
 
 # The first layer of a declared model in compiled code: embeddings times weights, and the step of
 # both.
@@ -30,31 +30,31 @@ _ZERO = np.float32(0)
 
 
 @njit(**INNER)
-def start_base(network, own, scratch):
+def start_base(network, params, scratch):
     """The part of bias and user in the outputs of the first layer, in `scratch.base`."""
-    base = _bias_alone(network, own, scratch)
-    for place in range(len(network.users)):
-        _add_user(network.users[place], network, own, scratch, base)
+    base = _bias_alone(network, params, scratch)
+    for number in range(len(network.users)):
+        _add_user(network.users[number], network, params, scratch, base)
 
 
 @njit(**INNER)
-def forward_inputs(network, own, batch, scratch, hidden):
+def forward_inputs(network, params, batch, scratch, hidden):
     """Outputs `[n, out]` of the first layer, before the activation, given the part of bias and user
     in `scratch.base`."""
     repeat_row(scratch.base, hidden)
-    width = own.rows.shape[1]
+    width = params.rows.shape[1]
     if width:
         gathered = scratch.gathered[: len(hidden)]
         for example in range(len(hidden)):
-            copy_row(own.rows[batch.places[example] - own.first_row], gathered[example])
-        weights = _weights(network, own, network.item_start, width)
+            copy_row(params.rows[batch.rows[example] - params.first_row], gathered[example])
+        weights = _weights(network, params, network.item_start, width)
         add_outputs(gathered, weights, hidden, scratch.room)
-    for place in range(len(network.features)):
-        _add_feature(network.features[place], network, own, batch, scratch, hidden)
+    for number in range(len(network.features)):
+        _add_feature(network.features[number], network, params, batch, scratch, hidden)
 
 
 @njit(**INNER)
-def backward_inputs(network, own, batch, rates, scratch, gradient):
+def backward_inputs(network, params, batch, rates, scratch, gradient):
     """The step of all parameters of the first layer, given the gradient `[n, out]` of its outputs;
     `scratch.base` is that of the next step then."""
     summed = scratch.base_gradient
@@ -64,35 +64,35 @@ def backward_inputs(network, own, batch, rates, scratch, gradient):
     weight_rate = rates.weights[0]
     if bias >= 0:
         for o in range(summed.size):
-            own.dense[bias + o] -= rates.biases[0] * summed[o]
-    base = _bias_alone(network, own, scratch)
-    for place in range(len(network.users)):
-        user = network.users[place]
-        _descend_user(user, network, own, rates.users[place], weight_rate, scratch, base)
-    width = own.rows.shape[1]
+            params.dense[bias + o] -= rates.biases[0] * summed[o]
+    base = _bias_alone(network, params, scratch)
+    for number in range(len(network.users)):
+        user = network.users[number]
+        _descend_user(user, network, params, rates.users[number], weight_rate, scratch, base)
+    width = params.rows.shape[1]
     if width:
-        _descend_rows(network, own, batch, rates, scratch, gradient)
-    for place in range(len(network.features)):
-        feature = network.features[place]
-        rate = rates.features[place]
-        _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, gradient)
+        _descend_rows(network, params, batch, rates, scratch, gradient)
+    for number in range(len(network.features)):
+        feature = network.features[number]
+        rate = rates.features[number]
+        _descend_feature(feature, network, params, batch, rate, weight_rate, scratch, gradient)
 
 
 @njit(**INNER)
-def _bias_alone(network, own, scratch):
+def _bias_alone(network, params, scratch):
     """`scratch.base` with the bias, or zeros."""
     base = scratch.base
     bias = network.layers[0, 3]
     for o in range(base.size):
-        base[o] = own.dense[bias + o] if bias >= 0 else _ZERO
+        base[o] = params.dense[bias + o] if bias >= 0 else _ZERO
     return base
 
 
 @njit(**INNER)
-def _weights(network, own, start, rows):
+def _weights(network, params, start, rows):
     """Some rows of the first layer's weights."""
     out = network.layers[0, 2]
-    return matrix(own.dense, network.layers[0, 0] + start * out, rows, out)
+    return matrix(params.dense, network.layers[0, 0] + start * out, rows, out)
 
 
 @njit(**INNER)
@@ -105,7 +105,7 @@ def _codes(codes):
 
 
 @njit(**INNER)
-def _add_user(user, network, own, scratch, base):
+def _add_user(user, network, params, scratch, base):
     """The part of one of the user's features; the mean of its rows is kept for the backward
     pass."""
     table = user[0]
@@ -115,13 +115,13 @@ def _add_user(user, network, own, scratch, base):
     last = user[4]
     mean = scratch.user[start : start + width]
     mean[:] = 0
-    codes = own.codes[first:last]
+    codes = params.codes[first:last]
     count = max(1, _codes(codes))
     for code in codes:
         if code >= 0:
             for i in range(width):
-                mean[i] += own.dense[table + code * width + i] / np.float32(count)
-    weights = _weights(network, own, start, width)
+                mean[i] += params.dense[table + code * width + i] / np.float32(count)
+    weights = _weights(network, params, start, width)
     for i in range(width):
         row = weights[i]
         for o in range(base.size):
@@ -129,7 +129,7 @@ def _add_user(user, network, own, scratch, base):
 
 
 @njit(**INNER)
-def _descend_user(user, network, own, rate, weight_rate, scratch, base):
+def _descend_user(user, network, params, rate, weight_rate, scratch, base):
     """The step of one of the user's features, row by row of its weights, and its part of the next
     base: a row is in the L1 cache then."""
     table = user[0]
@@ -138,8 +138,8 @@ def _descend_user(user, network, own, rate, weight_rate, scratch, base):
     first = user[3]
     last = user[4]
     mean = scratch.user[start : start + width]
-    weights = _weights(network, own, start, width)
-    codes = own.codes[first:last]
+    weights = _weights(network, params, start, width)
+    codes = params.codes[first:last]
     count = np.float32(max(1, _codes(codes)))
     share = rate / count
     gradient = scratch.base_gradient
@@ -152,23 +152,23 @@ def _descend_user(user, network, own, rate, weight_rate, scratch, base):
         mean[i] = 0
         for code in codes:
             if code >= 0:
-                own.dense[table + code * width + i] -= share * total
+                params.dense[table + code * width + i] -= share * total
         for code in codes:
             if code >= 0:
-                mean[i] += own.dense[table + code * width + i] / count
+                mean[i] += params.dense[table + code * width + i] / count
         for o in range(base.size):
             row[o] -= factor * gradient[o]
             base[o] += mean[i] * row[o]
 
 
 @njit(**INNER)
-def _descend_rows(network, own, batch, rates, scratch, gradient):
+def _descend_rows(network, params, batch, rates, scratch, gradient):
     """The step of the items' own rows and of the weights that multiply them; a row that was
     gathered twice gets both gradients."""
-    width = own.rows.shape[1]
+    width = params.rows.shape[1]
     examples = len(gradient)
     gathered = scratch.gathered[:examples]
-    weights = _weights(network, own, network.item_start, width)
+    weights = _weights(network, params, network.item_start, width)
     to_rows = scratch.to_rows[:examples]
     if rates.item:
         input_gradients(gradient, weights, to_rows, scratch.room)
@@ -176,23 +176,23 @@ def _descend_rows(network, own, batch, rates, scratch, gradient):
         descend_weights(rates.weights[0], gathered, gradient, weights, scratch.room)
     if rates.item:
         for example in range(examples):
-            target = own.rows[batch.places[example] - own.first_row]
+            target = params.rows[batch.rows[example] - params.first_row]
             source = to_rows[example]
             for i in range(width):
                 target[i] -= rates.item * source[i]
 
 
 @njit(**INNER)
-def _add_feature(feature, network, own, batch, scratch, hidden):
+def _add_feature(feature, network, params, batch, scratch, hidden):
     first = feature[3]
     last = feature[4]
-    _copy_categories(feature, network, own, batch, scratch)
+    _copy_categories(feature, network, params, batch, scratch)
     rows = _rows_of_categories(feature, scratch)
     if len(rows) == 0:
         return
     numbers = scratch.numbers[feature[6]]
     projected = matrix(scratch.projected, 0, len(rows), hidden.shape[1])
-    weights = _weights(network, own, feature[2], feature[1])
+    weights = _weights(network, params, feature[2], feature[1])
     projected[:] = 0
     add_outputs(rows, weights, projected, scratch.room)
     for example in range(len(hidden)):
@@ -209,7 +209,7 @@ def _add_feature(feature, network, own, batch, scratch, hidden):
 
 
 @njit(**INNER)
-def _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, gradient):
+def _descend_feature(feature, network, params, batch, rate, weight_rate, scratch, gradient):
     table = feature[0]
     width = feature[1]
     first = feature[3]
@@ -231,7 +231,7 @@ def _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, g
             target = by_category[numbers[code]]
             for o in range(source.size):
                 target[o] += share * source[o]
-    weights = _weights(network, own, feature[2], width)
+    weights = _weights(network, params, feature[2], width)
     to_rows = matrix(scratch.to_categories, 0, len(rows), width)
     if rate:
         input_gradients(by_category, weights, to_rows, scratch.room)
@@ -239,13 +239,13 @@ def _descend_feature(feature, network, own, batch, rate, weight_rate, scratch, g
         descend_weights(weight_rate, rows, by_category, weights, scratch.room)
     if rate:
         for number in range(len(rows)):
-            target = own.dense[table + scratch.categories[feature[6], number] * width :]
+            target = params.dense[table + scratch.categories[feature[6], number] * width :]
             for i in range(width):
                 target[i] -= rate * to_rows[number, i]
 
 
 @njit(**INNER)
-def _copy_categories(feature, network, own, batch, scratch):
+def _copy_categories(feature, network, params, batch, scratch):
     """Find the categories that occur in a batch, and copy their rows; all is in `scratch`, see
     `_rows_of_categories`."""
     table = feature[0]
@@ -267,7 +267,7 @@ def _copy_categories(feature, network, own, batch, scratch):
     scratch.category_counts[feature[6]] = count
     rows = _rows_of_categories(feature, scratch)
     for number in range(count):
-        copy_row(own.dense[table + categories[number] * width :], rows[number])
+        copy_row(params.dense[table + categories[number] * width :], rows[number])
 
 
 @njit(**INNER)
@@ -321,7 +321,7 @@ def train_clients(
     share, guides = guidance
     scratch = scratch_for(network, examples[0].shape[2], rows.shape[2])
     for client in range(len(steps)):
-        own = Client(
+        params = Client(
             dense[client],
             rows[client],
             biases[client],
@@ -329,22 +329,22 @@ def train_clients(
             codes[client],
             first_rows[client],
         )
-        start_base(network, own, scratch)
+        start_base(network, params, scratch)
         total = 0.0
         measured = steps[client] - last_epoch[client]
         for step in range(steps[client]):
             batch = batch_of(examples, step, client)
             moving = rates[1] if step >= begins[client] else rates[0]
             guide = share, guides[client]
-            total += _step(network, own, batch, moving, guide, scratch, step >= measured)
+            total += _step(network, params, batch, moving, guide, scratch, step >= measured)
         if last_epoch[client]:
             losses[client] = total / last_epoch[client]
 
 
 @njit(**INNER)
-def _step(network, own, batch, rates, guide, scratch, measured):
+def _step(network, params, batch, rates, guide, scratch, measured):
     """One step on a batch; returns the mean loss before it, or 0 if it is not measured."""
-    outputs = _forward(network, own, batch, scratch)
+    outputs = _forward(network, params, batch, scratch)
     loss = mean_loss(outputs, batch.labels, network.logistic) if measured else 0.0
     gradient = outputs  # in the same memory
     for n in range(len(outputs)):
@@ -356,59 +356,59 @@ def _step(network, own, batch, rates, guide, scratch, measured):
         )
         gradient[n, 0] = error / np.float32(len(outputs))
     if guide[0]:  # the gradient is that of the rows before, of which there are copies
-        _follow(own.rows, guide[0], guide[1])
-    _descend_sums(network, own, batch, rates, gradient)
-    _descend_product(network, own, batch, rates, scratch, gradient)
-    _backward(network, own, batch, rates, scratch, gradient)
+        _follow(params.rows, guide[0], guide[1])
+    _descend_sums(network, params, batch, rates, gradient)
+    _descend_product(network, params, batch, rates, scratch, gradient)
+    _backward(network, params, batch, rates, scratch, gradient)
     return loss
 
 
 @njit(**INNER)
-def layer_at(network, place):
+def layer_at(network, layer):
     """Offset of a layer's weight, number of inputs and outputs, and offset of its bias."""
-    own = network.layers[place]
-    return own[0], own[1], own[2], own[3]
+    numbers = network.layers[layer]
+    return numbers[0], numbers[1], numbers[2], numbers[3]
 
 
 @njit(**INNER)
-def _forward(network, own, batch, scratch):
+def _forward(network, params, batch, scratch):
     """Predictions `[n, 1]`; the outputs of each layer are kept in `scratch.hidden`."""
     n = len(batch.items)
-    place = 0
+    start = 0
     hidden = matrix(scratch.hidden, 0, n, network.layers[0, 2])
-    forward_inputs(network, own, batch, scratch, hidden)
+    forward_inputs(network, params, batch, scratch, hidden)
     for layer in range(1, len(network.layers)):
         weight, inputs, out, bias = layer_at(network, layer)
         activate(hidden, network.activation)
-        place += n * inputs
-        following = matrix(scratch.hidden, place, n, out)
+        start += n * inputs
+        following = matrix(scratch.hidden, start, n, out)
         for example in range(n):
             for o in range(out):
-                following[example, o] = own.dense[bias + o] if bias >= 0 else _ZERO
-        weights = matrix(own.dense, weight, inputs, out)
+                following[example, o] = params.dense[bias + o] if bias >= 0 else _ZERO
+        weights = matrix(params.dense, weight, inputs, out)
         add_outputs(hidden, weights, following, scratch.room)
         hidden = following
     total = _ZERO
     for offset in network.offsets:
-        total += own.dense[offset]
+        total += params.dense[offset]
     for example in range(n):
         hidden[example, 0] += total
-    if own.biases.shape[1]:
+    if params.biases.shape[1]:
         for example in range(n):
-            hidden[example, 0] += own.biases[batch.places[example] - own.first_row, 0]
-    _add_product(network, own, batch, scratch, hidden)
+            hidden[example, 0] += params.biases[batch.rows[example] - params.first_row, 0]
+    _add_product(network, params, batch, scratch, hidden)
     return hidden
 
 
 @njit(**INNER)
-def _add_product(network, own, batch, scratch, outputs):
+def _add_product(network, params, batch, scratch, outputs):
     """Add what the last layer makes of the product."""
     user, width, weight = network.product
     for k in range(width):
-        scratch.product[k] = own.dense[user + k] * own.dense[weight + k]
+        scratch.product[k] = params.dense[user + k] * params.dense[weight + k]
     if width:
         for example in range(len(outputs)):
-            row = own.factors[batch.places[example] - own.first_row]
+            row = params.factors[batch.rows[example] - params.first_row]
             total = _ZERO
             for k in range(width):
                 total += row[k] * scratch.product[k]
@@ -429,20 +429,20 @@ def mean_loss(outputs, labels, logistic):
 
 
 @njit(**INNER)
-def _descend_sums(network, own, batch, rates, gradient):
+def _descend_sums(network, params, batch, rates, gradient):
     """The step of offsets and item biases, which are added to the outputs."""
     total = _ZERO
     for n in range(len(gradient)):
         total += gradient[n, 0]
-    for place in range(len(network.offsets)):
-        own.dense[network.offsets[place]] -= rates.offsets[place] * total
-    if own.biases.shape[1] and rates.item_bias:
+    for number in range(len(network.offsets)):
+        params.dense[network.offsets[number]] -= rates.offsets[number] * total
+    if params.biases.shape[1] and rates.item_bias:
         for n in range(len(gradient)):
-            own.biases[batch.places[n] - own.first_row, 0] -= rates.item_bias * gradient[n, 0]
+            params.biases[batch.rows[n] - params.first_row, 0] -= rates.item_bias * gradient[n, 0]
 
 
 @njit(**INNER)
-def _descend_product(network, own, batch, rates, scratch, gradient):
+def _descend_product(network, params, batch, rates, scratch, gradient):
     """The step of both rows in the product and of the weight that it meets; a row that is in two
     examples gets both gradients, each of the values before."""
     user, width, weight = network.product
@@ -451,21 +451,21 @@ def _descend_product(network, own, batch, rates, scratch, gradient):
     summed = scratch.summed
     summed[:] = 0
     for example in range(len(gradient)):
-        row = own.factors[batch.places[example] - own.first_row]
+        row = params.factors[batch.rows[example] - params.first_row]
         for k in range(width):
             summed[k] += gradient[example, 0] * row[k]
     if rates.product_item:
         for example in range(len(gradient)):
-            row = own.factors[batch.places[example] - own.first_row]
+            row = params.factors[batch.rows[example] - params.first_row]
             factor = rates.product_item * gradient[example, 0]
             for k in range(width):
                 row[k] -= factor * scratch.product[k]
     weight_rate = rates.weights[len(network.layers) - 1]
     for k in range(width):
-        of_user = own.dense[user + k]
-        of_weight = own.dense[weight + k]
-        own.dense[user + k] = of_user - rates.product_user * of_weight * summed[k]
-        own.dense[weight + k] = of_weight - weight_rate * of_user * summed[k]
+        of_user = params.dense[user + k]
+        of_weight = params.dense[weight + k]
+        params.dense[user + k] = of_user - rates.product_user * of_weight * summed[k]
+        params.dense[weight + k] = of_weight - weight_rate * of_user * summed[k]
 
 
 @njit(**INNER)
@@ -477,19 +477,19 @@ def _follow(rows, share, guide):
 
 
 @njit(**INNER)
-def _backward(network, own, batch, rates, scratch, gradient):
+def _backward(network, params, batch, rates, scratch, gradient):
     """The step of all layers and of the inputs; each layer propagates its gradient before it is
     updated."""
     n = len(gradient)
-    place = 0
+    start = 0
     half = 0
     for layer in range(len(network.layers) - 1):
-        place += n * network.layers[layer, 2]
+        start += n * network.layers[layer, 2]
     for layer in range(len(network.layers) - 1, 0, -1):
         weight, inputs, out, bias = layer_at(network, layer)
-        place -= n * inputs
-        hidden = matrix(scratch.hidden, place, n, inputs)
-        weights = matrix(own.dense, weight, inputs, out)
+        start -= n * inputs
+        hidden = matrix(scratch.hidden, start, n, inputs)
+        weights = matrix(params.dense, weight, inputs, out)
         before = matrix(scratch.gradients[half], 0, n, inputs)
         rate = rates.weights[layer]
         input_gradients(gradient, weights, before, scratch.room)
@@ -498,11 +498,11 @@ def _backward(network, own, batch, rates, scratch, gradient):
         if bias >= 0 and rates.biases[layer]:
             for example in range(n):
                 for o in range(out):
-                    own.dense[bias + o] -= rates.biases[layer] * gradient[example, o]
+                    params.dense[bias + o] -= rates.biases[layer] * gradient[example, o]
         through_activation(before, hidden, network.activation)
         gradient = before
         half = 1 - half
-    backward_inputs(network, own, batch, rates, scratch, gradient)
+    backward_inputs(network, params, batch, rates, scratch, gradient)
 
 
 # All steps of clients whose item embeddings are a shared and a personal part, added, under a linear
@@ -530,7 +530,7 @@ def train_additive(examples, steps, last_epoch, score, shared, personal, rates, 
         losses: `float64 [C]`, written: mean cross-entropy over the last epoch; stays as it is
             without steps.
     """
-    items, places, labels, counts = examples
+    items, rows_of_examples, labels, counts = examples
     weights, biases = score
     width = weights.shape[1]
     parts = np.empty((2, items.shape[2], width), np.float32)
@@ -541,14 +541,14 @@ def train_additive(examples, steps, last_epoch, score, shared, personal, rates, 
         total = 0.0
         for step in range(steps[client]):
             n = counts[step, client]
-            rows = places[step, client, :n] - first
-            own = items[step, client, :n]
+            rows = rows_of_examples[step, client, :n] - first
+            step_items = items[step, client, :n]
             values = (weights[client], biases[client : client + 1])
             tables = (shared[client], personal[client])
-            loss = _errors(values, tables, rows, own, labels[step, client], parts, errors)
+            loss = _errors(values, tables, rows, step_items, labels[step, client], parts, errors)
             if step >= steps[client] - last_epoch[client]:
                 total += loss
-            _descend_parts(values[0], tables, rows, own, rates, terms, parts, errors)
+            _descend_parts(values[0], tables, rows, step_items, rates, terms, parts, errors)
             _descend_score(values, rates[0], parts, errors[:n], moved)
         if last_epoch[client]:
             losses[client] = total / last_epoch[client]

@@ -49,7 +49,28 @@ class TensorBoardConfig(Config):
     folder."""
 
 
-class TensorBoard(Callback):
+class Tracker(Callback):
+    """Reports to another program each round, and the metrics of the whole run at its end."""
+
+    tracker = True
+
+    def log(self, prefix: str, values: Mapping[str, float], step: int) -> None:
+        """Report numbers of a round, whose prefix is empty, or of a system."""
+
+    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
+        """A round is complete and saved; `row` is its line in rounds.csv. Never ends the run."""
+        self.log("", numbers({**row, "seconds": seconds}), int(row["round"]))
+        return False
+
+    def on_end(self, result: Result) -> None:
+        """The run is finished."""
+        systems = {"final": result.metrics, "before fine-tuning": result.before_fine_tuning}
+        systems |= {f"baseline/{name}": metrics for name, metrics in result.baselines.items()}
+        for system, metrics in systems.items():
+            self.log(f"{system}/", numbers(metrics), len(result.rounds))
+
+
+class TensorBoard(Tracker):
     """Writes each round's metrics, and those of the whole run at its end, for TensorBoard.
 
     Raises:
@@ -59,7 +80,6 @@ class TensorBoard(Callback):
     name = "tensorboard"
     Config = TensorBoardConfig
     config: TensorBoardConfig
-    tracker = True
 
     def __init__(self, config: TensorBoardConfig | None = None) -> None:
         super().__init__(config or TensorBoardConfig())
@@ -76,25 +96,16 @@ class TensorBoard(Callback):
         folder = run.path / "tensorboard" if chosen is None else chosen.expanduser() / run.path.name
         self._writer = self._make(str(folder), purge_step=first_round)
 
-    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
-        run here. Never ends the run."""
-        if self._writer is not None:
-            for name, value in numbers({**row, "seconds": seconds}).items():
-                self._writer.add_scalar(f"round/{name}", value, int(row["round"]))
-        return False
+    def log(self, prefix: str, values: Mapping[str, float], step: int) -> None:
+        """Write scalars."""
+        for name, value in values.items() if self._writer is not None else ():
+            self._writer.add_scalar(f"{prefix or 'round/'}{name}", value, step)
 
     def on_end(self, result: Result) -> None:
         """The run is finished."""
-        if self._writer is None:
-            return
-        systems = {"final": result.metrics, "before fine-tuning": result.before_fine_tuning}
-        systems |= {f"baseline {name}": metrics for name, metrics in result.baselines.items()}
-        for system, metrics in systems.items():
-            for name, value in numbers(metrics).items():
-                self._writer.add_scalar(f"{system}/{name}", value, len(result.rounds))
-        self._writer.close()
-        self._writer = None
+        super().on_end(result)
+        if self._writer is not None:
+            self._writer.close()
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
@@ -108,7 +119,6 @@ def missing(package: str) -> ExperimentError:
     return ExperimentError(
         f"callback {package!r} needs a package that is not installed",
         expected=f"the package {package}",
-        got="it cannot be imported",
         fix="pip install 'fedrec[track]', or leave the callback out",
     )
 
@@ -132,7 +142,7 @@ class MlflowConfig(Config):
     """Name of the MLflow experiment; default: the name of the fedrec experiment."""
 
 
-class Mlflow(Callback):
+class Mlflow(Tracker):
     """Logs a run to MLflow.
 
     Raises:
@@ -142,7 +152,6 @@ class Mlflow(Callback):
     name = "mlflow"
     Config = MlflowConfig
     config: MlflowConfig
-    tracker = True
 
     def __init__(self, config: MlflowConfig | None = None) -> None:
         super().__init__(config or MlflowConfig())
@@ -165,6 +174,8 @@ class Mlflow(Callback):
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
         """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
+        from mlflow.entities import Param, RunTag
+
         uri = self._uri()
         if "sql" in urlsplit(uri).scheme:
             from mlflow.store.db import utils
@@ -181,39 +192,25 @@ class Mlflow(Callback):
         number = self._client.create_experiment(name) if before is None else before.experiment_id
         self._run = self._client.create_run(number, run_name=run.path.name).info.run_id
         write_atomically(file, json.dumps({"run": self._run}) + "\n")
-        self._log_settings(run)
-
-    def _log_settings(self, run: RunFolder) -> None:
-        from mlflow.entities import Param, RunTag
-
         params = [Param(key, str(value)[:_LONGEST]) for key, value in flat(run.experiment.table())]
         for start in range(0, len(params), _AT_ONCE):
             self._client.log_batch(self._run, params=params[start : start + _AT_ONCE])
         self._client.log_batch(self._run, tags=[RunTag("fedrec.folder", str(run.path))])
 
-    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
-        run here. Never ends the run."""
-        self._log(numbers({**row, "seconds": seconds}), int(row["round"]))
-        return False
-
-    def on_end(self, result: Result) -> None:
-        """The run is finished."""
-        if not self._run:  # centralised systems only: no rounds were logged
-            return
-        systems = {
-            "final": result.metrics,
-            **{f"baseline/{n}": m for n, m in result.baselines.items()},
-        }
-        for system, metrics in systems.items():
-            values = {f"{system}/{name}": value for name, value in numbers(metrics).items()}
-            self._log(values, len(result.rounds))
-        self._client.set_terminated(self._run)
-
-    def _log(self, metrics: Mapping[str, float], step: int) -> None:
+    def log(self, prefix: str, values: Mapping[str, float], step: int) -> None:
+        """Log metrics; none of centralised systems alone, which have no run."""
         from mlflow.entities import Metric
 
         if self._run:
             now = int(time.time() * 1000)
-            named = [Metric(n.replace("@", "-at-"), v, now, step) for n, v in metrics.items()]
-            self._client.log_batch(self._run, metrics=named)
+            metrics = [
+                Metric(f"{prefix}{name}".replace("@", "-at-"), value, now, step)
+                for name, value in values.items()
+            ]
+            self._client.log_batch(self._run, metrics=metrics)
+
+    def on_end(self, result: Result) -> None:
+        """The run is finished."""
+        super().on_end(result)
+        if self._run:
+            self._client.set_terminated(self._run)

@@ -64,8 +64,10 @@ class RosterFile(DatabaseFile):
             rows = connection.execute("SELECT * FROM nodes ORDER BY rowid").fetchall()
         try:
             return {
-                int(node): Presence(int(partition), *(np.frombuffer(ids, "<i8") for ids in clients))
-                for node, partition, *clients in rows
+                int(node): Presence(
+                    int(partition), np.frombuffer(training, "<i8"), np.frombuffer(evaluated, "<i8")
+                )
+                for node, partition, training, evaluated in rows
             }
         except (ValueError, TypeError, OverflowError) as error:
             raise RunError(
@@ -235,8 +237,10 @@ class Discovery:
                 log.warning(
                     "node %d names %d clients that it does not own alone", node, int(foreign.sum())
                 )
-            clients = (ids[~np.isin(ids, taken)] for ids in (presence.training, presence.evaluated))
-            owned[node] = Presence(presence.partition, *clients)
+            training, evaluated = (
+                ids[~np.isin(ids, taken)] for ids in (presence.training, presence.evaluated)
+            )
+            owned[node] = Presence(presence.partition, training, evaluated)
         return owned
 
 

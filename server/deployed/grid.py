@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 from flwr.app import ArrayRecord, Message, Metadata
@@ -37,19 +37,6 @@ other codes."""
 SUPERLINK = 1
 """Flower's number of its SuperLink, which answers for nodes that are gone."""
 _SERVER_PATIENCE = 120.0  # seconds for which failing calls to the SuperLink are repeated
-
-
-class Waiting(NamedTuple):
-    """A message that has no reply so far."""
-
-    message: Message
-    deadline: float
-    """Time of the grid's clock from which nobody waits for the reply; infinity: never."""
-
-    @property
-    def node(self) -> int:
-        """Flower's id of the node."""
-        return self.message.metadata.dst_node_id
 
 
 class DeployedGrid(WrappedGrid):
@@ -141,9 +128,12 @@ class DeployedGrid(WrappedGrid):
             return []
         ready = self._ready([message.metadata.dst_node_id for message in messages], timeout)
         sent = [message for message in messages if message.metadata.dst_node_id in ready]
-        waiting = self._send(sent, timeout)
+        # With a time to live: a node that comes online later must not work on an expired message.
+        deadline = math.inf if timeout is None else self._clock() + timeout
+        pushed = zip(self._push(sent, deadline), sent, strict=True)
+        waiting = {identifier: message for identifier, message in pushed if identifier}
         replies: list[Message] = []
-        for arrived in self._arriving(waiting):
+        for arrived in self._arriving(waiting, deadline):
             replies += arrived
             good = [reply for reply in replies if not reply.has_error()]
             if enough is not None and enough(good):
@@ -161,23 +151,13 @@ class DeployedGrid(WrappedGrid):
         there = self._present(timeout)
         return {node for node in dict.fromkeys(nodes) if self._asks(node, there)}
 
-    def _send(self, messages: Sequence[Message], timeout: float | None) -> dict[str, Waiting]:
-        """Send messages; those that were sent before their deadline, by identifier.
+    def _arriving(self, waiting: dict[str, Message], deadline: float) -> Iterator[list[Message]]:
+        """The replies that each poll finds, until no message waits for one, or the deadline has
+        passed.
 
         Args:
-            messages: for nodes that are online.
-            timeout: seconds until their deadline, sending included; None: they have none.
-        """
-        deadline = math.inf if timeout is None else self._clock() + timeout
-        # With a time to live: a node that comes online later must not work on an expired message.
-        pushed = zip(self._push(list(messages), deadline), messages, strict=True)
-        return {
-            identifier: Waiting(message, deadline) for identifier, message in pushed if identifier
-        }
-
-    def _arriving(self, waiting: dict[str, Waiting]) -> Iterator[list[Message]]:
-        """The replies that each poll finds, until no message waits for one. What has been answered
-        or let its deadline pass is taken out of `waiting`.
+            waiting: messages by identifier; answered ones are taken out.
+            deadline: by the grid's clock; infinity: never.
 
         Yields:
             Replies, which may be errors of nodes. Each has the group of its message, whatever the
@@ -186,34 +166,33 @@ class DeployedGrid(WrappedGrid):
         pauses = Backoff(_FIRST_POLL, _LAST_POLL, _GROWTH)
         while waiting:
             # Poll once more after a deadline: pulling one reply in pieces may have delayed others.
-            now = self._clock()
-            late = [name for name, asked in waiting.items() if asked.deadline <= now]
+            late = self._clock() >= deadline
             arrived = []
             for reply in self.pull_messages(list(waiting)):
                 asked = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if asked is None:  # a second reply to a message is ignored
                     continue
+                node = asked.metadata.dst_node_id
                 if reply.has_error() and reply.error.code in _EXPIRED:
-                    self._missed_by(asked)
+                    self._missed_by(node)
                     continue
-                reply.metadata.group_id = asked.message.metadata.group_id
+                reply.metadata.group_id = asked.metadata.group_id
                 if reply.has_error() and reply.metadata.src_node_id == SUPERLINK:
                     # the SuperLink answers for a lost node in its own name
-                    reply.metadata.__dict__["_src_node_id"] = asked.node
+                    reply.metadata.__dict__["_src_node_id"] = node
                 arrived.append(reply)
-                self._missed[asked.node] = 0
+                self._missed[node] = 0
                 pauses.restart()
-            for name in late:
-                if name in waiting:
-                    self._missed_by(waiting.pop(name))
+            if late:
+                for message in waiting.values():
+                    self._missed_by(message.metadata.dst_node_id)
+                waiting.clear()
             yield arrived
             if waiting:
-                nearest = min(asked.deadline for asked in waiting.values())
-                self._sleep(max(0.0, min(pauses.next(), nearest - self._clock())))
+                self._sleep(max(0.0, min(pauses.next(), deadline - self._clock())))
 
-    def _missed_by(self, asked: Waiting) -> None:
+    def _missed_by(self, node: int) -> None:
         """A node has let a deadline pass."""
-        node = asked.node
         self._missed[node] = self._missed.get(node, 0) + 1
         self._pauses[node] = min(2 ** (self._missed[node] - 1), _LONGEST_PAUSE)
         log.warning(

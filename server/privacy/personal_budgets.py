@@ -25,7 +25,7 @@ import numpy as np
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.components import registry
-from fedrec.data.independence import refuse_collected_categories, refuse_dependent_clients
+from fedrec.data.independence import check_declared_categories, check_independent_clients
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import phases_of
 from fedrec.experiment.schema import Experiment
@@ -55,13 +55,12 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> Persona
     check_no_phases(run.experiment)
     if settings.mode == "sound":
         what = f"step {run.experiment.step.name}"
-        refuse_dependent_clients(run.experiment, "replace-one", what)
-        refuse_collected_categories(run.experiment, what)
+        check_independent_clients(run.experiment, "replace-one", what)
+        check_declared_categories(run.experiment, what)
     if run.experiment.hides_cohorts:
         raise ExperimentError(
             "uploads of single users cannot be counted where cohorts are secret",
             expected="no [privacy] table with mode = 'secure' beside users' own noise",
-            got="privacy.mode = 'secure'",
             fix="leave out [privacy] and set step.noise = 'secure'",
         )
     return PersonalAccounts(

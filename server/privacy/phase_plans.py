@@ -9,13 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from flwr.serverapp.strategy import Strategy
 
 from fedrec.config import did_you_mean
-from fedrec.data.independence import refuse_collected_categories, refuse_dependent_clients
+from fedrec.data.independence import check_declared_categories, check_independent_clients
 from fedrec.data.population import POPULATIONS
 from fedrec.errors import ExperimentError
 from fedrec.experiment.phases import contributions_of, phase_at
@@ -23,7 +22,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.privacy import statement
 from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.events import Event, Volunteered
-from fedrec.privacy.accounting.sampling import Contributions, FixedSize, Full, Scheduled
+from fedrec.privacy.accounting.sampling import FixedSize, Full, Scheduled
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import SIMULATION, caveats
@@ -77,13 +76,14 @@ class PhasePlans:
         parts = strategy.phases()
         _check_phases(config, parts)
         if config.noise_multiplier != 0:
-            refuse_dependent_clients(experiment, config.adjacency, "[privacy]")
-            refuse_collected_categories(experiment, "[privacy]")
+            check_independent_clients(experiment, config.adjacency, "[privacy]")
+            check_declared_categories(experiment, "[privacy]")
         schedule = strategy.schedule(strategy.config, strategy.step)
         order = tuple(phase_at(schedule, n + 1).name for n in range(experiment.rounds))
         _check_consecutive(config, order)
         mix = config.noise_mix(order)
         malicious = _malicious(experiment)
+        compressed = experiment.compression is not None
         plans = {
             phase: Plan.of(
                 config.in_phase(phase),
@@ -94,7 +94,8 @@ class PhasePlans:
                 server_lr=server_rate(part.config, 1),
                 factor=config.noise_factor(phase),
                 mix=mix,
-                contributions=_contributions(experiment, part.step),
+                # of compressed updates, what is decoded may have signs, whatever the step sends
+                contributions="signed" if compressed else contributions_of(part.step),
                 schedule=part.cohorts.schedule,
                 phase_rounds=order.count(phase),
                 known=experiment.lateness.known_cohorts,
@@ -127,7 +128,6 @@ class PhasePlans:
             raise ExperimentError(
                 f"experiment {experiment.name!r} has no differential privacy",
                 expected="a table [privacy]",
-                got="none, so epsilon is infinite",
                 fix="add [privacy] with clip-norm and noise-multiplier (or epsilon)",
             )
         cohorts = SampledCohorts.without_nodes(experiment, clients)
@@ -266,11 +266,6 @@ def _malicious(experiment: Experiment) -> np.ndarray:
     return np.empty(0, dtype=np.int64) if adversary is None else adversary.malicious
 
 
-def _contributions(experiment: Experiment, step: Mapping[str, Any]) -> Contributions:
-    """Of compressed updates, what is decoded may have signs, whatever the step sends."""
-    return "signed" if experiment.compression is not None else contributions_of(step)
-
-
 def private_strategy(strategy: Strategy) -> CohortStrategy:
     """The strategy, if it can be made private.
 
@@ -360,7 +355,6 @@ def _check_phases(config: PrivacyConfig, parts: Mapping[str, CohortStrategy]) ->
             raise ExperimentError(
                 f"there is no phase {phase!r}",
                 expected="phases of the strategy in privacy.phases",
-                got=repr(phase),
                 fix=did_you_mean(phase, parts),
             )
     for phase, part in parts.items():
@@ -368,6 +362,5 @@ def _check_phases(config: PrivacyConfig, parts: Mapping[str, CohortStrategy]) ->
             raise ExperimentError(
                 f"phase {phase!r} delegates its rounds to other strategies, which have no plan",
                 expected="`phases` of the outer strategy, with those of all inner strategies",
-                got=type(part).__name__,
                 fix=f"correct `phases` of {type(part).__name__}, or use it without [privacy]",
             )

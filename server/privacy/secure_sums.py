@@ -151,7 +151,6 @@ class SecureSums:
             raise ExperimentError(
                 "a training order asks for more than a sum of updates",
                 expected="an order that names clients and asks for their sum",
-                got="an order for single updates, or for all clients",
                 fix=(
                     "leave out secure-aggregation, or choose an additive strategy such as 'reptile'"
                 ),

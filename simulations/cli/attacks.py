@@ -59,22 +59,22 @@ def attack(
     progress = Progress()
     try:
         callbacks = [] if quiet or as_json else [progress]
-        found = run_attack(loaded, {**chosen, "name": name}, folder, callbacks)
+        outcome = run_attack(loaded, {**chosen, "name": name}, folder, callbacks)
     finally:
         progress.close()
     if as_json:
-        typer.echo(json.dumps(found.table, indent=2))
+        typer.echo(json.dumps(outcome.table, indent=2))
     else:
-        _print(found, folder)
-    if found.verdict == "FAIL":
+        _print(outcome, folder)
+    if outcome.verdict == "FAIL":
         raise typer.Exit(1)
 
 
-def _print(found: AttackOutcome, folder: Path) -> None:
+def _print(outcome: AttackOutcome, folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    titles, *rows = found.rows
+    titles, *rows = outcome.rows
     shown = Table(box=None, padding=(0, 2, 0, 0))
     for title, *cells in zip(titles, *rows, strict=True):
         words = all(cell[:1].isalpha() for cell in cells if cell)
@@ -83,14 +83,14 @@ def _print(found: AttackOutcome, folder: Path) -> None:
         shown.add_row(*row)
     console = Console()
     console.print(shown)
-    for line in found.lines:
+    for line in outcome.lines:
         console.print(line, highlight=False)
     typer.echo(folder)
-    if found.verdict:
-        colour = _COLOURS[found.verdict]
-        typer.secho(found.verdict, fg=colour, bold=True)
-        for reason in found.reasons:
-            typer.secho(f"  {reason}", fg=colour, err=found.verdict == "FAIL")
+    if outcome.verdict:
+        colour = _COLOURS[outcome.verdict]
+        typer.secho(outcome.verdict, fg=colour, bold=True)
+        for reason in outcome.reasons:
+            typer.secho(f"  {reason}", fg=colour, err=outcome.verdict == "FAIL")
 
 
 class AttackCommand(typer.core.TyperCommand):

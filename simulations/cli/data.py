@@ -69,9 +69,9 @@ def list_datasets() -> None:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("name", "here", "fetch", "about"):
         table.add_column(column, overflow="fold")
-    for name, found in available(DATASET):
-        if isinstance(found, type):
-            reader: Reader = found(name, found.Config())
+    for name, cls in available(DATASET):
+        if isinstance(cls, type):
+            reader: Reader = cls(name, cls.Config())
             fetchable = "yes" if reader.source is not None and reader.source.archives else "no"
             table.add_row(name, _presence(reader), fetchable, reader.title)
     console = Console()
@@ -136,9 +136,10 @@ def info(name: Name, settings: Settings = None) -> None:
             )
         for text in table.texts:
             typer.echo(f"{owner} text {text.name}: {len(text.categories):,} words")
-        for one in table.vectors:
-            width = one.values.shape[1]
-            typer.echo(f"{owner} vectors {one.name}: width {width}, {one.known.sum():,} known")
+        for vectors in table.vectors:
+            width = vectors.values.shape[1]
+            count = f"{vectors.known.sum():,} known"
+            typer.echo(f"{owner} vectors {vectors.name}: width {width}, {count}")
     typer.echo(f"fingerprint {data.fingerprint()}")
 
 
@@ -236,14 +237,14 @@ def perturb(experiment: Named, overrides: Overrides = None, as_json: AsJson = Fa
     guarantee."""
     loaded = load(experiment, overrides or [])
     population, perturbed = perturbed_population(loaded)
-    found = {
+    figures = {
         "clients": len(population.training_clients),
         "rows": len(population.partition.train_rows),
         "learned rows": len(perturbed.rows),
         **perturbed.figures,
         "in words": perturbation_of(loaded).words(),  # type: ignore[union-attr]
     }
-    typer.echo(json.dumps(finite(found), indent=2)) if as_json else print_figures(found)
+    typer.echo(json.dumps(finite(figures), indent=2)) if as_json else print_figures(figures)
 
 
 def synthesise(
@@ -262,21 +263,21 @@ def synthesise(
     population, perturbed = perturbed_population(loaded)
     real = population.interactions.with_rows(population.partition.train_rows)
     write_table(perturbed.rows.frame(), output)
-    figures = dict(perturbed.figures)
-    if FIGURE not in figures and (found := measured_similarity(real, perturbed, loaded.seed)):
-        figures[FIGURE] = found
-    found = {
+    measured = dict(perturbed.figures)
+    if FIGURE not in measured and (alike := measured_similarity(real, perturbed, loaded.seed)):
+        measured[FIGURE] = alike
+    figures = {
         "table": str(output),
         "rows": len(perturbed.rows),
         "training rows": len(real),
         **disclosure(real, perturbed, loaded.seed),
-        **figures,
+        **measured,
         "in words": perturbation_of(loaded).words(),  # type: ignore[union-attr]
     }
     if as_json:
-        typer.echo(json.dumps(finite(found), indent=2))
+        typer.echo(json.dumps(finite(figures), indent=2))
     else:
-        print_figures({_TITLES.get(name, name): value for name, value in found.items()})
+        print_figures({_TITLES.get(name, name): value for name, value in figures.items()})
 
 
 def perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]:
@@ -296,28 +297,28 @@ def perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]
     return population, population.perturbed  # type: ignore[return-value]
 
 
-def print_figures(found: dict[str, Any]) -> None:
+def print_figures(figures: dict[str, Any]) -> None:
     """Counts and shares line by line, spreads over clients as tables, and last the sentences."""
     console = Console()
-    for name, value in found.items():
+    for name, value in figures.items():
         if isinstance(value, dict):
-            console.print(_table(name, value, Table))
+            console.print(_table(name, value))
         elif name != "in words":
             console.print(f"{name}: {_shown(value)}", highlight=False)
-    for line in found.get("in words", ()):
+    for line in figures.get("in words", ()):
         console.print(line, highlight=False)
 
 
-def _table(name: str, rows: dict[str, Any], kind: Any) -> Any:
+def _table(name: str, rows: dict[str, Any]) -> Table:
     """One row per entry: its value, or the values of a table below it in columns."""
     nested = [value for value in rows.values() if isinstance(value, dict)]
-    shown = kind(box=None, padding=(0, 2, 0, 0))
+    shown = Table(box=None, padding=(0, 2, 0, 0))
     shown.add_column(name)
     for column in nested[0] if nested else ("",):
         shown.add_column(column, justify="right")
     for key, value in rows.items():
         values = value.values() if isinstance(value, dict) else [value]
-        shown.add_row(str(key), *(_shown(one) for one in values))
+        shown.add_row(str(key), *map(_shown, values))
     return shown
 
 
@@ -351,12 +352,12 @@ def glove_subset(
         for label in feature.categories
     }
     words = {named.get(label, label).lower() for label in labels}
-    found = read_glove(file, words)
+    vectors = read_glove(file, words)
     write_atomically(
-        output, json.dumps({word: found[word].tolist() for word in sorted(found)}) + "\n"
+        output, json.dumps({word: vectors[word].tolist() for word in sorted(vectors)}) + "\n"
     )
-    missing = ", ".join(sorted(words - set(found))) or "none"
-    typer.echo(f"{len(found)} of {len(words)} words; without a vector: {missing}")
+    missing = ", ".join(sorted(words - set(vectors))) or "none"
+    typer.echo(f"{len(vectors)} of {len(words)} words; without a vector: {missing}")
     typer.echo(output)
 
 

@@ -207,8 +207,8 @@ def _show(deployment) -> None:
 
     console = Console()
     table = Table("process", "pid", "restarts", "health")
-    found = operator.states(deployment)
-    for state in found:
+    states = operator.states(deployment)
+    for state in states:
         health = {None: "", True: "well", False: "no answer"}[state.healthy]
         table.add_row(
             state.name,
@@ -217,7 +217,7 @@ def _show(deployment) -> None:
             health,
         )
     console.print(table)
-    if any(state.name == "superlink" and state.healthy for state in found):
+    if any(state.name == "superlink" and state.healthy for state in states):
         with closing(Control(deployment.superlink, deployment.authority)) as control:
             known = control.nodes()
             console.print(_nodes_table(deployment, known, time.time()))
@@ -241,7 +241,7 @@ def _nodes_table(deployment, known, now: float):
     title = f"nodes: {heard} of {len(known)} registered ones heard of in time"
     table = Table("node", "status", "last heartbeat", "restarts here", title=title)
     restarts = operator.node_restarts(deployment)
-    for node in sorted(known, key=lambda one: (len(one.name), one.name)):
+    for node in sorted(known, key=lambda node: (len(node.name), node.name)):
         table.add_row(node.name, node.status, node.heard(now), str(restarts.get(node.name, "-")))
     return table
 
@@ -260,10 +260,10 @@ def run(
 
     settled = launch.settled(experiment, overrides or [])
     default = default_folder(settled)
-    place = output or (
+    path = output or (
         default if "FEDREC_RUNS" in os.environ else deployment.path / "runs" / default.name
     )
-    _follow(deployment, RunFolder.create(settled, place))
+    _follow(deployment, RunFolder.create(settled, path))
 
 
 @app.command(short_help="Continue a run from its newest checkpoint.")

@@ -65,8 +65,9 @@ def command_of(
     """
     if isinstance(source, click.Command):
         return source
-    app = source
-    if not isinstance(source, typer.Typer):
+    if isinstance(source, typer.Typer):
+        app = source
+    else:
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         app.command(name, short_help=short_help, **more)(source)
     command = typer.main.get_command(app)

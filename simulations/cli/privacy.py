@@ -84,12 +84,12 @@ def explain(
     """Explain what the epsilon of an experiment (or of options as in `epsilon`) means for a user,
     and what it does not cover."""
     if experiment:
-        said = _explain_experiment(experiment, overrides or [], dict(ctx.obj or {}))
+        sentences = _explain_experiment(experiment, overrides or [], dict(ctx.obj or {}))
     else:
         question = _question(ctx)
         plan = question.plan()
-        said = lines(question.answer(plan), plan.config.adjacency)
-    for line in said:
+        sentences = lines(question.answer(plan), plan.config.adjacency)
+    for line in sentences:
         typer.echo(line)
 
 

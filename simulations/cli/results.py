@@ -48,8 +48,8 @@ def recommend(
     """Recommend new items to users with the model of a finished run."""
     if output is not None:
         refuse_unusable(output)
-    found = Result.load(folder).recommend(users, k=top, history=history)
-    served = set(found["user"].astype(str))
+    lists = Result.load(folder).recommend(users, k=top, history=history)
+    served = set(lists["user"].astype(str))
     for user in users or []:
         if user not in served:
             typer.echo(
@@ -57,11 +57,11 @@ def recommend(
                 err=True,
             )
     if output is None:
-        typer.echo(csv_text(found), nl=False)
+        typer.echo(csv_text(lists), nl=False)
         return
-    write_table(found, output, csv_text(found) if output.suffix == ".csv" else None)
+    write_table(lists, output, csv_text(lists) if output.suffix == ".csv" else None)
     count = f"{len(served):,} user{'' if len(served) == 1 else 's'}"
-    typer.echo(f"{len(found):,} recommendations for {count}: {output}")
+    typer.echo(f"{len(lists):,} recommendations for {count}: {output}")
 
 
 # `fedrec report`: a self-contained HTML page about one or more runs.
@@ -115,20 +115,20 @@ def compare(
             fix="--format csv, or --output comparison.md",
         )
     results = [RunFolder(run).read_result() for run in with_sweeps(runs)]
-    found = compared(results, metric=metric, against=against)
+    comparison = compared(results, metric=metric, against=against)
     together = shown_together([result.folder for result in results])
     if wanted is None:
         console = wide_console(_FILE_WIDTH)
-        for table in comparison_terminal(found, console.width):
+        for table in comparison_terminal(comparison, console.width):
             console.print(table)
-        for line in comparison_notes(found):
+        for line in comparison_notes(comparison):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         for line in together:
             console.print(line, highlight=False)
     elif output is None:
-        typer.echo(comparison_text(found, wanted), nl=False)  # type: ignore[arg-type]
+        typer.echo(comparison_text(comparison, wanted), nl=False)  # type: ignore[arg-type]
     else:
-        write_atomically(output, comparison_text(found, wanted))  # type: ignore[arg-type]
+        write_atomically(output, comparison_text(comparison, wanted))  # type: ignore[arg-type]
         typer.echo(output)
     if wanted is not None:  # in addition to a table for a program
         for line in together:

@@ -238,6 +238,6 @@ def _print(rows: Mapping[str, Mapping[str, Any]], results: list[Result]) -> None
     for line in [
         inputs_line({row.system: rows[row.system]["inputs"] for row in ROWS}),
         *private.privacy[:1],
-        *shown_together([one.folder for one in results]),
+        *shown_together([result.folder for result in results]),
     ]:
         console.print(line, highlight=False)

@@ -365,8 +365,8 @@ def _reproduce(
     return failures
 
 
-def _print_tables(study: Study, found: Tables) -> None:
-    table = found.comparison
+def _print_tables(study: Study, results: Tables) -> None:
+    table = results.comparison
     several = len(set(table["dataset"])) > 1
     named = ("dataset", "model", "metric") if several else ("model", "metric")
     shown = Table(*named, title=f"{study.name}: {study.title}", title_justify="left")
@@ -380,7 +380,7 @@ def _print_tables(study: Study, found: Tables) -> None:
         shown.add_row(*(row if stated else row[:-1]))
     console = wide_console(_FILE_WIDTH)
     console.print(shown)
-    for note in [*found.compared, *found.notes]:
+    for note in [*results.compared, *results.notes]:
         console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -391,11 +391,11 @@ def _print_list(studies: list[Study], file: str | None) -> None:
     seconds: dict[str, float] = defaultdict(float)
     for study in studies:
         typer.echo(f"{study.paper:12} {study.item:15} {study.title}")
-        found = numbers.get(key(study))
+        entry = numbers.get(key(study))
         seeds = study.seeds
-        if found is not None:
-            typer.echo(f"{'':28} {found.headline} ({found.date}, fedrec {found.fedrec})")
-            seeds = found.seeds
+        if entry is not None:
+            typer.echo(f"{'':28} {entry.headline} ({entry.date}, fedrec {entry.fedrec})")
+            seeds = entry.seeds
         elif file is None:
             why = UNRECORDED.get(study.name, "not measured with this version")
             typer.echo(f"{'':28} no numbers: {why}")

@@ -35,10 +35,14 @@ from simulations.deployment.processes import (
     TASK_POLL,
     UNFINISHED,
     Process,
+    Supervisor,
     check_container_user,
     executor_flags,
     flags,
 )
+
+NODE_PATIENCE = 6.0
+"""Seconds after which processes of a node that do not end are killed."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +282,7 @@ def run_client(plan: ClientPlan, part: str = "all") -> None:
 def run_nodes(processes: Sequence[Process], folder: Path) -> None:
     """Run processes of nodes, as forks of this one, until a stop signal."""
     from simulations.deployment import entry
-    from simulations.deployment.entry import NodePool
 
     entry.import_everything(trains=any(process.command[0] == "executor" for process in processes))
-    NodePool(processes, folder, {"supernode": entry.supernode, "executor": entry.executor}).run()
+    mains = {"supernode": entry.supernode, "executor": entry.executor}
+    Supervisor(processes, folder, NODE_PATIENCE, mains).run()

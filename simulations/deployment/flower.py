@@ -39,7 +39,7 @@ from simulations.deployment.flower_patches import (
 )
 from simulations.deployment.health import WorkSignal
 from simulations.deployment.pki import as_sent
-from simulations.deployment.processes import UNFINISHED, UnfinishedTasks
+from simulations.deployment.processes import REFUSED, UNFINISHED, UnfinishedTasks
 
 FLOWER_POLL = 3.0
 """Seconds that Flower's SuperNode sleeps between two polls; shorter sleeps wait for a reply."""
@@ -52,8 +52,6 @@ LONGEST_LOOK = 0.5
 """Seconds between two checks for the reply to a message (Flower: .5)."""
 KEPT = 60.0
 """Seconds that an unused connection to the server is kept; the gateway ends it after 75."""
-REFUSED = 77
-"""Exit status of a SuperNode whose key the server does not accept."""
 
 
 class NodePace:

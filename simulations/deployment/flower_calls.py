@@ -162,7 +162,8 @@ def use_packed_pieces(*modules: Any, longest_wait: float = LONGEST_WAIT) -> None
         modules: that have imported them.
         longest_wait: seconds until an announced piece is given up.
     """
-    for module in (inflatable_utils, *modules):
+    patched: tuple[Any, ...] = (inflatable_utils, *modules)
+    for module in patched:
         module.pull_objects = partial(pull, max_time=longest_wait)
         module.push_object_contents_from_iterable = push
 

@@ -10,15 +10,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from fedrec.errors import EngineError
 from fedrec.runtime.files import read_json
+from fedrec.runtime.process import Backoff, Fork
 from simulations.deployment.layout import Deployment
 from simulations.deployment.pki import private_folder, write_private
 from simulations.flower_commands import environment_with, groups_end, signal_groups
@@ -222,11 +225,22 @@ def check_container_user() -> None:
 # first at once and then every few seconds. The supervisor writes the process ids into
 # `processes.json`, readable by its owner only.
 
+REFUSED = 77
+"""Exit status of a SuperNode whose key the server does not accept."""
 _FIRST_WAIT = 0.5
 _LONGEST_WAIT = 5.0
 _WELL_AFTER = 30.0  # a process that ran this long is restarted immediately
 _STOP_SECONDS = 12.0
 _PR_SET_PDEATHSIG = 1
+
+
+_REFUSAL = """\
+{name}: the server does not accept this node's key, and is asked again every few seconds.
+  expected: a registered key
+  got: one that is not registered, or was revoked, or a clock that differs from the server's; the
+    key of a node that was killed is refused for up to a minute
+  fix: ask the operator to run fedrec deploy register DEPLOYMENT, or for another folder"""
+Main = Callable[[list[str]], None]
 
 
 class Supervisor:
@@ -236,19 +250,27 @@ class Supervisor:
         processes: the processes.
         folder: where logs and the list of processes go.
         patience: seconds after which processes that do not end are killed.
+        mains: functions by name; a process whose command begins with such a name is a fork of this
+            one, which runs the function with the other arguments.
     """
 
     def __init__(
-        self, processes: Sequence[Process], folder: Path, patience: float = _STOP_SECONDS
+        self,
+        processes: Sequence[Process],
+        folder: Path,
+        patience: float = _STOP_SECONDS,
+        mains: Mapping[str, Main] | None = None,
     ) -> None:
         self.processes = processes
         self.folder = private_folder(folder)
         self._patience = patience
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._mains = mains or {}
+        self._running: dict[str, subprocess.Popen[bytes] | Fork] = {}
         self._started: dict[str, float] = {}
-        self._restarts: dict[str, int] = {process.name: 0 for process in processes}
-        self._due: dict[str, float] = {process.name: 0.0 for process in processes}
-        self._waits: dict[str, float] = {process.name: _FIRST_WAIT for process in processes}
+        self._restarts: Counter[str] = Counter()
+        self._due: defaultdict[str, float] = defaultdict(float)  # by the monotonic clock
+        self._waits = {p.name: Backoff(_FIRST_WAIT, _LONGEST_WAIT, 2.0) for p in processes}
+        self._refused: set[str] = set()  # processes whose refusal was reported
         self._stopping = False
 
     def run(self) -> None:
@@ -284,17 +306,21 @@ class Supervisor:
         return changed
 
     def _ended(self, name: str, now: float) -> None:
-        # Its children must not outlive it.
-        signal_groups([self._running.pop(name).pid], signal.SIGTERM)
+        ended = self._running.pop(name)
+        signal_groups([ended.pid], signal.SIGTERM)  # its children must not outlive it
+        if ended.poll() == REFUSED and name not in self._refused:
+            self._refused.add(name)
+            print(_REFUSAL.format(name=name), file=sys.stderr, flush=True)
         self._restarts[name] += 1
         if now - self._started[name] > _WELL_AFTER:
-            self._waits[name] = _FIRST_WAIT
-        self._due[name] = now + self._waits[name]
-        self._waits[name] = min(2 * self._waits[name], _LONGEST_WAIT)
+            self._waits[name].restart()
+        self._due[name] = now + self._waits[name].next()
 
-    def _start(self, process: Process) -> subprocess.Popen[bytes]:
+    def _start(self, process: Process) -> subprocess.Popen[bytes] | Fork:
         log = self._open_log(process)
         try:
+            if process.command[0] in self._mains:
+                return Fork(partial(self._become, process, log))
             return subprocess.Popen(
                 process.command,
                 stdin=subprocess.DEVNULL,
@@ -308,6 +334,16 @@ class Supervisor:
         finally:
             os.close(log)
 
+    def _become(self, process: Process, log: int) -> None:
+        os.setsid()
+        end_with_parent()
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(sign, signal.SIG_DFL)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        os.environ.update(process.environment)
+        self._mains[process.command[0]](list(process.command[1:]))
+
     def _open_log(self, process: Process) -> int:
         file = self.folder / f"{process.name}.txt"
         private_folder(file.parent)
@@ -315,11 +351,11 @@ class Supervisor:
 
     def _write(self) -> None:
         table = {
-            name: {
-                "pid": self._running[name].pid if name in self._running else None,
-                "restarts": restarts,
+            process.name: {
+                "pid": running.pid if (running := self._running.get(process.name)) else None,
+                "restarts": self._restarts[process.name],
             }
-            for name, restarts in self._restarts.items()
+            for process in self.processes
         }
         write_private(
             self.folder / "processes.json",
@@ -334,7 +370,7 @@ class Supervisor:
             self._end_of([self._running[name] for name in names if name in self._running])
         (self.folder / "processes.json").unlink(missing_ok=True)
 
-    def _end_of(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
+    def _end_of(self, running: Sequence[subprocess.Popen[bytes] | Fork]) -> None:
         groups = {process.pid for process in running}
         for sign, seconds in ((signal.SIGTERM, self._patience), (signal.SIGKILL, 2.0)):
             signal_groups(groups, sign)

@@ -144,6 +144,7 @@ _TRIES = 3  # per actor: one for a lost machine, one for another that is lost me
 _PATIENCE = 120.0  # seconds per try; Ray declares a machine dead after some 20
 
 log = logging.getLogger("fedrec")
+_STARTS = 2  # of a local Ray, whose processes may start slowly on a busy machine
 _INLINE = 2**16  # bytes; smaller records are sent with the call
 # for parameters and replies in flight; by default Ray takes 30 % of the memory
 _OBJECT_STORE_BYTES = 256 * 2**20
@@ -445,20 +446,18 @@ def connect(address: str | None, actors: int, data_bytes: int) -> None:
         "object_store_memory": _OBJECT_STORE_BYTES + data_bytes,
     }
     ours = not ray.is_initialized()
-    try:
-        ray.init(**({"address": address} if address else local), **quiet)
-    except Exception as error:
-        if ours:
-            ray.shutdown()  # of what was started
-        raise EngineError(
-            (
-                "Ray cannot be started"
-                if address is None
-                else f"the Ray cluster at {address!r} cannot be reached"
-            ),
-            expected="a local Ray"
-            if address is None
-            else "a running Ray cluster of the same version",
-            got=f"{type(error).__name__}: {error}",
-            fix="--engine serial runs without Ray",
-        ) from None
+    trouble = ""
+    for _ in range(1 if address else _STARTS):
+        try:
+            ray.init(**({"address": address} if address else local), **quiet)
+            return
+        except Exception as error:
+            trouble = f"{type(error).__name__}: {error}"
+            if ours:
+                ray.shutdown()  # of what was started
+    raise EngineError(
+        f"the Ray cluster at {address!r} cannot be reached" if address else "Ray cannot be started",
+        expected="a running Ray cluster of the same version" if address else "a local Ray",
+        got=trouble,
+        fix="--engine serial runs without Ray",
+    )

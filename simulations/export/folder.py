@@ -265,6 +265,7 @@ def graph_of(model: Model, parameters: Mapping[str, Tensor], inputs: Mapping[str
             )
     finally:
         logging.disable(logging.NOTSET)
+    assert program is not None  # with dynamo
     return program.model_proto.SerializeToString()
 
 

@@ -149,7 +149,9 @@ def _further(result: Result, label: str) -> dict[str, float]:
     if label == SYSTEM:
         clients = len(POPULATIONS.population(result.experiment).training_clients)
         for way in ("up", "down"):
-            numbers[f"bytes {way}"] = round(result.rounds[f"bytes-{way}"].sum() / clients)
+            numbers[f"bytes {way}"] = round(
+                float(result.rounds[f"bytes-{way}"].to_numpy().sum()) / clients
+            )
     return numbers
 
 

@@ -501,7 +501,8 @@ def _scored(folder: SweepFolder, settings: pd.DataFrame) -> pd.DataFrame:
     aim = plan.aims[0]
     if len(folder.done()) < plan.trials or aim not in settings:
         return settings.head(0)
-    scores = {int(str(trial)): float(score) for trial, score in settings[aim].items()}
+    values = np.array(settings[aim], dtype=float).tolist()
+    scores = {int(str(trial)): score for trial, score in zip(settings.index, values, strict=True)}
     finite = {trial: score for trial, score in scores.items() if math.isfinite(score)}
     noisy = noisy_scores(folder.path, load(plan.experiment), plan.private, finite)
     return settings.assign(**{aim: [noisy.get(trial, math.nan) for trial in scores]})

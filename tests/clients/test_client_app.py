@@ -282,19 +282,19 @@ def node(load_tiny, world, tmp_path):
     return make
 
 
-def order_of_client_training(*clients, round_=1, weighting="uniform", **more):
+def training_order(*clients, round_=1, weighting="uniform", **more):
     return TrainOrder(round_, np.array(clients) if clients else None, weighting, **more)
 
 
 def test_uniform_sum(node):
-    got = train_clients(node(), THETA, order_of_client_training(0, 1, 2))
+    got = train_clients(node(), THETA, training_order(0, 1, 2))
     assert got.total["w"].tolist() == [3, -3] and got.total["own"].tolist() == [3]
     assert (got.clients, got.weight, got.examples, got.loss, got.losses) == (3, 3, 3, 1.5, 2)
     assert all(got.total[name].dtype == np.float32 for name in THETA)
 
 
 def test_sum_weighted_by_examples(node):
-    got = train_clients(node(), THETA, order_of_client_training(0, 1, 2, weighting="examples"))
+    got = train_clients(node(), THETA, training_order(0, 1, 2, weighting="examples"))
     # 0*0 + 1*1 + 2*2 and 0 + 1 + 2
     assert got.total["w"].tolist() == [5, -5] and got.total["own"].tolist() == [3]
     assert (got.clients, got.weight, got.examples) == (3, 3, 3)
@@ -302,21 +302,20 @@ def test_sum_weighted_by_examples(node):
 
 def test_the_order_of_the_clients_does_not_matter(node):
     one, other = (
-        train_clients(node(), THETA, order_of_client_training(*clients))
-        for clients in ((0, 1, 2), (2, 0, 1))
+        train_clients(node(), THETA, training_order(*clients)) for clients in ((0, 1, 2), (2, 0, 1))
     )
     assert one.total["w"].tobytes() == other.total["w"].tobytes()
 
 
 def test_no_clients_named_means_all_that_train_and_none_means_none(node):
-    assert train_clients(node(), THETA, order_of_client_training()).clients == 3
+    assert train_clients(node(), THETA, training_order()).clients == 3
     nobody = train_clients(node(), THETA, TrainOrder(1, np.array([], dtype=np.int64)))
     assert nobody.clients == 0 and nobody.weight == 0 and not nobody.total["w"].any()
 
 
 def test_an_error_names_client_step_and_data(node):
     with pytest.raises(ClientError) as caught:
-        train_clients(node(Failing), THETA, order_of_client_training(1, round_=4))
+        train_clients(node(Failing), THETA, training_order(1, round_=4))
     assert (
         caught.value.problem == f"client 1 failed in step 'Failing' (round 4, node 0) of {__file__}"
     )
@@ -328,7 +327,7 @@ def test_an_error_names_client_step_and_data(node):
 
 def test_an_error_that_explains_itself_keeps_its_kind_and_is_given_the_client(node):
     with pytest.raises(DataError) as caught:
-        train_clients(node(Starving), THETA, order_of_client_training(1, round_=4))
+        train_clients(node(Starving), THETA, training_order(1, round_=4))
     assert (caught.value.problem, caught.value.fix) == (
         "client 1: nothing to draw",
         "enlarge the catalogue",
@@ -340,7 +339,7 @@ def test_a_step_that_returns_other_parameters_is_refused(node, step):
     with pytest.raises(
         ComponentError, match=rf"step '{step.__name__}' \({__file__}\) .* for client 2"
     ) as caught:
-        train_clients(node(step), THETA, order_of_client_training(2))
+        train_clients(node(step), THETA, training_order(2))
     assert "the shapes {" in caught.value.expected
 
 
@@ -367,7 +366,7 @@ PRIVATE = {"private-parameters": "['own']"}
 def test_private_parameters_are_never_sent_and_survive_between_rounds(node):
     made = node(private=True, **PRIVATE)
     for round_, expected in ((1, 11), (2, 12), (3, 13)):
-        got = train_clients(made, THETA, order_of_client_training(1, 2, round_=round_))
+        got = train_clients(made, THETA, training_order(1, 2, round_=round_))
         assert got.total["own"].tolist() == [0] and got.total["w"].tolist() == [3, -3]
         assert made.private.load(1, round_ + 1)["own"].tolist() == [expected]
     assert list(made.private.load(1, 4)) == ["own"]
@@ -375,11 +374,11 @@ def test_private_parameters_are_never_sent_and_survive_between_rounds(node):
 
 def test_a_client_starts_from_its_own_private_parameters(node):
     made = node(private=True, **PRIVATE)
-    train_clients(made, THETA, order_of_client_training(1))
+    train_clients(made, THETA, training_order(1))
     seen = {}
     made.step = lambda section: seen.setdefault("step", Node.step(made, section))
     train_clients(
-        made, {**THETA, "w": np.array([5, 5], np.float32)}, order_of_client_training(1, 2, round_=2)
+        made, {**THETA, "w": np.array([5, 5], np.float32)}, training_order(1, 2, round_=2)
     )
     starts = seen["step"].starts
     assert starts[1]["own"].tolist() == [11] and starts[2]["own"].tolist() == [10]
@@ -389,13 +388,13 @@ def test_a_client_starts_from_its_own_private_parameters(node):
 def test_a_round_that_is_run_again_starts_from_the_same_private_state(node):
     made = node(private=True, **PRIVATE)
     for round_ in (1, 2, 2, 1, 2):
-        train_clients(made, THETA, order_of_client_training(1, round_=round_))
+        train_clients(made, THETA, training_order(1, round_=round_))
     assert made.private.load(1, 3)["own"].tolist() == [12]
 
 
 def test_private_parameters_without_a_folder_are_refused(node):
     with pytest.raises(ClientError, match="private parameters cannot be saved"):
-        train_clients(node(**PRIVATE), THETA, order_of_client_training(1))
+        train_clients(node(**PRIVATE), THETA, training_order(1))
 
 
 # Evaluation on the device: shared or fine-tuned parameters, against scores and metrics by hand.
@@ -409,7 +408,7 @@ _ALS = (
 
 
 @pytest.fixture
-def node_of_client_evaluation(tiny_experiment, world, tmp_path):
+def evaluation_node(tiny_experiment, world, tmp_path):
     def make(*overrides, task="ranking"):
         table = {**tiny_experiment(), "task": task}
         if task == "rating":
@@ -425,10 +424,10 @@ def node_of_client_evaluation(tiny_experiment, world, tmp_path):
 
 
 @pytest.fixture
-def theta_of_client_evaluation(node_of_client_evaluation):
+def evaluated_theta(evaluation_node):
     """Parameters with which every client scores item i by i: one hidden unit per layer, identity
     throughout."""
-    model = node_of_client_evaluation().model
+    model = evaluation_node().model
     zeros = {
         name: np.zeros(tuple(v.shape), np.float32)
         for name, v in model.initial(torch.Generator()).items()
@@ -443,19 +442,19 @@ def metrics_of(*given):
     return evaluate_clients(*given).table
 
 
-def order_of_client_evaluation(*clients, **step):
+def evaluate_order(*clients, **step):
     return EvaluateOrder(
         1, np.array(clients) if clients else None, {"name": "sgd", **step} if step else None
     )
 
 
-def test_metrics_of_known_scores(node_of_client_evaluation, theta_of_client_evaluation):
+def test_metrics_of_known_scores(evaluation_node, evaluated_theta):
     """Item 5 ranks first for all clients. Held out: 2 of client 0 (never seen: 4, 5), 4 of client 1
     (2, 3, 5), 0 of client 2."""
     table = metrics_of(
-        node_of_client_evaluation(),
-        theta_of_client_evaluation,
-        order_of_client_evaluation(epochs=0),
+        evaluation_node(),
+        evaluated_theta,
+        evaluate_order(epochs=0),
     )
     assert table.index.tolist() == [0, 1, 2]
     assert table["hits@1"].tolist() == [0, 0, 0]
@@ -466,28 +465,26 @@ def test_metrics_of_known_scores(node_of_client_evaluation, theta_of_client_eval
     np.testing.assert_allclose(table["mrr"], [1 / 4, 1 / 2, 1 / 5])
 
 
-def test_whole_lists_leave_out_known_items(node_of_client_evaluation, theta_of_client_evaluation):
+def test_whole_lists_leave_out_known_items(evaluation_node, evaluated_theta):
     """With item i scored by -i, the known items 0 and 1 of client 0 would be first; 2 is held
     out."""
-    theta_of_client_evaluation["item.id"] = -theta_of_client_evaluation["item.id"]
-    theta_of_client_evaluation["layer0.bias"] = (
-        theta_of_client_evaluation["layer0.bias"] + 10
+    evaluated_theta["item.id"] = -evaluated_theta["item.id"]
+    evaluated_theta["layer0.bias"] = (
+        evaluated_theta["layer0.bias"] + 10
     )  # hidden units stay positive
     assert (
         metrics_of(
-            node_of_client_evaluation(),
-            theta_of_client_evaluation,
-            order_of_client_evaluation(epochs=0),
+            evaluation_node(),
+            evaluated_theta,
+            evaluate_order(epochs=0),
         ).loc[0, "mrr"]
         == 1
     )
 
 
-def test_a_held_out_item_that_is_also_known_is_in_no_whole_list(
-    node_of_client_evaluation, theta_of_client_evaluation
-):
+def test_a_held_out_item_that_is_also_known_is_in_no_whole_list(evaluation_node, evaluated_theta):
     """Client 1 used item 1 again: a hit is possible, but no whole list can contain the item."""
-    made = node_of_client_evaluation()
+    made = evaluation_node()
     part = made.population.partition
     made.population = Population(
         made.population.interactions,
@@ -495,19 +492,15 @@ def test_a_held_out_item_that_is_also_known_is_in_no_whole_list(
         task="ranking",
         positive_above=3.0,
     )
-    (row,) = metrics_of(
-        made, theta_of_client_evaluation, order_of_client_evaluation(1, epochs=0)
-    ).to_dict("records")
+    (row,) = metrics_of(made, evaluated_theta, evaluate_order(1, epochs=0)).to_dict("records")
     assert np.isnan(row["mrr"]) and np.isnan(row["recall@1"]) and not np.isnan(row["hits@1"])
 
 
-def test_groups_are_columns_of_zeros_and_ones(
-    node_of_client_evaluation, theta_of_client_evaluation
-):
+def test_groups_are_columns_of_zeros_and_ones(evaluation_node, evaluated_theta):
     table = metrics_of(
-        node_of_client_evaluation(),
-        theta_of_client_evaluation,
-        order_of_client_evaluation(epochs=0),
+        evaluation_node(),
+        evaluated_theta,
+        evaluate_order(epochs=0),
     )
     assert table["group:inactive"].tolist() == [0, 0, 1]
     assert table["group:active"].tolist() == [1, 1, 0]
@@ -515,12 +508,12 @@ def test_groups_are_columns_of_zeros_and_ones(
     assert table["group:gender=M"].tolist() == [0, 1, 0]
 
 
-def test_fine_tuning_scores_with_each_clients_own_parameters(node_of_client_evaluation):
+def test_fine_tuning_scores_with_each_clients_own_parameters(evaluation_node):
     """Fine-tuned scores equal those of the step's result on that client alone."""
-    made = node_of_client_evaluation("step.learning-rate=0.5")
+    made = evaluation_node("step.learning-rate=0.5")
     theta = {n: v.numpy() for n, v in made.model.initial(torch.Generator().manual_seed(3)).items()}
     parameters = {name: torch.from_numpy(value) for name, value in theta.items()}
-    table = metrics_of(made, theta, order_of_client_evaluation(epochs=3, **{"learning-rate": 0.5}))
+    table = metrics_of(made, theta, evaluate_order(epochs=3, **{"learning-rate": 0.5}))
     step = made.step(Section.model_validate({"name": "sgd", "epochs": 3, "learning-rate": 0.5}))
     for client in (0, 1, 2):
         drawn = stream(made.experiment.seed, "fine-tune", client, 1)
@@ -536,37 +529,31 @@ def test_fine_tuning_scores_with_each_clients_own_parameters(node_of_client_eval
         assert table.loc[client, "mrr"] == pytest.approx(1 / first)
 
 
-def test_private_parameters_take_part_in_the_evaluation(
-    node_of_client_evaluation, theta_of_client_evaluation
-):
+def test_private_parameters_take_part_in_the_evaluation(evaluation_node, evaluated_theta):
     """After client 2 was trained, its private output bias enters its scores, and no other
     client's."""
-    made = node_of_client_evaluation("step.private-parameters=['layer1.bias']", task="rating")
+    made = evaluation_node("step.private-parameters=['layer1.bias']", task="rating")
     before = metrics_of(
         made,
-        theta_of_client_evaluation,
-        order_of_client_evaluation(epochs=0, **{"private-parameters": ["layer1.bias"]}),
+        evaluated_theta,
+        evaluate_order(epochs=0, **{"private-parameters": ["layer1.bias"]}),
     )
-    train_clients(made, theta_of_client_evaluation, TrainOrder(1, np.array([2])))
+    train_clients(made, evaluated_theta, TrainOrder(1, np.array([2])))
     after = metrics_of(
         made,
-        theta_of_client_evaluation,
-        order_of_client_evaluation(epochs=0, **{"private-parameters": ["layer1.bias"]}),
+        evaluated_theta,
+        evaluate_order(epochs=0, **{"private-parameters": ["layer1.bias"]}),
     )
     changed = (before["mae"] != after["mae"]).to_dict()
     assert changed == {0: False, 1: False, 2: True, 3: False}
 
 
-def test_scores_with_private_parameters_are_those_of_each_client(
-    node_of_client_evaluation, theta_of_client_evaluation
-):
+def test_scores_with_private_parameters_are_those_of_each_client(evaluation_node, evaluated_theta):
     private = {"private-parameters": ["layer1.bias", "layer0.weight"]}
-    made = node_of_client_evaluation(f"step.private-parameters={private['private-parameters']}")
-    train_clients(made, theta_of_client_evaluation, TrainOrder(1, np.array([1, 2])))
+    made = evaluation_node(f"step.private-parameters={private['private-parameters']}")
+    train_clients(made, evaluated_theta, TrainOrder(1, np.array([1, 2])))
     step = made.step(Section.model_validate({"name": "sgd", "epochs": 0, **private}))
-    parameters = {
-        name: torch.from_numpy(value) for name, value in theta_of_client_evaluation.items()
-    }
+    parameters = {name: torch.from_numpy(value) for name, value in evaluated_theta.items()}
     clients = np.arange(4)
     found = client_scorer(made, step, parameters, 1)(clients)
     kept = private_parameters(made, step, parameters, clients, 2)
@@ -579,34 +566,34 @@ def test_scores_with_private_parameters_are_those_of_each_client(
         torch.testing.assert_close(found[place], alone[0])
 
 
-def test_rating_errors_of_known_predictions(node_of_client_evaluation, theta_of_client_evaluation):
+def test_rating_errors_of_known_predictions(evaluation_node, evaluated_theta):
     """Predictions are item numbers. Client 0: items 2, 3 rated 4, 1; client 1: 4, 4 rated 5, 5;
     client 2: 0 rated 5."""
     table = metrics_of(
-        node_of_client_evaluation(task="rating"),
-        theta_of_client_evaluation,
-        order_of_client_evaluation(epochs=0),
+        evaluation_node(task="rating"),
+        evaluated_theta,
+        evaluate_order(epochs=0),
     )
     np.testing.assert_allclose(table["mae"], [2, 1, 5, 0])
     np.testing.assert_allclose(table["rmse"], [2, 1, 5, 0])
     assert table["rows"].tolist() == [2, 2, 1, 1]
 
 
-def test_means_leave_groups_out(node_of_client_evaluation, theta_of_client_evaluation):
+def test_means_leave_groups_out(evaluation_node, evaluated_theta):
     metrics = mean_metrics(
         evaluate_clients(
-            node_of_client_evaluation(),
-            theta_of_client_evaluation,
-            order_of_client_evaluation(epochs=0),
+            evaluation_node(),
+            evaluated_theta,
+            evaluate_order(epochs=0),
         )
     )
     assert metrics["num-examples"] == 3 and metrics["hits@2"] == pytest.approx(1 / 3)
     assert not [name for name in metrics if name.startswith("group:")]
 
 
-def test_equal_features_are_scored_once(node_of_client_evaluation, monkeypatch):
+def test_equal_features_are_scored_once(evaluation_node, monkeypatch):
     """Whatever the parts that clients are asked for in, and as each would be alone."""
-    made = node_of_client_evaluation()
+    made = evaluation_node()
     drawn = torch.Generator().manual_seed(3)
     parameters = {
         name: torch.randn(value.shape, generator=drawn)

@@ -329,7 +329,7 @@ def elsewhere(request):
 
 
 @pytest.fixture
-def sums_of_training_devices(load_tiny):
+def device_sums(load_tiny):
     """A node's sums after a round of some clients of the tiny experiment with overrides."""
 
     def found(*overrides):
@@ -342,10 +342,10 @@ def sums_of_training_devices(load_tiny):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_sums_are_those_of_the_processor(sums_of_training_devices, elsewhere, case):
-    wanted = sums_of_training_devices("engine.path=reference", *TRAINING_DEVICES_STEPS[case])
+def test_sums_are_those_of_the_processor(device_sums, elsewhere, case):
+    wanted = device_sums("engine.path=reference", *TRAINING_DEVICES_STEPS[case])
     with elsewhere() as overrides:
-        found = sums_of_training_devices(*overrides, *TRAINING_DEVICES_STEPS[case])
+        found = device_sums(*overrides, *TRAINING_DEVICES_STEPS[case])
     for name, value in wanted.items():
         bound = 2e-6 * max(1.0, np.abs(value).max())
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=bound)
@@ -353,9 +353,9 @@ def test_sums_are_those_of_the_processor(sums_of_training_devices, elsewhere, ca
 
 @needs_cuda
 @pytest.mark.parametrize("case", TRAINING_DEVICES_STEPS)
-def test_bf16_is_near(sums_of_training_devices, case):
-    wanted = sums_of_training_devices("engine.path=reference", *TRAINING_DEVICES_STEPS[case])
-    found = sums_of_training_devices(
+def test_bf16_is_near(device_sums, case):
+    wanted = device_sums("engine.path=reference", *TRAINING_DEVICES_STEPS[case])
+    found = device_sums(
         "engine.device=cuda", "engine.precision=bf16", *TRAINING_DEVICES_STEPS[case]
     )
     for name, value in wanted.items():
@@ -374,12 +374,12 @@ def test_whole_runs_are_those_of_the_processor(run_tiny, elsewhere, case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_no_step_of_a_block_waits(sums_of_training_devices, monkeypatch, case):
+def test_no_step_of_a_block_waits(device_sums, monkeypatch, case):
     monkeypatch.setattr("clients.node.resolve_device", lambda *_: DEVICE)
     crossings = []
     for epochs in (5, 9):
         with SecondDevice() as device:
-            sums_of_training_devices(
+            device_sums(
                 *TRAINING_DEVICES_STEPS[case], "engine.path=blocks", f"step.epochs={epochs}"
             )
         crossings.append(device.crossings)

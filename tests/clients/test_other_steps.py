@@ -470,7 +470,7 @@ def start_of(node, random=None):
     return arrays
 
 
-def summed_of_pnbm_step(node, arrays, protection=None):
+def pnbm_sums(node, arrays, protection=None):
     total = train_clients(node, arrays, TrainOrder(1, node.training, protection=protection)).total
     return {name: dense_change(change, arrays[name]) for name, change in total.items()}
 
@@ -485,7 +485,7 @@ def profiles(node):
 def test_the_sum_over_clients_is_the_central_gradient(node):
     node = node(prior=2.0)
     arrays = start_of(node, np.random.default_rng(0))
-    found = summed_of_pnbm_step(node, arrays)
+    found = pnbm_sums(node, arrays)
     examples = Examples(profiles(node), arrays["item.mean"][:, 0].astype(np.float64))
     bounds = Bounds(prior=2.0, low=1.0, high=5.0)
     expected, _ = examples.gradient(
@@ -562,7 +562,7 @@ def test_rating_sums(node):
     """Ratings in [-1, 1] and counts, from the dataset itself."""
     node = node("rating-sums")
     arrays, own = start_of(node), profiles(node)
-    found = summed_of_pnbm_step(node, arrays)
+    found = pnbm_sums(node, arrays)
     np.testing.assert_allclose(
         found["item.mean"][:, 0], np.bincount(own.items, (own.values - 3) / 2, 30), atol=1e-5
     )
@@ -607,7 +607,7 @@ def test_what_does_not_fit_is_refused(node, tiny_experiment):
         Pnbm(PnbmConfig(), type(schema)(30, schema.item_features, (), "ranking"))
     with pytest.raises(ExperimentError, match=r"model\.name = 'pnbm'"):
         other = {**tiny_experiment(), "step": {"name": "pnbm"}}
-        summed_of_pnbm_step(other := Node(load(other), 0, 1, None), start_of(other))
+        pnbm_sums(other := Node(load(other), 0, 1, None), start_of(other))
     with pytest.raises(ExperimentError, match="no item means"):
         other = {**tiny_experiment(), "step": {"name": "rating-sums"}}
         Node(load(other), 0, 1, None).initial()

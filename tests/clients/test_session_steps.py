@@ -143,11 +143,6 @@ def test_evaluation_takes_each_clients_last_items_in_order(node, epochs):
         torch.testing.assert_close(scores[place], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_other_models_are_refused(node):
-    with pytest.raises(ExperimentError, match="trains the model"):
-        node("model={name='transitions'}").step(node().experiment.step)
-
-
 # The contrastive and the joint step, against plain SGD, by hand, and in blocks.
 
 SMALL = {

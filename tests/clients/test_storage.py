@@ -25,7 +25,7 @@ def state(tmp_path):
 
 
 def put(state, client, round_, value, keep=10):
-    state.save(client, round_, {"own": np.array([value], np.float32)}, keep=keep)
+    state.save_all({client: {"own": np.array([value], np.float32)}}, round_, keep=keep)
 
 
 def got(state, client, before):
@@ -72,13 +72,13 @@ def test_the_state_of_the_last_rounds_remains(state):
 def test_a_table_of_few_rows_is_small_and_comes_back_whole(state, filled):
     table = np.zeros((7, 3), dtype=np.float32)
     table[filled] = np.random.default_rng(0).normal(size=(len(filled), 3))
-    state.save(1, 1, {"table": table, "none": np.zeros((0, 3))}, keep=2)
+    state.save_all({1: {"table": table, "none": np.zeros((0, 3))}}, 1, keep=2)
     found = state.load(1, 2)
     np.testing.assert_array_equal(found["table"], table)
     assert found["table"].dtype == np.float32 and found["none"].shape == (0, 3)
     wide = np.zeros((1000, 300), dtype=np.float32)
     wide[5] = 1
-    state.save(1, 2, {"wide": wide}, keep=1)
+    state.save_all({1: {"wide": wide}}, 2, keep=1)
     assert state.file.stat().st_size < wide.nbytes / 4
     np.testing.assert_array_equal(state.load(1, 3)["wide"], wide)
 
@@ -88,14 +88,14 @@ def test_rows_alone_come_back_as_a_whole_table(state, filled):
     table = np.zeros((7, 3), dtype=np.float32)
     table[filled] = np.random.default_rng(0).normal(size=(len(filled), 3))
     rows = SparseUpdate(table.shape, np.array(filled, dtype=np.int64), table[filled])
-    state.save(1, 1, {"table": rows}, keep=2)
+    state.save_all({1: {"table": rows}}, 1, keep=2)
     found = state.load(1, 2)["table"]
     np.testing.assert_array_equal(found, table)
     assert found.dtype == np.float32
 
 
 def test_only_the_arrays_that_are_named_are_loaded(state):
-    state.save(1, 1, {"own": np.ones(1), "table": np.ones((2, 2))}, keep=2)
+    state.save_all({1: {"own": np.ones(1), "table": np.ones((2, 2))}}, 1, keep=2)
     assert [set(one) for one in state.load_all([1, 2], 2, ["own", "other"])] == [{"own"}, set()]
 
 
@@ -111,7 +111,7 @@ def test_arrays_keep_names_bits_and_shapes(state):
         "layer1.weight": np.arange(6, dtype=np.float32).reshape(2, 3) / 7,
         "scalar": np.array(np.pi),
     }
-    state.save(1, 1, arrays, keep=2)
+    state.save_all({1: arrays}, 1, keep=2)
     found = PrivateState(state.file).load(1, 2)
     assert list(found) == list(arrays)
     for name, array in arrays.items():
@@ -130,7 +130,7 @@ def test_a_write_that_fails_changes_nothing(state):
     put(state, 1, 2, 2)
     with pytest.raises(RunError, match="cannot be used"):
         # fails in the last of its three commands
-        state.save(1, 1, {"own": np.zeros(1)}, keep=object())
+        state.save_all({1: {"own": np.zeros(1)}}, 1, keep=object())
     assert rounds(state, 1) == [1, 2] and got(state, 1, 2) == 1
 
 

@@ -209,6 +209,31 @@ def test_the_groups_on_the_page_are_those_of_the_registry():
     assert resolve(KINDS[0], "synthetic")
 
 
+# Five questions of a new user, and the pages that answer them, at most two links from README.md.
+
+QUESTIONS = {
+    "my table": "docs/tutorials/own-data.md",
+    "a new strategy": "docs/plugins.md",
+    "two real nodes": "docs/deployment.md",
+    "what epsilon means": "docs/privacy.md",
+    "why numbers differ from a paper's": "docs/papers/privrec.md",
+}
+
+
+def linked(page: Path) -> set[Path]:
+    """The pages of the repository that a page links to."""
+    links = re.findall(r"\]\(([^)#:]+\.md)", page.read_text(encoding="utf-8"))
+    return {(page.parent / link).resolve() for link in links}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_is_answered_within_two_links(question):
+    first = linked(ROOT / "README.md")
+    assert all(page.exists() for page in first)
+    reached = first.union(*(linked(page) for page in first))
+    assert ROOT / QUESTIONS[question] in reached
+
+
 # The picture in README.md: its style has a rule for everything that it draws.
 
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "report.svg"
@@ -262,7 +287,7 @@ def test_every_public_name_has_an_entry():
 
 def test_every_name_of_the_page_on_plug_ins_has_an_entry():
     names = {name for name in of_plugins() if not name.startswith("fedrec.errors.")}
-    assert len(names) > 40 and "strategies.dp.DpFedAvg" in names
+    assert len(names) > 40 and "strategies.base.CohortStrategy" in names
     assert [name for name in sorted(names) if not has_entry(name)] == []
 
 

@@ -4,8 +4,7 @@
 import numpy as np
 import pytest
 
-from fedrec.devices import DAY, Daily, Devices, DevicesConfig
-from fedrec.errors import ExperimentError
+from fedrec.devices import DAY, Devices, DevicesConfig
 
 # When devices are available, by hand.
 
@@ -13,33 +12,39 @@ HOUR = 3600.0
 NEVER = -np.inf
 
 
+def nightly(start, hours, spread=0.0):
+    settings = {"nightly": {"start": start, "hours": hours, "spread": spread}}
+    return Devices(DevicesConfig.parse(settings), 0)
+
+
 @pytest.mark.parametrize(
-    ("hour", "until", "back"),
+    ("start", "hour", "until", "returns"),
     [
-        # the first is available from 22 to 6, the second from 1 to 9
-        (0, (6, NEVER), (0, 1)),
-        (3, (6, 9), (3, 3)),
-        (6, (NEVER, 9), (22, 6)),
-        (12, (NEVER, NEVER), (22, 25)),
-        (23, (30, NEVER), (23, 25)),
-        (49, (54, 57), (49, 49)),
+        (22, 0, 6, 0),
+        (22, 6, NEVER, 22),
+        (22, 12, NEVER, 22),
+        (22, 23, 30, 23),
+        (22, 49, 54, 49),
+        (1, 0, NEVER, 1),
+        (1, 3, 9, 3),
+        (1, 12, NEVER, 25),
+        (1, 49, 57, 49),
     ],
 )
-def test_daily(hour, until, back):
-    daily = Daily(np.array([22.0, 1.0]) * HOUR, 8 * HOUR)
-    devices = np.arange(2)
-    assert (daily.until(devices, hour * HOUR) / HOUR).tolist() == list(until)
-    assert (daily.back(devices, hour * HOUR) / HOUR).tolist() == list(back)
+def test_devices_are_available_for_eight_hours_of_each_day(start, hour, until, returns):
+    devices = nightly(start, 8)
+    clients = np.arange(2)
+    assert (devices.available_until(clients, hour * HOUR) / HOUR).tolist() == [until] * 2
+    assert (devices.returns_at(clients, hour * HOUR) / HOUR).tolist() == [returns] * 2
 
 
 def test_a_device_is_available_at_the_time_at_which_it_is_said_to_be():
     """Whatever the rounding of seconds."""
-    starts = np.random.default_rng(0).random(2000) * DAY
-    daily = Daily(starts, 3 * HOUR)
-    for place, at in enumerate(np.random.default_rng(1).random(2000) * 30 * DAY):
-        device = np.array([place])
-        back = daily.back(device, at)[0]
-        assert back >= at and daily.until(device, back)[0] > back
+    devices = nightly(22, 3, 8.0)
+    for client, at in enumerate(np.random.default_rng(1).random(2000) * 30 * DAY):
+        clients = np.array([client])
+        returns = devices.returns_at(clients, at)[0]
+        assert returns >= at and devices.available_until(clients, returns)[0] > returns
 
 
 # Speeds of devices: their distribution, and that they depend on seed and client alone.
@@ -79,7 +84,9 @@ def test_a_device_depends_on_seed_and_client_alone(settings):
     found = {}
     for seed, clients in ((4, MANY), (4, some), (5, some)):
         devices = Devices(config, seed)
-        both = np.stack([devices.seconds(clients, 3, 1.0), devices.until(clients, 4000.0)])
+        both = np.stack(
+            [devices.seconds(clients, 3, 1.0), devices.available_until(clients, 4000.0)]
+        )
         found[seed, len(clients)] = both[:, some] if len(clients) > 4 else both
     assert np.array_equal(found[4, len(MANY)], found[4, 4])
     assert not np.array_equal(found[4, 4], found[5, 4])
@@ -87,21 +94,7 @@ def test_a_device_depends_on_seed_and_client_alone(settings):
 
 def test_most_devices_are_available_at_night():
     devices = Devices(DevicesConfig.parse({"nightly": {"hours": 8, "start": 22, "spread": 2}}), 0)
-    shares = [(devices.until(MANY, hour * 3600.0) > 0).mean() for hour in (2, 10, 14, 26)]
+    shares = [(devices.available_until(MANY, hour * 3600.0) > 0).mean() for hour in (2, 10, 14, 26)]
     # normal starts: P(18 < start < 26 = 2 h), P(start > 26 or start < ...) of mean 22 and spread 2
     assert shares[0] == pytest.approx(0.954, abs=0.01) and shares[3] == shares[0]
     assert shares[1] == pytest.approx(0.0228, abs=0.01) and shares[2] < 0.01
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"example-seconds": -1.0},
-        {"compute-spread": 11.0},
-        {"nightly": {"hours": 24.0}},
-        {"speed": 3},
-    ],
-)
-def test_settings_that_do_not_fit(settings):
-    with pytest.raises(ExperimentError):
-        DevicesConfig.parse(settings)

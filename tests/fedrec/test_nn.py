@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fedrec.nn.functions import recurrent_states, sampled_cross_entropy
 from fedrec.nn.layers import SGD, Adam, AdamW, all_rows, gather_rows, single_output
-from fedrec.nn.recurrence import recurrent_states
-from fedrec.nn.softmax import sampled_cross_entropy
 from fedrec.training.results import add_to_rows, rows_at
 
 # The optimisers take PyTorch's steps and leave its compiler out.

@@ -347,7 +347,7 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("step", "dpvae"): {"experiment": VAE},
     ("model", "vae"): {"experiment": {"step": {"name": "vae"}}},
     ("model", "ae"): {"experiment": {"step": {"name": "vae"}}},
-    ("mechanism", "banded"): {"settings": {"bands": 3, "optimised-for": 8}, **SCHEDULED},
+    ("mechanism", "banded"): {"settings": {"bands": 3}, **SCHEDULED},
     ("sampler", "fixed-size"): COHORT,
     ("sampler", "limited"): {"settings": {"cohort": 6, "participations": 30}},
     ("sampler", "min-separation"): {"settings": {"cohort": 3, "separation": 4}},

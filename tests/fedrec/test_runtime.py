@@ -283,14 +283,17 @@ def test_a_file_is_refused(tmp_path):
 # Shared parameters: other processes read the owner's current values and cannot change them.
 
 
+shares = pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files"
+)
+
+
 @pytest.fixture
 def table():
     return np.random.default_rng(0).normal(size=(5000, 64)).astype(np.float32)
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files"
-)
+@shares
 def test_large_arrays_are_shared_and_small_ones_left(table):
     small = np.ones(3)
     arrays = share({"item.id": table, "b": small})
@@ -300,9 +303,7 @@ def test_large_arrays_are_shared_and_small_ones_left(table):
     assert not is_shared(arrays["item.id"][:4999]) and not is_shared(table)
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files"
-)
+@shares
 def test_a_reader_sees_changes_and_makes_none(table):
     owner = share({"item.id": table})["item.id"]
     reader = private(*owner.place)
@@ -311,9 +312,7 @@ def test_a_reader_sees_changes_and_makes_none(table):
     assert (reader[4000] == 7.0).all() and (owner[0] == table[0]).all()
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files"
-)
+@shares
 def test_what_is_kept_open_is_opened_once_and_shows_changes(table):
     owner = share({"item.id": table})["item.id"]
     reader = kept_open(*owner.place)
@@ -322,9 +321,7 @@ def test_what_is_kept_open_is_opened_once_and_shows_changes(table):
     assert kept_open(*owner.place) is reader and (reader[4000] == 7.0).all()
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files"
-)
+@shares
 def test_another_array_in_the_place_of_one_that_is_kept_open_is_not_mistaken_for_it(table):
     first = share({"item.id": table})["item.id"]
     place, _ = first.place, kept_open(*first.place)
@@ -335,9 +332,7 @@ def test_another_array_in_the_place_of_one_that_is_kept_open_is_not_mistaken_for
     np.testing.assert_array_equal(kept_open(*second.place), table + 1)
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files"
-)
+@shares
 def test_a_record_has_one_array_to_read_and_others_to_write(table):
     arrays = share({"item.id": table})
     content = pickle.loads(pickle.dumps(pack_train(to_record(arrays), TrainOrder(1, np.arange(2)))))
@@ -348,9 +343,7 @@ def test_a_record_has_one_array_to_read_and_others_to_write(table):
     np.testing.assert_array_equal(arrays["item.id"], table)
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files"
-)
+@shares
 def test_another_process_opens_it_from_a_pickled_record(table):
     arrays = share({"item.id": table})
     sent = pickle.dumps(to_record(arrays))
@@ -367,9 +360,7 @@ def test_another_process_opens_it_from_a_pickled_record(table):
     np.testing.assert_array_equal(arrays["item.id"], table)
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "memfd_create"), reason="this system has no anonymous shared files"
-)
+@shares
 def test_memory_is_given_back(table):
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))

@@ -2,8 +2,6 @@
 """Cohorts and their samplers, checkpoints, and kept results of centralised systems."""
 
 import logging
-import signal
-import threading
 import zipfile
 
 import numpy as np
@@ -14,7 +12,6 @@ from fedrec.config import Config
 from fedrec.errors import ClientError, EngineError, ExperimentError, RunError
 from fedrec.protocol.messages import pack_presence
 from fedrec.protocol.orders import Presence
-from fedrec.runtime.process import interrupting
 from server.checkpoint import Checkpoints, State
 from server.cohort import Roster, balanced, call_roster
 from server.samplers import (
@@ -389,22 +386,3 @@ def test_nothing_is_unpickled(checkpoints):
     np.savez(checkpoints.folder / "round-000001.npz", about=np.array([{"round": 1}], dtype=object))
     with pytest.raises(RunError, match="can be read"):
         checkpoints.latest()
-
-
-@pytest.mark.timeout(20)
-def test_a_signal_while_a_state_is_handed_over_comes_after_it(checkpoints, monkeypatch):
-    """An exception at the end of `with lock` leaves it locked, and the writer waits for ever."""
-    leave = threading.Condition.__exit__
-
-    def interrupted(condition, *error):
-        monkeypatch.undo()
-        signal.raise_signal(signal.SIGHUP)
-        return leave(condition, *error)
-
-    with interrupting():
-        monkeypatch.setattr(threading.Condition, "__exit__", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            checkpoints.begin(state(1))
-        checkpoints.begin(state(2))
-        checkpoints.finish()
-    assert same(checkpoints.latest(), state(2)) and len(files(checkpoints)) == 2

@@ -5,9 +5,7 @@ import gc
 import json
 import logging
 import signal
-import time
 from contextlib import suppress
-from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -78,15 +76,6 @@ def state_in(folder):
     """The state of the strategy in the newest checkpoint of a run folder."""
     with np.load(max((folder / "checkpoints").glob("round-*.npz"))) as file:
         return {name: file[name] for name in file.files if name.startswith("strategy/")}
-
-
-class InPlace(Reptile):
-    """Changes the given arrays in place, which is allowed."""
-
-    def apply(self, theta, aggregate):
-        for value in theta.values():
-            value += 1
-        return theta
 
 
 class Watching(Reptile):
@@ -161,56 +150,6 @@ def test_divergence_leaves_the_checkpoint_of_the_round_before(run_tiny, tmp_path
     assert RunFolder(tmp_path / "broken").status() == {"state": "failed", "round": 1}
     good = run_tiny("rounds=1", output="good")
     assert_close(parameters_in(tmp_path / "broken"), good.parameters)
-
-
-@pytest.fixture
-def slow_disk(monkeypatch):
-    """Makes rounds shorter than the writing of a checkpoint; returns the rounds with a written
-    checkpoint."""
-    whole, told = Checkpoints.save, []
-
-    def save(self, state):
-        time.sleep(0.5)
-        whole(self, state)
-        told.append(state.round)
-
-    monkeypatch.setattr(Checkpoints, "save", save)
-    return told
-
-
-def test_a_checkpoint_holds_its_own_round_however_long_it_takes(run_tiny, slow_disk, tmp_path):
-    run_tiny("rounds=3", "checkpoint.keep=3", f"strategy.name={__name__}:InPlace")
-    held = []
-    for round_number in (1, 2, 3):
-        with np.load(tmp_path / "run" / "checkpoints" / f"round-{round_number:06d}.npz") as file:
-            held.append(
-                {name: file[name].mean() for name in file.files if name.startswith("parameters/")}
-            )
-    for before, after in pairwise(held):
-        assert after == pytest.approx({name: mean + 1 for name, mean in before.items()}, abs=1e-5)
-    assert slow_disk == [1, 2, 3]
-
-
-@pytest.mark.slow
-def test_the_next_round_begins_while_a_checkpoint_is_written_unless_it_costs_privacy(
-    run_tiny, slow_disk
-):
-    begun = {}
-
-    class Watch(Recorder):
-        def after_round(self, row, seconds):
-            begun.setdefault(self.name, []).append(len(slow_disk))
-            return False
-
-    for name, overrides in (
-        ("plain", ()),
-        ("private", ("privacy.clip-norm=1", "privacy.noise-multiplier=1")),
-    ):
-        slow_disk.clear()
-        watch = Watch()
-        watch.name = name
-        run_tiny("rounds=2", *overrides, output=name, callbacks=[watch])
-    assert begun == {"plain": [0, 1], "private": [1, 2]}
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(run_tiny, monkeypatch, tmp_path):

@@ -37,6 +37,8 @@ from simulations.engines.ray import open_grid
 from simulations.recommending import ids_of_users
 from tests.runs import assert_close, assert_same_run
 
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+
 RAY = ("engine.name=ray", "engine.nodes=2")
 ENDLESS = {"name": "sgd", "epochs": 10**9}
 
@@ -68,8 +70,6 @@ def training(theta, node, clients, step=None):
     return Message(pack_train(theta, order), node, "train")
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.ray
 def test_ray_gives_the_serial_engines_numbers(grid, run, run_tiny):
     serial = run_tiny()
     run.user_ids = lambda: ids_of_users(run)  # as the runner does
@@ -77,23 +77,17 @@ def test_ray_gives_the_serial_engines_numbers(grid, run, run_tiny):
     assert_same_run(result, serial, atol=1e-6)
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.ray
 def test_actors_make_the_roster(grid):
     roster = call_roster(grid, timeout=60)
     assert roster.nodes == (2, 3) and len(roster.training) == 18
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.ray
 def test_the_first_node_of_a_machine_is_in_this_process(grid):
     assert list(grid.actors()) == [1]
     replies = grid.send_and_receive([Message(RecordDict(), node, HELLO) for node in (2, 3)])
     assert [reply.metadata.src_node_id for reply in replies] == [2, 3]
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.ray
 def test_a_hanging_node_of_this_process_is_not_waited_for(grid, monkeypatch):
     """Its answer can be fetched later."""
     released = threading.Event()
@@ -112,8 +106,6 @@ def test_a_hanging_node_of_this_process_is_not_waited_for(grid, monkeypatch):
     assert late.metadata.src_node_id == 2
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.ray
 def test_nodes_have_no_library_of_the_server(grid, theta):
     import ray
 
@@ -130,8 +122,6 @@ def test_nodes_have_no_library_of_the_server(grid, theta):
         assert ray.get(actor.__ray_call__.remote(lambda _: libraries & set(sys.modules))) == set()
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.ray
 @pytest.mark.parametrize("large", [True, False])
 def test_large_arrays_that_messages_share_are_stored_once(grid, theta, monkeypatch, large):
     """Small ones go with each call."""
@@ -154,8 +144,6 @@ def test_large_arrays_that_messages_share_are_stored_once(grid, theta, monkeypat
     assert stored == expected
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.ray
 def test_updates_of_each_client_come_as_from_a_node_in_this_process(grid, run, theta):
     clients = call_roster(grid, timeout=60).presences[0].training
     order = TrainOrder(1, clients, each=True)
@@ -171,8 +159,6 @@ def test_updates_of_each_client_come_as_from_a_node_in_this_process(grid, run, t
             assert wanted.any() or name != "layer1.bias"
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.ray
 def test_a_failing_client_is_an_error_reply_with_its_own_words(grid, theta):
     bad = to_record({**theta, "layer1.bias": np.zeros(3, np.float32)})
     clients = [call_roster(grid, timeout=60).presences[0].training[0]]
@@ -186,15 +172,11 @@ def test_a_failing_client_is_an_error_reply_with_its_own_words(grid, theta):
     assert "got: ValueError: Expected parameter 'layer1.bias'" in failed.error.reason
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.ray
 def test_a_defect_is_an_error_reply_with_its_traceback(grid):
     (reply,) = grid.send_and_receive([Message(RecordDict(), 2, "train")], timeout=60)
     assert "Traceback" in reply.error.reason and "clients/app.py" in reply.error.reason
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.ray
 def test_messages_can_be_pushed_and_pulled(grid):
     ids = grid.push_messages([Message(RecordDict(), node, HELLO) for node in (2, 3)])
     got = []
@@ -209,8 +191,6 @@ class Fail(Callback):
         raise AssertionError("a round was run")
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.ray
 def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_error(
     grid, theta, load_tiny, tmp_path
 ):
@@ -232,8 +212,6 @@ def test_a_node_that_hangs_is_not_waited_for_and_one_that_dies_answers_with_an_e
     assert other.status()["state"] == "failed"
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.ray
 def test_a_missing_cluster_is_reported(load_tiny, tmp_path):
     experiment = runner.settle(load_tiny("engine={name='ray', ray-address='not an address'}"))
     with (
@@ -243,8 +221,32 @@ def test_a_missing_cluster_is_reported(load_tiny, tmp_path):
         pass
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("address", "failures", "started"), [(None, 1, True), (None, 2, False), ("there", 1, False)]
+)
+def test_a_local_ray_that_does_not_start_is_started_once_more(
+    monkeypatch, address, failures, started
+):
+    import ray
+
+    calls = []
+
+    def init(**_):
+        calls.append(1)
+        if len(calls) <= failures:
+            raise RuntimeError("late")
+
+    monkeypatch.setattr(ray, "init", init)
+    # so that no other Ray is shut down here
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    if started:
+        engine.connect(address, 1, 0)
+    else:
+        with pytest.raises(EngineError, match="RuntimeError: late"):
+            engine.connect(address, 1, 0)
+    assert len(calls) == (2 if address is None else 1)
+
+
 def test_a_plug_in_that_raises_keyboard_interrupt_fails_with_its_line(monkeypatch):
     """Ray takes a KeyboardInterrupt for a cancelled task, whose text is a traceback."""
 
@@ -358,7 +360,6 @@ def table(tiny_experiment):
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(400)
 def test_three_raylets_give_the_numbers_of_one_process(cluster, table, tmp_path):
     on(cluster, table)
     seen = set()
@@ -377,7 +378,6 @@ def test_three_raylets_give_the_numbers_of_one_process(cluster, table, tmp_path)
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(400)
 def test_a_run_continues_without_the_nodes_of_a_killed_raylet(cluster, table, tmp_path):
     on(cluster, table)
     table["step"] = SLOW
@@ -392,7 +392,6 @@ def test_a_run_continues_without_the_nodes_of_a_killed_raylet(cluster, table, tm
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(400)
 def test_a_run_that_broke_off_with_a_raylet_is_resumed_on_the_others(cluster, table, tmp_path):
     on(cluster, table)
     killer = Killer(cluster, wait=0.0)
@@ -404,7 +403,6 @@ def test_a_run_that_broke_off_with_a_raylet_is_resumed_on_the_others(cluster, ta
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(400)
 def test_actors_on_a_raylet_that_was_killed_before_they_ran_run_on_another(
     cluster, tiny_experiment, tmp_path, monkeypatch
 ):

@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Studies: declaration, execution and tables."""
 
-import json
 import math
-import os
 import pickle
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -219,13 +214,6 @@ def test_a_job_can_be_sent_to_another_process(tmp_path, tiny_experiment):
     assert job.attempt([]) is None and job.results()[0][0].cell == ("data", "model", "Hits@5")
 
 
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(RunError) as refused:
-        run(tmp_path / "file", study_of(Task("a", 1.0, counting([]))))
-    assert refused.value.got == "a file" and (tmp_path / "file").read_text() == "mine"
-
-
 def test_damaged_results_are_named(tmp_path):
     study = study_of(Task("a", 1.0, counting([])))
     _, (job,) = run(tmp_path, study)
@@ -265,68 +253,13 @@ def test_a_run_of_other_settings_is_not_taken_for_the_studys(tmp_path, tiny_expe
         finished(job, tiny_experiment(), ("strategy.server-lr=0.5",))
 
 
-KILLED = '''
-"""A study that is killed in the fourth round of its run if KILL is set."""
-
-import os, signal, sys
-from pathlib import Path
-
-from server.callbacks.base import Callback
-from simulations.studies.runs import folder_of, run_study
-from simulations.studies.declaration import Study, Task
-
-
-class Killing(Callback):
-    def after_round(self, row, seconds):
-        with open(os.environ["TOLD"], "a") as file:
-            file.write(f"{row['round']}\\n")
-        if os.environ.get("KILL") and row["round"] == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return False
-
-
-def found(table, path):
-    options = {"experiment": table, "dataset": "data", "row": "model"}
-    options["metrics"] = {"hits@5": "Hits"}
-    task = Task("one", 1.0, "simulations.studies.runs:measure", options)
-    study = Study("mine", "figure9", "A made-up one", (task,))
-    folder = folder_of(study, Path(path), quick=False)
-    jobs = study.jobs(folder.path, 1, quick=False)
-    run_study(folder, jobs)
-    return jobs[0].results()[0]
-
-
-if __name__ == "__main__":
-    import json
-
-    found(json.loads(sys.argv[1]), sys.argv[2])
-'''
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.slow
-def test_a_killed_study_continues_within_its_run(tmp_path, tiny_experiment, monkeypatch):
-    (tmp_path / "killed_study.py").write_text(KILLED)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    table = {**tiny_experiment(), "rounds": 8, "callbacks": [{"name": "killed_study:Killing"}]}
-    table["checkpoint"] = {"every": 8}  # a study saves more often than that
-    place = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ended = subprocess.run(
-        [sys.executable, "-m", "killed_study", json.dumps(table), str(tmp_path / "study")],
-        env={**os.environ, "PYTHONPATH": place, "KILL": "1", "TOLD": str(tmp_path / "killed")},
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
-    assert ended.returncode == -signal.SIGKILL
-    assert (tmp_path / "killed").read_text().split() == ["1", "2", "3", "4"]
-    import killed_study
-
-    monkeypatch.setenv("TOLD", str(tmp_path / "resumed"))
-    found = killed_study.found(table, tmp_path / "study")
-    resumed = (tmp_path / "resumed").read_text().split()
-    assert resumed[0] in ("4", "5") and resumed[-1] == "8"  # the fourth may not have been saved
-    monkeypatch.setenv("TOLD", str(tmp_path / "whole"))
-    assert found == killed_study.found(table, tmp_path / "whole-study")
+def test_a_run_of_a_study_saves_often_so_that_it_continues(tmp_path, tiny_experiment):
+    """At least twenty times a run, or each round."""
+    job = TaskJob(tmp_path, 0, False, Task("a", 1, counting([])))
+    table = {**tiny_experiment(), "rounds": 3, "checkpoint": {"every": 8}}
+    result = finished(job, table, ())
+    assert result.experiment.checkpoint.every == 1
+    assert finished(job, table, ()).metrics == result.metrics
 
 
 # Intervals and tests of a study's tables, by formula.
@@ -455,12 +388,6 @@ def test_wilcoxons_p_is_exact_without_ties():
     assert found["wilcoxon"] == pytest.approx(2 * 3 / 2**5)
 
 
-@pytest.mark.filterwarnings("error")
-def test_equal_values_do_not_differ():
-    found = differences([("a", "b")], rows(a=[0.2] * 3, b=[0.2] * 3)).iloc[0]
-    assert (found["low"], found["high"], found["t"], found["wilcoxon"]) == (0, 0, 1, 1)
-
-
 def test_the_difference_of_two_differences():
     """What noise costs one system minus what it costs another, paired by seed."""
     found = rows(a=[1.0, 1.2], noisy_a=[1.5, 1.4, 7.0], b=[0.9, 1.0], noisy_b=[1.0, 1.4])
@@ -471,15 +398,20 @@ def test_the_difference_of_two_differences():
     assert row["high"] - row["difference"] == pytest.approx(half)
 
 
-def test_rows_without_a_common_seed_have_no_test():
-    found = differences([("a", "b"), ("a", "c")], rows(a=[0.1, None], b=[None, 0.2]))
-    assert list(found["draws"]) == [0, 0] and found["t"].isna().all()
-
-
 @pytest.mark.filterwarnings("error")
-def test_infinite_epsilons_are_not_compared():
-    found = differences([("a", "b")], rows(a=[math.inf, math.inf], b=[math.inf, 1.0])).iloc[0]
-    assert math.isnan(found["difference"]) and found["draws"] == 2
+@pytest.mark.parametrize(
+    ("before", "after", "draws", "expected"),
+    [
+        ([0.2] * 3, [0.2] * 3, 3, [0.0, 0.0, 0.0, 1.0, 1.0]),
+        ([0.1, None], [None, 0.2], 0, [math.nan] * 5),
+        ([math.inf, math.inf], [math.inf, 1.0], 2, [math.nan] * 5),  # epsilons
+    ],
+)
+def test_rows_that_are_equal_or_cannot_be_compared(before, after, draws, expected):
+    row = differences([("a", "b")], rows(a=before, b=after)).iloc[0]
+    columns = ["difference", "low", "high", "t", "wilcoxon"]
+    assert row["draws"] == draws
+    assert [row[name] for name in columns] == pytest.approx(expected, nan_ok=True)
 
 
 def test_inputs_of_rows_are_told_for_each_data_set():

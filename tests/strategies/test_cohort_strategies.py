@@ -2,6 +2,7 @@
 """Strategies over cohorts, Flower's own, and mutants that an audit of noise must find."""
 
 import dataclasses
+import re
 from dataclasses import replace
 
 import dp_checks
@@ -15,7 +16,7 @@ from flwr.serverapp.strategy import FedAdam
 from clients.node import Node
 from clients.round import train_clients, train_each
 from clients.sums import UpdateSum
-from fedrec.components.registry import MODEL
+from fedrec.components.registry import MODEL, STRATEGY, resolve
 from fedrec.data.population import Population
 from fedrec.errors import ClientError, ExperimentError
 from fedrec.models.privrec import PrivRec
@@ -33,11 +34,11 @@ from fedrec.protocol.serialization import from_record, to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import Reproducible, torch_stream
 from fedrec.runs.folder import RunFolder
-from server.checkpoint import lasting_state, restore_strategy, strategy_state
+from server.checkpoint import restore_strategy, strategy_state
 from server.run import execute
 from simulations import runner
 from simulations.engines.serial import open_grid
-from strategies.base import Aggregate
+from strategies.base import Aggregate, more_than_sums
 from strategies.dp import DpFedAvg
 from strategies.optimisers import FedAdam as FedAdamFedAdam
 from strategies.optimisers import FedAdamConfig, FedAvg, FedAvgConfig, Reptile, ReptileConfig
@@ -281,6 +282,21 @@ def test_protection_and_orders_for_nobody_by_name_are_refused(load_tiny):
             train_each(node, arrays, order)
 
 
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ("median trimmed-mean krum norm-bound union bulyan", "update of each client"),
+        ("metamf gpfedrec fedgnn", "update of each client"),
+        ("flwr.serverapp.strategy:FedAdam", "one of Flower's"),
+        ("two-stage means-start", "aggregate_train of its own"),
+        ("reptile fedavg fed-adam gram transitions fcf fed-als fold-in", "^$"),
+    ],
+)
+def test_what_a_strategy_needs_beside_the_sum_is_stated(names, reason):
+    for name in names.split():
+        assert re.search(reason, more_than_sums(resolve(STRATEGY, name)))
+
+
 def test_it_is_refused_beside_a_user_level_guarantee_and_secure_sums(run_tiny):
     with pytest.raises(ExperimentError, match="cannot be made private by"):
         run_tiny(TRIMMED, "privacy={clip-norm=1.0, noise-multiplier=1.0}", output="private")
@@ -383,18 +399,6 @@ def test_a_strategy_that_waits_for_more_nodes_than_there_are_is_refused(run_tiny
     with pytest.raises(ExperimentError) as caught:
         run_tiny("engine.nodes=1", f"strategy.name={FLOWER}:FedAdam")
     assert "min-available-nodes" in caught.value.fix and caught.value.got == "1"
-
-
-def test_what_a_later_round_may_change_is_copied():
-    live, fixed = np.arange(3), np.ones(2)
-    view = live[1:]
-    view.flags.writeable = fixed.flags.writeable = False
-    strategy = FedAdam()
-    strategy.live, strategy.view, strategy.fixed = live, view, fixed
-    memory = lasting_state(strategy)
-    live += 1
-    assert memory["live/array/"].tolist() == [0, 1, 2] and memory["view/array/"].tolist() == [1, 2]
-    assert memory["fixed/array/"] is fixed
 
 
 def test_the_state_of_a_strategy_is_all_attributes_with_arrays(identity):

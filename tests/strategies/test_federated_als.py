@@ -314,7 +314,7 @@ RECENCY = {"window": 4, "decay": 0.6}
 
 
 @pytest.fixture
-def table_of_federated_transitions(tiny_experiment):
+def transitions_table(tiny_experiment):
     found = copy.deepcopy(tiny_experiment())
     found |= {
         "rounds": 2,
@@ -330,13 +330,9 @@ def table_of_federated_transitions(tiny_experiment):
 
 
 @pytest.mark.parametrize("path", ["auto", "reference"])
-def test_weights_and_metrics_are_those_of_the_centralised_system(
-    table_of_federated_transitions, tmp_path, path
-):
-    result = fedrec.run(
-        {**table_of_federated_transitions, "engine": {"path": path}}, output=tmp_path / "run"
-    )
-    population = POPULATIONS.population(load(table_of_federated_transitions))
+def test_weights_and_metrics_are_those_of_the_centralised_system(transitions_table, tmp_path, path):
+    result = fedrec.run({**transitions_table, "engine": {"path": path}}, output=tmp_path / "run")
+    population = POPULATIONS.population(load(transitions_table))
     offsets, items = population.rows(population.training_clients, positive=True).sequences()
     central = TransitionsBaseline(TransitionsBaseline.Config(**RECENCY))
     size = population.interactions.num_items
@@ -347,8 +343,8 @@ def test_weights_and_metrics_are_those_of_the_centralised_system(
     assert {name: own[name] for name in other} == pytest.approx(other, abs=1e-6)
 
 
-def test_sequences_are_in_the_order_of_time(table_of_federated_transitions):
-    population = POPULATIONS.population(load(table_of_federated_transitions))
+def test_sequences_are_in_the_order_of_time(transitions_table):
+    population = POPULATIONS.population(load(transitions_table))
     clients = population.training_clients[:5]
     offsets, items = population.rows(clients, positive=True).sequences()
     for place, client in enumerate(clients.tolist()):
@@ -358,10 +354,10 @@ def test_sequences_are_in_the_order_of_time(table_of_federated_transitions):
         assert items[offsets[place] : offsets[place + 1]].tolist() == expected.tolist()
 
 
-def test_a_model_without_transitions_is_refused(table_of_federated_transitions):
+def test_a_model_without_transitions_is_refused(transitions_table):
     model = load(
         {
-            **table_of_federated_transitions,
+            **transitions_table,
             "model": {"name": "item-weights"},
             "step": {"name": "gram"},
         }

@@ -318,7 +318,7 @@ MEANS_START_PRIVATE = (
 
 
 @pytest.fixture
-def table_of_means_start(tiny_experiment):
+def means_start(tiny_experiment):
     made = {
         **tiny_experiment(),
         "task": "rating",
@@ -330,10 +330,10 @@ def table_of_means_start(tiny_experiment):
 
 
 @pytest.fixture
-def run(table_of_means_start, tmp_path):
+def run(means_start, tmp_path):
     def go(*overrides, output="run", callbacks=()):
         return runner.run(
-            table_of_means_start,
+            means_start,
             [*START, *overrides],
             output=tmp_path / output,
             callbacks=callbacks,
@@ -342,9 +342,9 @@ def run(table_of_means_start, tmp_path):
     return go
 
 
-def test_means_are_damped_means_of_the_training_ratings(run, table_of_means_start):
+def test_means_are_damped_means_of_the_training_ratings(run, means_start):
     found = parameters_in(run("rounds=1").folder)
-    population = Population.of(load(table_of_means_start, START))
+    population = Population.of(load(means_start, START))
     rows = population.rows(population.training_clients)
     items, ratings = rows.items, rows.labels
     counts, sums = np.bincount(items, minlength=30), np.bincount(items, ratings, 30)
@@ -370,9 +370,9 @@ def test_means_and_similarities_are_charged_to_one_ledger(run):
     assert (one["item.count"] != np.round(one["item.count"])).all()
 
 
-def test_the_first_round_is_charged_for_what_has_no_opposite(table_of_means_start):
+def test_the_first_round_is_charged_for_what_has_no_opposite(means_start):
     """Sums of ratings in [-1, 1] with counts move by sqrt(2) S, similarities by 2 S."""
-    experiment = load(table_of_means_start, [*START, *MEANS_START_PRIVATE, "rounds=3"])
+    experiment = load(means_start, [*START, *MEANS_START_PRIVATE, "rounds=3"])
     found = PhasePlans.before_a_run(experiment, np.arange(18)).plans
     assert found["means"].sensitivity == pytest.approx(2.0 * np.sqrt(2))
     assert found["main"].sensitivity == pytest.approx(2 * 0.1)

@@ -20,7 +20,6 @@ from fedrec.protocol.messages import pack_each
 from fedrec.protocol.orders import TrainEach
 from fedrec.protocol.serialization import from_record
 from fedrec.rng import stream, torch_stream
-from server.checkpoint import lasting_state
 from strategies.base import Aggregate
 from strategies.metamf import MetaMfStrategy, MetaMfStrategyConfig
 from strategies.per_client import GpfedrecStrategy, GpfedrecStrategyConfig, Uploads, edges
@@ -175,16 +174,6 @@ def test_uploads_are_kept_by_who_was_heard_last_and_survive_a_checkpoint():
     assert again.changes is None
 
 
-def test_later_uploads_leave_the_state_as_it_is_without_a_second_copy():
-    server = strategy()
-    table = np.arange(6, dtype=np.float32).reshape(3, 2)
-    remember(server._uploads, 4, np.arange(3), table)
-    state = lasting_state(server)
-    assert not state["uploads/changes"].flags.writeable
-    remember(server._uploads, 4, np.array([1]), -table)
-    np.testing.assert_array_equal(state["uploads/changes"], table)
-
-
 @dataclass
 class Tables:
     """What `Uploads` keeps, as whole tables `[items, d]` in float64."""
@@ -256,12 +245,6 @@ def check_a_random_history(seed):
 def test_random_histories_are_those_of_whole_tables():
     for seed in range(100):
         check_a_random_history(seed)
-
-
-def test_no_plan_of_privacy_covers_it(run_tiny):
-    privacy = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
-    with pytest.raises(ExperimentError, match="the update of each client"):
-        run_tiny(*GUIDED, "strategy={name='gpfedrec'}", privacy)
 
 
 @pytest.mark.parametrize(
@@ -539,15 +522,6 @@ def test_gradients_are_weighted_by_examples_and_answers_for_others_refused():
     server._made = generated.requests, {"w": torch.zeros(1, 3)}, torch.zeros(1, 2)
     _, (w, low) = server._directions(reply)
     assert w.tolist() == [[1, 1, 1]] and low.tolist() == [[-1, -1]]
-
-
-def test_differential_privacy_is_refused_with_a_reason(experiment, tmp_path):
-    from simulations import runner
-
-    table = experiment() | {"privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0, "delta": 1e-5}}
-    with pytest.raises(ExperimentError, match="cannot be made private by") as caught:
-        runner.run(table, output=tmp_path / "run")
-    assert "update of each client" in caught.value.got and "perturb" in caught.value.fix
 
 
 @pytest.mark.parametrize(

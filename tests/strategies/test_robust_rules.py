@@ -225,14 +225,6 @@ def test_the_server_rate_scales_the_step(updates):
     same(half, {n: value / 2 for n, value in one.items()})
 
 
-@pytest.mark.parametrize("name", ["median", "trimmed-mean", "krum", "norm-bound", "union"])
-def test_they_are_refused_beside_secure_sums_and_a_user_level_guarantee(name, run_tiny):
-    with pytest.raises(ExperimentError, match="cannot be made private"):
-        run_tiny(f"strategy={{name='{name}'}}", "privacy={clip-norm=1.0,noise-multiplier=1.0}")
-    with pytest.raises(ExperimentError, match="secure"):
-        run_tiny(f"strategy={{name='{name}'}}", "secure-aggregation=true", output="secure")
-
-
 # Two-stage training: participants, strategy and step of each round, and resuming in either stage.
 
 STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, masks=1, epochs=1}"

@@ -266,7 +266,7 @@ _K_SHARE = 0.1  # of a step's budget, for K
 class DpMfConfig(PrivateConfig):
     """Settings of private matrix factorization."""
 
-    reading: Literal["objective", "posterior"] = "objective"
+    variant: Literal["objective", "posterior"] = "objective"
     """Perturbed objective (Hua et al.) or a posterior sample (Liu et al.)."""
     factors: Width = 10
     """Number of factors (width of x_u and y_i)."""
@@ -294,7 +294,7 @@ class DpMf(PrivateBaseline):
     def parts(self) -> tuple[ReleaseKind, ...]:
         """Two sums per step, or one gradient."""
         config = self.config
-        if config.reading == "posterior":
+        if config.variant == "posterior":
             return (ReleaseKind("gradient", config.clip_norm, releases=config.steps),)
         return (
             ReleaseKind(
@@ -316,7 +316,7 @@ class DpMf(PrivateBaseline):
         shape = (histories.num_items, config.factors)
         items = torch.randn(*shape, generator=generator, dtype=torch.float64) / shape[0] ** 0.5
         self._items = items.to(self.device)
-        step = self._descended if config.reading == "posterior" else self._solved
+        step = self._descended if config.variant == "posterior" else self._solved
         for _ in range(config.steps):
             self._items = step(liked, self._clipped_users(liked), releases)
 

@@ -310,7 +310,7 @@ class DpAe(DpSgdBaseline):
         for each user from the operating system's generator, else by position in the cohort from the
         seed."""
         if self.config.mode == "reproducible":
-            return self._model.draw((1, len(users)), generator).kept[0]
+            return self._model.draw((1, len(users)), generator).mask[0]
         mask = np.empty((len(users), self._model.schema.num_items), dtype=bool)
         for row, user in zip(mask, users, strict=True):
             drawn = source.uniform(len(row), f"{self.stream}/dropout", step, int(user))

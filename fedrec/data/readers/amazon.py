@@ -17,8 +17,7 @@ from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import DatasetSource, Reader
 from fedrec.data.readers.gowalla import PublishedPairs
-from fedrec.data.tables import TableLayout, malformed_line, read_table
-from fedrec.data.text_files import DAMAGED
+from fedrec.data.tables import DAMAGED, TableLayout, malformed_line, read_table
 from fedrec.errors import DataError, damaged_file
 from fedrec.runtime.files import MOST_JSON, parse_json
 

@@ -14,37 +14,26 @@ import re
 from abc import abstractmethod
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Interactions
-from fedrec.data.reader import DatasetSource, Reader, ReaderConfig
+from fedrec.data.reader import DatasetSource, Reader
 from fedrec.data.tables import malformed_line
 
 # The base of readers of pairs that are published as a training and a test file.
 
 
-class PublishedPairsConfig(ReaderConfig):
-    """Settings of pairs of users and items in two files."""
-
-    part: Literal["all", "train", "test"] = "all"
-    """Which file the rows are taken from: all (the training file, then the test file), train, or
-    test."""
-
-
 class PublishedPairs(Reader):
-    """Reads a training and a test file of pairs. Whatever `part` is chosen, users and items keep
-    their numbers in the whole dataset.
+    """Reads a training and a test file of pairs.
 
     Attributes:
         source: `files` are the training and the test file.
         train_source: published statistics of the training file alone.
     """
 
-    Config: ClassVar[type[ReaderConfig]] = PublishedPairsConfig
-    config: PublishedPairsConfig
     source: ClassVar[DatasetSource]  # pyright: ignore[reportIncompatibleVariableOverride]
     train_source: ClassVar[DatasetSource]
 
@@ -58,8 +47,7 @@ class PublishedPairs(Reader):
         rows = replace(rows, published_test=np.arange(len(rows)) >= split)
         if self.config.verify:  # a pair moved from one file to the other leaves them all the same
             self.train_source.check(rows.with_rows(slice(split)))
-        part = {"all": slice(None), "train": slice(split), "test": slice(split, None)}
-        return rows.with_rows(part[self.config.part])
+        return rows
 
     @abstractmethod
     def pairs(self, path: Path) -> tuple[np.ndarray, np.ndarray]:

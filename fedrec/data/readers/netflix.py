@@ -101,10 +101,12 @@ def _read_rows(files: list[Path]) -> list[np.ndarray]:
                         film = int(text[:-1])
                         continue
                     user, rating, date = text.split(b",")
+                    if film is None:
+                        raise ValueError("a rating before the first film")
                     row = (film, int(user), _stars(rating), _seconds(date))
                     for column, value in zip(columns, row, strict=True):
                         column.append(value)
-                except (ValueError, TypeError, OverflowError):
+                except (ValueError, OverflowError):
                     shown = text[:200].decode("latin-1")
                     expected = "film: or user,rating,YYYY-MM-DD"
                     raise malformed_line(path, number, shown, expected) from None

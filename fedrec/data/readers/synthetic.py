@@ -109,7 +109,7 @@ class Truth:
     def affinity(
         self, users: np.ndarray, items: np.ndarray, counts: np.ndarray | int = 1
     ) -> np.ndarray:
-        """How well items suit users: `float32 [items]`, mean near 0, standard deviation near 1.
+        """Affinity of users for items: `float32 [items]`, mean near 0, standard deviation near 1.
 
         Args:
             users: `int64 [users]`.

@@ -20,8 +20,7 @@ import pandas as pd
 from pydantic import Field
 
 from fedrec.data.columns import SECOND, ids_of, index_rows, numbers_of, times_of
-from fedrec.data.feature_labels import labelled
-from fedrec.data.features import Feature, FeatureNames, FeatureTable
+from fedrec.data.features import Feature, FeatureNames, FeatureTable, labelled
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
 from fedrec.data.recognition import repeated_rows
@@ -280,5 +279,7 @@ def _constant(name: str, labels: pd.Series, owner: np.ndarray, ids: np.ndarray) 
             fix="name only columns that belong to the user (or to the item); write several values"
             " in one field: books|food",
         )
-    labels = frame.set_index("owner")["label"].astype(str).reindex(range(len(ids)))
-    return [None if pd.isna(label) else label for label in labels]
+    values: list[str | None] = [None] * len(ids)
+    for row, label in frame.itertuples(index=False):
+        values[row] = str(label)
+    return values

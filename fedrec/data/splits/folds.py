@@ -234,13 +234,10 @@ class Published(Split):
             DataError: the dataset was not published in two files, or only one of them was read.
         """
         test = interactions.published_test
-        if test is None or not (0 < test.sum() < len(test)):
+        if test is None or not 0 < test.sum() < len(test):
             raise DataError(
                 f"{interactions.name} has no published split",
-                expected=(
-                    "a dataset with a training and a test file, and rows of both (dataset.part ="
-                    " 'all')"
-                ),
+                expected="a dataset with a training and a test file, and rows of both",
                 got="no such files" if test is None else "rows of one file only",
                 fix="choose another split, such as 'ratio'",
             )
@@ -248,10 +245,6 @@ class Published(Split):
         key = sort_key(interactions, "random", self.seed)[rows]
         position, count = places(interactions.users[rows], key)
         taken = np.minimum((self.config.validation * count + 0.5).astype(np.int64), count - 1)
-        validation = position >= count - taken
-        return Partition(
-            training_clients=users_of(interactions),
-            train_rows=rows[~validation],
-            validation_rows=rows[validation],
-            test_rows=np.flatnonzero(test),
-        )
+        validation = np.zeros(len(test), dtype=bool)
+        validation[rows[position >= count - taken]] = True
+        return Partition.of_masks(interactions, test, validation, users_of(interactions))

@@ -92,7 +92,8 @@ class Partition:
         """
         train = ~(test | validation)
         clients = users_of(interactions, train) if clients is None else clients
-        return cls(clients, *map(np.flatnonzero, (train, validation, test)), **more)
+        train_rows, validation_rows, test_rows = map(np.flatnonzero, (train, validation, test))
+        return cls(clients, train_rows, validation_rows, test_rows, **more)
 
     def parts(self, interactions: Interactions) -> np.ndarray:
         """`[rows]`: the part of each row: `"training"`, `"known"` (a training row of a user who
@@ -121,10 +122,10 @@ class Split(ABC):
         self.seed = seed
 
     def depends_on(self, adjacency: Adjacency) -> str:
-        """What of other clients decides the part of a client's row, or whether a client trains, in
-        words; empty: nothing does, so that neighbouring data have equal parts but for the rows of
-        the client in which they differ. Private runs refuse a split that is not so, and so they do
-        one that does not say it (the default)."""
+        """Name in words what of other clients decides the part of a client's row, or whether a
+        client trains; empty: nothing does, so that neighbouring data have equal parts but for the
+        rows of the client in which they differ. Private runs refuse a split that depends on
+        something, and one that does not say so (the default)."""
         return "more than the client's own rows, as far as the split says"
 
     @abstractmethod
@@ -408,7 +409,7 @@ class UserHoldout(Split):
         return present[test], present[~held_out]
 
     def _not_training(self, validation: int) -> int:
-        """How many of the validation users do not train."""
+        """The number of validation users who do not train."""
         return 0 if self.config.validation_role == "training" else validation
 
     def _fold(

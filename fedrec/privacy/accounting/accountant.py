@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The accountant, which counts events and computes their total cost, and the cost of choosing
-settings by private results.
+"""The accountant, which counts events and computes their total cost; calibrated noise; and the cost
+of choosing settings by private results.
 
 Costs add over events and phases. One `NonPrivate` event makes the total infinite; the epsilon of
 each phase is still reported, as if everything else were public. `Volunteered` events cost nothing:
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -251,25 +251,11 @@ class Accountant:
             )
         return min(reached, bound)
 
-    def epsilons(self, event: Event, rounds: Iterable[int], delta: float) -> np.ndarray:
-        """Epsilon after each number of further events of one kind, `float64 [len(rounds)]`.
-
-        For RDP backends this takes milliseconds once the event's curve is known.
-        """
-        _check(delta)
-        numbers = np.asarray(list(rounds), dtype=np.int64)
-        _check_adjacencies([*self._counts, event])
-        if self._not_private(self._counts):
-            return np.full(len(numbers), math.inf)
-        further = releases_in(event)
-        if not further:
-            more = math.inf if isinstance(event, NonPrivate) else 0.0
-            return self._bound(self._counts, delta)[0] + np.where(numbers > 0, more, 0.0)
-        return self.backend.epsilons(releases_of(self._counts), further, numbers, delta)
-
     def would_exceed(self, event: Event, budget: float, delta: float, n: int = 1) -> bool:
         """Whether the total would exceed a budget after n more such events."""
-        return bool(self.epsilons(event, [n], delta)[0] > budget)
+        _check(delta)
+        _check_adjacencies([*self._counts, event])
+        return self._bound(self._counts + Counter({event: n}), delta)[0] > budget
 
     @property
     def releases(self) -> dict[Release, int]:
@@ -334,3 +320,70 @@ def _check(delta: float) -> None:
             got=f"{delta}",
             fix="set a delta well below 1 / number of users, such as 1e-5",
         )
+
+
+# Calibration: the smallest noise with which a number of rounds stays within a target epsilon.
+
+_LEAST = 0.05
+_MOST = 1e4
+
+
+def calibrate(
+    epsilon: float,
+    delta: float,
+    releases: Callable[[float], Mapping[Release, int]],
+    *,
+    backend: str | Backend = DEFAULT_BACKEND,
+    tolerance: float = 1e-4,
+) -> float:
+    """Noise multiplier (noise scale / sensitivity) for a target.
+
+    Args:
+        epsilon: target for all rounds together, > 0.
+        delta: in [0, 1).
+        releases: cost of all rounds at a noise multiplier.
+        backend: accountant of the target.
+        tolerance: the multiplier exceeds the smallest valid one by at most this share.
+
+    Returns:
+        A multiplier, at least 0.05, whose epsilon by the same accountant is at most the target.
+
+    Raises:
+        ExperimentError: no noise multiplier up to 10,000 is sufficient.
+    """
+    from scipy.optimize import brentq  # importing it is slow
+
+    accountant = backend_of(backend)
+
+    @cache
+    def spent(multiplier: float) -> float:
+        return accountant.epsilon(releases(multiplier), delta).epsilon
+
+    def excess(log_multiplier: float) -> float:
+        """Logarithm of epsilon / target, which is nearly linear in that of the multiplier."""
+        ratio = spent(math.exp(log_multiplier)) / epsilon
+        return math.log(min(max(ratio, 1e-9), 1e9))
+
+    if spent(_MOST) > epsilon:
+        tightest = accountant is backend_of("pld")
+        orders = "Rényi orders up to 64 prove none below about 0.1 at delta 1e-5"
+        raise ExperimentError(
+            "this accountant cannot prove that epsilon for any noise",
+            expected=f"a target that noise of up to {_MOST:,.0f} sensitivities reaches"
+            + ("" if tightest else f": {orders}"),
+            got=f"epsilon {epsilon:g} at delta {delta:g}",
+            fix="raise epsilon or delta" + ("" if tightest else ", or use the backend pld"),
+        )
+    high = 1.0
+    while spent(high) > epsilon:
+        high *= 2
+    while high > _LEAST and spent(high / 2) <= epsilon:
+        high /= 2
+    if high <= _LEAST:
+        return _LEAST
+    bracket = math.log(high / 2), math.log(high)
+    root: Any = brentq(excess, *bracket, xtol=tolerance / 4)
+    multiplier = math.exp(root)
+    while spent(multiplier) > epsilon:
+        multiplier *= 1 + tolerance / 3
+    return max(multiplier, _LEAST)

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 from pydantic import PositiveFloat, PositiveInt
 
 from fedrec.errors import ExperimentError, RunError
@@ -289,24 +288,3 @@ class Backend(ABC):
         Raises:
             ExperimentError: the method has no bound for one of the releases.
         """
-
-    def epsilons(
-        self,
-        before: Mapping[Release, int],
-        each: Mapping[Release, int],
-        rounds: np.ndarray,
-        delta: float,
-    ) -> np.ndarray:
-        """Epsilon after each number of further rounds with the releases `each`, `float64
-        [len(rounds)]`, on top of the releases before."""
-        totals = (_more(before, each, int(count)) for count in rounds)
-        return np.array([self.epsilon(total, delta).epsilon for total in totals], dtype=np.float64)
-
-
-def _more(
-    before: Mapping[Release, int], each: Mapping[Release, int], rounds: int
-) -> dict[Release, int]:
-    total = dict(before)
-    for release, count in each.items():
-        total[release] = total.get(release, 0) + count * rounds
-    return total

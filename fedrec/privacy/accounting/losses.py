@@ -274,7 +274,7 @@ def _fixed_size(release: Release, step: float) -> PrivacyLossDistribution:
     """The loss distribution of the profile of a cohort of fixed size, from above."""
     last = math.ceil(_largest_loss(release) / step)
     grid = np.arange(last + 1) * step
-    above = np.asarray(_pair(release).get_delta_for_epsilon(grid))
+    above = np.asarray(_pair(release).get_delta_for_epsilon(grid.tolist()))
     # H(Q || mix) at e^-t is 1 - e^-t + e^-t H(mix || Q) at e^t
     below = -np.expm1(-grid) + np.exp(-grid) * above
     profile = np.append(below[:0:-1], above)

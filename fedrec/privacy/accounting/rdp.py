@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accounting with Rényi and with Gaussian differential privacy.
-
-Accounting with Rényi differential privacy: curves add up over releases and are turned into
-epsilon once.
+"""Rényi differential privacy, whose curves add up over releases and are turned into epsilon once,
+and Gaussian differential privacy, whose squared parameters add up.
 
 Where this differs from the papers: they turn a curve into epsilon by R(a) + ln(1/delta) / (a - 1).
 Proposition 12 of Canonne, Kamath and Steinke (2020) gives the smaller
@@ -103,21 +101,6 @@ class RdpBackend(Backend):
         """Smallest epsilon that the method proves for all releases together."""
         epsilon, order = epsilon_of(self.total(releases), delta)
         return Bound(float(epsilon), float(order) if np.isfinite(epsilon) else None)
-
-    def epsilons(
-        self,
-        before: Mapping[Release, int],
-        each: Mapping[Release, int],
-        rounds: np.ndarray,
-        delta: float,
-    ) -> np.ndarray:
-        """Epsilon after each number of further rounds, see `Backend.epsilons`. All rounds at
-        once."""
-        counts = np.asarray(rounds, dtype=np.float64)[:, None]
-        curves = np.zeros((len(counts), len(ORDERS)))
-        # no release costs 0, not 0 * inf
-        np.multiply(counts, self.total(each), out=curves, where=counts > 0)
-        return epsilon_of(self.total(before) + curves, delta)[0]
 
     def total(self, releases: Mapping[Release, int]) -> np.ndarray:
         """R of all releases together at `ORDERS`, `float64 [orders]`."""

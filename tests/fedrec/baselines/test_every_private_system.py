@@ -60,7 +60,7 @@ RANKING: dict[str, tuple[str, dict[str, Any]]] = {
     "fold-in": ("dp-fold-in", {**GRAM, "factors": 4, "low-rated": 0.3}),
     "als": ("dp-als", ALS),
     "mf": ("dpmf", MF),
-    "mf, posterior": ("dpmf", {**MF, "reading": "posterior"}),
+    "mf, posterior": ("dpmf", {**MF, "variant": "posterior"}),
     "autoencoder": ("dpae", {**SAMPLED, "hidden": 5, "latent": 3}),
     "svd": ("dp-svd", {**SAMPLED, "factors": 3}),
 }
@@ -340,7 +340,7 @@ def test_noise_follows_the_seed_or_nothing(name):
         ("gram, puresvd", {"clip": 3}),
         ("fold-in", {"low-rated": 1.5}),
         *(("als", {key: 0}) for key in ("clip-norm", "item-budget", "steps")),
-        ("mf", {"reading": "liu"}),
+        ("mf", {"variant": "liu"}),
         ("svd", {"steps": 0}),
     ],
 )

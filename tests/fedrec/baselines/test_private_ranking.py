@@ -463,7 +463,7 @@ def made_of_dpmf(**options) -> DpMf:
 
 def started(model: DpMf, users: Histories) -> np.ndarray:
     """The initial item factors of a model."""
-    step = "_descended" if model.config.reading == "posterior" else "_solved"
+    step = "_descended" if model.config.variant == "posterior" else "_solved"
     once = DpMf(model.config.model_copy(update={"steps": 1}))
     setattr(once, step, lambda *given: once._items)
     once.fit(users)
@@ -490,7 +490,7 @@ def test_without_noise_a_perturbed_objective_is_alternating_least_squares(users_
 
 def test_without_noise_a_langevin_step_is_the_gradient_of_the_loss(users_of_dpmf):
     model = made_of_dpmf(
-        **{**DPMF_EXACT, "reading": "posterior", "steps": 1, "learning-rate": 0.01}
+        **{**DPMF_EXACT, "variant": "posterior", "steps": 1, "learning-rate": 0.01}
     )
     first, liked = (
         torch.from_numpy(started(model, users_of_dpmf)),
@@ -504,9 +504,9 @@ def test_without_noise_a_langevin_step_is_the_gradient_of_the_loss(users_of_dpmf
     np.testing.assert_allclose(model._items, first - 0.01 * items.grad, atol=1e-6)
 
 
-@pytest.mark.parametrize("reading", ["objective", "posterior"])
-def test_exchanging_a_user_moves_each_sum_by_what_is_accounted_at_most_of_dpmf(reading):
-    model = made_of_dpmf(reading=reading, factors=3, **{"clip-norm": 1.5, "user-norm": 2.0})
+@pytest.mark.parametrize("variant", ["objective", "posterior"])
+def test_exchanging_a_user_moves_each_sum_by_what_is_accounted_at_most_of_dpmf(variant):
+    model = made_of_dpmf(variant=variant, factors=3, **{"clip-norm": 1.5, "user-norm": 2.0})
     # so that a user with opposite factors has the opposite gradient
     model._items = torch.zeros(DPMF_ITEMS, 3).double()
     axes = 2.0 * np.eye(3)
@@ -515,10 +515,10 @@ def test_exchanging_a_user_moves_each_sum_by_what_is_accounted_at_most_of_dpmf(r
     for items in choices[0]:
         for factor in choices[1]:
             pair = histories_of_dpmf([[2, 3], items]), torch.from_numpy(np.stack([axes[2], factor]))
-            total = model.gradient(*pair) if reading == "posterior" else model.linear(*pair)
+            total = model.gradient(*pair) if variant == "posterior" else model.linear(*pair)
             found.append((total, pair[1].T @ pair[1]))
     moved = max(float((one[0] - other[0]).norm()) for one in found for other in found)
     assert moved <= 2 * 1.5 * (1 + 1e-12) and moved == pytest.approx(2 * 1.5, rel=1e-5)
-    if reading == "objective":
+    if variant == "objective":
         moved = max(float((one[1] - other[1]).norm()) for one in found for other in found)
         assert moved <= math.sqrt(2) * 4 * (1 + 1e-12) and moved == pytest.approx(math.sqrt(2) * 4)

@@ -137,12 +137,6 @@ def test_server_that_ignores_ranges_starts_again(server, folder):
     assert (folder / "data.txt").read_text() == CONTENT
 
 
-def test_body_without_announced_length_that_is_cut(server, folder):
-    server.cut, server.announce = 500, False
-    with pytest.raises(DataError, match="broke off"):
-        fetch("mine", source_of(server), folder)
-
-
 @pytest.mark.parametrize("announce", [True, False])
 def test_longer_body_is_refused(server, folder, announce):
     server.body, server.announce = BODY + b"more", announce
@@ -356,22 +350,6 @@ def test_two_files_of_one_name_at_one_depth_are_refused(home, copy):
         import_data("amazon-5core", copy)
 
 
-def test_existing_folder_is_kept_of_importing(home, copy):
-    (home / "amazon-5core").mkdir(parents=True)
-    (home / "amazon-5core" / "own.json").write_text("precious")
-    with pytest.raises(DataError, match="exists already"):
-        import_data("amazon-5core", copy)
-    assert (home / "amazon-5core" / "own.json").read_text() == "precious"
-
-
-def test_unsafe_archive_is_refused(home, tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("../Office_5.json", REVIEW)
-    with pytest.raises(DataError, match="not safe"):
-        import_data("amazon-5core", tmp_path / "a.zip")
-    assert not list(tmp_path.rglob("Office_5.json"))
-
-
 def test_a_pipe_is_refused_before_it_is_read(home, tmp_path):
     """Reading it would wait for a writer for ever."""
     os.mkfifo(tmp_path / "Office_5.json")
@@ -380,7 +358,7 @@ def test_a_pipe_is_refused_before_it_is_read(home, tmp_path):
 
 
 def test_nothing_to_import(home, tmp_path):
-    with pytest.raises(DataError, match="nothing to import"):
+    with pytest.raises(DataError, match="cannot be imported"):
         import_data("amazon-5core", tmp_path / "absent")
     with pytest.raises(DataError, match="not a dataset to import"):
         import_data("table", tmp_path)
@@ -456,12 +434,6 @@ def test_unpacks_files_at_any_depth(tmp_path, target, make, name):
     assert (target / "two.txt").read_text() == "2"
 
 
-def test_plain_file_is_copied(tmp_path, target):
-    (tmp_path / "reviews.json").write_text("{}\n")
-    unpack(tmp_path / "reviews.json", target)
-    assert (target / "reviews.json").read_text() == "{}\n"
-
-
 @pytest.mark.parametrize("make", [make_zip, make_tar])
 @pytest.mark.parametrize(
     "name", ["../out.txt", "/out.txt", "a/../../out.txt", "..\\out.txt", "C:out.txt"]
@@ -504,10 +476,14 @@ def test_damaged_zip_is_refused(tmp_path, target):
         unpack(path, target)
 
 
-def test_cut_tar_is_refused(tmp_path, target):
-    path = make_tar(tmp_path / "a.tar", {"one.txt": "x" * 5000}, "w")
-    path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(DataError, match="damaged"):
+@pytest.mark.parametrize(
+    ("name", "mode", "left"),
+    [("a.tar", "w", 2000), ("a.tar.gz", "w:gz", 11), ("a.tar.gz", "w:gz", 40)],
+)
+def test_cut_tar_is_refused(tmp_path, target, name, mode, left):
+    path = make_tar(tmp_path / name, {"one.txt": "x" * 5000}, mode)
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(DataError, match="is damaged"):
         unpack(path, target)
 
 
@@ -552,14 +528,6 @@ def test_a_member_without_a_readable_name_is_refused(tmp_path, target, old, new,
     entry[9] |= 8  # the name is UTF-8
     file.write_bytes(content[:directory] + bytes(entry).replace(old, new, 1))
     with pytest.raises(DataError, match=told):
-        unpack(file, target)
-
-
-@pytest.mark.parametrize("left", [11, 40])
-def test_a_cut_archive_is_damaged(tmp_path, target, left):
-    file = make_tar(tmp_path / "a.tar.gz", {"one.txt": "1"})
-    file.write_bytes(file.read_bytes()[:left])
-    with pytest.raises(DataError, match="is damaged"):
         unpack(file, target)
 
 

@@ -18,10 +18,9 @@ from scipy.stats import chisquare
 
 from fedrec.baselines.base import Baseline
 from fedrec.components import registry
-from fedrec.components.registry import DATASET, resolve
 from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
-from fedrec.data.independence import refuse_dependent_clients
+from fedrec.data.independence import check_independent_clients
 from fedrec.data.interactions import Interactions, time_weighted
 from fedrec.data.perturbation import TrainingData
 from fedrec.data.population import Population
@@ -339,7 +338,7 @@ def test_a_split_that_depends_on_others_says_so_and_is_refused(name, options, ad
         {"dataset": {"name": "synthetic"}, "split": {"name": name, **options}}
     )
     with pytest.raises(ExperimentError, match="one client decide which rows of others") as error:
-        refuse_dependent_clients(settings, adjacency, "[privacy]")
+        check_independent_clients(settings, adjacency, "[privacy]")
     assert "[privacy]" in str(error.value)
 
 
@@ -420,7 +419,7 @@ def test_a_perturbation_that_depends_on_others_is_refused_beside_privacy(
     if not rated:
         del table["positive-above"]
     with pytest.raises(ExperimentError, match="how rows of others are perturbed"):
-        refuse_dependent_clients(load(table), "replace-one", "[privacy]")
+        check_independent_clients(load(table), "replace-one", "[privacy]")
 
 
 # The synthetic dataset: its shape, its true preferences, how well they can be learned, and large
@@ -642,7 +641,3 @@ def test_settings_that_do_not_fit(options):
 def test_a_popularity_law_without_an_integral_of_that_form():
     with pytest.raises(ExperimentError, match="popularity-exponent"):
         reader(popularity_exponent=1.0)
-
-
-def test_name():
-    assert resolve(DATASET, "synthetic") is Synthetic

@@ -87,19 +87,13 @@ class TestGowalla:
         (tmp_path / "test.txt").write_text("0 8\n1 \n3 9\n")
         return tmp_path
 
-    @pytest.mark.parametrize(
-        ("part", "users", "items"),
-        [
-            ("all", [0, 0, 1, 2, 2, 2, 0, 2], [1, 0, 1, 2, 0, 1, 2, 3]),
-            ("train", [0, 0, 1, 2, 2, 2], [1, 0, 1, 2, 0, 1]),
-            ("test", [0, 2], [2, 3]),
-        ],
-    )
-    def test_parts_share_users_and_items(self, folder, part, users, items):
-        data = read(Gowalla, folder, part=part)
+    def test_both_files_share_users_and_items(self, folder):
+        data = read(Gowalla, folder)
         assert data.user_ids.tolist() == [0, 1, 3]
         assert data.item_ids.tolist() == [2, 5, 8, 9]
-        assert (data.users.tolist(), data.items.tolist()) == (users, items)
+        assert data.users.tolist() == [0, 0, 1, 2, 2, 2, 0, 2]
+        assert data.items.tolist() == [1, 0, 1, 2, 0, 1, 2, 3]
+        assert data.published_test.tolist() == [False] * 6 + [True] * 2
         assert data.ratings is None and data.times is None
 
     @pytest.mark.parametrize("line", ["1 5x", "1,5", "1 -5", "user 5"])
@@ -108,10 +102,6 @@ class TestGowalla:
         with pytest.raises(DataError, match=r"train\.txt, line 2") as caught:
             read(Gowalla, folder)
         assert caught.value.got == repr(line)
-
-    def test_empty_part(self, folder):
-        (folder / "test.txt").write_text("")
-        assert len(read(Gowalla, folder, part="test")) == 0
 
 
 class TestAmazonUpc:
@@ -123,18 +113,11 @@ class TestAmazonUpc:
         (tmp_path / "test.csv").write_bytes(b"itemID,userID,reviewerID,asin\r\n6,0,A2,B02\r\n")
         return tmp_path
 
-    @pytest.mark.parametrize(
-        ("part", "users", "items"),
-        [("all", [0, 1, 0], [1, 0, 2]), ("train", [0, 1], [1, 0]), ("test", [0], [2])],
-    )
-    def test_parts_share_users_and_items(self, folder, part, users, items):
-        data = read(AmazonUpc, folder, part=part)
+    def test_both_files_share_users_and_items(self, folder):
+        data = read(AmazonUpc, folder)
         assert (data.num_users, data.num_items) == (2, 3)
-        assert (data.users.tolist(), data.items.tolist()) == (users, items)
-
-    def test_default_folder_is_office(self, monkeypatch, tmp_path):
-        monkeypatch.setenv("FEDREC_DATA", str(tmp_path))
-        assert AmazonUpc("amazon-upc", AmazonUpc.Config()).default_folder() == tmp_path / "office"
+        assert (data.users.tolist(), data.items.tolist()) == ([0, 1, 0], [1, 0, 2])
+        assert data.published_test.tolist() == [False, False, True]
 
 
 class TestAmazon5Core:
@@ -265,10 +248,6 @@ class TestMovieLens1M:
         assert data.items.tolist() == [1, 0, 0]
         assert data.ratings.tolist() == [5.0, 3.0, 4.0]
         assert data.times.tolist() == [978300760, 978302109, 978301968]
-
-    def test_catalogue_is_the_rated_films_and_the_users_with_ratings(self, tmp_path):
-        data = read_of_readers_movielens(MovieLens1M, write_ml_1m(tmp_path))
-        assert (data.num_users, data.num_items) == (2, 2)
 
     def test_features_have_readable_labels(self, tmp_path):
         data = read_of_readers_movielens(MovieLens1M, write_ml_1m(tmp_path))
@@ -418,14 +397,6 @@ class TestMovieLens20M:
         assert data.times.tolist() == [1112486027, 5]
         assert labels(data.item_features["genres"], 0) == ["Adventure", "Children"]
         assert labels(data.item_features["genres"], 1) == []
-
-    def test_missing_column_offers_the_nearest(self, tmp_path):
-        (tmp_path / "ratings.csv").write_text(
-            "userId,movieID,rating,timestamp\n1,2,3.5,1112486027\n"
-        )
-        with pytest.raises(DataError, match="no column 'movieId'") as caught:
-            read_of_readers_movielens(MovieLens20M, tmp_path)
-        assert "did you mean 'movieID'" in caught.value.fix
 
 
 # The Netflix reader on small files in both forms.

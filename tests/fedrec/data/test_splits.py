@@ -21,7 +21,6 @@ from fedrec.data.splits.rules import (
     Ratio,
     RatioConfig,
     Split,
-    UserHoldout,
     partition_by,
     places,
 )
@@ -458,10 +457,6 @@ class TestKfold:
     def test_settings_that_do_not_fit(self, options):
         with pytest.raises(ExperimentError, match="inconsistent settings"):
             make("kfold", **options)
-
-
-def test_configuration_class_is_found_by_name():
-    assert resolve(SPLIT, "user-holdout") is UserHoldout
 
 
 @pytest.mark.parametrize("least", [0, -(2**62), 2**62], ids=["small", "negative", "large"])

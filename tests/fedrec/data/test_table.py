@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from fedrec.data.columns import dense_index, index_rows, times_of
-from fedrec.data.feature_labels import band, known_labels, labelled
+from fedrec.data.features import band, known_labels, labelled
 from fedrec.data.readers.table import Table
 from fedrec.errors import DataError, ExperimentError
 
@@ -100,16 +100,6 @@ def test_the_error_for_parquet_without_pyarrow_names_the_package(tmp_path, monke
     assert "pip install 'fedrec[parquet]'" in caught.value.fix
 
 
-def test_file_that_is_no_parquet_is_refused(tmp_path):
-    with pytest.raises(DataError, match="cannot be read as a table"):
-        read(write(tmp_path, CSV, "table.parquet"))
-
-
-def test_separator_and_byte_order_mark(tmp_path):
-    path = write(tmp_path, "\ufeffuser\titem\n1\t2\n", "table.tsv")
-    assert read(path, separator="\t").item_ids.tolist() == [2]
-
-
 def test_whole_number_ids_sort_as_numbers(tmp_path):
     data = read(write(tmp_path, "user,item\n10,a\n9,b\n"))
     assert data.user_ids.tolist() == [9, 10]
@@ -191,14 +181,6 @@ def test_bytes_of_parquet_are_text(tmp_path):
     frame.loc[2, "user"] = b"\x80"
     frame.to_parquet(tmp_path / "t.parquet")
     assert set(read(tmp_path / "t.parquet").user_ids) == {"ü", "b", "\\x80"}
-
-
-def test_dates_of_parquet(tmp_path):
-    frame = pd.DataFrame(
-        {"user": ["u"], "item": ["i"], "t": pd.to_datetime(["1970-01-02 00:00:01"])}
-    )
-    frame.to_parquet(tmp_path / "t.parquet")
-    assert read(tmp_path / "t.parquet", time="t").times.tolist() == [86401 * SECOND]
 
 
 def test_features_from_columns(tmp_path):
@@ -356,15 +338,6 @@ def test_other_separators_are_refused(separator):
 def test_times_of_two_kinds_or_out_of_range_are_refused(values, row, tmp_path):
     with pytest.raises(DataError, match=rf"row {row} "):
         times_of(pd.Series(values, name="when"), tmp_path)
-
-
-def test_times_are_numbers_or_dates_in_nanoseconds(tmp_path):
-    for values, wanted in (
-        ([2**63 - 1, -5], [2**63 - 1, -5]),
-        (["1005", "7"], [1005 * SECOND, 7 * SECOND]),
-        (["1970-01-02", "1970-01-01T00:00:01Z"], [86400 * SECOND, SECOND]),
-    ):
-        assert times_of(pd.Series(values, name="when"), tmp_path).tolist() == wanted
 
 
 # Dense indices and the fingerprint of interactions.

@@ -149,7 +149,7 @@ def test_the_bound_equals_that_of_plain_modules_and_distributions(
         linear(parameters_of_vae, name) for name in names
     )
     lengths = histories[0].square().sum(-1, keepdim=True).sqrt()
-    hidden = torch.tanh(encoder(histories[0] / lengths * draw.kept[0] / 0.5))
+    hidden = torch.tanh(encoder(histories[0] / lengths * draw.mask[0] / 0.5))
     posterior = Normal(to_mean(hidden), (to_log_variance(hidden) / 2).exp())
     logits = output(torch.tanh(decoder(posterior.mean + draw.noise[0] * posterior.stddev)))
     counts = histories[0].sum(-1)
@@ -221,7 +221,7 @@ def test_a_history_marks_the_items(model_of_vae):
 
 
 def test_about_half_of_the_items_are_kept():
-    kept = make(2000, dropout=0.25).draw((1, 4), torch.Generator().manual_seed(0)).kept
+    kept = make(2000, dropout=0.25).draw((1, 4), torch.Generator().manual_seed(0)).mask
     assert abs(kept.float().mean() - 0.75) < 0.02  # 4 standard deviations
 
 

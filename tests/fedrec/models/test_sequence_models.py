@@ -13,8 +13,8 @@ from fedrec.data.features import FeatureTable, Vectors
 from fedrec.data.interactions import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.sequential import Gru4Rec, Gru4RecConfig, SasRec, SasRecConfig
-from fedrec.nn import softmax
-from fedrec.nn.softmax import catalogue_cross_entropy
+from fedrec.nn import functions
+from fedrec.nn.functions import catalogue_cross_entropy
 
 ITEMS = 11
 WIDTH = 6
@@ -223,7 +223,7 @@ def test_what_dropout_hides_does_not_count(kind, config):
 
 
 def test_the_cross_entropy_and_its_gradient_are_those_of_pytorch(monkeypatch):
-    monkeypatch.setattr(softmax, "_LOGITS_AT_ONCE", 40)  # two examples at a time
+    monkeypatch.setattr(functions, "_LOGITS_AT_ONCE", 40)  # two examples at a time
     random = torch.Generator().manual_seed(0)
     hidden, table = (
         torch.randn(2, rows, 3, generator=random, dtype=torch.float64, requires_grad=True)

@@ -12,12 +12,11 @@ from torch.nn import functional as F
 from fedrec.kernel import products
 from fedrec.kernel.compiled import compiled
 from fedrec.kernel.products import tile, transpose
-from fedrec.kernel.rows import aligned
+from fedrec.kernel.rows import add_changed_rows, add_dense, aligned, powers
 from fedrec.nn.layers import ItemFeature, KernelModel, Layer, Product
 from fedrec.training.block import Batches, Block
 from fedrec.training.kernel import Guidance, train_block
 from fedrec.training.sgd import SgdSettings
-from fedrec.training.update_sums import add_dense, add_rows, powers
 from tests.fedrec.training.declared_models import (
     ACTIVATIONS,
     ITEMS,
@@ -185,7 +184,7 @@ def test_row_sums_give_each_item_a_slot():
     counts = np.array([2, 1, 2])
     shares = np.array([1.0, 2.0, 0.0])
     totals, slots, rows = np.zeros((5, 3)), np.full(9, -1), np.zeros(5, dtype=np.int64)
-    used = add_rows(totals, slots, rows, 0, start, touched, counts, values, shares)
+    used = add_changed_rows(totals, slots, rows, 0, start, touched, counts, values, shares)
     assert (
         used == 2 and rows[:2].tolist() == [4, 7] and np.flatnonzero(slots >= 0).tolist() == [4, 7]
     )

@@ -18,7 +18,7 @@ from fedrec.training.kernel import compile_kernel
 
 ADDITION = """
 import numpy as np
-from fedrec.training.update_sums import add_dense
+from fedrec.kernel.rows import add_dense
 totals = np.zeros(3)
 add_dense(totals, np.zeros(3, np.float32), np.ones(6, np.float32), 3, np.ones(2))
 stats = add_dense.stats

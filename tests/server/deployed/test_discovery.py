@@ -22,6 +22,8 @@ from server.deployed.federation import DeployedFederation
 from server.deployed.grid import DeployedGrid
 from server.exchange import DroppedReplies, answers
 
+pytestmark = pytest.mark.usefixtures("identity")
+
 # Real nodes: the roster, the owner of each client, and how a deployed grid treats offline nodes.
 
 
@@ -73,7 +75,6 @@ def discovery(nodes, file, timeout=5.0, **settings):
     return Discovery(nodes.grid(), file, timeout=timeout, sleep=nodes.sleep, **settings)
 
 
-@pytest.mark.usefixtures("identity")
 def test_late_nodes_are_asked_once_and_remembered(tmp_path):
     nodes = Nodes({7: presence(1, [4, 9], [4]), 3: presence(0, [5])})
     found = discovery(nodes, tmp_path / "roster.sqlite")
@@ -94,7 +95,6 @@ def test_late_nodes_are_asked_once_and_remembered(tmp_path):
     assert len(nodes.pushed) == 3
 
 
-@pytest.mark.usefixtures("identity")
 def test_a_client_id_belongs_to_the_first_node_and_to_none_of_two_at_once(tmp_path):
     nodes = Nodes({3: presence(0, [5, 6])})
     found = discovery(nodes, tmp_path / "r.sqlite")
@@ -112,7 +112,6 @@ def test_a_client_id_belongs_to_the_first_node_and_to_none_of_two_at_once(tmp_pa
     assert found.roster.evaluated.tolist() == []  # nor is another node's client evaluated on it
 
 
-@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize(
     "answer",
     [
@@ -131,14 +130,12 @@ def test_a_node_that_sends_no_list_of_clients_is_left_out(tmp_path, answer):
     assert discovery(nodes, tmp_path / "r.sqlite").wait_for(1).nodes == (3,)
 
 
-@pytest.mark.usefixtures("identity")
 def test_a_node_may_not_offer_to_train_others_clients(tmp_path):
     """Only nodes of a simulation may, because they hold all clients' data."""
     nodes = Nodes({3: Presence(0, np.array([5]), np.array([], dtype=np.int64), np.array([10**9]))})
     assert discovery(nodes, tmp_path / "r.sqlite").wait_for(1).work_of(np.array([5])) is None
 
 
-@pytest.mark.usefixtures("identity")
 def test_too_few_nodes_are_reported(tmp_path):
     with pytest.raises(EngineError, match="at least 2 within 5 s"):
         discovery(Nodes({3: presence(0, [5])}), tmp_path / "r.sqlite").wait_for(2)
@@ -148,7 +145,6 @@ REASON = "this node does not run 'x' (step)\n  got: 'x'"
 REFUSED = Error(2, f"<class 'fedrec.errors.RefusalError'>:<'{REASON}'>")
 
 
-@pytest.mark.usefixtures("identity")
 def test_a_run_that_nodes_refuse_ends_at_once(tmp_path):
     nodes = Nodes({3: REFUSED, 4: REFUSED})
     with pytest.raises(EngineError, match="nodes refuse this run") as caught:
@@ -157,7 +153,6 @@ def test_a_run_that_nodes_refuse_ends_at_once(tmp_path):
     assert "node 3: failed: this node does not run 'x' (step) got: 'x'" in str(caught.value)
 
 
-@pytest.mark.usefixtures("identity")
 def test_others_are_waited_for_where_a_node_refuses(tmp_path):
     """One that has not answered yet, one that failed and may answer the next time, and one that
     must still come online for as many as the run needs."""
@@ -173,7 +168,6 @@ def test_others_are_waited_for_where_a_node_refuses(tmp_path):
         discovery(Nodes({3: REFUSED}), tmp_path / "t.json").wait_for(2)
 
 
-@pytest.mark.usefixtures("identity")
 def test_the_error_lists_the_faults_of_the_connected_nodes(tmp_path):
     nodes = Nodes(
         {
@@ -193,14 +187,12 @@ def test_the_error_lists_the_faults_of_the_connected_nodes(tmp_path):
     assert "node 7: did not announce its clients" in said and "node 3" not in said
 
 
-@pytest.mark.usefixtures("identity")
 def test_a_broken_roster_file_is_an_error(tmp_path):
     (tmp_path / "r.sqlite").write_text(json.dumps({"x": 1}))
     with pytest.raises(RunError, match="cannot be used"):
         discovery(Nodes({}), tmp_path / "r.sqlite")
 
 
-@pytest.mark.usefixtures("identity")
 def test_cohorts_take_in_who_joins(load_tiny, tmp_path):
     nodes = Nodes({3: presence(0, range(10))})
     found = discovery(nodes, tmp_path / "r.sqlite")
@@ -220,7 +212,6 @@ def orders(*nodes):
     return [Message(RecordDict(), node, "train") for node in nodes]
 
 
-@pytest.mark.usefixtures("identity")
 def test_a_deadline_ends_the_wait_and_the_silent_node_is_left_alone_for_a_while():
     nodes = Nodes({3: RecordDict(), 4: RecordDict()})
     nodes.silent.add(4)
@@ -242,7 +233,6 @@ def test_a_deadline_ends_the_wait_and_the_silent_node_is_left_alone_for_a_while(
     assert [m.metadata.dst_node_id for m in nodes.pushed[-2:]] == [3, 4]  # an answer ends it
 
 
-@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("code", [3, 4])
 def test_a_message_that_expired_is_as_one_without_an_answer(code):
     """Flower's server replies for a node that did not."""
@@ -256,14 +246,12 @@ def test_a_message_that_expired_is_as_one_without_an_answer(code):
     assert [message.metadata.dst_node_id for message in nodes.pushed] == [3, 4, 3]
 
 
-@pytest.mark.usefixtures("identity")
 def test_an_error_of_a_node_is_an_answer():
     nodes = Nodes({3: Error(2, "broken")})
     (reply,) = nodes.grid().send_and_receive(orders(3), timeout=10.0)
     assert reply.has_error() and nodes.now < 1
 
 
-@pytest.mark.usefixtures("identity")
 def test_a_reply_whose_pieces_come_slowly_does_not_cost_the_replies_behind_it():
     nodes = Nodes({1: presence(0, [1]), 2: presence(1, [2])})
     pull = nodes.pull_messages
@@ -281,7 +269,6 @@ def test_a_reply_whose_pieces_come_slowly_does_not_cost_the_replies_behind_it():
     assert [reply.metadata.src_node_id for reply in replies] == [1, 2]
 
 
-@pytest.mark.usefixtures("identity")
 def test_the_time_to_live_starts_when_a_message_is_sent():
     """Otherwise the server refuses them as expired, however often they are sent."""
     nodes, (old,) = Nodes({1: RecordDict()}), orders(1)
@@ -290,7 +277,6 @@ def test_the_time_to_live_starts_when_a_message_is_sent():
     assert 510.0 <= nodes.pushed[0].metadata.ttl < 600.0
 
 
-@pytest.mark.usefixtures("identity")
 def test_offline_nodes_get_no_messages():
     nodes = Nodes({3: RecordDict(), 4: RecordDict()})
     nodes.away.add(4)
@@ -298,7 +284,6 @@ def test_offline_nodes_get_no_messages():
     assert len(nodes.pushed) == 1 and nodes.now == 0.0
 
 
-@pytest.mark.usefixtures("identity")
 def test_an_interrupted_upload_continues_with_the_same_messages():
     class ObjectPushError(Exception):
         """As Flower's is called."""
@@ -319,7 +304,6 @@ def test_an_interrupted_upload_continues_with_the_same_messages():
     assert len(lifetimes) == 3 and lifetimes[0] == lifetimes[1] == lifetimes[2]
 
 
-@pytest.mark.usefixtures("identity")
 def test_without_any_node_the_grid_waits_for_the_first():
     nodes = Nodes({3: RecordDict(), 4: RecordDict()})
     nodes.away |= {3, 4}
@@ -337,7 +321,6 @@ def test_without_any_node_the_grid_waits_for_the_first():
     assert not list(grid.send_and_receive([], timeout=10.0)) and nodes.now < 11
 
 
-@pytest.mark.usefixtures("identity")
 def test_many_messages_are_announced_a_few_at_a_time_and_all_are_answered(monkeypatch):
     nodes, announced = Nodes({node: RecordDict() for node in range(3, 14)}), []
     push = nodes.push_messages
@@ -349,7 +332,6 @@ def test_many_messages_are_announced_a_few_at_a_time_and_all_are_answered(monkey
     assert announced == [4, 4, 3]
 
 
-@pytest.mark.usefixtures("identity")
 def test_when_all_have_let_a_deadline_pass_all_are_asked_again():
     nodes = Nodes({3: RecordDict(), 4: RecordDict()})
     nodes.silent |= {3, 4}  # as when the server's machine was asleep
@@ -359,7 +341,6 @@ def test_when_all_have_let_a_deadline_pass_all_are_asked_again():
     assert len(list(grid.send_and_receive(orders(3, 4), timeout=10.0))) == 2
 
 
-@pytest.mark.usefixtures("identity")
 def test_arrays_leave_as_one_packed_array_of_flowers_own_class_and_come_back_as_arrays():
     answer = for_the_network(RecordDict({"arrays": to_record({"v": np.ones(2), "u": np.zeros(1)})}))
     nodes = Nodes({3: answer})
@@ -370,7 +351,6 @@ def test_arrays_leave_as_one_packed_array_of_flowers_own_class_and_come_back_as_
     assert from_record(reply.content["arrays"])["v"].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.usefixtures("identity")
 def test_a_call_at_which_the_superlink_fails_is_made_again_and_a_refusal_is_not():
     nodes = Nodes({3: RecordDict()})
     pull, fails = nodes.pull_messages, [500, 503]
@@ -392,7 +372,6 @@ def parameters(value, shape=(2, 3)):
     return pack_parameters({"w": np.full(shape, value, dtype=np.float32)})
 
 
-@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize(
     "malicious", [parameters(9.0), parameters(np.nan), parameters(1.0, (3, 2)), RecordDict()]
 )
@@ -404,7 +383,6 @@ def test_initial_parameters_are_those_that_most_give(tmp_path, malicious):
     assert found["w"].shape == (2, 3) and (found["w"] == 1.0).all()
 
 
-@pytest.mark.usefixtures("identity")
 def test_claims_above_the_registered_maximum_are_refused(tmp_path):
     """Claimed clients are sampled like others, and more clients would mean less noise."""
     crowd = presence(1, range(100, 1100))
@@ -419,7 +397,6 @@ def test_claims_above_the_registered_maximum_are_refused(tmp_path):
     assert discovery(nodes, tmp_path / "other.sqlite", most=3).wait_for(2).nodes == (3, 9)
 
 
-@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize(
     ("placement", "refused"), [("central", True), ("distributed", True), ("local", False)]
 )
@@ -520,7 +497,6 @@ def a_round(federation, number=1, clients=1):
 DELAYS = {1: 1.0, 2: 2.0, 3: 3.0, 4: 40.0, 5: 4.0}
 
 
-@pytest.mark.usefixtures("identity")
 def test_a_round_closes_at_its_deadline_and_the_late_are_counted(federation):
     found, nodes = federation(DELAYS, "closing={deadline=10.0}")
     assert a_round(found) == [1, 2, 3, 5] and 10 <= nodes.now < 13
@@ -531,7 +507,6 @@ def test_a_round_closes_at_its_deadline_and_the_late_are_counted(federation):
     assert nodes.now < 20
 
 
-@pytest.mark.usefixtures("identity")
 def test_sending_is_part_of_the_time_and_messages_left_at_the_deadline_are_not_sent(federation):
     """Four messages are announced at a time; each time takes 7 of the 10 seconds."""
     found, nodes = federation(dict.fromkeys(range(1, 15), 0.5), "closing={deadline=10.0}")
@@ -548,7 +523,6 @@ def test_sending_is_part_of_the_time_and_messages_left_at_the_deadline_are_not_s
     assert a_round(found, 2) == [1, 2, 3, 4, *range(9, 15)]
 
 
-@pytest.mark.usefixtures("identity")
 def test_a_round_closes_when_enough_have_answered(federation):
     """Four cohorts' clients are asked for three; whoever is late has missed no deadline."""
     found, nodes = federation(DELAYS, "closing={deadline=60.0, enough=0.6}")
@@ -558,26 +532,22 @@ def test_a_round_closes_when_enough_have_answered(federation):
     assert nodes.asked.count(4) == 2 and nodes.now < before + 6
 
 
-@pytest.mark.usefixtures("identity")
 def test_enough_counts_clients_and_not_nodes(federation):
     found, nodes = federation(DELAYS, "closing={over-selection=1.6}")
     assert a_round(found, clients=2) == [1, 2, 3] and nodes.now < 4  # 6 of 10 clients for 6
 
 
-@pytest.mark.usefixtures("identity")
 def test_nodes_that_fail_are_not_late(federation):
     found, _ = federation({1: 1.0, 2: -1.0, 3: -1.0, 4: 1.0}, "closing={deadline=10.0}")
     with pytest.raises(ClientError, match="2 of 4 nodes failed"):
         a_round(found)
 
 
-@pytest.mark.usefixtures("identity")
 def test_without_a_deadline_of_its_own_a_round_closes_at_the_timeout(federation):
     found, nodes = federation({1: 1.0, 2: 500.0}, "closing={}")
     assert a_round(found) == [1] and 100 <= nodes.now < 104
 
 
-@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("table", ["devices", "asynchronous"])
 def test_simulated_devices_beside_real_nodes_are_refused(load_tiny, table):
     """Before the server waits for a node."""
@@ -587,7 +557,6 @@ def test_simulated_devices_beside_real_nodes_are_refused(load_tiny, table):
     assert f"leave out [{table}]" in caught.value.text()
 
 
-@pytest.mark.usefixtures("identity")
 def test_an_empty_round_asks_nobody(federation):
     found, nodes = federation({1: 1.0}, "closing={deadline=10.0}")
     assert not list(
@@ -596,7 +565,6 @@ def test_an_empty_round_asks_nobody(federation):
     assert not nodes.asked
 
 
-@pytest.mark.usefixtures("identity")
 def test_an_error_of_the_superlink_is_that_of_the_lost_node(federation):
     """It answers as node 1 for a node that went offline, which must not count twice."""
     made, nodes = federation({8: 1.0, 9: -1.0}, "engine.max-failures=0.5")
@@ -666,7 +634,6 @@ def test_a_damaged_file_is_refused(tmp_path, change):
 DEPLOYED_FEDERATION_THETA = {"w": np.zeros((4, 2), dtype=np.float32)}
 
 
-@pytest.mark.usefixtures("identity")
 def test_one_message_per_client_is_refused_before_anything_is_sent():
     """Of a node's replies only one is accepted, so all others would be lost."""
     orders = [TrainOrder(1, np.array([client]), "uniform", {"name": "sgd"}) for client in range(4)]

@@ -39,6 +39,8 @@ from server.deployed.validation import (
 from server.exchange import DroppedReplies
 from simulations.deployment.shards import cut
 
+pytestmark = pytest.mark.usefixtures("identity")
+
 THETA = {"w": np.zeros((4, 2), dtype=np.float32), "b": np.zeros(3, dtype=np.float32)}
 
 
@@ -74,7 +76,6 @@ def through(validator, *sums, theta=THETA, **order):
     return [reply.metadata.src_node_id for reply in validator.trained(messages, replies, theta)]
 
 
-@pytest.mark.usefixtures("identity")
 def test_honest_sums_pass_dense_and_by_rows():
     rows = SparseUpdate((4, 2), np.array([1, 3]), np.ones((2, 2), np.float32), 0.5)
     by_rows = total(total={"w": rows, "b": np.ones(3, np.float32)})
@@ -86,7 +87,6 @@ def test_honest_sums_pass_dense_and_by_rows():
     ) == [2, 3]
 
 
-@pytest.mark.usefixtures("identity")
 def test_a_sum_of_masked_answers_passes():
     """It says that every client sent the whole vector, counts included."""
     shapes = shapes_of(THETA, None)
@@ -134,7 +134,6 @@ BAD = {
 }
 
 
-@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 def test_a_bad_sum_is_left_out_and_the_others_count(bad):
     assert through(ReplyValidator(), total(), bad, total(0.2)) == [2, 4]
@@ -156,7 +155,6 @@ def _norm(one):
     return float(np.sqrt(sum(squares)))
 
 
-@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("times", [11, 900, 1e6, 1e39])
 def test_a_node_counts_at_most_ten_times_the_usual(times):
     """A node of four with an update of 900 times the norm would determine the model."""
@@ -170,7 +168,6 @@ def test_a_node_counts_at_most_ten_times_the_usual(times):
     assert row["dropped-or-bounded"].startswith("node 3: norm of the update")
 
 
-@pytest.mark.usefixtures("identity")
 def test_updates_within_ten_times_the_usual_are_not_touched():
     honest = [total(0.1), total(0.9), total(0.2), total(0.02)]
     messages = asked(2, 3, 4, 5)
@@ -185,7 +182,6 @@ def test_updates_within_ten_times_the_usual_are_not_touched():
     ] * 4
 
 
-@pytest.mark.usefixtures("identity")
 def test_few_replies_are_compared_with_earlier_ones_of_the_same_step():
     ((usual, *_),) = bounded(ReplyValidator(), total())
     assert bounded(ReplyValidator(), total(1e5), total())[0][0] == pytest.approx(10 * usual)
@@ -195,7 +191,6 @@ def test_few_replies_are_compared_with_earlier_ones_of_the_same_step():
     assert bounded(validator, total(1e5), step="counts")[0][0] == pytest.approx(1e6 * usual)
 
 
-@pytest.mark.usefixtures("identity")
 def test_the_size_is_not_revealed_under_differential_privacy():
     """There the strategy bounds each sum; rejecting one by its size would make the release depend
     on the others' data."""
@@ -206,7 +201,6 @@ def test_the_size_is_not_revealed_under_differential_privacy():
     ]
 
 
-@pytest.mark.usefixtures("identity")
 def test_a_second_answer_and_one_that_was_not_asked_for_are_refused():
     (message,) = asked(2)
     (foreign,) = asked(9)
@@ -220,7 +214,6 @@ def standard(arrays, examples=10):
     )
 
 
-@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize(
     ("content", "passes"),
     [
@@ -244,7 +237,6 @@ def test_answers_in_flowers_form(content, passes):
     )
 
 
-@pytest.mark.usefixtures("identity")
 def test_drift_counts_in_the_norm():
     """It moves every row of the table, named or not: with large parameters a small one is a large
     update."""
@@ -258,7 +250,6 @@ def test_drift_counts_in_the_norm():
     assert through(ReplyValidator(), total(), drifting(1e37), protection=private) == [2]
 
 
-@pytest.mark.usefixtures("identity")
 def test_one_liar_does_not_outweigh_all_others():
     """FedAvg weights by examples: a node that claims 9,999 of them would determine the model."""
     honest = [total(weight=float(count), examples=count) for count in (40, 8, 80)]
@@ -270,7 +261,6 @@ def test_one_liar_does_not_outweigh_all_others():
     assert norms[3] <= 10 * np.median(norms[:3]) * 1.0001
 
 
-@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("stated", [9999, 10**6, 10**11])
 def test_nor_does_one_in_flowers_form(stated):
     config = ConfigRecord({"server-round": 1})
@@ -288,7 +278,6 @@ def test_nor_does_one_in_flowers_form(stated):
     assert next(iter(found[2].metric_records.values()))["num-examples"] == 120
 
 
-@pytest.mark.usefixtures("identity")
 def test_rejected_replies_are_recorded_with_node_and_reason():
     record = DroppedReplies(always=True)
     (message,), (foreign,) = asked(2), asked(9)
@@ -304,7 +293,6 @@ def test_rejected_replies_are_recorded_with_node_and_reason():
     assert record.columns()["dropped-replies"] == 0
 
 
-@pytest.mark.usefixtures("identity")
 def test_metrics_are_of_clients_that_were_asked_for_and_in_range():
     table = pd.DataFrame({"hits@5": [0.5, np.nan]}, index=[4, 7])
     assert evaluated(table, np.array([4, 7, 9]), {"hits@5": (0.0, 1.0)}) is table
@@ -324,7 +312,6 @@ def test_metrics_are_of_clients_that_were_asked_for_and_in_range():
             evaluated(wrong, np.array([4, 7]), {"hits@5": (0.0, 1.0)})
 
 
-@pytest.mark.usefixtures("identity")
 def test_errors_of_ratings_are_bounded_by_everybodys():
     """MAE is pooled over all held-out rows, so a node that claims a billion rows without error
     would determine it."""
@@ -355,7 +342,6 @@ def test_errors_of_ratings_are_bounded_by_everybodys():
 RATED = ("task=rating",)
 
 
-@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
@@ -412,7 +398,6 @@ def through_of_each_validation(validator, replies, asked):
     return {one.metadata.src_node_id: unpack_each(one.content) for one in good}
 
 
-@pytest.mark.usefixtures("identity")
 def test_every_client_of_a_node_counts():
     asked = {7: list(range(10)), 8: list(range(10, 20))}
     found = through_of_each_validation(
@@ -421,7 +406,6 @@ def test_every_client_of_a_node_counts():
     assert {node: one.clients.tolist() for node, one in found.items()} == asked
 
 
-@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_client_that_is_not_finite_is_left_out_alone(bad):
     validator = ReplyValidator()
@@ -432,7 +416,6 @@ def test_a_client_that_is_not_finite_is_left_out_alone(bad):
     assert np.isfinite(found[7].updates.rows["t"]).all()
 
 
-@pytest.mark.usefixtures("identity")
 def test_impossible_counts_cost_their_client():
     wrong = updates([1, 2, 3], examples=np.array([1, -1, 1]), losses=np.array([1.0, 1.0, 1e9]))
     assert through_of_each_validation(ReplyValidator(), {7: wrong}, {7: [1, 2, 3]})[
@@ -440,7 +423,6 @@ def test_impossible_counts_cost_their_client():
     ].clients.tolist() == [1]
 
 
-@pytest.mark.usefixtures("identity")
 def test_a_much_larger_update_counts_as_ten_times_the_usual():
     asked = {7: [1, 2, 3], 8: [4]}
     found = through_of_each_validation(
@@ -458,7 +440,6 @@ def with_arrays(values=None, rows=None):
     return updates([1, 2], updates=arrays)
 
 
-@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize(
     "reply",
     [
@@ -544,7 +525,6 @@ def assert_equal_sums(found, expected, theta):
         assert getattr(found, name) == getattr(expected, name)
 
 
-@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_the_server_adds_up_what_a_simulated_node_does(
@@ -564,7 +544,6 @@ def test_the_server_adds_up_what_a_simulated_node_does(
     assert 0 < found.sent < whole
 
 
-@pytest.mark.usefixtures("identity")
 def test_a_node_of_several_clients_sends_the_update_of_each(load_tiny, folder, tmp_path):
     experiment = load_tiny(TOP_K, EXAMPLES, *MF)
     mine, simulated = device(experiment, folder), Node(experiment, 0, 1, tmp_path / "private")
@@ -578,7 +557,6 @@ def test_a_node_of_several_clients_sends_the_update_of_each(load_tiny, folder, t
     assert found.sent == expected.sent == sum(len(part.data) for part in opened(message))
 
 
-@pytest.mark.usefixtures("identity")
 def test_a_node_of_many_clients_sends_their_sum_if_it_is_shorter(load_tiny, folder, tmp_path):
     experiment = load_tiny("compression={name='rounding', bits=8}", *MF)
     mine, simulated = device(experiment, folder), Node(experiment, 0, 1, tmp_path / "private")
@@ -590,7 +568,6 @@ def test_a_node_of_many_clients_sends_their_sum_if_it_is_shorter(load_tiny, fold
     assert sum(len(part.data) for part in opened(message)) < found.sent == expected.sent
 
 
-@pytest.mark.usefixtures("identity")
 def test_what_is_left_out_survives_a_restart_of_the_node(load_tiny, folder, tmp_path):
     """A node that was restarted between two rounds sends in the second what one that was not does,
     and something else than one that forgot."""
@@ -611,7 +588,6 @@ def test_what_is_left_out_survives_a_restart_of_the_node(load_tiny, folder, tmp_
     assert not np.allclose(one, two, atol=1e-6)
 
 
-@pytest.mark.usefixtures("identity")
 def test_a_clip_bounds_what_is_sent_and_the_server_clips_too(load_tiny, folder, tmp_path):
     experiment = load_tiny("compression={name='rounding', bits=2}", *MF)
     mine, simulated = device(experiment, folder), Node(experiment, 0, 1, tmp_path / "private")
@@ -660,7 +636,6 @@ FALSE = {
 }
 
 
-@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("what", FALSE)
 def test_false_updates_are_left_out(load_tiny, folder, what):
     experiment = load_tiny(TOP_K, *MF)
@@ -673,7 +648,6 @@ def test_false_updates_are_left_out(load_tiny, folder, what):
     assert received(experiment, order, false, theta)[0] is None
 
 
-@pytest.mark.usefixtures("identity")
 def test_a_compression_of_another_package_is_refused_before_it_is_imported(load_tiny, folder):
     experiment = load_tiny(TOP_K)
     table = {**experiment.compression.table(), "name": "somebody.elses:Compression"}

@@ -33,6 +33,8 @@ from tests.simulations.deployment.federation import (
     until,
 )
 
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(1200)]
+
 # Killed processes, silent and malicious nodes, full disks: what is preserved of a run on real
 # processes.
 
@@ -64,8 +66,6 @@ def at_work(federation, name, node):
     return set(federation.children("executor", node)) - before
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(1200)
 def test_a_supernode_killed_in_mid_round_costs_its_part_of_the_round_and_comes_back(nodes):
     said = nodes.deployment.logs / "nodes" / "node-1" / "supernode.txt"
     before = said.read_text().count("SuperNode ID")
@@ -87,8 +87,6 @@ def test_a_supernode_killed_in_mid_round_costs_its_part_of_the_round_and_comes_b
     assert nodes.clients("node-back") == [12]
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("killed", ["executor", "fork"])
 def test_the_clients_process_killed_in_mid_round_fails_the_message_and_no_more(nodes, killed):
     """The executor, or its fork that works on the message, as by the system when memory is
@@ -103,8 +101,6 @@ def test_the_clients_process_killed_in_mid_round_fails_the_message_and_no_more(n
     assert min(nodes.clients(name)) < 12 and nodes.clients(name)[-1] == 12
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(1200)
 def test_the_superlink_killed_in_mid_round_loses_no_round_and_if_it_is_back_soon_nothing(
     nodes, tmp_path
 ):
@@ -121,8 +117,6 @@ def test_the_superlink_killed_in_mid_round_loses_no_round_and_if_it_is_back_soon
     assert_close(nodes.parameters("superlink-killed"), simulated, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(1200)
 def test_the_gateway_killed_in_mid_round_loses_no_round(nodes):
     run = nodes.start_run("gateway-killed", *SLOW)
     at_work(nodes, "gateway-killed", 1)
@@ -131,8 +125,6 @@ def test_the_gateway_killed_in_mid_round_loses_no_round(nodes):
     assert nodes.rounds("gateway-killed") == 4
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(1200)
 def test_the_serverapp_killed_in_mid_round_is_resumed_and_the_ledger_is_not_refunded(
     nodes, tmp_path
 ):
@@ -153,8 +145,6 @@ def test_the_serverapp_killed_in_mid_round_is_resumed_and_the_ledger_is_not_refu
     assert_close(nodes.parameters(name), simulated, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(1200)
 def test_the_error_of_a_nodes_work_is_in_its_own_log_and_reaches_the_operator(nodes):
     """If its owner allows it, as shards of `deploy init` do."""
     data = nodes.deployment.node(2) / "data.csv"
@@ -171,8 +161,6 @@ def test_the_error_of_a_nodes_work_is_in_its_own_log_and_reaches_the_operator(no
     assert finished and nodes.clients("mended-table") == [12], why
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(1200)
 def test_a_node_that_never_answers_lets_a_deadline_pass_and_the_denominator_stays(nodes):
     pid = nodes.pid("executor", node=2)
     given = ("rounds=4", "engine.timeout=20.0", "engine.max-failures=1.0")
@@ -195,8 +183,6 @@ def test_a_node_that_never_answers_lets_a_deadline_pass_and_the_denominator_stay
     assert nodes.clients("answers-again") == [12]
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(1200)
 def test_a_late_node_is_left_out_and_every_round_closes_by_its_deadline(nodes):
     """It is no failure, none of which is tolerated here."""
     given = ("rounds=5", "engine.timeout=40.0", "engine.max-failures=0.0", "closing={deadline=8.0}")
@@ -243,8 +229,6 @@ def malicious(federation, number, claims):
     return started
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(1200)
 def test_false_replies_of_every_kind_change_nothing(nodes):
     """Its clients are sampled like all others, so the parameters are only checked to be finite and
     of usual size."""
@@ -283,8 +267,6 @@ def test_false_replies_of_every_kind_change_nothing(nodes):
     assert all(np.isfinite(value).all() and np.abs(value).max() < 5 for value in values.values())
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(1200)
 def test_a_full_disk_is_a_clear_error_and_the_checkpoint_before_it_is_whole(nodes, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
@@ -352,8 +334,6 @@ def flwr(arguments, environment):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_no_node_can_be_registered_through_the_gateway(federation, attacker, tmp_path):
     with federation.control() as control:
         before = len(control.nodes())
@@ -371,8 +351,6 @@ def test_no_node_can_be_registered_through_the_gateway(federation, attacker, tmp
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_no_run_can_be_started_through_the_gateway(federation, attacker, tmp_path):
     with federation.control() as control:
         before = len(control.runs())
@@ -385,8 +363,6 @@ def test_no_run_can_be_started_through_the_gateway(federation, attacker, tmp_pat
     assert "refused POST b'/v1/control/start-run'" in told
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_no_other_executor_gets_the_serverapps_task(federation, tmp_path, attacker):
     """Refused at the gateway, and at the inner port without the secret; all four try at the same
     time."""
@@ -443,8 +419,6 @@ def _pending(federation):
         return any(run.status.startswith("pending") for run in control.runs())
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_a_node_with_an_unknown_key_is_refused_and_logged(federation, tmp_path):
     node = tmp_path / "unknown"
     shutil.copytree(federation.deployment.node(1), node, ignore=shutil.ignore_patterns("state"))
@@ -461,8 +435,6 @@ def test_a_node_with_an_unknown_key_is_refused_and_logged(federation, tmp_path):
     assert "SuperNode ID" not in (node / "state" / "logs" / "supernode.txt").read_text()
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_calls_without_a_signature_or_with_anothers_are_refused(federation):
     context = ssl.create_default_context(cafile=str(federation.deployment.authority))
     with httpx.Client(
@@ -481,8 +453,6 @@ def test_calls_without_a_signature_or_with_anothers_are_refused(federation):
                 assert 400 <= answer.status_code < 500, (path, answer.status_code, answer.text)
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_no_tls_is_refused(federation):
     for target in (
         federation.deployment.settings.port,
@@ -497,8 +467,6 @@ def test_no_tls_is_refused(federation):
                 assert not bare.recv(100).startswith(b"HTTP/1.1 2")
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_a_server_with_a_wrong_certificate_is_refused_by_the_client(federation, tmp_path):
     node = tmp_path / "careful"
     shutil.copytree(federation.deployment.node(1), node, ignore=shutil.ignore_patterns("state"))
@@ -541,8 +509,6 @@ def client(nodes, folder):
     return process, folder / "state" / "logs" / "supernode.txt"
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(1200)
 def test_one_key_on_two_machines_is_one_node(nodes_of_keys, tmp_path):
     """The second is refused as long as the first is online, and the run is as without it."""
     before = nodes_of_keys.online()
@@ -562,8 +528,6 @@ def test_one_key_on_two_machines_is_one_node(nodes_of_keys, tmp_path):
         process.wait(timeout=60)
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(1200)
 def test_a_revoked_key_takes_no_part_and_another_takes_its_place(nodes_of_keys, tmp_path):
     stolen = copied(nodes_of_keys.deployment.node(2), tmp_path / "stolen")
     nodes_of_keys.must_run("before", "rounds=1")

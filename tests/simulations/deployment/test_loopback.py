@@ -20,6 +20,8 @@ import pytest
 from tests.runs import assert_close
 from tests.simulations.deployment.federation import Federation, free_ports, until
 
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(900)]
+
 # A whole deployment on loopback: TLS, node keys, gateway, executors; the same numbers as a
 # simulation; late nodes.
 
@@ -41,8 +43,6 @@ def parity(federation):
     return "parity"
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_the_same_file_gives_the_same_parameters_in_simulation_and_deployment(
     federation, parity, tmp_path
 ):
@@ -53,8 +53,6 @@ def test_the_same_file_gives_the_same_parameters_in_simulation_and_deployment(
     assert federation.rounds(parity) == 3
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_a_robust_rule_over_the_clients_of_nodes_that_host_many(federation, tmp_path):
     """Each node hosts ten clients or so."""
     name = "trimmed-mean"
@@ -66,8 +64,6 @@ def test_a_robust_rule_over_the_clients_of_nodes_that_host_many(federation, tmp_
     assert federation.clients("trimmed") == [18, 18]
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_compressed_updates_are_those_of_a_simulation(federation, tmp_path):
     """With what clients keep of their updates: a client takes part in two rounds of three."""
     top = ("compression={name='top-k', share=0.1, bits=4}",)
@@ -82,8 +78,6 @@ def test_compressed_updates_are_those_of_a_simulation(federation, tmp_path):
     assert found == expected and min(found) > 0
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_files_that_hold_secrets_are_the_owners_alone(federation):
     secret = (".key", ".secret", "data.csv", ".sqlite", "config.toml", "processes.json")
     seen = 0
@@ -95,8 +89,6 @@ def test_files_that_hold_secrets_are_the_owners_alone(federation):
     assert stat.S_IMODE(os.stat(federation.path).st_mode) == 0o700
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_a_node_that_comes_late_is_used_from_the_next_round_on(federation, tmp_path):
     until(lambda: federation.online() >= 2, what="the nodes")
     run = federation.start_run("newcomer", "rounds=400", "sampler.cohort=18", "engine.nodes=2")
@@ -131,8 +123,6 @@ def test_a_node_that_comes_late_is_used_from_the_next_round_on(federation, tmp_p
     assert times > 0 and first <= joined_after + 4
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_two_runs_at_once_do_not_meet(federation, parity):
     until(lambda: federation.online() >= 2, what="the nodes")
     runs = [
@@ -146,8 +136,6 @@ def test_two_runs_at_once_do_not_meet(federation, parity):
     assert any((other[name] != value).any() for name, value in alone.items())
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_one_server_and_eight_nodes_start_and_stop(small, tmp_path):
     """The time is printed, not tested, because the machine may be busy."""
     table = small()
@@ -196,8 +184,6 @@ def three(small, tmp_path_factory):
         made.down()
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_the_same_parameters_as_in_a_simulation_without(three, tmp_path):
     three.must_run("secure", SECURE)
     simulated, deployed = three.simulated(tmp_path / "simulated"), three.parameters("secure")
@@ -215,8 +201,6 @@ def test_the_same_parameters_as_in_a_simulation_without(three, tmp_path):
             assert connection.execute("SELECT COUNT(*) FROM channel").fetchone() == (1,)
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_with_noise_of_the_clients_the_final_evaluation_gives_metrics(three):
     """Each node masks the sum of its clients, who have clipped and noised their updates; at the
     end, all held-out users are evaluated."""
@@ -283,8 +267,6 @@ def bodies(made, ending):
     return {file.name: file.read_bytes() for file in sorted(made.records.glob(f"*.{ending}"))}
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_the_recording_is_of_the_whole_training(recorded):
     """Check of the search below: the trained sums must be found in the records, byte for byte."""
     assert recorded.finished and recorded.rounds("traffic") == 3, recorded.why
@@ -300,8 +282,6 @@ def test_the_recording_is_of_the_whole_training(recorded):
     assert b"num-clients" in sent and b"layer0.weight" in sent
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_no_name_rating_time_or_list_of_items_leaves_a_client(recorded):
     sent = b"".join(bodies(recorded, "request").values())
     needles = {user: [user.encode()] for user in USERS}
@@ -332,8 +312,6 @@ def test_no_name_rating_time_or_list_of_items_leaves_a_client(recorded):
         assert file.files
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_the_search_would_find_them(recorded):
     """The file itself, as if a client sent its data."""
     text = (recorded.path / "own-1.csv").read_bytes()
@@ -342,8 +320,6 @@ def test_the_search_would_find_them(recorded):
     )
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_the_server_learns_numbers_of_clients_under_opaque_ids(recorded):
     roster = recorded.roster("traffic")
     assert sorted(map(len, roster.values())) == [1, 1]
@@ -355,8 +331,6 @@ def test_the_server_learns_numbers_of_clients_under_opaque_ids(recorded):
     assert not any(user.encode() in everything for user in USERS)
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_compressed_bytes_are_counted_as_they_are_on_the_wire(recorded):
     """The arrays in all messages that name a client's codes, whose table of contents says how long
     each is."""
@@ -377,8 +351,6 @@ def test_compressed_bytes_are_counted_as_they_are_on_the_wire(recorded):
     assert rounds["bytes-up"].sum() < plain["bytes-up"].sum() / 4
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_replayed_messages_change_nothing(recorded):
     """Every call of a node is replayed with its signature during a second run with the same
     seed."""
@@ -391,8 +363,6 @@ def test_replayed_messages_change_nothing(recorded):
     print({status: statuses.count(status) for status in set(statuses)})
 
 
-@pytest.mark.deployment
-@pytest.mark.timeout(900)
 def test_replayed_messages_change_nothing_after_a_restart(recorded):
     """SuperLink and gateway have forgotten all that they did not write down."""
     for name in ("gateway", "superlink"):

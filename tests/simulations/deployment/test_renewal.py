@@ -31,7 +31,6 @@ from fedrec.runtime.process import Fork
 from simulations.cli import app
 from simulations.deployment import flower, operator, pki
 from simulations.deployment.client import plan_of, prepare
-from simulations.deployment.entry import NodePool
 from simulations.deployment.initialise import add_nodes, days_to_end, initialise, renew, revoke
 from simulations.deployment.layout import Deployment, DeploymentConfig
 from simulations.deployment.pki import (
@@ -42,7 +41,7 @@ from simulations.deployment.pki import (
     private_folder,
     write_private,
 )
-from simulations.deployment.processes import Process
+from simulations.deployment.processes import Process, Supervisor
 from tests.simulations.deployment.federation import until
 from tests.simulations.listening import parent_of
 
@@ -348,7 +347,7 @@ def ended_of_node_pool(pool, count):
 @pytest.mark.parametrize(("status", "lines"), [(flower.REFUSED, 1), (1, 0)])
 def test_a_refused_key_is_reported_once_on_the_terminal(tmp_path, capsys, status, lines):
     process = Process("supernode", ("refused",))
-    pool = NodePool([process], tmp_path, {"refused": lambda _: sys.exit(status)})
+    pool = Supervisor([process], tmp_path, mains={"refused": lambda _: sys.exit(status)})
     for count in (1, 2):
         until(lambda count=count: ended_of_node_pool(pool, count), what="an end")
     shown = capsys.readouterr().err
