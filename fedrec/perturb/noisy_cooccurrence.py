@@ -147,7 +147,8 @@ def _described(rows: Interactions, some: np.ndarray, width: int) -> np.ndarray:
     """Inputs of the attacker for some rows: factors of the item and of the user, and a constant."""
     least = min(rows.num_users, rows.num_items)
     start = np.ones(least)  # of the iteration, so that the same table gives the same factors
-    user, strength, item = svds(binary(rows), k=min(width, least - 1), v0=start)
+    decomposed = svds(binary(rows), k=min(width, least - 1), v0=start)
+    user, strength, item = map(np.asarray, decomposed)
     factors = [(item.T * strength)[rows.items[some]], (user * strength)[rows.users[some]]]
     factors = [factor / max(float(factor.std()), 1e-12) for factor in factors]
     return np.concatenate([*factors, np.ones((len(some), 1))], axis=1)

@@ -115,16 +115,23 @@ def check_rows(data: TrainingData) -> None:
 def _from_table(path: Path, rows: Interactions) -> dict[str, np.ndarray]:
     """The columns of a table of preferences, `float64 [users]` each; 0 for a user without training
     rows, who has none to replace."""
-    largest = {RATIO: 1.0, SENSITIVITY: np.inf}
+    largest = {RATIO: 1.0, SENSITIVITY: np.finfo(np.float64).max}
     layout = TableLayout.own({"user": str}, dict.fromkeys(largest), {"user": "perturb.users"})
     table = pd.DataFrame(read_table(path, layout)).set_index("user")
-    names = rows.user_ids.astype(str)
-    counts = table.index.astype(str).value_counts().reindex(names).to_numpy()
-    trains = np.bincount(rows.users, minlength=rows.num_users) > 0
+    if table.columns.empty:
+        raise DataError(
+            f"{path} has no preferences of users",
+            expected=f"a column {RATIO} or {SENSITIVITY}",
+            got="neither",
+            fix="name the columns so",
+        )
     table.index = table.index.astype(str)
+    names = rows.user_ids.astype(str)
+    counts = table.index.value_counts().reindex(names).to_numpy()
+    trains = np.bincount(rows.users, minlength=rows.num_users) > 0
     columns = {}
     for name in table:
-        values = pd.to_numeric(table[name], errors="coerce").groupby(level=0).first()
+        values = pd.Series(pd.to_numeric(table[name], errors="coerce")).groupby(level=0).first()
         column = values.reindex(names).to_numpy(dtype=np.float64)
         valid = (counts == 1) & (column >= 0) & (column <= largest[name])
         wrong = np.flatnonzero(trains & ~valid)

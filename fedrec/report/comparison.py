@@ -53,7 +53,7 @@ def bootstrap_intervals(
     ends = np.empty((len(samples), 2))
     for length in np.unique(lengths):
         indices = np.flatnonzero(lengths == length)
-        table = np.stack([samples[index] for index in indices], axis=1).astype(np.float64)
+        table = np.stack([samples[index] for index in indices.tolist()], axis=1).astype(np.float64)
         ends[indices] = np.quantile(_means(table, resamples, seed), [0.025, 0.975], axis=0).T
     return [(low, high) for low, high in ends.tolist()]
 
@@ -236,6 +236,7 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 # test is over seeds, each with its mean difference. Only systems that were tested on the same users
 # of the same data are compared.
 
+_LEVELS: list = ["seed", "client"]
 _SAME = ("dataset", "split", "task", "positive-above")
 
 
@@ -399,7 +400,7 @@ def _systems(results: Sequence[Result], metric: str) -> dict[str, ComparedSystem
         federated = marked(result.experiment)
         tables = {federated: result.users} if result.experiment.federated else {}
         stated = system_inputs(result)
-        for label, table in (tables | result.baseline_users | tables).items():
+        for label, table in {**tables, **result.baseline_users, **tables}.items():
             if metric not in table:
                 continue
             name = system if label == federated else baselines[label]
@@ -413,7 +414,7 @@ def _systems(results: Sequence[Result], metric: str) -> dict[str, ComparedSystem
         name: ComparedSystem(
             name,
             {seed: float(series.mean()) for seed, series in by_seed.items()},
-            pd.concat(by_seed, names=["seed", "client"]),
+            pd.concat(by_seed, names=_LEVELS),
             private[name],
             inputs[name],
         )

@@ -509,12 +509,18 @@ class TestTableOfUsers:
         )
         assert found.ratio.tolist() == [0.3, 0.3] and found.sensitivity.tolist() == [0.5, 0.9]
 
+    def test_a_table_without_preferences_is_an_error(self, make_data, write):
+        path = write("u0,1", header="user,age")
+        with pytest.raises(DataError, match="no preferences of users"):
+            replaced(make_data([0], [0], 1, 9), users=path)
+
     @pytest.mark.parametrize(
         ("lines", "words"),
         [
             (["u0,0.5,0.1"], r"in \[0, 1\](.*\n)*.*user u1: 0 rows"),
             (["u0,0.5,0.1", "u1,1.5,0.1"], "u1: 1 rows, replacement-ratio 1.5"),
             (["u0,0.5,-0.1", "u1,1,0.1"], "sensitivity of a user(.*\n)*.*u0: 1 rows.*-0.1"),
+            (["u0,0.5,inf", "u1,1,0.1"], "u0: 1 rows, sensitivity inf"),
             (["u0,0.5,0.1", "u1,much,0.1"], "u1: 1 rows, replacement-ratio nan"),
             (["u0,0.5,0.1", "u0,0.5,0.1", "u1,1,1"], "user u0: 2 rows"),
         ],
