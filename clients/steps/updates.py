@@ -137,7 +137,7 @@ class Updates(Outcome):
 
     def _bytes_of(self, name: str) -> int:
         change = self.changes.get(name)
-        if not (isinstance(change, Vectors) and change.outer):
+        if not (isinstance(change, SparseVectors) and change.outer):
             return super()._bytes_of(name)
         value = self.start[name]
         rows = change.changed_rows(value)
@@ -342,7 +342,7 @@ def outer_products(factors: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Te
 
 
 @dataclass(frozen=True, eq=False)
-class Vectors(Change):
+class SparseVectors(Change):
     """Changes by sparse vectors.
 
     Attributes:
