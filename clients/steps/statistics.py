@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clients.step import Step, StepConfig
 from clients.steps.descent import Update, one_by_one
-from clients.steps.updates import Updates, SparseVectors
+from clients.steps.updates import SparseVectors, Updates
 from fedrec.components.registry import covers_overrides
 from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import LowRatedConfig, RecencyConfig
