@@ -189,9 +189,7 @@ class DpFedAvg:
         if not asked or not all(
             name in total and is_change(total[name], theta[name]) for name in names
         ):
-            log.warning(
-                "a sum that was not asked for, has wrong shapes or is not finite counts as zero"
-            )
+            log.warning("unrequested, misshapen or non-finite sums are treated as zero")
             return {name: _nothing(theta[name]) for name in names}
         protected = {name: total[name] for name in names}
         numbers = sum(theta[name].size for name in names)

@@ -168,8 +168,8 @@ class DpVae(HistoryStep, OwnNoiseStep):
         multipliers = torch.tensor([config.gradient_multiplier(client) for client in clients])
         stds = multipliers * bounds.cpu() * rates * config.epochs
         factors = gradients.weighted(-rates.to(weights) * weights)
-        changes, nothing = outer_products(factors), (math.nan,) * len(block)
-        return Updates(parameters, block, changes, nothing, noise_stds=stds)
+        losses = (math.nan,) * len(block)
+        return Updates(parameters, block, outer_products(factors), losses, noise_stds=stds)
 
     def _losses(
         self, network: Mapping[str, Tensor], block: HistoryBlock, recorder: Recorder

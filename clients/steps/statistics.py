@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clients.step import Step, StepConfig
 from clients.steps.descent import Update, one_by_one
-from clients.steps.updates import Updates, Vectors
+from clients.steps.updates import SparseVectors, Updates
 from fedrec.components.registry import covers_overrides
 from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import LowRatedConfig, RecencyConfig
@@ -139,7 +139,7 @@ class SufficientStatistics(Step):
         clients = np.arange(len(block) + 1)
         owners = np.repeat(clients[:-1], block.examples)[sent]
         offsets = np.searchsorted(owners, clients)
-        vectors = Vectors(offsets, rows[sent], values[sent], self.outer)
+        vectors = SparseVectors(offsets, rows[sent], values[sent], self.outer)
         return Updates(parameters, block, {name: vectors}, [math.nan] * len(block))
 
 

@@ -33,15 +33,22 @@ class Change(ABC):
 
     @abstractmethod
     def add_to(self, total: Tensor, shares: Tensor) -> None:
-        """Add share times the change of every client to a `float64` sum, in place; a client with
-        share 0 adds nothing, even if its change is not finite."""
+        """Add share times the change of every client to a sum, `float64` in the parameter's shape,
+        in place.
+
+        Args:
+            total: the sum.
+            shares: `float64 [C]`; a client with share 0 adds nothing, even if its change is not
+                finite.
+        """
 
     @abstractmethod
     def applied(self, value: Tensor, index: int) -> Tensor:
-        """A copy of the parameter with one client's change added."""
+        """A copy of a parameter `[...]` with one client's change added."""
 
     def add_rows(self, total: SparseAccumulator, shares: Tensor) -> bool:
-        """The same as `add_to` by rows of a table; False: it is not known which rows change."""
+        """The same as `add_to` by rows of a table, with `shares` `float64 [C]`; False: it is not
+        known which rows change."""
         return False
 
     def changed_rows(self, table: Tensor) -> np.ndarray | None:
@@ -137,7 +144,7 @@ class Updates(Outcome):
 
     def _bytes_of(self, name: str) -> int:
         change = self.changes.get(name)
-        if not (isinstance(change, Vectors) and change.outer):
+        if not (isinstance(change, SparseVectors) and change.outer):
             return super()._bytes_of(name)
         value = self.start[name]
         rows = change.changed_rows(value)
@@ -342,7 +349,7 @@ def outer_products(factors: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Te
 
 
 @dataclass(frozen=True, eq=False)
-class Vectors(Change):
+class SparseVectors(Change):
     """Changes by sparse vectors.
 
     Attributes:

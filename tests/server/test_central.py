@@ -408,8 +408,14 @@ def test_it_uses_validation_users_regardless_of_the_evaluation(run_tiny):
     [
         ((WATCH,), "needs validation users"),
         (("split.validation-users=0.01", WATCH), "no validation user with"),
-        (("split.validation-users=0.25", "early-stopping.metric='hits@7'"), "no metric 'hits@7'"),
-        (("split.validation-users=0.25", "early-stopping.metric='epsilon'"), "no metric"),
+        (
+            ("split.validation-users=0.25", "early-stopping.metric='hits@7'"),
+            "unknown early-stopping metric 'hits@7'",
+        ),
+        (
+            ("split.validation-users=0.25", "early-stopping.metric='epsilon'"),
+            "unknown early-stopping metric",
+        ),
         (("split.validation-users=0.25", "early-stopping.every=3"), "never evaluate"),
         (
             (
