@@ -173,7 +173,7 @@ def with_system(table: Mapping[str, Any], system: str) -> dict[str, Any]:
 
 
 def _scores(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, float]:
-    """How well each system ranks what is held out of validation users."""
+    """Quality of each system's ranking of the held-out rows of validation users."""
     trial = load(table, overrides).table()
     trial.pop("early-stopping", None)
     trial["evaluation"] = {
@@ -206,7 +206,7 @@ _EASE_ITEMS = 6000  # a minute or so; it grows with the third power
 
 @dataclass(frozen=True)
 class OwnTable:
-    """How a user's own table of interactions is read, and what is trained on it.
+    """Settings for a user's own table of interactions: its columns, and the system on it.
 
     Attributes:
         columns: by role, the name of the column; None if it is to be recognised. For ratings,
@@ -229,7 +229,7 @@ class OwnTable:
     header: bool | None = None
 
     def is_empty(self) -> bool:
-        """Whether everything is left to its default."""
+        """True if everything is left to its default."""
         named = (self.time_format, self.system, self.epsilon, self.header, *self.columns.values())
         return not (self.unrated or self.item_vectors) and all(value is None for value in named)
 
@@ -335,8 +335,8 @@ def try_table(
     callbacks: Sequence[Callback] = (),
     **columns: Hashable,
 ) -> Result:
-    """What `fedrec try` does, with a table in memory: train a federated recommender on it, and
-    compare it with popularity and centralised EASE.
+    """Train a federated recommender on a table in memory, and compare it with popularity and
+    centralised EASE, as `fedrec try` does with a file.
 
     Args:
         table: one interaction per row.
@@ -377,7 +377,7 @@ def try_table(
 
 
 def _signal(declared: Mapping[str, Any], facts: TableFacts) -> Signal:
-    """What the private model of an experiment can learn."""
+    """Signal of the private model of an experiment."""
     if facts.users < _FEWEST_USERS:
         raise ExperimentError(
             "there are too few users for a private system",

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an experiment's settings take from a user's own table, and whether it suits a private
-personal model.
-
-What the settings of an experiment take from a user's own table. Nothing else of the rows reaches
-the settings, so this is where a private run is kept from depending on one user's rows: a threshold
-or a clip norm that one user can move changes the uploads of all others, which no noise is for.
+"""Facts that an experiment's settings take from a user's own table, and the signal of a private
+personal model. Nothing else of the rows reaches the settings, so this is where a private run is
+kept from depending on one user's rows: a threshold or a clip norm that one user can move changes
+the uploads of all others, which no noise is for.
 
 Under privacy each fact is either given by the user, or follows from names of columns, or is public:
 the list of items, the number of users, and the mean number of items of a user, rounded to a power
@@ -118,7 +116,7 @@ def given_threshold(overrides: Sequence[str]) -> float | None:
 
 
 def has_private_parts(overrides: Sequence[str]) -> bool:
-    """Whether overrides make the system, a baseline or the data private.
+    """True if overrides make the system, a baseline or the data private.
 
     Raises:
         ExperimentError: an override cannot be read.
@@ -194,7 +192,7 @@ popularity was better, in the six above it the personal model was, or level (Off
 
 @dataclass(frozen=True)
 class Signal:
-    """What a private personal model can learn.
+    """Signal of a private personal model.
 
     Attributes:
         ratio: mean of the entries of the sum of the clients' products, if every row were of one of
@@ -209,7 +207,7 @@ class Signal:
 
     @property
     def suffices(self) -> bool:
-        """Whether the personal model is trained."""
+        """True if the personal model is trained."""
         return self.ratio >= LEAST
 
     @property
@@ -219,11 +217,11 @@ class Signal:
         return int(np.ceil(self.clients * LEAST / self.ratio))
 
     def _shows(self, text: str) -> bool:
-        """Whether the ratio, as it is printed, is on its own side of the least one."""
+        """True if the ratio, as it is printed, is on its own side of the least one."""
         return (float(text) >= LEAST) == self.suffices
 
     def lines(self, epsilon: float) -> list[str]:
-        """What is trained, why, and what would change that."""
+        """Sentences on the model that is trained, why, and what would change that."""
         digits = next(n for n in range(2, 18) if self._shows(f"{self.ratio:.{n}g}"))
         given = f"epsilon {epsilon:g} with {self.clients:,} training users: "
         measured = (

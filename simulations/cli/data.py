@@ -170,8 +170,8 @@ def _with_bar(work):
 _PARQUET = (".parquet", ".pq")
 
 
-def refuse_unusable(output: Path) -> None:
-    """Refuse a file of an unknown or unwritable format, before the work is done.
+def check_output(output: Path) -> None:
+    """Check that a file has a known, writable format, before the work is done.
 
     Raises:
         ExperimentError: the format is unknown, needs a package that is not installed, or the path
@@ -205,7 +205,7 @@ def write_table(table: pd.DataFrame, output: Path, csv: str | None = None) -> No
 
     Args:
         table: its rows.
-        output: the file, see `refuse_unusable`.
+        output: the file, see `check_output`.
         csv: the text of a CSV file; default: that of the table.
     """
     if output.suffix == ".csv":
@@ -258,7 +258,7 @@ def synthesise(
 
     For example: fedrec synthesise upc-sdg-office --output synthetic.csv
     """
-    refuse_unusable(output)
+    check_output(output)
     loaded = load(experiment, overrides or [])
     population, perturbed = perturbed_population(loaded)
     real = population.interactions.with_rows(population.partition.train_rows)
@@ -371,7 +371,7 @@ def split(
 
     For example: fedrec data split runs/films -o split.csv
     """
-    refuse_unusable(output)
+    check_output(output)
     folder = RunFolder(run)
     population = Population.of(folder.experiment)
     rows = population.interactions

@@ -46,7 +46,7 @@ def finish(
     """
     folder = output or default_folder(experiment)
     if (folder / "run.json").is_file() and go_on:
-        _refuse_another(folder, experiment)
+        _check_same_run(folder, experiment)
         return watched(folder, quiet, lambda callbacks: runner.resume(folder, callbacks=callbacks))
     if (folder / "run.json").is_file() and overwrite:
         discard(folder)
@@ -55,7 +55,7 @@ def finish(
     )
 
 
-def _refuse_another(folder: Path, experiment: Experiment) -> None:
+def _check_same_run(folder: Path, experiment: Experiment) -> None:
     known = RunFolder(folder).experiment
     experiment = runner.settle(runner.with_private_popularity(experiment), known.engine)
     if known.digest() != experiment.digest():
@@ -102,8 +102,8 @@ def interruptible(how: str) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def refuse_other_page(output: Path | None) -> None:
-    """Refuse a page that is no HTML file.
+def check_page(output: Path | None) -> None:
+    """Check that a page is an HTML file.
 
     Raises:
         ExperimentError: it is none.
@@ -118,7 +118,7 @@ def refuse_other_page(output: Path | None) -> None:
 
 
 def wide_console(width: int) -> Console:
-    """Where tables are printed; a file or a pipe has so many columns."""
+    """Console for tables; in a file or a pipe it has so many columns."""
     console = Console()
     return console if console.is_terminal else Console(width=width)
 
@@ -155,7 +155,7 @@ def _print_next(result: Result) -> None:
 
 
 def _can_learn_more(experiment: Experiment) -> bool:
-    """Whether another round may follow and change the parameters; not if the noise was calibrated
+    """True if another round may follow and change the parameters; not if the noise was calibrated
     to all rounds, or if clients send statistics of their histories, which are the same in each
     round."""
     if experiment.privacy is not None and experiment.privacy.epsilon is not None:

@@ -17,8 +17,8 @@ from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.files import write_atomically
 from simulations.cli import options
-from simulations.cli.data import refuse_unusable, write_table
-from simulations.cli.finishing import refuse_other_page, wide_console
+from simulations.cli.data import check_output, write_table
+from simulations.cli.finishing import check_page, wide_console
 from simulations.export.folder import export as write
 from simulations.scaffold.package import write_component
 from simulations.studies.sweep import with_sweeps
@@ -47,7 +47,7 @@ def recommend(
 ) -> None:
     """Recommend new items to users with the model of a finished run."""
     if output is not None:
-        refuse_unusable(output)
+        check_output(output)
     lists = Result.load(folder).recommend(users, k=top, history=history)
     served = set(lists["user"].astype(str))
     for user in users or []:
@@ -75,7 +75,7 @@ def report(
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
     """Write an HTML report: settings, results, users, privacy, cost, and how to repeat the runs."""
-    refuse_other_page(output)
+    check_page(output)
     results = [RunFolder(run).read_result() for run in with_sweeps(runs)]
     file = output or runs[0] / "report.html"
     write_atomically(file, rendered(results, title=title))

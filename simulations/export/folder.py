@@ -120,7 +120,7 @@ def _inputs(node: Node, client: int) -> dict[str, Tensor]:
 
 
 def _check_client(step: Step, parameters: Mapping[str, Tensor], client: int | None) -> None:
-    """Refuse an export for nobody where each device scores with parameters of its own.
+    """Check that a client is named where each device scores with parameters of its own.
 
     Raises:
         ExperimentError: each does.
@@ -138,7 +138,7 @@ def _check_client(step: Step, parameters: Mapping[str, Tensor], client: int | No
 
 
 def _form(node: Node, data: Interactions) -> dict[str, Any]:
-    """How rows become inputs."""
+    """The form in which rows become inputs."""
     experiment = node.experiment
     above = 0.0 if experiment.task == "rating" else experiment.positive_above
     history = _history_form(node)
@@ -272,7 +272,7 @@ def graph_of(model: Model, parameters: Mapping[str, Tensor], inputs: Mapping[str
 def _stable_sort(
     values: Any, stable: bool = True, dim: int = -1, descending: bool = False
 ) -> tuple[Any, Any]:
-    """What the exporter has no translation of; of equal numbers, TopK takes the first one first."""
+    """Stable sort, for the exporter; of equal numbers, TopK takes the first one first."""
     from onnxscript import opset18
 
     op: Any = opset18
@@ -281,7 +281,7 @@ def _stable_sort(
 
 
 def _of_rows(name: str) -> bool:
-    """Whether an input comes from a user's rows and features, and is no parameter."""
+    """True if an input comes from a user's rows and features, and is no parameter."""
     return name == HISTORY or name.startswith(FEATURE)
 
 

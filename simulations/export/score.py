@@ -103,7 +103,7 @@ class Scorer:
         return np.asarray(scores)
 
     def history(self, rows: Rows) -> np.ndarray:
-        """What the model represents a user by: weights of the catalogue `float32 [items]`, or its
+        """The model's representation of a user: weights of the catalogue `float32 [items]`, or its
         last items `int64 [longest]`, -1 behind them."""
         form = self.form["history"]
         liked = self._liked(rows)

@@ -218,5 +218,5 @@ def _draws(node: Node, client: int, rounds: Sequence[int]) -> Iterator[np.ndarra
 
 
 def draws_negatives(step: Step) -> bool:
-    """Whether a step trains on drawn items beside the user's own."""
+    """True where a step trains on drawn items beside those of the user."""
     return "negatives" in type(step.config).model_fields

@@ -74,7 +74,7 @@ def noisy(
 
 
 def whole_histories(node: Node, parameters: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """How well parameters reconstruct whole histories, most of which are their input: not a measure
+    """Quality of reconstructed whole histories, most of which are the input: not a measure
     of recommendation."""
     users = evaluate_clients(node, parameters, EvaluateOrder(node.experiment.rounds, None))
     lengths = node.population.rows(users.clients, "all", positive=True).mask().sum(1)
@@ -89,7 +89,7 @@ def _ideal(lengths: np.ndarray) -> np.ndarray:
 
 
 def reconstruction(job: TaskJob, experiment: str, dataset: str) -> Iterator[Found]:
-    """How well popularity and EASE reconstruct whole histories."""
+    """Quality of whole histories that popularity and EASE reconstruct."""
     systems = evaluate_baselines(
         ("popularity", "ease"),
         POPULATIONS.population(job.experiment(experiment)),
@@ -218,8 +218,8 @@ def predicted_ratings(
 def fitted(
     job: TaskJob, experiment: str, dataset: str, row: str, set: Sequence[str]
 ) -> Iterator[Found]:
-    """What a synthetic population is fitted to: likes per user, shares of the most liked items, and
-    how well systems rank."""
+    """Numbers that a synthetic population is fitted to: likes per user, shares of the most liked
+    items, and quality of ranking systems."""
     result = finished(job, experiment, set)
     settings = job.experiment(experiment, set)
     rows = POPULATIONS.population(settings).interactions

@@ -118,7 +118,7 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
 def activity(job: TaskJob, name: str, dataset: str) -> Iterator[Found]:
-    """How many users have how many items."""
+    """Numbers of users by their number of items."""
     data = _interactions(job, name)
     pairs = np.unique(data.users * data.num_items + data.items)
     counts = np.bincount(pairs // data.num_items, minlength=data.num_users)

@@ -335,7 +335,7 @@ def _not_empty(**tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(study: Study, tasks: Mapping[str, Iterable[str]]) -> dict[str, Any]:
-    """Which of the tasks were run, with the rows of each; nothing where all were."""
+    """The tasks that were run, with the rows of each; nothing where all were."""
     if len(tasks) == len(study.tasks):
         return {}
     rows = {name: list(names) for name, names in tasks.items()}
@@ -404,7 +404,7 @@ def study_of(name: str) -> Study:
 
 
 def _source(paper: str, item: str) -> str:
-    """What `fedrec reproduce` calls the paper, or the file of the benchmarks that has the item."""
+    """Name of the paper for `fedrec reproduce`, or the file of the benchmarks with the item."""
     file = _BENCHMARKS / f"{paper}.toml"
     if paper in PAPERS and (not file.is_file() or item in {s.item for s in find(paper, None)}):
         return paper

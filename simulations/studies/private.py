@@ -58,7 +58,7 @@ SCORES = "scores.json"
 
 @dataclass(frozen=True)
 class PrivateChoice:
-    """How a setting is chosen privately.
+    """Law and noise of a private choice of a setting.
 
     Attributes:
         law: distribution of the number of trials.
@@ -93,7 +93,7 @@ class PrivateChoice:
 
 @dataclass(frozen=True)
 class ChoiceCost:
-    """What a private choice costs, before anything runs.
+    """Cost of a private choice, before anything runs.
 
     Attributes:
         epsilon: of all that is published.
@@ -114,7 +114,7 @@ class ChoiceCost:
     aim: str
 
     def lines(self) -> Iterator[str]:
-        """What is published at what cost, who is covered, and what has to stay secret."""
+        """Sentences on what is published at what cost, who is covered, and what stays secret."""
         number = f"{self.choice.law}, {self.choice.mean:g} on average"
         noisy = " under noise" if self.covered else ""
         yield (

@@ -137,7 +137,7 @@ def values(
 
 
 def gap(result: Result, baseline: str, metric: str) -> tuple[float, float | None, float | None]:
-    """How far a system is above one of its run's baselines, paired by user.
+    """Difference between a system and one of its run's baselines, paired by user.
 
     Returns:
         Mean of the differences over the users, and the ends of its 95 % interval.
@@ -328,7 +328,7 @@ class StudyFolder:
         self.kind = kind
 
     def begun(self) -> bool:
-        """Whether a study is there.
+        """True where a study is in the folder.
 
         Raises:
             RunError: something else is at the path.

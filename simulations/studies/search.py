@@ -93,11 +93,11 @@ class SweepPlan:
         return experiment
 
     def lower_is_better(self, aim: str) -> bool:
-        """Whether the smaller value of an aim is the better one."""
+        """True where the smaller value of an aim is the better one."""
         return lower_is_better(aim, load(self.experiment).evaluation)
 
     def leaks(self, point: Point) -> bool:
-        """Whether held-out items are kept out of the negatives that clients learn from."""
+        """True where held-out items never are negatives that clients learn from."""
         split = point.get("split", self.experiment.get("split", {}))
         inside = split.get("leaky-negatives", False) if isinstance(split, dict) else False
         return bool(point.get("split.leaky-negatives", inside))

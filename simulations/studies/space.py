@@ -56,7 +56,7 @@ class Range:
 
     @property
     def whole(self) -> bool:
-        """Whether values are integers."""
+        """True where values are integers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def draw(self, generator: np.random.Generator) -> float | int:

@@ -73,7 +73,7 @@ class SweepJob(Job):
 
     @property
     def run_path(self) -> Path:
-        """Where the run is, or will be."""
+        """Folder of the run, which may not exist yet."""
         return self.sweep / "runs" / self.name
 
     def run(self) -> RunFolder | None:
