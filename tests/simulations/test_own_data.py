@@ -403,7 +403,7 @@ def test_the_table_is_read_once_and_the_experiment_built_once(
     file = written(tmp_path)
 
     def counted(text, **settings):
-        mine = getattr(text, "name", text) == file
+        mine = str(getattr(text, "name", text)) == str(file)
         reads.extend([file] if mine and settings["nrows"] is None else [])
         return read(text, **settings)
 
