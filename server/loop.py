@@ -464,10 +464,10 @@ def announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], N
     needed = {name for step in in_kernel for name in resolve(STEP, step).kernels}
     for name, text in _COMPILED.items():
         if name in needed and not is_compiled(name):
-            from fedrec.training.kernel import compile_kernel
+            from fedrec.training.kernel import compile_ahead
 
             tell(f"compiling {text}")
-            compile_kernel(name)
+            compile_ahead(name)
 
 
 # Warns before training if a model represents users by features that the data do not have.

@@ -430,7 +430,7 @@ def test_what_nodes_need_is_compiled_once(monkeypatch, paths, wanted, cached):
     """Of the experiment's own steps: what nodes report names nothing that is imported."""
     called = []
     monkeypatch.setattr("server.loop.is_compiled", lambda *_, **__: cached)
-    monkeypatch.setattr("fedrec.training.kernel.compile_kernel", called.append)
+    monkeypatch.setattr("fedrec.training.kernel.compile_ahead", called.append)
     lines = []
     roster = SimpleNamespace(presences=[SimpleNamespace(paths=paths)] * 2)
     own = [name for name in paths if ":" not in name]
