@@ -473,7 +473,6 @@ def announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], N
 # Warns before training if a model represents users by features that the data do not have.
 
 
-
 def warn_without_user_features(experiment: Experiment, parameters: Iterable[str]) -> None:
     """Log a warning where the shared model would rank alike for all users.
 

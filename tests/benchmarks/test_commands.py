@@ -135,21 +135,21 @@ def test_files_are_short_or_long_by_their_lines_of_code():
 def test_what_has_been_reached_is_kept():
     """Each number may only be lowered, down to its target."""
     reached = {
-        "source files": 390,
-        "source lines": 55_200,
-        "source public": 4123,
+        "source files": 328,
+        "source lines": 48_650,
+        "source public": 3700,
         "source short": 0,
         "source long": 0,
-        "tests files": 151,
-        "tests lines": 47_400,
+        "tests files": 148,
+        "tests lines": 44_800,
         "benchmarks files": 17,
         "benchmarks lines": 2050,
-        "Step": 27,
-        "CohortStrategy": 24,
-        "Model": 35,
+        "Step": 24,
+        "CohortStrategy": 16,
+        "Model": 28,
         "Baseline": 11,
-        "Mechanism": 32,
-        "Callback": 11,
+        "Mechanism": 14,
+        "Callback": 6,
     }
     numbers = size.figures(size.ROOT)
     too_many = {

@@ -378,9 +378,10 @@ def test_whole_histories_over_the_best_list_of_a_hundred(monkeypatch):
     name = f"{dp_vae.PREFIX}ndcg@100"
     table = pd.DataFrame({name: [1.0, 0.5]}, index=[7, 9])
     lengths = {7: 2, 9: 300}
-    population = SimpleNamespace(
-        whole_history=lambda users: np.array([np.arange(400) < lengths[one] for one in users])
+    rows = SimpleNamespace(
+        mask=lambda: np.array([np.arange(400) < lengths[user] for user in (7, 9)])
     )
+    population = SimpleNamespace(rows=lambda *_, **__: rows)
     node = SimpleNamespace(population=population, experiment=SimpleNamespace(rounds=1))
     monkeypatch.setattr(dp_vae, "evaluate_clients", lambda *_: Evaluated.of_table(table))
     found = dp_vae.whole_histories(node, {})
@@ -411,7 +412,7 @@ def test_an_attribute_of_more_than_two_groups_has_no_area_under_the_curve(monkey
 
     def metrics(auc):
         found = SimpleNamespace(balanced_accuracy=Figure(0.4, 0.3, 0.5), auc=auc)
-        outcome = SimpleNamespace(found=found, table={})
+        outcome = SimpleNamespace(figures=found, table={})
         monkeypatch.setattr(measures, "run_attack", lambda *_: outcome)
         return [one.metric for one in measures.attribute(job, "data", "experiment", "row")]
 

@@ -232,7 +232,7 @@ def secret_fits(users, monkeypatch, cohorts, **options):
         model = made_of_dpae(
             mode="secure", **{"clip-norm": 0.05, "adjacency": "add-remove", **options}
         )
-        monkeypatch.setattr(model, "_cohort", lambda users, step, own=cohort: np.array(own))
+        monkeypatch.setattr(model, "_cohort", lambda users, step, clients=cohort: np.array(clients))
         model.charge, charged = (lambda number, event, own=(own := []): own.append(event)), own
         with captured(held) as seen:
             model.fit(users)

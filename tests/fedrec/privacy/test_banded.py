@@ -2,6 +2,7 @@
 """Banded noise and the sampler that it needs: whole runs, and figures against dense matrices in
 numpy."""
 
+import dataclasses
 import itertools
 import json
 from typing import ClassVar
@@ -14,7 +15,6 @@ from scipy.special import binom, ndtr
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.loading import load
-from fedrec.experiment.phases import MAIN
 from fedrec.privacy.accounting.accountant import Accountant, backend_of
 from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound
 from fedrec.privacy.accounting.sampling import Full, Scheduled
@@ -33,7 +33,7 @@ from server.privacy.phase_plans import PhasePlans
 from server.samplers import MinSeparation, MinSeparationConfig
 from simulations import runner
 from strategies.base import CohortStrategy
-from strategies.phases import STAGE_ONE, TwoStage
+from strategies.phases import TwoStage
 from tests.component_checks import MechanismChecks, SamplerChecks
 from tests.runs import Interrupt, assert_close, assert_same_run, parameters_in
 
@@ -303,8 +303,12 @@ def test_rounds_after_an_early_end_are_charged_although_they_were_planned(run_ti
 class Alternating(TwoStage):
     """Whose stages take turns."""
 
-    def phase(self, round_number):
-        return STAGE_ONE if round_number % 2 else MAIN
+    @classmethod
+    def schedule(cls, config, step):
+        return tuple(
+            dataclasses.replace(phase, last=number)
+            for number, phase in enumerate(super().schedule(config, step) * 5, start=1)
+        )
 
 
 def test_a_phase_whose_rounds_are_not_consecutive_is_refused(run_tiny):

@@ -133,7 +133,8 @@ def test_a_node_that_sends_no_list_of_clients_is_left_out(tmp_path, answer):
 def test_a_node_may_not_offer_to_train_others_clients(tmp_path):
     """Only nodes of a simulation may, because they hold all clients' data."""
     nodes = Nodes({3: Presence(0, np.array([5]), np.array([], dtype=np.int64), np.array([10**9]))})
-    assert discovery(nodes, tmp_path / "r.sqlite").wait_for(1).work_of(np.array([5])) is None
+    roster = discovery(nodes, tmp_path / "r.sqlite").wait_for(1)
+    assert [node for node, _ in roster.for_training(np.array([5]))] == [3]
 
 
 def test_too_few_nodes_are_reported(tmp_path):

@@ -15,8 +15,8 @@ from fedrec.experiment.loading import load
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.mechanisms.base import Mechanism
+from fedrec.privacy.plan import Plan
 from simulations.attacks.base import run_attack
-from strategies.dp import DpFedAvg
 from tests.simulations.attacks.tables import experiment_on, synthetic
 
 CANARIES = 100
@@ -128,15 +128,14 @@ def test_a_missing_clip_is_found_in_every_phase(tmp_path, monkeypatch, system):
 
 
 def test_a_phase_that_is_charged_for_more_noise_than_it_has_is_found(tmp_path, monkeypatch):
-    stated = DpFedAvg.event.fget
-    assert stated is not None
+    stated = Plan.event
 
-    def doubled(self):
-        event = stated(self)
-        factor = 2 if self.phase == "popularity" else 1
+    def doubled(self, phase):
+        event = stated(self, phase)
+        factor = 2 if phase == "popularity" else 1
         return dataclasses.replace(event, noise_multiplier=factor * event.noise_multiplier)
 
-    monkeypatch.setattr(DpFedAvg, "event", property(doubled))
+    monkeypatch.setattr(Plan, "event", doubled)
     assert failed(audit(GRAM, tmp_path)) == {"popularity": {"noise-std"}, "main": set()}
 
 
