@@ -214,7 +214,7 @@ def test_the_groups_on_the_page_are_those_of_the_registry():
 QUESTIONS = {
     "my table": "docs/tutorials/own-data.md",
     "a new strategy": "docs/plugins.md",
-    "two real nodes": "docs/deployment.md",
+    "two real nodes": "docs/guides/deployment.md",
     "what epsilon means": "docs/privacy.md",
     "why numbers differ from a paper's": "docs/papers/privrec.md",
 }
