@@ -17,10 +17,7 @@ import flwr.app  # noqa: F401  # its handler of logs keeps the stream of its fir
 import pytest
 
 import fedrec
-from fedrec import testing
 from fedrec.components.registry import KINDS, METRIC, available_names, resolve
-from fedrec.experiment.loading import load
-from fedrec.runs.folder import RunFolder
 from simulations import cli, runner
 from simulations.scaffold.package import TEMPLATES, component_text
 from tests.simulations.bundles import flwr_command
@@ -99,17 +96,15 @@ def test_a_licence_that_would_extend_to_fedrec_ends_the_release(tmp_path, licenc
     assert ("odd has" in errors) == refused and "fine" not in errors
 
 
-# docs/plugins.md: every example runs with its TOML, and those of kinds with a template equal what
-# `fedrec new` writes.
+# docs/plugins.md has the contract of every kind of component, and for kinds with a template the
+# example that `fedrec new` writes, which runs with its TOML; for the others a built-in one.
 
-PLUGINS_PAGE_PAGE = (Path(__file__).resolve().parents[2] / "docs" / "plugins.md").read_text(
-    encoding="utf-8"
-)
+PLUGINS = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+PLUGINS_GUIDE = (ROOT / "docs" / "guides" / "plugins.md").read_text(encoding="utf-8")
 BLOCKS = {
     (lang, kind): text
-    for lang, kind, text in re.findall(r"```(python|toml) (\w+)\n(.*?)```", PLUGINS_PAGE_PAGE, re.S)
+    for lang, kind, text in re.findall(r"```(python|toml) (\w+)\n(.*?)```", PLUGINS, re.S)
 }
-KIND_NAMES = [kind.name for kind in KINDS]
 
 
 def class_of(kind):
@@ -125,7 +120,7 @@ def my_idea(tmp_path, monkeypatch):
     package = tmp_path / "my_idea"
     package.mkdir()
     (package / "__init__.py").touch()
-    for kind in KIND_NAMES:
+    for kind in TEMPLATES:
         (package / f"{kind}.py").write_text(BLOCKS["python", kind])
     rows = [
         f"u{user},a{(user * artist) % 13},{user + artist}"
@@ -139,9 +134,17 @@ def my_idea(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_there_is_an_example_of_every_kind():
-    assert {kind for lang, kind in BLOCKS if lang == "python"} >= {*KIND_NAMES, "contract"}
-    assert {kind for lang, kind in BLOCKS if lang == "toml"} == {*KIND_NAMES} - {"attack"}
+def test_there_is_an_example_of_every_kind_with_a_template():
+    assert {kind for lang, kind in BLOCKS if lang == "python"} == {*TEMPLATES}
+    assert {kind for lang, kind in BLOCKS if lang == "toml"} == {*TEMPLATES} - {"attack"}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_page_has_the_base_class_of_every_kind_and_an_example(kind):
+    (section,) = re.findall(rf"^## (?:Client )?{kind.name}$(.*?)^## ", PLUGINS, re.S | re.M | re.I)
+    base = "strategies.base" if kind.name == "strategy" else kind.base.partition(":")[0]
+    assert base in section
+    assert kind.name in TEMPLATES or f"`{kind.home.replace('.', '/')}" in section
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -150,7 +153,7 @@ def test_the_example_is_what_fedrec_new_writes(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in KIND_NAMES if kind != "attack"])
+@pytest.mark.parametrize("kind", [kind for kind in TEMPLATES if kind != "attack"])
 def test_the_toml_runs(kind, my_idea, tiny_experiment, tmp_path):
     own = tomllib.loads(BLOCKS["toml", kind].replace('"plays.csv"', f'"{tmp_path / "plays.csv"}"'))
     table = {**tiny_experiment(), **own}
@@ -164,46 +167,10 @@ def test_the_toml_runs(kind, my_idea, tiny_experiment, tmp_path):
     assert kind != "baseline" or set(result.baselines) == {"popularity", "my_idea.baseline:ItemKnn"}
 
 
-def test_early_stopping_stops(my_idea, tiny_experiment, tmp_path):
-    """With a rate of zero nothing improves: one evaluation is the best, and two more are
-    allowed."""
-    own = tomllib.loads(BLOCKS["toml", "callback"])
-    table = {
-        **tiny_experiment(),
-        **own,
-        "rounds": 9,
-        "strategy": {"name": "reptile", "server-lr": 1e-30},
-    }
-    assert len(runner.run(table, output=tmp_path / "run").rounds) == 3
-
-
-@pytest.mark.parametrize(("metric", "rounds"), [("hits@5", 3), ("gini@5", 5), ("loss", 5)])
-def test_early_stopping_knows_what_is_better(my_idea, tiny_experiment, tmp_path, metric, rounds):
-    """Values that fall are worse hits, and better losses and concentrations."""
-    from my_idea.callback import EarlyStopping
-
-    callback = EarlyStopping(EarlyStopping.Config(metric=metric, patience=2))
-    run = RunFolder.create(load(tiny_experiment()), tmp_path / "run")
-    callback.on_start(run, 1, 5)
-    stops = (callback.after_round({"round": n, metric: 1 / n}, 0.1) for n in range(1, 6))
-    assert next((n for n, stop in enumerate(stops, 1) if stop), 5) == rounds
-
-
-def test_the_contract_block_names_a_contract(my_idea, monkeypatch):
-    source = BLOCKS["python", "contract"].replace("MyIdea", class_of("strategy"))
-    names: dict = {"__name__": "page"}
-    exec(compile(source, "page", "exec"), names)
-    (found,) = [v for n, v in names.items() if n.startswith("Test")]
-    assert issubclass(found, testing.StrategyContract)
-    made = found()
-    made.test_it_is_found_by_its_name()
-    assert made.config().server_lr == 0.5
-
-
 def test_the_groups_on_the_page_are_those_of_the_registry():
     named = re.findall(
         r"`(fedrec\.\w+)`",
-        PLUGINS_PAGE_PAGE.split("The groups are")[1].split("takes precedence")[0],
+        PLUGINS_GUIDE.split("The groups are")[1].split("A built-in component")[0],
     )
     assert {kind.group for kind in KINDS} <= set(named)
     assert resolve(KINDS[0], "synthetic")
@@ -213,8 +180,8 @@ def test_the_groups_on_the_page_are_those_of_the_registry():
 
 QUESTIONS = {
     "my table": "docs/tutorials/own-data.md",
-    "a new strategy": "docs/plugins.md",
-    "two real nodes": "docs/deployment.md",
+    "a new strategy": "docs/guides/plugins.md",
+    "two real nodes": "docs/guides/deployment.md",
     "what epsilon means": "docs/privacy.md",
     "why numbers differ from a paper's": "docs/papers/privrec.md",
 }
@@ -254,7 +221,6 @@ REFERENCE = "\n".join(
     page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "reference").glob("*.md"))
 )
 ENTRIES = re.findall(r"^::: ([\w.]+)$", REFERENCE, re.M)
-PLUGINS = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
 OURS = r"(?:fedrec|clients|server|strategies|simulations)"
 
 
@@ -287,7 +253,7 @@ def test_every_public_name_has_an_entry():
 
 def test_every_name_of_the_page_on_plug_ins_has_an_entry():
     names = {name for name in of_plugins() if not name.startswith("fedrec.errors.")}
-    assert len(names) > 40 and "strategies.base.CohortStrategy" in names
+    assert len(names) > 30 and "strategies.base.CohortStrategy" in names
     assert [name for name in sorted(names) if not has_entry(name)] == []
 
 

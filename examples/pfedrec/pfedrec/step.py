@@ -60,6 +60,7 @@ class DualPersonal(Step):
 
     Config = DualPersonalConfig
     paper = "PFedRec (Zhang et al. 2023), algorithm 1"
+    private = (WEIGHT, BIAS)
     config: DualPersonalConfig
 
     def __init__(self, config: DualPersonalConfig, model: Model, device: torch.device) -> None:
@@ -73,10 +74,6 @@ class DualPersonal(Step):
                 got=type(model).__name__,
                 fix="set model.name = 'linear-score'",
             )
-
-    def private_names(self, names: list[str]) -> list[str]:
-        """The score function."""
-        return [name for name in names if name in (WEIGHT, BIAS)]
 
     def train_block(
         self,

@@ -103,8 +103,7 @@ def test_the_score_function_never_leaves_the_device(tmp_path):
 class Telling(DualPersonal):
     """Keeps nothing to itself."""
 
-    def private_names(self, names):
-        return []
+    private = ()
 
 
 def test_a_client_that_sends_its_score_function_is_refused(tmp_path):

@@ -545,7 +545,8 @@ def test_the_next_commands_of_a_container_write_into_its_volume_only(table, monk
 
 def test_the_documented_commands_for_results_are_those_that_are_printed(monkeypatch):
     monkeypatch.setenv("FEDREC_CONTAINER", "1")
-    page = " ".join((ROOT / "docs" / "deployment.md").read_text().replace("\\\n", " ").split())
+    text = (ROOT / "docs" / "guides" / "deployment.md").read_text()
+    page = " ".join(text.replace("\\\n", " ").split())
     for line in _next(Path("/var/lib/fedrec/runs/NAME")).splitlines():
         assert line.strip() in page
 
