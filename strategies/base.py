@@ -418,7 +418,8 @@ def server_rate(config: Any, round_number: int) -> float:
     """Factor that multiplies the mean update in a round, from 1: the `rate` of a strategy's
     settings, else their constant `server_lr`, else 1. Accounting and audits use it."""
     rate: Any = getattr(config, "rate", None)
-    return float(rate(round_number) if callable(rate) else getattr(config, "server_lr", 1.0))
+    factor: Any = rate(round_number) if callable(rate) else getattr(config, "server_lr", 1.0)
+    return float(factor)
 
 
 def more_than_sums(strategy: type[Strategy]) -> str:

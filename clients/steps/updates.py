@@ -202,7 +202,8 @@ class Updates(Outcome):
         """The block without the named private parameters, and their new values, `[C, ...]` each, or
         for each client the rows that are not zero."""
         private: dict[str, Tensor | Sequence[SparseUpdate]] = {
-            name: self.client_params.get(name, self.start.get(name)) + self.dense(name)
+            name: (self.client_params[name] if name in self.client_params else self.start[name])
+            + self.dense(name)
             for name in names
             if name in self.changes
         }

@@ -163,7 +163,7 @@ class Privrec(Baseline):
     def _trained(self, theta: Mapping[str, Tensor], block: Block, sgd: SgdSettings) -> Trained:
         """A block of users after training, in native code if it supports the model."""
         kernel = self._model.kernel()
-        if kernel is not None and kernel_refusal(self._model, kernel, sgd, self.device) is None:
+        if kernel is not None and kernel_refusal(kernel, sgd, self.device) is None:
             return train_block(kernel, theta, block, sgd)
         return descend(self._model, theta, block, sgd)
 

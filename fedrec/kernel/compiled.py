@@ -34,13 +34,14 @@ INNER = {**FAST, "no_cpython_wrapper": True}
 def compiled(function: Callable[..., Any], flags: Mapping[str, Any] = FAST) -> Any:
     """A function as compiled code that releases Python's global lock, cached between processes;
     `flags` are those of `numba.njit`."""
-    import numba
+    from numba import njit
+    from numba.core import config
 
     folder = cache_folder()
     cached = usable(folder)
     if cached:
-        numba.config.CACHE_DIR = str(folder)  # pyright: ignore[reportAttributeAccessIssue]
-    return numba.njit(nogil=True, cache=cached, **flags)(function)
+        config.CACHE_DIR = str(folder)
+    return njit(nogil=True, cache=cached, **flags)(function)
 
 
 def is_compiled(function: str = "train_clients") -> bool:

@@ -153,17 +153,16 @@ def vector_dot(typing, first, second, count):
     above 0. The order of its additions is fixed, so that results do not depend on the compiler."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        *addresses, count = arguments
+        first, second, count = arguments
 
         def shuffled(values: Any, lanes: Sequence[int]) -> Any:
             mask = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes))
             return builder.shuffle_vector(values, ir.Constant(values.type, ir.Undefined), mask)
 
         def step(number: Any, sums: Sequence[Any]) -> list[Any]:
-            factors = (
-                load_vector(builder, pointer(builder, at, number), VECTOR) for at in addresses
-            )
-            return [multiply_add(builder, *factors, sums[0])]
+            left = load_vector(builder, pointer(builder, first, number), VECTOR)
+            right = load_vector(builder, pointer(builder, second, number), VECTOR)
+            return [multiply_add(builder, left, right, sums[0])]
 
         zeros = ir.Constant(ir.VectorType(FLOAT, VECTOR), [0.0] * VECTOR)
         (total,) = loop(builder, count, VECTOR, [zeros], step)

@@ -37,132 +37,6 @@ import torch
 from torch import Tensor
 
 from fedrec.errors import ExperimentError
-from fedrec.kernel.rows import add_levels, first_level
-
-# The best items of each user, and numbers of items above a value or level with it, among those that
-# a mask leaves.
-#
-# For long catalogues nothing is copied. A row is cut into chunks whose largest scores are found
-# once; no item is better than the largest of its chunk, so that as many chunks as items are wanted
-# suffice, and only chunks that reach a value are counted.
-
-_CHUNK = 512  # items
-
-
-class LongRows:
-    """Scores of some users.
-
-    Args:
-        scores: `float [users, items]`, contiguous, on the processor.
-    """
-
-    def __init__(self, scores: Tensor) -> None:
-        self.scores = scores
-        self._pairs: dict[int, tuple[Tensor, tuple[Tensor, Tensor]]] = {}  # by the mask's id
-        self._chunks = scores.shape[1] // _CHUNK
-        self._chunked_items = (
-            self._chunks * _CHUNK
-        )  # items in chunks; the rest are looked at each time
-
-    @cached_property
-    def _largest(self) -> Tensor:
-        """`float [users, chunks]`: the largest score of each whole chunk."""
-        return self._chunked(self.scores).amax(2)
-
-    def has_nan(self) -> bool:
-        """True if a score is NaN."""
-        return bool(
-            self._largest.isnan().any() or self.scores[:, self._chunked_items :].isnan().any()
-        )
-
-    def best(self, mask: Tensor | None, number: int) -> tuple[Tensor, Tensor]:
-        """The best scores of each row, best first, and their items, `[users, number]` each; of
-        equal scores any.
-
-        Args:
-            mask: `bool [users, items]`, the items that count as -infinity; None: none.
-            number: at most the number of items.
-        """
-        if self._chunks <= 2 * number:
-            return _without(self.scores, mask).topk(number, dim=1)
-        best = self._largest_without(mask).topk(number, dim=1)
-        inside = (best.indices[:, :, None] * _CHUNK + torch.arange(_CHUNK)).flatten(1)
-        rest = torch.arange(self._chunked_items, self.scores.shape[1]).expand(len(inside), -1)
-        items = torch.cat([inside, rest], 1)
-        top = self._gathered(mask, items).topk(number, dim=1)
-        return top.values, items.gather(1, top.indices)
-
-    def first(self, mask: Tensor | None, number: int) -> Tensor:
-        """The first places of each row, `int64 [users, number]`: items by falling score, equal ones
-        by rising index; in any order where -infinity. For the arguments see `best`."""
-        longest = min(number + 1, self.scores.shape[1])
-        best, best_of_row = self.best(mask, longest)
-        items = best_of_row[:, :number].sort(dim=1).values
-        # `best` keeps arbitrary ones of the items tied at the last place; if the next one is also
-        # tied, the lowest indices are taken instead.
-        floor = best[:, number - 1]
-        left_out = (best[:, number:] == floor[:, None]).any(1) & (floor > -torch.inf)
-        tied = left_out.nonzero()[:, 0].tolist()
-        for row in tied:
-            above = best_of_row[row][best[row] > floor[row]].numpy()
-            level = np.empty(number - len(above), dtype=np.int64)
-            hidden = np.zeros(0, dtype=bool) if mask is None else mask[row].numpy()
-            first_level(self.scores[row].numpy(), hidden, floor[row].item(), level)
-            items[row] = torch.from_numpy(np.sort(np.concatenate([above, level])))
-        order = self._gathered(mask, items).sort(dim=1, descending=True, stable=True).indices
-        return items.gather(1, order)
-
-    def levels(self, mask: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers of items above each user's value and level with it, `int64 [users]` each.
-
-        Args:
-            mask: `bool [users, items]`, the items that count as -infinity.
-            values: `float [users]`.
-        """
-        above = np.zeros(len(values), dtype=np.int64)
-        level = np.zeros(len(values), dtype=np.int64)
-        largest = self._largest.numpy()
-        add_levels(self.scores.numpy(), largest, _CHUNK, values.numpy(), above, level)
-        users, items = self._masked(mask)
-        scores = self.scores[users, items]
-        hidden = users.bincount(minlength=len(values))
-        hidden_above = users[scores > values[users]].bincount(minlength=len(values))
-        hidden_level = users[scores == values[users]].bincount(minlength=len(values))
-        return (
-            torch.from_numpy(above) - hidden_above,
-            torch.from_numpy(level) - hidden_level + hidden * (values == -torch.inf),
-        )
-
-    def _gathered(self, mask: Tensor | None, items: Tensor) -> Tensor:
-        """Scores of items `int64 [users, n]`, -infinity where masked."""
-        values = self.scores.gather(1, items)
-        return values if mask is None else values.masked_fill_(mask.gather(1, items), -torch.inf)
-
-    def _largest_without(self, mask: Tensor | None) -> Tensor:
-        """`float [users, chunks]`: the largest scores of chunks, of the items that a mask
-        leaves."""
-        if mask is None:
-            return self._largest
-        users, items = self._masked(mask)
-        inside = items < self._chunked_items
-        cells = (users * self._chunks + items // _CHUNK)[inside].unique()
-        users = cells // self._chunks
-        chunks = cells % self._chunks
-        scores = self._chunked(self.scores)[users, chunks]
-        scores.masked_fill_(self._chunked(mask)[users, chunks], -torch.inf)
-        largest = self._largest.clone()
-        largest[users, chunks] = scores.amax(1)
-        return largest
-
-    def _masked(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """`pairs` of a mask, found once."""
-        if id(mask) not in self._pairs:
-            self._pairs[id(mask)] = mask, pairs(mask)  # with the mask, so that its id stays its own
-        return self._pairs[id(mask)][1]
-
-    def _chunked(self, values: Tensor) -> Tensor:
-        """`[users, chunks, _CHUNK]`, without the rest."""
-        return values[:, : self._chunked_items].view(len(values), self._chunks, _CHUNK)
 
 
 def pairs(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,14 +47,34 @@ def pairs(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def best_items(values: Tensor, longest: int) -> Tensor:
-    """The first places of each row of values `float [users, items]`, see `LongRows.first`."""
-    return LongRows(values.contiguous()).first(None, longest)
+    """The first places of each row of values `float [users, items]`, `int64 [users, longest]`:
+    items by falling value, equal ones by rising index; in any order where -infinity."""
+    best, columns = values.topk(min(longest + 1, values.shape[1]), dim=1)
+    items = columns[:, :longest].sort(dim=1).values
+    # `topk` takes arbitrary ones of the items tied at the last place; if the next one is also tied,
+    # the lowest indices are taken instead.
+    floor = best[:, longest - 1]
+    left_out = (best[:, longest:] == floor[:, None]).any(1) & (floor > -torch.inf)
+    for row in left_out.nonzero()[:, 0].tolist():
+        above = columns[row][best[row] > floor[row]]
+        level = pairs(values[[row]] == floor[row])[1][: longest - len(above)]
+        items[row] = torch.cat([above, level]).sort().values
+    order = values.gather(1, items).sort(dim=1, descending=True, stable=True).indices
+    return items.gather(1, order)
 
 
-def _without(values: Tensor, mask: Tensor | None) -> Tensor:
+def _levels(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers of scores `[users, items]` above each user's value `[users]` and level with it,
+    `int64 [users]` each."""
+    rows = scores.numpy()
+    column = values.numpy()[:, None]
+    counts = (np.count_nonzero(cells, axis=1) for cells in (rows > column, rows == column))
+    above, level = map(torch.from_numpy, counts)
+    return above, level
+
+
+def _without(values: Tensor, mask: Tensor) -> Tensor:
     """Values `float [users, items]`, -infinity where masked."""
-    if mask is None:
-        return values
     array = values.numpy()
     return torch.from_numpy(np.where(mask.numpy(), array.dtype.type(-np.inf), array))
 
@@ -225,8 +119,7 @@ class RankedBlock:
     ) -> None:
         _check_shapes(scores, seen, known, relevant, ks)
         self._relevant = _seen_pairs(relevant, seen)
-        self._rows = _rows_of(scores)
-        self.scores = self._rows.scores
+        self.scores = _finite(scores)
         self.seen = seen
         self.known = known
         self.relevant = relevant
@@ -293,12 +186,23 @@ class RankedBlock:
         return self.sum_by_user(weight, users)
 
     @cached_property
+    def _never_seen_scores(self) -> Tensor:
+        """`float [users, items]`: scores, -infinity for seen items."""
+        return _without(self.scores, self.seen)
+
+    @cached_property
+    def _list_scores(self) -> Tensor:
+        """`float [users, items]`: scores, -infinity for items that are in no whole list."""
+        return _without(self.scores, self.masked)
+
+    @cached_property
     def _never_seen(self) -> tuple[Tensor, Tensor]:
         """The best scores of never-seen items, best first, `[users, places]`, and the number of
         never-seen items with the last of these scores, `int64 [users]`."""
-        best = self._rows.best(self.seen, min(self.longest, self.scores.shape[1]))[0]
+        longest = min(self.longest, self.scores.shape[1])
+        best = self._never_seen_scores.topk(longest, dim=1).values
         # more items may be tied with the last place than are among the best
-        return best, self._rows.levels(self.seen, best[:, -1].contiguous())[1]
+        return best, self.never_seen_levels(best[:, -1])[1]
 
     @cached_property
     def _competitors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -338,23 +242,23 @@ class RankedBlock:
     def candidates(self, users: Tensor, items: Tensor) -> Tensor:
         """`float [n]`: scores of items `int64 [n]` in the whole lists of users `int64 [n]`,
         -infinity where they are not in them."""
-        return self.scores[users, items].masked_fill(self.masked[users, items], -torch.inf)
+        return self._list_scores[users, items]
 
     def levels(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers of items of whole lists above each user's value `[users]` and level with it,
         `int64 [users]` each; level with -infinity are the items that are in no list."""
-        return self._rows.levels(self.masked, values)
+        return _levels(self._list_scores, values)
 
     def never_seen_levels(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers of never-seen items above each user's value `[users]` and level with it, `int64
         [users]` each."""
-        return self._rows.levels(self.seen, values)
+        return _levels(self._never_seen_scores, values)
 
     @cached_property
     def lists(self) -> Tensor:
         """`int64 [users, places]`: the whole lists, best item first, of the largest k or of the
         catalogue's length; of equal scores the lower index first."""
-        return self._rows.first(self.masked, min(self.longest, self.scores.shape[1]))
+        return best_items(self._list_scores, min(self.longest, self.scores.shape[1]))
 
     @cached_property
     def listed(self) -> Tensor:
@@ -392,7 +296,7 @@ class RankedBlock:
         seen, known, masked = (
             mask.gather(1, self.lists) for mask in (self.relevant, self.known, self.masked)
         )
-        scores = self.scores.gather(1, self.lists).masked_fill_(masked, -torch.inf)
+        scores = self._list_scores.gather(1, self.lists)
         relevant = seen & ~known & ~masked
         group = torch.zeros_like(self.lists)
         group[:, 1:] = (scores[:, 1:] != scores[:, :-1]).cumsum(1)
@@ -401,7 +305,7 @@ class RankedBlock:
         number = none.scatter_add(1, group, ones)
         hits = none.scatter_add(1, group, relevant.double())
         earlier = ones.cumsum(1) - 1 - (number.cumsum(1) - number).gather(1, group)
-        last = self.levels(scores[:, -1].contiguous())[1]
+        last = self.levels(scores[:, -1])[1]
         for counts, totals in ((number, last), (hits, self.count_wanted(scores[:, -1]))):
             counts.scatter_(1, group[:, -1:], totals[:, None].double())
         return number.gather(1, group), hits.gather(1, group), earlier
@@ -431,24 +335,21 @@ def _check_shapes(
         raise ValueError(f"Expected list lengths >= 1, got ks={tuple(ks)!r}.")
 
 
-def _rows_of(scores: Tensor) -> LongRows:
-    """The scores, finite enough: masked items count as -infinity, so real scores must stay above
-    it."""
-    if not scores.numel():
-        return LongRows(scores)
-    rows = LongRows(scores.contiguous())
-    if rows.has_nan():
-        nans = np.count_nonzero(np.isnan(scores.numpy()))
+def _finite(scores: Tensor) -> Tensor:
+    """The scores, above -infinity, which masked items count as.
+
+    Raises:
+        ExperimentError: a score is NaN.
+    """
+    nans = int(np.count_nonzero(np.isnan(scores.numpy())))
+    if nans:
         raise ExperimentError(
             "the scores of a model cannot be ranked",
             expected="finite scores",
             got=f"{nans} NaN among {scores.numel()} scores",
             fix="training has probably diverged: lower the learning rate or the noise",
         )
-
-    if scores.min() == -torch.inf:
-        return LongRows(rows.scores.clamp(min=torch.finfo(scores.dtype).min))
-    return rows
+    return scores.clamp(min=torch.finfo(scores.dtype).min)
 
 
 def _seen_pairs(relevant: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:

@@ -377,20 +377,20 @@ class SasRec(SequenceModel):
         self, parameters: Parameters, inputs: Tensor, counts: Tensor, masks: Tensor | None
     ) -> Tensor:
         """Hidden states, `[C, B, W, d]`, see `SequenceModel.encode`."""
-        masks = [None] * self.dropped if masks is None else list(masks)
-        values = _dropped(inputs + self._places(parameters["place"], counts, inputs), masks[0])
+        factors = [None] * self.dropped if masks is None else list(masks)
+        values = _dropped(inputs + self._places(parameters["place"], counts, inputs), factors[0])
         for block in range(self.config.blocks):
             name = f"block{block}"
             joined = affine(
                 parameters, f"{name}.attention", normalised(parameters, f"{name}.norm1", values)
             )
             outputs = affine(parameters, f"{name}.output", attended(joined, self.config.heads))
-            values = values + _dropped(outputs, masks[1 + 2 * block])
+            values = values + _dropped(outputs, factors[1 + 2 * block])
             inner = affine(
                 parameters, f"{name}.inner", normalised(parameters, f"{name}.norm2", values)
             )
             outputs = affine(parameters, f"{name}.outer", torch.relu(inner))
-            values = values + _dropped(outputs, masks[2 + 2 * block])
+            values = values + _dropped(outputs, factors[2 + 2 * block])
         return normalised(parameters, "norm", values)
 
     def _places(self, table: Tensor, counts: Tensor, inputs: Tensor) -> Tensor:

@@ -167,7 +167,10 @@ def _dot(row, vector):
     total = _ZERO
     for o in range(first, vector.size):
         total += row[o] * vector[o]
-    return total + vector_dot(row.ctypes.data, vector.ctypes.data, first) if first else total
+    if first:
+        addresses = row.ctypes.data, vector.ctypes.data
+        total += vector_dot(*addresses, first)  # pyright: ignore[reportCallIssue]
+    return total
 
 
 @njit(**INNER)

@@ -98,8 +98,9 @@ class TensorBoard(Tracker):
 
     def log(self, prefix: str, values: Mapping[str, float], step: int) -> None:
         """Write scalars."""
-        for name, value in values.items() if self._writer is not None else ():
-            self._writer.add_scalar(f"{prefix or 'round/'}{name}", value, step)
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(f"{prefix or 'round/'}{name}", value, step)
 
     def on_end(self, result: Result) -> None:
         """The run is finished."""

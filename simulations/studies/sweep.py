@@ -551,7 +551,7 @@ def values_of(run: RunFolder) -> dict[str, float]:
         RunError: its result cannot be read.
     """
     try:
-        result = read_json(run.path / "result.json", run.present)
+        result = read_json(run.path / "result.json")
         if run.experiment.federated:
             epsilon = float(result.get("privacy", {}).get("epsilon", math.inf))
             return {**_numbers(result["metrics"]), "epsilon": epsilon}
