@@ -45,7 +45,7 @@ _CONTRACTS = {
     "CohortStrategy": ("CohortStrategy",),
     "Model": ("Model", "HistoryModel", "SequenceModel"),
     "Baseline": ("Baseline",),
-    "Mechanism": ("Mechanism", "NoisePair"),
+    "Mechanism": ("Mechanism",),
     "Callback": ("Callback",),
 }
 _SHORT = 40

@@ -49,8 +49,8 @@ def check_block(step: Step, trained: object, parameters: Mapping[str, Tensor], d
     if not isinstance(trained, Trained | Updates) or step.generated:
         return
     values = trained.values if isinstance(trained, Trained) else trained.changes
-    if not all(isinstance(value, Tensor) for value in values.values()):
-        return
+    if not values or not all(isinstance(value, Tensor) for value in values.values()):
+        return  # nothing is trained, or changes are in another form
     cohort = len(trained.block)
     rows = trained.block.touched.shape[1]
     expected = {

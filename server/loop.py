@@ -15,7 +15,7 @@ import math
 import random
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -24,7 +24,7 @@ import pandas as pd
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
-from fedrec.components.registry import STEP, STRATEGY, resolve
+from fedrec.components.registry import MODEL, STEP, STRATEGY, resolve
 from fedrec.data.malicious_users import adversary_words
 from fedrec.data.perturbation import perturbation_of
 from fedrec.data.population import POPULATIONS
@@ -32,6 +32,7 @@ from fedrec.data.time_order import tied_share
 from fedrec.errors import RunError
 from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.schema import Experiment, leak_words
+from fedrec.kernel.compiled import is_compiled
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.rng import seed_sequence
 from fedrec.runs.folder import TIED_SHARE, RunFolder
@@ -49,13 +50,12 @@ from server.checkpoint import (
     restore_strategy,
     strategy_state,
 )
-from server.cohort import SampledCohorts
+from server.cohort import Roster, SampledCohorts
 from server.deployed.federation import federation_of
 from server.early_stopping import NAME, early_stopping_of, ending
 from server.evaluation import Evaluator, has_fine_tuning
 from server.privacy.guard import guard_of
 from server.privacy.personal_budgets import accounts_of
-from server.training_paths import announce_paths, warn_without_user_features
 from strategies.base import (
     CohortStrategy,
     GeneratingStrategy,
@@ -432,3 +432,63 @@ class Loop:
         self.run.write_rounds(state.rounds, state.timings)
         self.run.set_status("running", state.round)
         self._written = time.monotonic()
+
+
+# Reports the nodes' training paths, and compiles what is not in the cache.
+
+
+_COMPILED = {
+    "train_clients": "the kernel, once on this machine (half a minute to a minute)",
+    "train_additive": "the kernel of FedRAP, once on this machine (about 4 s)",
+}
+"""Texts for the user, by the name of a compiled function."""
+
+
+def announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], None]) -> None:
+    """Report the path of each step; nothing if nodes do not report it.
+
+    Args:
+        roster: the nodes, with the reply of each.
+        steps: names of the experiment's steps; what nodes report of others compiles nothing.
+        tell: prints a line for the user.
+    """
+    reported = dict.fromkeys(
+        pair for presence in roster.presences for pair in presence.paths.items()
+    )
+    if not reported:
+        return
+    tell("training paths: " + ", ".join(f"step {step}: {path}" for step, path in reported))
+    # in this process, before several nodes of this machine do it at once; other paths need not
+    # wait for the import of Numba
+    in_kernel = [step for step in steps if (step, "kernel") in reported]
+    needed = {name for step in in_kernel for name in resolve(STEP, step).kernels}
+    for name, text in _COMPILED.items():
+        if name in needed and not is_compiled(name):
+            from fedrec.training.kernel import compile_ahead
+
+            tell(f"compiling {text}")
+            compile_ahead(name)
+
+
+# Warns before training if a model represents users by features that the data do not have.
+
+
+
+def warn_without_user_features(experiment: Experiment, parameters: Iterable[str]) -> None:
+    """Log a warning where the shared model would rank alike for all users.
+
+    Args:
+        experiment: the experiment; `model.features = false` is a choice, and no warning is due.
+        parameters: names of the model's parameters.
+    """
+    model = resolve(MODEL, experiment.model.name)
+    chosen = not getattr(experiment.settings(MODEL), "features", True)
+    if not model.by_features or chosen:
+        return
+    if not any(name.startswith("user.") for name in parameters):
+        log.warning(
+            "model %r represents users by features, and these data have none: the shared model"
+            " ranks alike for all users. Add dataset.user-features, or take a model without"
+            " features, such as item-weights (fedrec try TABLE.csv) or mf",
+            experiment.model.name,
+        )

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedrec.kernel.compiled import cache_folder
+from fedrec.kernel.compiled import cache_folder, usable
 from fedrec.nn.layers import ItemFeature, KernelModel, Layer
 from fedrec.protocol.updates import SparseAccumulator
 from fedrec.training.arrays import ParameterLayout, check_block, dense_vectors, table_rows
@@ -144,6 +148,26 @@ def kernel_refusal(
 _SGD = SgdSettings(0.1)
 
 
+def compile_ahead(name: str) -> None:
+    """Compile the kernel of this name for this process and others.
+
+    Another process does it where the code is cached: a process that has compiled functions may
+    inline them otherwise than one that reads them from the cache, which changes the last digits of
+    sums, and resumed runs and other nodes read them.
+    """
+    if usable(cache_folder()):
+        search = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *sys.path])
+        command = [sys.executable, "-m", "fedrec.training.kernel", name]
+        subprocess.run(
+            command,
+            env={**os.environ, "PYTHONPATH": search},
+            check=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    compile_kernel(name)
+
+
 def compile_kernel(name: str = "train_clients") -> None:
     """Train two clients of a tiny model by the kernel of this name, and sum their updates."""
     feature = ItemFeature("feature", np.zeros((3, 1), dtype=np.int64))
@@ -199,5 +223,5 @@ _KERNELS: Mapping[str, Callable[[KernelModel, Mapping[str, Tensor], Block], Trai
 
 
 if __name__ == "__main__":
-    compile_kernel()
+    compile_kernel(*sys.argv[1:])
     print(f"compiled into {cache_folder()}")

@@ -129,7 +129,7 @@ class CompressionContract(OtherContract):
         sent: dict[str, np.ndarray] = {}
         with unchanged({"values": table, "rows": rows}):
             for name, change in (("all", table), ("rows", change_of_rows)):
-                payload = codec.encode(change, stream(seed, "client"), stream(seed, "common"))
+                payload = codec.encode(change, stream(seed, "client"))
                 sent |= {f"{name}/{key}": value for key, value in payload.items()}
         return sent
 

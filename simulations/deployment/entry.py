@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 
 from fedrec import __version__
 from fedrec.errors import ClientError, EngineError, FedrecError
-from fedrec.training.kernel import compile_kernel
+from fedrec.training.kernel import compile_ahead
 from simulations import flower_commands
 from simulations.deployment import flower
 from simulations.deployment.health import WORK_SIGNAL, WorkSignal
@@ -82,7 +82,7 @@ def import_everything(*, trains: bool = True) -> None:
         flower_commands.load(name)
     flower.load()
     if trains:
-        compile_kernel()
+        compile_ahead("train_clients")
     gc.collect()
     gc.freeze()  # a garbage collection would write to all pages that the forks share
 

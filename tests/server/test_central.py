@@ -212,7 +212,7 @@ def test_the_file_in_the_run_folder_has_nothing_federated_and_is_read_again(cent
     [
         ({"model": {"name": "privrec"}}, "[model] needs rounds >= 1"),
         ({"privacy": {"clip-norm": 1.0, "epsilon": 1.0}}, "[privacy] needs rounds >= 1"),
-        ({"evaluation": {"baselines": []}}, "or centralised systems in evaluation.baselines"),
+        ({"evaluation": {"baselines": []}}, "or name centralised systems in evaluation.baselines"),
     ],
 )
 def test_half_an_experiment_is_refused(central, more, expected):

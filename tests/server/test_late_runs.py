@@ -26,7 +26,7 @@ from fedrec.rng import stream
 from server.asynchronous import AsynchronousFederation, BufferedTimeline
 from server.cohort import Roster
 from server.devices import closed
-from server.training_paths import announce_paths
+from server.loop import announce_paths
 from simulations import runner
 from strategies.optimisers import Reptile, ReptileConfig
 from tests.runs import assert_close, assert_same_run, parameters_in, resumed
@@ -429,8 +429,8 @@ def test_one_cohort_of_those_asked_is_enough(more):
 def test_what_nodes_need_is_compiled_once(monkeypatch, paths, wanted, cached):
     """Of the experiment's own steps: what nodes report names nothing that is imported."""
     called = []
-    monkeypatch.setattr("server.training_paths.is_compiled", lambda *_, **__: cached)
-    monkeypatch.setattr("fedrec.training.kernel.compile_kernel", called.append)
+    monkeypatch.setattr("server.loop.is_compiled", lambda *_, **__: cached)
+    monkeypatch.setattr("fedrec.training.kernel.compile_ahead", called.append)
     lines = []
     roster = SimpleNamespace(presences=[SimpleNamespace(paths=paths)] * 2)
     own = [name for name in paths if ":" not in name]

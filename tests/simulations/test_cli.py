@@ -490,7 +490,7 @@ def test_epsilon_is_one_json_object(fedrec, options, expected):
 
 def test_epsilon_as_a_table_with_a_plain_line(fedrec):
     code, out, _ = fedrec(*EPSILON)
-    assert code == 0 and "1.31828" in out and "right in at most 78.9% of cases" in out
+    assert code == 0 and "1.31828" in out and "right at most 78.9% of the time" in out
 
 
 @pytest.mark.parametrize(

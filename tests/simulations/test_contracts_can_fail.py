@@ -232,8 +232,8 @@ class Marking(Callback):
 
 
 class Counted(Rounding):
-    def encode(self, change, random, common):
-        sent = super().encode(change, random, common)
+    def encode(self, change, random):
+        sent = super().encode(change, random)
         return {**sent, "scales": sent["scales"] * counted()}
 
 

@@ -117,7 +117,7 @@ def test_nodes_have_no_library_of_the_server(grid, theta):
         orders.append(Message(pack_evaluate(sent, order), node, "evaluate"))
     assert len(orders) == 4
     assert not any(reply.has_error() for reply in grid.send_and_receive(orders, timeout=60))
-    libraries = {"pandas", "scipy.special"}
+    libraries = {"scipy.special"}
     for actor in grid.actors().values():
         assert ray.get(actor.__ray_call__.remote(lambda _: libraries & set(sys.modules))) == set()
 

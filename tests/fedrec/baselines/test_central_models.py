@@ -508,7 +508,7 @@ def test_users_without_items_get_the_mean_row(taste):
 @pytest.mark.parametrize(
     ("baseline", "settings", "word"),
     [
-        (CentralNeumf, {"factors": 0, "tower": []}, "factors or a tower"),
+        (CentralNeumf, {"factors": 0, "tower": []}, "set factors or tower"),
         (CentralNeumf, {"tower": [5, 3]}, "even width"),
         (CentralNeumf, {"tower": [8]}, "at least one layer"),
         (Mlp, {"factors": 4}, "factors"),

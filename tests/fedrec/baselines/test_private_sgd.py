@@ -177,7 +177,7 @@ def prepared(**options) -> DpAe:
 
 def drawn(model: DpAe, users: int) -> torch.Tensor:
     """The items that dropout keeps."""
-    return model._model.draw((1, users), torch.Generator().manual_seed(0)).kept[0]
+    return model._model.draw((1, users), torch.Generator().manual_seed(0)).mask[0]
 
 
 def summed(model: DpAe, rows: torch.Tensor) -> dict[str, torch.Tensor]:
