@@ -40,29 +40,29 @@ class Arrow(NamedTuple):
 
 BOXES = (
     Box(30, 20, 900, 78, FILLS["simulations"], "simulations", (
-        "command line, engines (serial, ray, flower), shipped experiments, deployment, attacks",
+        "command line, engines (serial, ray, flower), experiments, studies, deployment, attacks",
         "start the server and reach the nodes through a Flower Grid",
     )),
     Box(30, 140, 410, 176, FILLS["server"], "server", (
         "loop: one round after the other",
-        "cohorts: who takes part, on which node",
-        "extensions: privacy guard, users' own budgets",
+        "cohort: the clients of a round and their nodes",
+        "extensions: privacy guard, budgets by user",
         "federation: simulated or real nodes, secure sums",
         "evaluation, checkpoints, callbacks",
     )),
     Box(520, 140, 410, 176, FILLS["clients"], "clients", (
         "app: Flower ClientApp of a node",
-        "hosting: the clients of the node, their model and state",
-        "training: blocks of clients, clip, sum of updates",
-        "steps: one local procedure per file",
+        "node: its clients, their model and private state",
+        "round: blocks of clients, clip, sum of updates",
+        "steps: local procedures, such as SGD",
         "device: a real node's data and its owner's policy",
     )),
     Box(30, 350, 410, 62, FILLS["server"], "strategies", (
-        "one aggregation rule per file; dp adds the noise of any",
+        "aggregation rules; dp adds the noise around any of them",
     )),
     Box(30, 446, 900, 96, FILLS["fedrec"], "fedrec", (
-        "experiment, components, protocol, runs, runtime   |   data, perturb, models, nn, cohort",
-        "privacy, secure, attacks   |   baselines, neighbourhood, factors   |   metrics, report",
+        "experiment, components, protocol, runs | data, perturb | models, nn, training, kernel",
+        "privacy, secure, attacks | baselines, neighbourhood, sums | metrics, evaluation, report",
         "imports none of the packages above, and never Ray",
     )),
 )  # fmt: skip

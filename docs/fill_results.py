@@ -19,22 +19,28 @@ and `column` for texts `ROW; METRIC`. A single number:
     <!-- r privrec/table2; PrivRec; Hits@10 -->.205<!-- /r -->
 
 With ` ±` before the end it has its interval. In place of the table of a study that is not recorded
-stands its command.
+stands its command. A number of tests of one kind, counted in their source (`counts`):
+
+    <!-- count faults -->42<!-- /count -->
 """
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the results beside these pages, whichever checkout is installed
 
+from fedrec.components.registry import KINDS  # noqa: E402
+from fedrec.experiment.loading import shipped_experiments  # noqa: E402
 from fedrec.report.inputs import budgets_line, inputs_line  # noqa: E402
 from simulations.reproduce.recorded import (  # noqa: E402
     Number,
@@ -44,11 +50,19 @@ from simulations.reproduce.recorded import (  # noqa: E402
     printed,
     record,
     recorded,
+    studies,
     study_of,
 )
 
 _TABLE = re.compile(r"(<!-- results (\S+)(.*?) -->\n).*?(<!-- end -->)", re.S)
 _NUMBER = re.compile(r"(<!-- r ([^;]+); (.+?); (.+?)( ±)? -->).*?(<!-- /r -->)")
+_COUNT = re.compile(r"(<!-- count ([\w-]+) -->).*?(<!-- /count -->)")
+_ORACLES = re.compile(
+    r"^ *(?:from|import|\w+ = pytest\.importorskip\(\"|pytest\.importorskip\(\")\W*"
+    r"(byzfl|cornac|dp_accounting|implicit|ir_measures|lightfm|opacus|sklearn|surprise"
+    r"|torch_geometric)\b",
+    re.M,
+)
 Cell = tuple[float, str]  # number and text
 Table = dict[str, dict[str, Cell]]
 
@@ -74,7 +88,52 @@ def filled(text: str, results: Mapping[str, Recorded]) -> str:
         found = _number(results, name, row, metric)
         return match[1] + found.text(interval=bool(interval)) + match[6]
 
-    return _NUMBER.sub(number, _TABLE.sub(table, text))
+    text = _NUMBER.sub(number, _TABLE.sub(table, text))
+    return _COUNT.sub(lambda match: f"{match[1]}{counts()[match[2]]}{match[3]}", text)
+
+
+@cache
+def counts() -> dict[str, int]:
+    """How much verifies fedrec, by kind of test: counted in the source of the tests."""
+    tests = {
+        str(file.relative_to(ROOT / "tests")): file.read_text(encoding="utf-8")
+        for file in sorted((ROOT / "tests").rglob("*.py"))
+    }
+    contracts = [file.read_text() for file in (ROOT / "simulations" / "contracts").glob("*.py")]
+    oracles = {name: set(_ORACLES.findall(text)) for name, text in tests.items()}
+    deployed = [text for text in tests.values() if "pytestmark = [pytest.mark.deployment" in text]
+    audited = tests["fedrec/attacks/test_audit_bounds.py"]
+    broken = re.findall(
+        r'variant == "([a-z][^"]+)"|"([a-z][^"]+)": (?:NOISE / |\d(?:,|}\.))', audited
+    )
+    fuzzing = {name: text.count("\n@given(") for name, text in tests.items()}
+    fuzz = sum(number for name, number in fuzzing.items() if "test_fuzz" in name)
+    return {
+        "libraries": len(set().union(*oracles.values())),
+        "oracle-files": sum(map(bool, oracles.values())),
+        "kinds": len(KINDS),
+        "contract-tests": sum(text.count("\n    def test_") for text in contracts),
+        "faults": _entries(tests["simulations/test_contracts_can_fail.py"], "FAULTS"),
+        "mutants": _entries(tests["strategies/test_cohort_strategies.py"], "MUTANTS"),
+        "broken-servers": len(set(broken)),
+        "fuzz-tests": fuzz,
+        "property-tests": sum(fuzzing.values()) - fuzz,
+        "deployment-tests": sum(text.count("\ndef test_") for text in deployed)
+        + sum(text.count("\n@pytest.mark.deployment") for text in tests.values()),
+        "experiments": len(shipped_experiments()),
+        "studies": len(studies()),
+        "recorded": len(recorded()),
+        "published": len((ROOT / "simulations/reproduce/published.csv").read_text().splitlines())
+        - 1,
+    }
+
+
+def _entries(source: str, name: str) -> int:
+    """Number of entries of a list or dictionary that a file assigns to a name."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return len(node.value.keys if isinstance(node.value, ast.Dict) else node.value.elts)  # pyright: ignore[reportAttributeAccessIssue]
+    raise LookupError(f"no {name}")
 
 
 def _number(results: Mapping[str, Recorded], name: str, row: str, metric: str) -> Number:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every back-quoted Python name and path of ours in the documentation exists in the source."""
 
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,3 +76,29 @@ def test_a_name_that_is_nowhere_is_found(known):
         "clients/nowhere.py",
         "no_such_name()",
     ]
+
+
+UPGRADES = re.findall(
+    r"^((?:fedrec|clients|server|strategies|simulations)\.[\w.:]+) +-> ([\w.:]+)$",
+    (ROOT / "docs" / "upgrading.md").read_text(encoding="utf-8"),
+    re.M,
+)
+
+
+@pytest.mark.parametrize(("before", "now"), UPGRADES)
+def test_a_moved_module_is_where_the_upgrade_notes_say(before, now):
+    assert _is_importable(now) and not _is_importable(before)
+
+
+def _is_importable(name: str) -> bool:
+    """Whether there is a module, or a name in a module (`package.module:Name`)."""
+    module, _, member = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError:
+        return False
+    return not member or hasattr(found, member)
+
+
+def test_the_upgrade_notes_list_modules():
+    assert len(UPGRADES) > 20

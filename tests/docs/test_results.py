@@ -51,7 +51,7 @@ def test_a_page_has_the_numbers_that_are_recorded(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_line_begins_with_the_marker_of_a_number(page):
     """The site would begin a new paragraph there."""
-    assert not re.findall(r"^\s*<!-- r .*", page.read_text(encoding="utf-8"), re.M)
+    assert not re.findall(r"^\s*<!-- (?:r|count) .*", page.read_text(encoding="utf-8"), re.M)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
