@@ -93,7 +93,7 @@ clean:  ## Remove the virtual environment
 	rm -rf $(VENV)
 
 $(VENV)/bin/pip:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedrec needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15) and f"fedrec needs Python 3.11 to 3.14, this is {sys.version.split()[0]}: give another one, as in make demo PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
 # torch first and by its exact version: a looser request, made by another package, may take a build
