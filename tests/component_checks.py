@@ -328,7 +328,7 @@ class CompressionChecks(CompressionContract):
         return self._made().encode(change, stream(0, "own"))
 
     def _decoded(self, payload: Payload, shape: tuple[int, ...]) -> Change:
-        return self._made().decode(payload, shape, stream(0, "common"))
+        return self._made().decode(payload, shape)
 
 
 def _changes() -> dict[str, Any]:
