@@ -63,7 +63,7 @@ SET_BY_NOBODY = {
     "BandwagonConfig": "popular_share",
     "BiasedMfConfig": "factors sweeps",
     "BoundedConfig": "dimension inner omega",
-    "CentralIalsConfig": "frequency_exponent seed",
+    "CentralIalsConfig": "frequency_exponent",
     "ChoiceConfig": "malicious",
     "ChosenItemsConfig": "exponent",
     "ClosingConfig": "enough",

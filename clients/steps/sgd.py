@@ -129,7 +129,7 @@ class Sgd(DescentStep):
 # from `sgd`. It is taken anew in each round, so a device needs no memory of it.
 #
 # The term of the profile is not in the local loss. With it there the network learns what the term
-# leaves, which ranks worse, in fine-tuning and more so in training (`docs/papers/privrec.md`).
+# leaves, which ranks worse, in fine-tuning and more so in training.
 
 
 class SgdProfileConfig(SgdConfig):

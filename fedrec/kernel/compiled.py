@@ -40,7 +40,7 @@ def compiled(function: Callable[..., Any], flags: Mapping[str, Any] = FAST) -> A
     folder = cache_folder()
     cached = usable(folder)
     if cached:
-        config.CACHE_DIR = str(folder)
+        config.CACHE_DIR = str(folder)  # pyright: ignore[reportAttributeAccessIssue]
     return njit(nogil=True, cache=cached, **flags)(function)
 
 
