@@ -394,6 +394,7 @@ def test_a_run_continues_without_the_nodes_of_a_killed_raylet(cluster, table, tm
 @pytest.mark.cluster
 def test_a_run_that_broke_off_with_a_raylet_is_resumed_on_the_others(cluster, table, tmp_path):
     on(cluster, table)
+    table["step"] = SLOW  # processes of a killed raylet may live for the length of a short round
     killer = Killer(cluster, wait=0.0)
     with pytest.raises(FedrecError, match="nodes failed"):
         runner.run(table, output=tmp_path / "run", callbacks=[killer])
