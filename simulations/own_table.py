@@ -383,7 +383,7 @@ def _signal(declared: Mapping[str, Any], facts: TableFacts) -> Signal:
             "there are too few users for a private system",
             expected=f"at least {_FEWEST_USERS} users; hundreds to learn",
             got=f"{facts.users:,}",
-            fix="take data of more users, or leave out epsilon",
+            fix="use a table with more users, or leave out epsilon",
         )
     held_out = declared["split"].get("validation-users", 0.0) + _TEST_USERS
     users = max(int(facts.users * (1 - held_out)), 1)

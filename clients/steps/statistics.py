@@ -207,8 +207,8 @@ class GramStep(SufficientStatistics):
 #
 # Summed over clients these are sums and numbers of ratings. Clipped and noised like any other
 # update they are differentially private, and `means-start` computes item means from them. Nothing
-# is trained. No two clients' updates point away from each other, so replacing one moves their
-# clipped sum by sqrt(2) S at most (`fedrec.neighbourhood.learned`).
+# is trained. All contributions are non-negative, so replacing a client changes their clipped sum by
+# at most sqrt(2) S (`fedrec.neighbourhood.learned`).
 
 
 class RatingSumsConfig(StepConfig):

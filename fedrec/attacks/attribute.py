@@ -175,8 +175,8 @@ def _area(inside: np.ndarray, outside: np.ndarray, confidence: float) -> Figure:
     return Figure(area, max(0.0, area - half), min(1.0, area + half))
 
 
-# The attribute attacker's classifier: a small neural network, or without hidden layer logistic
-# regression.
+# The attribute attacker's classifier: a small neural network, or logistic regression if
+# `attacker` is "logistic".
 #
 # Trained by Adam on class-balanced cross-entropy. Early stopping on a part of the training users
 # makes tuning unnecessary, and keeps an overfitting attacker from being mistaken for a private

@@ -121,7 +121,8 @@ def _shown(runs: Sequence[RunFolder]) -> str:
         )
     return (
         f"{start} cost epsilon {total.epsilon:.4g} at delta {total.delta:g} together (their ledgers"
-        " added up by the accountant): who publishes all of them states this, and not one's own."
+        " added up by the accountant): if you publish all of these runs, report this total instead"
+        " of the epsilon of a single run."
     )
 
 

@@ -36,7 +36,7 @@ app = options.group("Epsilon of a run, noise for a target, explanations.")
 AsJson = Annotated[
     bool,
     typer.Option(
-        "--json", help='Print only one JSON object; an infinite epsilon is the string "inf".'
+        "--json", help='Print the result as JSON; an infinite epsilon is the string "inf".'
     ),
 ]
 _COMPUTED = {"epsilon": "epsilon", "calibrate": "noise_multiplier", "explain": "epsilon"}

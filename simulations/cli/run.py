@@ -159,7 +159,7 @@ def _wanted(
     if experiment is not None and data is None and table.is_empty():
         return load(experiment, overrides)
     raise ExperimentError(
-        "the experiment to run is not clear",
+        "give either an experiment or --data, not both",
         expected="an experiment, or a table with --data (and --user, --item, --rating, --time,"
         " --time-format, --header, --system, --epsilon, --item-vectors)",
         got="neither"

@@ -349,7 +349,7 @@ class StudyFolder:
         return locked(
             self.path,
             expected=f"one process per {self.kind}",
-            got="another process that is running it",
+            got="a run in progress in another process",
             fix="wait for it, stop it, or choose another --output",
         )
 
