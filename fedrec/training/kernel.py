@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrec.kernel.compiled import cache_folder, usable
+from fedrec.kernel.compiled import cache_folder, is_compiled, usable
 from fedrec.nn.layers import ItemFeature, KernelModel, Layer
 from fedrec.protocol.updates import SparseAccumulator
 from fedrec.training.arrays import ParameterLayout, check_block, dense_vectors, table_rows
@@ -149,15 +149,15 @@ _SGD = SgdSettings(0.1)
 
 
 def compile_ahead(name: str) -> None:
-    """Compile the kernel of this name for this process and others.
+    """Compile the kernel of this name for this process and others, or load it from the cache.
 
-    Another process does it where the code is cached: a process that has compiled functions may
-    inline them otherwise than one that reads them from the cache, which changes the last digits of
-    sums, and resumed runs and other nodes read them.
+    Another process compiles it where the code can be cached: a process that has compiled functions
+    may inline them otherwise than one that reads them from the cache, which changes the last digits
+    of sums, and resumed runs and other nodes read them.
     """
-    if usable(cache_folder()):
+    if usable(cache_folder()) and not is_compiled(name):
         search = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *sys.path])
-        command = [sys.executable, "-m", "fedrec.training.kernel", name]
+        command = [sys.executable, "-P", "-m", "fedrec.training.kernel", name]
         subprocess.run(
             command,
             env={**os.environ, "PYTHONPATH": search},

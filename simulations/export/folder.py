@@ -265,7 +265,8 @@ def graph_of(model: Model, parameters: Mapping[str, Tensor], inputs: Mapping[str
             )
     finally:
         logging.disable(logging.NOTSET)
-    assert program is not None  # with dynamo
+    if program is None:
+        raise TypeError("Expected a program, which the exporter returns with dynamo=True.")
     return program.model_proto.SerializeToString()
 
 

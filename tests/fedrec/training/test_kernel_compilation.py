@@ -13,6 +13,7 @@ import pytest
 
 from fedrec.errors import NEIGHBOURS
 from fedrec.kernel import compiled
+from fedrec.training import kernel as training_kernel
 from fedrec.training import steps as kernel
 from fedrec.training.kernel import compile_kernel
 
@@ -104,6 +105,20 @@ from fedrec.training.{file} import {name}
 fedrec.run(sys.argv[1], sys.argv[3:], output=sys.argv[2])
 print(sum({name}.stats.cache_misses.values()), sum({name}.stats.cache_hits.values()) > 0)
 """
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_process_is_started_only_for_what_is_not_cached(monkeypatch, cached):
+    commands, loaded = [], []
+    monkeypatch.setattr(training_kernel, "usable", lambda _: True)
+    monkeypatch.setattr(training_kernel, "is_compiled", lambda _: cached)
+    monkeypatch.setattr(training_kernel, "compile_kernel", loaded.append)
+    monkeypatch.setattr(
+        training_kernel.subprocess, "run", lambda command, **_: commands.append(command)
+    )
+    training_kernel.compile_ahead("train_additive")
+    assert loaded == ["train_additive"]
+    assert [command[-1] for command in commands] == ([] if cached else ["train_additive"])
 
 
 @pytest.mark.slow
