@@ -488,6 +488,6 @@ def warn_without_user_features(experiment: Experiment, parameters: Iterable[str]
         log.warning(
             "model %r represents users by features, and these data have none: the shared model"
             " ranks alike for all users. Add dataset.user-features, or take a model without"
-            " features, such as item-weights (fedrec try TABLE.csv) or mf",
+            " features, such as item-weights (fedrec run --data TABLE.csv) or mf",
             experiment.model.name,
         )

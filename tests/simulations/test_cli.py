@@ -177,7 +177,7 @@ def test_a_deployment_without_its_files_names_the_first(fedrec, tmp_path):
     assert code == 4 and "ca.crt" in err and "fix:" in err and "Traceback" not in out + err
 
 
-@pytest.mark.parametrize("command", [("run", "x"), ("try", "x"), ("data", "split", "x")])
+@pytest.mark.parametrize("command", [("run", "x"), ("data", "split", "x")])
 def test_an_empty_output_is_not_the_current_folder(fedrec, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     code, _, err = fedrec(*command, "--output", "")

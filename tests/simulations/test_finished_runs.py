@@ -135,7 +135,15 @@ def table():
 def trained(table, tmp_path_factory):
     folder = tmp_path_factory.mktemp("later")
     table.to_csv(folder / "likes.csv", index=False)
-    command = ["try", str(folder / "likes.csv"), "--system", "linear", "-o", str(folder / "run")]
+    command = [
+        "run",
+        "--data",
+        str(folder / "likes.csv"),
+        "--system",
+        "linear",
+        "-o",
+        str(folder / "run"),
+    ]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     result = fedrec.Result.load(folder / "run")
@@ -269,7 +277,7 @@ def table_of_recommending(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(table_of_recommending, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    done = CliRunner().invoke(app, ["try", str(table_of_recommending), "-o", str(folder)])
+    done = CliRunner().invoke(app, ["run", "--data", str(table_of_recommending), "-o", str(folder)])
     assert done.exit_code == 0, done.output
     return folder
 
@@ -383,7 +391,7 @@ def test_items_that_a_user_rated_low_are_not_recommended(tmp_path):
     file = tmp_path / "ratings.csv"
     lines = [f"u{user},i{item},{random.integers(1, 6)}" for user, item in pairs]
     file.write_text("\n".join(["user,item,rating", *lines]) + "\n")
-    done = CliRunner().invoke(app, ["try", str(file), "-o", str(tmp_path / "run")])
+    done = CliRunner().invoke(app, ["run", "--data", str(file), "-o", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     found = fedrec.Result.load(tmp_path / "run").recommend(k=5)
     rows = pd.read_csv(file)
