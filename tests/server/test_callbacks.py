@@ -12,7 +12,7 @@ import pytest
 from fedrec.config import Config
 from fedrec.errors import ComponentError, ExperimentError
 from fedrec.experiment.loading import load
-from server.callbacks.base import Callback, CallbackList, callbacks_of
+from server.callbacks.base import Callback, CallbackList, Tracker, callbacks_of
 from simulations import runner
 
 # Callbacks of an experiment: created from their settings, called in order, unable to change the
@@ -40,9 +40,7 @@ class Fussy(Callback):
         raise ValueError("not today")
 
 
-class Unreachable(Callback):
-    tracker = True
-
+class Unreachable(Tracker):
     def on_start(self, run, first_round, rounds):
         TOLD.append("start")
         raise ConnectionError("no route\nto host")

@@ -190,8 +190,7 @@ def test_who_takes_part_does_not_depend_on_data_under_a_guarantee(run_tiny, monk
             "cannot be combined with privacy.placement = 'distributed'",
         ),
         ((UNEVEN, "closing={over-selection=1.3}", "sampler={name='full'}"), "has no cohort"),
-        ((UNEVEN, "closing={enough=0.0}"), "closing.enough"),
-        ((UNEVEN, "closing={enuf=0.5}"), "enough"),
+        ((UNEVEN, "closing={over-selecton=1.5}"), "over-selection"),
         (("devices={nightly={hours=0.001}}",), "is impossible"),
     ],
 )
@@ -366,16 +365,14 @@ LOST = np.array([False, False, False, False, True])
     [
         # all that answer; the lost one went at 3, the last answer came at 9
         ({}, (1, 3, 0, 2), 9.0),
-        # two of five asked are one cohort of 4 at most: 0.5 of 5 rounded up
-        ({"enough": 0.5}, (1, 3, 0), 4.0),
         # 5 asked for a cohort of 4
         ({"over_selection": 1.25}, (1, 3, 0, 2), 9.0),
-        ({"over_selection": 1.25, "enough": 0.25}, (1,), 1.0),
+        ({"over_selection": 5.0}, (1,), 1.0),
         ({"deadline": 2.0}, (1, 3), 2.0),
         ({"deadline": 0.5}, (), 0.5),
         ({"deadline": 100.0}, (1, 3, 0, 2), 9.0),
-        # enough at 1, before the deadline
-        ({"deadline": 2.0, "enough": 0.4}, (1, 3), 1.0),
+        # as many as needed at 1, before the deadline
+        ({"deadline": 2.0, "over_selection": 2.5}, (1, 3), 1.0),
     ],
 )
 def test_answers_by_hand(settings, taken, at):

@@ -20,7 +20,6 @@ import typer
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.privacy.ledger import Ledger
 from simulations import cli
-from simulations.cli import listing
 from simulations.cli.finishing import print_table
 
 # The command line: valid input works; errors state what was expected, what was found, and how to
@@ -196,7 +195,7 @@ def test_an_empty_output_is_not_the_current_folder(fedrec, tmp_path, monkeypatch
         ("list no-such-word", 2, ["no-such", "expected"]),
         ("list no-such-kind noisy", 2, ["no-such", "expected"]),
         ("list section privcy", 2, ["did you mean 'privacy'"]),
-        ("list section", 2, ["needs the name of a table"]),
+        ("list section", 2, ["the name of a component or table"]),
         ("data fetch frappe", 3, ["fedrec data import frappe PATH"]),
     ],
 )
@@ -264,7 +263,7 @@ def test_list_in_a_pipe_is_one_line_an_entry(fedrec):
     for line, (kind, entry) in zip(lines, entries, strict=True):
         assert line.split()[:2] == [kind, entry["name"]]
         assert entry["about"] in line
-        assert line.endswith(entry["file"])
+        assert line.rstrip().endswith(entry["file"])
 
 
 @pytest.mark.parametrize("arguments", [("baseline", "noisy"), ("baselines", "NOISY"), ("noisy",)])
@@ -438,16 +437,6 @@ def test_commands_are_listed_in_groups_and_without_one_it_says_how_to_start(fedr
     assert code == 0 and len(lines) == 5 and max(map(len, lines)) <= 100
     named = {line.split()[1] for line in lines[:4]}
     assert named <= set(listed)
-
-
-@pytest.mark.parametrize(("width", "columns"), [(80, 2), (120, 3), (200, 4)])
-def test_the_list_of_components_fits_the_terminal(monkeypatch, capsys, width, columns):
-    monkeypatch.setenv("COLUMNS", str(width))
-    entry = {"name": "one", "about": "what " * 30, "paper": "Somebody 2020", "file": "a/b.py"}
-    listing._print_tables({"model": [entry]})
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= width
-    assert [word in out for word in entry] == [n < columns for n in range(4)]
 
 
 def test_a_warning_is_printed_once_a_command(capsys):

@@ -24,7 +24,7 @@ from server.cohort import Roster, SampledCohorts
 from simulations import runner
 from strategies.base import Aggregate, CohortStrategy
 from strategies.optimisers import FedAvg, Reptile, ReptileConfig
-from strategies.robust import ClientChanges, mean_distances, outlying
+from strategies.robust import ClientChanges, UnionConfig, mean_distances, outlying
 from tests.runs import assert_same_run, parameters_in, resumed
 
 CLIENTS = 15
@@ -190,9 +190,9 @@ def test_union_leaves_out_those_that_draw_items_together(updates):
     same(applied(updates, "union", theta, malicious=0.0, sample=5), honest)
 
 
-def test_union_needs_embeddings(updates):
+def test_union_needs_embeddings():
     with pytest.raises(ExperimentError, match="embeddings"):
-        applied(updates, "union", embeddings="item.id")
+        resolve(STRATEGY, "union")(UnionConfig(), None, {}).check_parameters({"w": np.zeros(4)})
 
 
 @pytest.mark.parametrize("norm", [None, 1.5])
