@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import fedrec
 from fedrec.data.population import POPULATIONS, Population
-from fedrec.errors import DataError, ExperimentError, FedrecError, RunError
+from fedrec.errors import DataError, ExperimentError, RunError
 from fedrec.privacy.accounting import events
 from fedrec.runs.folder import RunFolder
 from simulations import runner
@@ -19,23 +19,10 @@ from simulations.cli import app
 from simulations.later_rows import _as_in
 from simulations.own_table import OwnTable, personal_epsilons
 from tests.captured_noise import captured, sensitivities
-from tests.runs import assert_same_run
 
 # Runs that are extended, changed or overwritten, and failed starts that leave nothing behind.
 
 NOISE = "privacy={clip-norm=1.0, noise-multiplier=1.0, backend='pld'}"
-
-
-@pytest.mark.parametrize("privacy", [(), (NOISE,)], ids=["plain", "private"])
-def test_an_extended_run_is_one_that_had_more_rounds_from_the_start(run_tiny, privacy):
-    whole = run_tiny("rounds=4", *privacy, output="whole")
-    short = run_tiny("rounds=2", *privacy, output="short")
-    longer = runner.resume(short.folder, ["rounds=4"])
-    assert longer.metrics == whole.metrics
-    assert_same_run(longer, whole)
-    run = RunFolder(short.folder)
-    assert run.experiment.rounds == 4 and len(run.digests) == 2
-    assert runner.resume(short.folder).metrics == whole.metrics
 
 
 def test_a_crash_while_a_run_is_amended_leaves_it_unchanged(run_tiny):
@@ -81,16 +68,6 @@ def test_a_run_without_a_round_may_change_in_everything(tiny_experiment, load_ti
     stale = RunFolder.create(runner.settle(load_tiny("sampler.cohort=100")), tmp_path / "run")
     result = runner.resume(stale.path, ["sampler.cohort=6"])
     assert result.metrics == runner.run(tiny_experiment(), output=tmp_path / "other").metrics
-
-
-def test_a_run_that_failed_in_its_first_round_may_change_in_everything(run_tiny, tmp_path):
-    popular = "evaluation.baselines=['popularity']"
-    with pytest.raises(FedrecError, match="diverged in round 1"):
-        run_tiny("step.learning-rate=1e30", popular, output="run")
-    changed = "step.learning-rate=0.05"
-    result = runner.resume(tmp_path / "run", [changed])
-    whole = run_tiny(changed, popular, output="whole")
-    assert (result.metrics, result.baselines) == (whole.metrics, whole.baselines)
 
 
 def test_baselines_that_were_evaluated_alone_are_not_begun_anew(tiny_experiment, tmp_path):

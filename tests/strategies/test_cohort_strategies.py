@@ -95,14 +95,6 @@ def test_every_node_gets_one_message_with_its_clients_and_the_step():
 
 
 @pytest.mark.usefixtures("identity")
-@pytest.mark.parametrize(("make", "weighting"), [(reptile, "uniform"), (fedavg, "examples")])
-def test_clients_get_the_weighting(make, weighting):
-    assert {unpack_train(message.content)[1].weighting for message in configured(make())} == {
-        weighting
-    }
-
-
-@pytest.mark.usefixtures("identity")
 def test_reptile_is_equation_6():
     """theta + 0.5 * (1 / 3) * (sum over three clients): w = [1, 2] + [9, -3] / 6, b = 10 + 1.5 /
     6."""
@@ -131,16 +123,6 @@ def test_the_server_rate_falls_linearly_to_zero(round_number, moved):
 
 
 @pytest.mark.usefixtures("identity")
-@pytest.mark.parametrize(("round_number", "moved"), [(1, 8), (4, 8), (5, 6), (7, 2), (8, 0)])
-def test_the_rate_may_begin_to_fall_later(round_number, moved):
-    """After three rounds at the whole rate, over T = 4 rounds."""
-    strategy = reptile(1.0, anneal_rounds=4, anneal_after=3)
-    one, _ = configured(strategy, round_number)
-    arrays, _ = strategy.aggregate_train(round_number, [answer(one, [8, 8], 8, 1, 1)])
-    assert from_record(arrays)["w"].tolist() == [1 + moved, 2 + moved]
-
-
-@pytest.mark.usefixtures("identity")
 def test_fedavg_divides_by_the_examples():
     """Weights 8 and 2: w = [1, 2] + ([6, -6] + [4, 0]) / 10, b = 10 + (5 + 5) / 10."""
     strategy = fedavg()
@@ -163,7 +145,6 @@ def test_fedavg_without_any_example_changes_nothing():
     assert all(np.array_equal(from_record(arrays)[name], value) for name, value in THETA.items())
 
 
-@pytest.mark.usefixtures("identity")
 def test_only_those_who_answered_count():
     """The failed node is skipped: M is 1, not 3."""
     strategy = reptile(1.0)
@@ -210,13 +191,6 @@ def test_sums_are_added_in_float64():
     assert from_record(arrays)["w"].tolist() == [2**23 + 1, 1.5]
 
 
-@pytest.mark.usefixtures("identity")
-def test_evaluation_is_left_to_the_server_loop():
-    strategy = reptile()
-    assert list(strategy.configure_evaluate(1, to_record(THETA), ConfigRecord(), None)) == []
-    assert strategy.aggregate_evaluate(1, []) is None and strategy.state() == {}
-
-
 # Strategies that ask for the update of each client: the updates, engines, refusals.
 
 TRIMMED = "strategy={name='trimmed-mean', cut=0.3}"
@@ -258,16 +232,6 @@ def test_each_update_is_the_sum_over_that_client_alone(load_tiny, settings):
             np.testing.assert_allclose(found[name], wanted, rtol=1e-4, atol=1e-6)
         assert joined.examples[place] == alone.examples
     assert any(value.any() for value in wholes(joined, arrays, 0).values())
-
-
-def test_private_parameters_are_kept_and_not_in_the_updates(load_tiny, tmp_path):
-    node = Node(load_tiny("step.private-parameters=['user.*']"), 0, 1, tmp_path)
-    arrays = start_of(node)
-    reply = train_each(node, arrays, TrainOrder(1, CLIENTS, each=True))
-    sent = {*reply.updates.values, *reply.updates.rows}
-    assert sent == {name for name in arrays if not name.startswith("user.")}
-    assert set(node.private.load(1, 2)) == set(arrays) - sent
-    assert not any(change.any() for change in reply.changes("user.age", arrays["user.age"]))
 
 
 def test_protection_and_orders_for_nobody_by_name_are_refused(load_tiny):
@@ -436,18 +400,6 @@ def test_with_one_local_step_it_is_adam_on_the_cohort():
         adam.step()
     made = strategy(server_lr=0.1, beta1=0.8, beta2=0.95, tau=1e-3)
     theta = applied(made, range(6), {"w": np.zeros((4, 3))})
-    np.testing.assert_allclose(theta["w"], weight.detach().numpy(), rtol=1e-10)
-
-
-def test_a_falling_rate_is_that_of_torchs_schedule():
-    weight = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
-    adam = torch.optim.Adam([weight], lr=0.1, eps=1e-8)
-    falling = torch.optim.lr_scheduler.LinearLR(adam, 1.0, 0.0, total_iters=4)
-    for gradient in GRADIENTS:
-        weight.grad = torch.from_numpy(gradient)
-        adam.step()
-        falling.step()
-    theta = applied(strategy(server_lr=0.1, anneal_rounds=4), range(6), {"w": np.zeros((4, 3))})
     np.testing.assert_allclose(theta["w"], weight.detach().numpy(), rtol=1e-10)
 
 

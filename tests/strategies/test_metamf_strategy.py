@@ -254,16 +254,6 @@ def test_it_works_with_its_own_step_and_without_fine_tuning_alone(run_tiny, wron
         run_tiny(*GUIDED, *wrong)
 
 
-def test_users_who_changed_nothing_are_like_the_shared_table():
-    changes = uploads(np.zeros((2, 3, 2), dtype=np.float32)).changes
-    assert changes is not None
-    start = np.ones((3, 2), dtype=np.float32)
-    np.testing.assert_allclose(changes.similarities(np.array([1]), start), [[1.0, 1.0]])
-    wanted = ItemRequests.of(np.array([1]), [np.arange(3)])
-    assert not changes.means_of_rows(np.array([[0.5, 0.5]]), wanted).any()
-    assert not changes.mean(np.array([0.5, 0.5]), 3).any()
-
-
 # Federated meta matrix factorization against central training with dense tables, one-hot products
 # and autograd.
 
