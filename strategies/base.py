@@ -470,8 +470,7 @@ def check_enough_nodes(strategy: Strategy, nodes: int) -> None:
     if needed > nodes:
         raise ExperimentError(
             f"strategy {type(strategy).__name__!r} waits for more nodes than there are",
-            expected=f"at least {needed} nodes",
-            got=f"{nodes}",
+            expected=f"at least {needed} nodes, not {nodes}",
             fix="set engine.nodes, or strategy.min-available-nodes and strategy.min-train-nodes",
         )
 
@@ -486,12 +485,9 @@ def check_finite(parameters: Mapping[str, np.ndarray], number: int, strategy: St
         if not finite(array):
             raise ClientError(
                 f"training diverged in round {number}",
-                expected="finite parameters",
                 got=f"NaN or infinity in {name!r} from {named(STRATEGY.name, strategy)}",
-                fix=(
-                    "lower step.learning-rate or strategy.server-lr, or fix that file; "
-                    "the previous checkpoint is intact"
-                ),
+                fix="lower step.learning-rate or strategy.server-lr, or fix that file; the previous"
+                " checkpoint is intact",
             )
 
 

@@ -87,7 +87,6 @@ class PerClientStrategy(CohortStrategy):
         if self.own_step and self.step.get("name") != self.own_step:
             raise ExperimentError(
                 f"strategy {self.own_step!r} has a step of its own",
-                expected=f"model, step and strategy all by the name {self.own_step!r}",
                 got=f"step {self.step.get('name')!r}",
                 fix=f"set model.name and step.name to {self.own_step!r}",
             )

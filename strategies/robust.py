@@ -324,7 +324,6 @@ class Union(RobustRule):
         if not tables:
             raise ExperimentError(
                 "UNION compares embeddings of items",
-                expected="a table of embeddings",
                 got=", ".join(theta),
                 fix="choose another strategy, such as median",
             )

@@ -197,7 +197,6 @@ class EvaluationConfig(Config):
         if twice:
             raise ExperimentError(
                 f"baseline {twice[0]!r} is named twice",
-                expected="distinct names, or labels, in evaluation.baselines",
                 got=", ".join(labels),
                 fix=f"leave one out, or give it a label: {{ name = {twice[0]!r}, label = '...' }}",
             )

@@ -162,7 +162,6 @@ def _unusable_files_told() -> Iterator[None]:
             raise _impossible(problem[error.errno], name) from None
         raise RunError(
             "a file or folder cannot be used",
-            expected="files and folders that can be read and written, and free space",
             got=f"{error.strerror}" + (f": {name}" if error.filename is not None else ""),
             fix="check its name, its permissions and its disk",
         ) from None

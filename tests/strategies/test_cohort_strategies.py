@@ -123,6 +123,16 @@ def test_the_server_rate_falls_linearly_to_zero(round_number, moved):
 
 
 @pytest.mark.usefixtures("identity")
+@pytest.mark.parametrize(("round_number", "moved"), [(1, 8), (4, 8), (5, 6), (7, 2), (8, 0)])
+def test_the_rate_may_begin_to_fall_later(round_number, moved):
+    """After three rounds at the whole rate, over T = 4 rounds."""
+    strategy = reptile(1.0, anneal_rounds=4, anneal_after=3)
+    one, _ = configured(strategy, round_number)
+    arrays, _ = strategy.aggregate_train(round_number, [answer(one, [8, 8], 8, 1, 1)])
+    assert from_record(arrays)["w"].tolist() == [1 + moved, 2 + moved]
+
+
+@pytest.mark.usefixtures("identity")
 def test_fedavg_divides_by_the_examples():
     """Weights 8 and 2: w = [1, 2] + ([6, -6] + [4, 0]) / 10, b = 10 + (5 + 5) / 10."""
     strategy = fedavg()
