@@ -136,7 +136,7 @@ def test_a_file_with_what_cannot_be_read_is_refused(tmp_path, text, reason):
 
 def test_an_override_through_a_value_is_refused():
     error = refused("rounds.often=3")
-    assert "rounds.often=3" in error.problem and "'rounds' to be a table" in error.expected
+    assert "rounds.often=3" in error.problem and "'rounds' is no table" in error.problem
 
 
 @pytest.mark.parametrize(

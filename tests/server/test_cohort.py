@@ -315,7 +315,7 @@ def test_a_checkpoint_of_another_experiment_is_refused(checkpoints):
     checkpoints.save(state())
     with pytest.raises(RunError, match="another experiment") as caught:
         Checkpoints(checkpoints.folder, "other digest", keep=3).latest()
-    assert "other digest" in caught.value.expected
+    assert "another experiment" in caught.value.problem
 
 
 @pytest.mark.slow

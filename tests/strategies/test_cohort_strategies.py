@@ -361,7 +361,7 @@ def test_a_strategy_with_memory_is_resumed_as_if_unbroken(run_tiny, name):
 def test_a_strategy_that_waits_for_more_nodes_than_there_are_is_refused(run_tiny):
     with pytest.raises(ExperimentError) as caught:
         run_tiny("engine.nodes=1", f"strategy.name={FLOWER}:FedAdam")
-    assert "min-available-nodes" in caught.value.fix and caught.value.got == "1"
+    assert "min-available-nodes" in caught.value.fix and "not 1" in caught.value.expected
 
 
 def test_the_state_of_a_strategy_is_all_attributes_with_arrays(identity):
