@@ -286,7 +286,7 @@ def _save_private(node: Node, private: Mapping[int, Mapping[str, Change]], round
     rounds = experiment.checkpoint.every * experiment.checkpoint.keep + 2
     if stopping is not None:
         rounds += rounds_before_last_phase(experiment)
-        rounds += stopping.every * (stopping.patience + 1)
+        rounds += stopping.patience + 1
     node.private.save_all(private, round_, keep=rounds)
 
 

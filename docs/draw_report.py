@@ -2,7 +2,7 @@
 """Draws `docs/images/report.svg`, the picture at the top of README.md: results and distributions of
 a real run, by the functions and in the colours of `fedrec report`.
 
-    fedrec try ratings.csv --system linear --output runs/a
+    fedrec run --data ratings.csv --system linear --output runs/a
     python docs/draw_report.py runs/a "what the data are" docs/images/report.svg
 """
 

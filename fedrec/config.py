@@ -102,7 +102,6 @@ def _refuse_unreadable(value: Any, key: str, depth: int = 0) -> None:
         raise ExperimentError(
             f"{key[:100]!r}... is nested too deeply",
             expected=f"at most {_DEEPEST} tables or lists within each other",
-            got="more",
             fix="check the brackets",
         )
     if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
@@ -127,11 +126,10 @@ def _explain(cls: type[Config], error: ValidationError, at: str) -> ExperimentEr
     others = error.error_count() - 1
     more = f" ({others} more fault{'s' if others > 1 else ''} after this one)" if others else ""
     if fault["type"] == "extra_forbidden":
-        known = _keys_at(cls, path[:-1])
         return ExperimentError(
             f"unknown key {key!r}{more}",
             got=f"{path[-1]} = {fault['input']!r}"[:200],
-            fix=did_you_mean(path[-1], known),
+            fix=did_you_mean(path[-1], _innermost(cls, path)[0].keys()),
         )
     if fault["type"] == "missing":
         return ExperimentError(
@@ -144,15 +142,16 @@ def _explain(cls: type[Config], error: ValidationError, at: str) -> ExperimentEr
     )
 
 
-def _keys_at(cls: type[Config], path: list[str]) -> list[str]:
-    """Keys of the (possibly nested) configuration class at `path`."""
-    for part in path:
-        field = cls.model_fields.get(part.replace("-", "_"))
+def _innermost(cls: type[Config], path: list[str]) -> tuple[type[Config], list[str]]:
+    """The configuration class of the innermost table on a path of keys, and the keys within it."""
+    while len(path) > 1:
+        field = cls.model_fields.get(path[0].replace("-", "_"))
         nested = _config_in(field.annotation) if field else None
         if nested is None:
             break
         cls = nested
-    return cls.keys()
+        path = path[1:]
+    return cls, path
 
 
 def _config_in(annotation: object) -> type[Config] | None:
@@ -164,17 +163,10 @@ def _config_in(annotation: object) -> type[Config] | None:
 
 
 def _meaning(cls: type[Config], path: list[str]) -> str | None:
-    for depth, part in enumerate(path):
-        field = cls.model_fields.get(part.replace("-", "_"))
-        if field is None:
-            return None
-        nested = _config_in(field.annotation)
-        if nested is not None and depth + 1 < len(path):
-            cls = nested
-        else:
-            text = cls.descriptions().get(part.replace("-", "_"))
-            return f"{part}: {' '.join(text.split())}" if text else None
-    return None
+    """What the setting at a path of keys is for; None if it is not known."""
+    cls, inner = _innermost(cls, path)
+    text = cls.descriptions().get(inner[0].replace("-", "_")) if inner else None
+    return f"{inner[0]}: {' '.join(text.split())}" if text else None
 
 
 def _shown(value: Any) -> str:

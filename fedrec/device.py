@@ -36,14 +36,12 @@ def resolve_device(name: str, precision: Precision = "float32") -> torch.device:
         raise EngineError(
             f"engine.precision = 'bf16' on device {device.type!r}",
             expected="a CUDA device, where bfloat16 is faster",
-            got=f"engine.device = {name!r} and {torch.cuda.device_count()} CUDA devices",
             fix="set engine.precision = 'float32'",
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise EngineError(
             f"there is no device {name!r}",
             expected=f"one of {torch.cuda.device_count()} CUDA devices",
-            got=name,
             fix="--device cpu, or --device auto",
         )
     return device

@@ -11,7 +11,7 @@ A client takes
     examples * seconds per example + megabytes * (seconds per megabyte down + up)
 
 seconds, where a megabyte has 10^6 bytes, and both messages count as whole parameters, as in
-FedScale; `upload-share` is for smaller ones.
+FedScale.
 """
 
 from __future__ import annotations
@@ -56,9 +56,6 @@ class DevicesConfig(Config):
     equally fast."""
     network_spread: float = Field(default=1.0, ge=0, le=10)
     """The same for the seconds per megabyte, of both directions together."""
-    upload_share: float = Field(default=1.0, gt=0, le=1)
-    """Size of an upload as a share of the size of the parameters, such as that of compressed
-    updates."""
     examples: float | None = Field(default=None, gt=0)
     """Training examples that every device is timed for, however many it has, so that time does not
     depend on data, which a guarantee for users needs; default: its own rows, times the epochs."""
@@ -101,7 +98,7 @@ class Devices:
         config = self.config
         drawn = self._drawn(clients)
         compute = config.example_seconds * np.exp(config.compute_spread * drawn[:, 0])
-        both = config.megabyte_seconds_down + config.upload_share * config.megabyte_seconds_up
+        both = config.megabyte_seconds_down + config.megabyte_seconds_up
         network = both * np.exp(config.network_spread * drawn[:, 1])
         return examples * compute + megabytes * network
 

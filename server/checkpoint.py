@@ -174,7 +174,6 @@ class Checkpoints:
         if files:
             raise RunError(
                 f"no checkpoint in {self.folder} can be read",
-                expected="at least one whole checkpoint",
                 got=f"{len(files)} damaged files",
                 fix="start a new run with `fedrec run`",
             )
@@ -194,8 +193,6 @@ class Checkpoints:
         if about["digest"] not in self._known:
             raise RunError(
                 "the checkpoint belongs to another experiment",
-                expected=f"digest {self.digest}",
-                got=f"digest {about['digest']}",
                 fix="start a new run with `fedrec run`",
             )
         return State(

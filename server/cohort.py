@@ -278,7 +278,6 @@ class SampledCohorts:
             raise ExperimentError(
                 f"the sampler {self.section.name!r} has no cohort, of which more could be asked",
                 expected="a sampler with a setting 'cohort'",
-                got=f"closing.over-selection = {closing.over_selection:g}",
                 fix="set sampler.name = 'fixed-size', or leave out closing.over-selection",
             )
         more = {**options, "cohort": closing.asked(options["cohort"])}
@@ -303,7 +302,7 @@ class SampledCohorts:
         """What the sampler guarantees of the rounds of each client; None: nothing. If devices
         decide who takes part, a client whose turn it is may be known to."""
         schedule = self.sampler.schedule
-        if schedule is None or not self.experiment.lateness.known_cohorts:
+        if schedule is None or not self.experiment.known_cohorts:
             return schedule
         return replace(schedule, rate=1.0, joining=True)
 
@@ -359,9 +358,7 @@ class SampledCohorts:
             present: `int64 [clients]`, ascending: draw from these; default: from all.
         """
         schedule = self.schedule
-        known = self.experiment.lateness.known_cohorts or (
-            schedule is not None and schedule.rate == 1
-        )
+        known = self.experiment.known_cohorts or (schedule is not None and schedule.rate == 1)
         if not self.experiment.hides_cohorts or known:
             doing = f"in round {round_number}"
             sampler = self.sampler if present is None else self._sampler_of(present)

@@ -152,7 +152,6 @@ class Timeline(RunExtension):
         raise ExperimentError(
             f"a cohort of {number} is impossible",
             expected=f"{number} clients that are available at the same time",
-            got=f"fewer of the {len(clients)} clients at any time",
             fix="set a smaller sampler.cohort, or more hours in devices.nightly",
         )
 
@@ -276,12 +275,11 @@ def check_personal_noise(experiment: Experiment) -> None:
     Raises:
         ExperimentError: they are.
     """
-    known_cohorts = experiment.lateness.known_cohorts
+    known_cohorts = experiment.known_cohorts
     if known_cohorts and isinstance(experiment.settings(STEP), PersonalNoise):
         raise ExperimentError(
             "users' own budgets count the rounds in which they are asked, and late devices upload"
             " in others",
-            expected="no [closing], [asynchronous] or availability beside users' own noise",
             got=f"step {experiment.step.name!r}",
             fix="leave these tables out, or choose a step without users' own noise",
         )

@@ -2,7 +2,7 @@
 """Early stopping on validation users; the run then has the parameters of its best round (Prechelt
 1998).
 
-A metric of the validation users is evaluated every few rounds, in the same way as in the final
+A metric of the validation users is evaluated after every round, in the same way as in the final
 evaluation (with on-device fine-tuning if the experiment has it). Test users are never used, because
 their metrics would be biased by the selection. Each checkpoint contains the best parameters so far,
 so a resumed run selects the same round as an uninterrupted one. If the strategy has phases,
@@ -63,7 +63,7 @@ class EarlyStopping(RunExtension):
         validated = evaluator.roster.validated
         training = evaluator.roster.training
         self._of_training = int(np.isin(validated, training).sum())
-        _check_settings(experiment, config, evaluator, self._of_training)
+        _check_settings(experiment, evaluator, self._of_training)
         self.clients = sample_clients(validated, config.users, experiment.seed)
         self._uncounted = rounds_before_last_phase(experiment)
         self._sign = -1.0 if evaluator.metrics.columns[self.metric][0].lower_is_better else 1.0
@@ -74,10 +74,7 @@ class EarlyStopping(RunExtension):
         self._last: dict[str, float] = {}
 
     def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
-        """Evaluate if an evaluation is due, and keep the parameters if they are better."""
-        self._last = {}
-        if round_number % self.config.every:
-            return
+        """Evaluate, and keep the parameters if they are better."""
         evaluator = self.evaluator
         evaluated = evaluator.evaluate(arrays, round_number, self.clients, held_out="validation")
         value = evaluated.means(evaluator.metrics)[self.metric]
@@ -101,7 +98,7 @@ class EarlyStopping(RunExtension):
         )
 
     def columns(self) -> dict[str, float]:
-        """The validation metric, in rounds with an evaluation."""
+        """The validation metric."""
         return self._last
 
     def memory(self) -> dict[str, np.ndarray]:
@@ -193,9 +190,7 @@ def _watched_metric(evaluator: Evaluator, config: EarlyStoppingConfig) -> str:
     return metric
 
 
-def _check_settings(
-    experiment: Experiment, config: EarlyStoppingConfig, evaluator: Evaluator, of_training: int
-) -> None:
+def _check_settings(experiment: Experiment, evaluator: Evaluator, of_training: int) -> None:
     asked = any("validation" in key and value for key, value in experiment.split.options.items())
     rules = [
         (
@@ -218,13 +213,6 @@ def _check_settings(
             if asked
             else "--set split.validation-users=0.1, or --set split.validation=0.1 with split"
             " 'ratio'",
-        ),
-        (
-            config.every > experiment.rounds,
-            "early stopping would never evaluate",
-            f"early-stopping.every of at most rounds = {experiment.rounds}",
-            f"early-stopping.every = {config.every}",
-            "set a smaller early-stopping.every",
         ),
         (
             experiment.hides_cohorts and of_training > 0,

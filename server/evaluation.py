@@ -77,7 +77,6 @@ class Evaluator:
                 f"parameters that the server generates for step {tuned.name!r} are not fine-tuned"
                 " on the device",
                 expected="epochs = 0 in evaluation.fine-tune",
-                got=f"epochs = {tuned.options['epochs']}",
                 fix="--set evaluation.fine-tune={epochs=0}",
             )
         if not len(self.roster.evaluated) and not self.untrusted:
@@ -183,7 +182,7 @@ class Evaluator:
             sent=list(sent),
             max_failures=engine.max_failures,
             dropped=self.dropped,
-            may_be_late=self.untrusted and self.experiment.lateness.leaves_late,
+            may_be_late=self.untrusted and self.experiment.leaves_late,
         )
         if not self.untrusted:
             # in a fixed order, because sums depend on it
@@ -246,10 +245,7 @@ def _check_known(clients: np.ndarray, training: np.ndarray) -> None:
     unknown = np.setdiff1d(clients, training)
     if len(unknown):
         raise ExperimentError(
-            "the server has no parameters for some of the test users",
-            expected=(
-                "held-out rows of training users only, as parameters are generated from user ids"
-            ),
-            got=f"{len(unknown)} of {len(clients)} users who never train",
+            "the server has no parameters for some of the test users, as it makes them from the ids"
+            f" of those who train: {len(unknown)} of {len(clients)} never do",
             fix="set split.name = 'ratio', 'leave-one-out' or 'kfold'",
         )

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -25,26 +24,9 @@ from server.exchange import DroppedReplies, answers
 from server.privacy.secure_sums import secure_sums
 
 
-@runtime_checkable
-class SharesMemory(Protocol):
-    """A grid whose nodes read parameters without a copy."""
-
-    def share(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The same arrays in memory that the nodes can read."""
-        ...
-
-
-@runtime_checkable
-class NamesNodes(Protocol):
-    """A grid whose nodes have names for people."""
-
-    node_names: Mapping[str, str]
-    """Names such as `node-2`, by Flower's id."""
-
-
 def node_names(grid: Grid) -> Mapping[str, str]:
-    """Names of a grid's nodes by Flower's id; none in a simulation."""
-    return grid.node_names if isinstance(grid, NamesNodes) else {}
+    """Names such as `node-2` of a grid's nodes, by Flower's id; none in a simulation."""
+    return getattr(grid, "node_names", {})
 
 
 class Federation:
@@ -113,7 +95,7 @@ class Federation:
     def shared(self, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The same parameters, writable, in memory that the grid shares with the nodes if it has
         such memory."""
-        offered = self.grid.share(parameters) if isinstance(self.grid, SharesMemory) else parameters
+        offered = getattr(self.grid, "share", dict)(parameters)
         return {
             name: value if value.flags.writeable else value.copy()
             for name, value in offered.items()
@@ -133,7 +115,7 @@ class Federation:
         sent, replies = self._exchange(messages)
         nodes = [message.metadata.dst_node_id for message in sent]
         most = self.experiment.engine.max_failures
-        late = self.untrusted and self.experiment.lateness.leaves_late
+        late = self.untrusted and self.experiment.leaves_late
         good = answers(
             replies, sent=nodes, max_failures=most, dropped=self.dropped, may_be_late=late
         )

@@ -24,6 +24,7 @@ import pandas as pd
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
+from fedrec.components.errors import component_errors
 from fedrec.components.registry import MODEL, STEP, STRATEGY, resolve
 from fedrec.data.malicious_users import adversary_words
 from fedrec.data.perturbation import perturbation_of
@@ -64,8 +65,8 @@ from strategies.base import (
     check_finite,
     check_same_parameters,
     parts_of,
-    strategy_errors,
 )
+from strategies.per_client import PerClientStrategy
 
 # The end of a run: the final evaluation, and the result with everything that is reported.
 
@@ -184,7 +185,7 @@ def _in_words(lines: list[str]) -> Report:
 
 def _remarks(experiment: Experiment, state: State) -> list[str]:
     strategy = resolve(STRATEGY, experiment.strategy.name)
-    if not issubclass(strategy, CohortStrategy):
+    if not issubclass(strategy, PerClientStrategy):
         return []
     settings = experiment.settings(STRATEGY), experiment.settings(STEP)
     return strategy.remarks(*settings, state.parameters, state.round)
@@ -395,13 +396,13 @@ class Loop:
         # function of the round too.
         random.seed(int(seed_sequence(self.experiment.seed, "flower", number).generate_state(1)[0]))
         grid = self.federation.grid
-        with strategy_errors(self.strategy, f"in round {number}, before training"):
+        with component_errors(STRATEGY.name, self.strategy, f"in round {number}, before training"):
             messages = list(self.strategy.configure_train(number, arrays, ConfigRecord(), grid))
         theta = zero_copy_arrays(arrays)  # before the arrays are sent, and converted to bytes
         for ledger in self.ledgers:
             ledger.before_upload(number)
         replies = self.federation.train(messages, theta)
-        with strategy_errors(self.strategy, f"in round {number}, after training"):
+        with component_errors(STRATEGY.name, self.strategy, f"in round {number}, after training"):
             updated, metrics = self.strategy.aggregate_train(number, replies)
             after = arrays if updated is None else updated
             check_same_parameters(self.strategy, number, after, arrays)
@@ -488,6 +489,6 @@ def warn_without_user_features(experiment: Experiment, parameters: Iterable[str]
         log.warning(
             "model %r represents users by features, and these data have none: the shared model"
             " ranks alike for all users. Add dataset.user-features, or take a model without"
-            " features, such as item-weights (fedrec try TABLE.csv) or mf",
+            " features, such as item-weights (fedrec run --data TABLE.csv) or mf",
             experiment.model.name,
         )

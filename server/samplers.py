@@ -58,16 +58,6 @@ class Sampler(ABC):
         mechanisms that need it; None: nothing."""
         return None
 
-    def check_cohort(self, cohort: float) -> None:
-        """Raise an `ExperimentError` when a (mean) cohort is larger than the number of clients."""
-        if cohort > len(self.clients):
-            raise ExperimentError(
-                "wrong value for 'sampler.cohort'",
-                expected=f"at most the number of training clients, {len(self.clients)}",
-                got=f"{cohort:g}",
-                fix=f"set sampler.cohort = {len(self.clients)} or less",
-            )
-
     @abstractmethod
     def draw(self, random: np.random.Generator) -> np.ndarray:
         """Draw distinct clients, `int64 [clients]`, in any order."""
@@ -84,7 +74,13 @@ class SizedSampler(Sampler):
 
     def __init__(self, config: Config, clients: np.ndarray, seed: int) -> None:
         super().__init__(config, clients, seed)
-        self.check_cohort(self.config.cohort)
+        if self.config.cohort > len(clients):
+            raise ExperimentError(
+                "wrong value for 'sampler.cohort'",
+                expected=f"at most the number of training clients, {len(clients)}",
+                got=f"{self.config.cohort:g}",
+                fix=f"set sampler.cohort = {len(clients)} or less",
+            )
 
     @property
     def expected_cohort(self) -> float:

@@ -22,7 +22,6 @@ CHANGEABLE = (
     "rounds",
     "callbacks",
     "checkpoint",
-    "early-stopping.patience",
     "evaluation.every",
     "evaluation.users",
     "engine.timeout",
@@ -52,11 +51,11 @@ def amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
     if before.digest() == after.digest():
         return run
     if not (run.has_rounds if before.rounds else run.has_progress):
-        return _anew(run, after)
+        discard(run.path)
+        return RunFolder.create(after, run.path)
     for text in texts:
         _check_changeable(text)
     _check_rounds(run, before, after)
-    _check_patience(before, after)
     write_amended(run, after)
     return RunFolder(run.path)
 
@@ -86,13 +85,6 @@ def discard(path: Path) -> None:
         shutil.rmtree(run.path)
 
 
-def _anew(run: RunFolder, experiment: Experiment) -> RunFolder:
-    with run.lock():
-        _check_discardable(run)
-        shutil.rmtree(run.path)
-    return RunFolder.create(experiment, run.path)
-
-
 def _check_changeable(text: str) -> None:
     key = text.partition("=")[0].strip()
     if not any(key == known or key.startswith(f"{known}.") for known in CHANGEABLE):
@@ -110,28 +102,14 @@ def _check_rounds(run: RunFolder, before: Experiment, after: Experiment) -> None
         raise ExperimentError(
             "completed rounds cannot be removed",
             expected=f"rounds = {done} or more",
-            got=f"rounds = {after.rounds}",
             fix="start another run with `fedrec run`",
         )
     privacy = before.privacy
     if privacy is not None and privacy.epsilon is not None and after.rounds != before.rounds:
         raise ExperimentError(
-            "more rounds would have required more noise in the completed rounds",
+            "more rounds would have required more noise in the completed rounds, which was"
+            f" calibrated to privacy.epsilon = {privacy.epsilon:g}",
             expected="privacy.noise-multiplier in a run that is extended",
-            got=f"privacy.epsilon = {privacy.epsilon:g}, to which the noise of all rounds was "
-            "calibrated",
-            fix="start another run with `fedrec run`",
-        )
-
-
-def _check_patience(before: Experiment, after: Experiment) -> None:
-    was = before.early_stopping
-    wanted = after.early_stopping
-    if was is not None and wanted is not None and wanted.patience < was.patience:
-        raise ExperimentError(
-            "with less patience this run would have ended earlier",
-            expected=f"early-stopping.patience = {was.patience} or more",
-            got=f"early-stopping.patience = {wanted.patience}",
             fix="start another run with `fedrec run`",
         )
 

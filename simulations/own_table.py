@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The experiment of `fedrec try` for a user's own table: its system, settings and epsilons.
+"""The experiment of `fedrec run --data` for a user's own table: its system, settings and epsilons.
 
-The experiment of `fedrec try` for the user's own table of interactions. Models that represent
+The experiment of `fedrec run --data` for a table of interactions. Models that represent
 users by features cannot learn from data without side features. The linear item-to-item model
 represents a user by its items; it is computed in two federated rounds, in each of which every
 client uploads once (counts, then products). It is trained unless ALS in rounds or popularity is
@@ -336,7 +336,7 @@ def try_table(
     **columns: Hashable,
 ) -> Result:
     """Train a federated recommender on a table in memory, and compare it with popularity and
-    centralised EASE, as `fedrec try` does with a file.
+    centralised EASE, as `fedrec run --data` does with a file.
 
     Args:
         table: one interaction per row.
@@ -425,7 +425,7 @@ def _check_frame(table: object) -> None:
         "pandas.DataFrame(rows, columns=['user', 'item']), or its method to_pandas() if it has one"
     )
     if isinstance(table, str | Path):
-        fix = f"pandas.read_csv({str(table)!r}), or on the command line: fedrec try {table}"
+        fix = f"pandas.read_csv({str(table)!r}), or on the command line: fedrec run --data {table}"
     raise DataError(
         "the table is no DataFrame",
         expected="a pandas DataFrame with one interaction per row",

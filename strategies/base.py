@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -22,7 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from pydantic import Field
 
-from fedrec.components.errors import component_errors, finite, named, refuse_other_arrays
+from fedrec.components.errors import finite, named, refuse_other_arrays
 from fedrec.components.registry import STRATEGY
 from fedrec.config import Config
 from fedrec.errors import ClientError, ExperimentError
@@ -148,7 +147,25 @@ class Aggregate:
         return apply_changes(theta, self.changes, rate)
 
 
-class CohortStrategy(Strategy):
+class _LoopEvaluates(Strategy):
+    """What Flower's interface has beside training: the server loop evaluates all strategies in the
+    same way, and the run folder has the settings."""
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        return None
+
+    def summary(self) -> None:
+        pass
+
+
+class CohortStrategy(_LoopEvaluates):
     """Base of fedrec's strategies. A subclass says how updates are weighted and how their sum is
     applied, or asks for each of them.
 
@@ -181,7 +198,6 @@ class CohortStrategy(Strategy):
         self._round = 0
         self._theta: dict[str, np.ndarray] = {}
         self._asked: dict[tuple[int, str], int] = {}  # number of clients, by node and message group
-        self._open: set[int] = set()  # clients of the round that have not answered
         self._whole = 0  # bytes of the shared parameters
         self._down = 0  # bytes to the clients of the round
         self._requested = 0  # bytes of what they asked for before
@@ -201,20 +217,6 @@ class CohortStrategy(Strategy):
         that contains others overrides this to return all of theirs, at any depth; clip and noise
         are set on these."""
         return {MAIN: self}
-
-    @classmethod
-    def remarks(
-        cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
-    ) -> list[str]:
-        """Remarks to be reported with the results of a run, one paragraph each; none by default.
-
-        Args:
-            config: settings of this class.
-            step: settings of the experiment's local step.
-            parameters: the global parameters.
-            rounds: how many there were.
-        """
-        return []
 
     def check_parameters(self, theta: Mapping[str, np.ndarray]) -> None:
         """Check the initial global parameters, before the first round; all are accepted by default.
@@ -248,7 +250,6 @@ class CohortStrategy(Strategy):
         self._round = server_round
         self._theta = zero_copy_arrays(arrays)
         self._whole = network_bytes(self._theta)
-        self._open = set()
         self._asked = {}
         self._down = 0
         self._requested = 0
@@ -258,7 +259,6 @@ class CohortStrategy(Strategy):
         for number, (node, clients, sent) in enumerate(self._sent(server_round, groups, arrays)):
             group = str(number) if (node, "") in self._asked else ""
             self._asked[node, group] = len(clients)
-            self._open.update(clients.tolist())  # each may answer once
             if sent is arrays:
                 self._down += self._whole * len(clients)
             else:
@@ -322,21 +322,7 @@ class CohortStrategy(Strategy):
     def _aggregate_each(
         self, server_round: int, answers: list[TrainEach]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Apply the updates of the single clients; without any the parameters stay.
-
-        Raises:
-            ClientError: a node answered for clients that were not asked, or a second time.
-        """
-        for reply in answers:
-            clients = reply.clients.tolist()
-            if not self._open.issuperset(clients):
-                raise ClientError(
-                    "a node answered for other clients than it was asked for",
-                    expected="each client of the message once",
-                    got=f"clients {', '.join(map(str, clients))}",
-                    fix="run the same version of fedrec on server and nodes",
-                )
-            self._open -= set(clients)
+        """Apply the updates of the single clients; without any the parameters stay."""
         answers = [reply for reply in answers if len(reply.clients)]
         metrics = MetricRecord({"num-clients": 0, "num-examples": 0, "bytes-up": 0})
         metrics["bytes-down"] = self._down
@@ -379,21 +365,6 @@ class CohortStrategy(Strategy):
         return functools.reduce(
             lambda total, other: added(total, other, self._theta[name]), changes
         )
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """None, because the server loop evaluates all strategies in the same way."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """None, see `configure_evaluate`."""
-        return None
-
-    def summary(self) -> None:
-        """Flower's hook for log lines; the run folder has the settings."""
 
 
 class GeneratingStrategy(CohortStrategy):
@@ -499,8 +470,7 @@ def check_enough_nodes(strategy: Strategy, nodes: int) -> None:
     if needed > nodes:
         raise ExperimentError(
             f"strategy {type(strategy).__name__!r} waits for more nodes than there are",
-            expected=f"at least {needed} nodes",
-            got=f"{nodes}",
+            expected=f"at least {needed} nodes, not {nodes}",
             fix="set engine.nodes, or strategy.min-available-nodes and strategy.min-train-nodes",
         )
 
@@ -515,18 +485,10 @@ def check_finite(parameters: Mapping[str, np.ndarray], number: int, strategy: St
         if not finite(array):
             raise ClientError(
                 f"training diverged in round {number}",
-                expected="finite parameters",
                 got=f"NaN or infinity in {name!r} from {named(STRATEGY.name, strategy)}",
-                fix=(
-                    "lower step.learning-rate or strategy.server-lr, or fix that file; "
-                    "the previous checkpoint is intact"
-                ),
+                fix="lower step.learning-rate or strategy.server-lr, or fix that file; the previous"
+                " checkpoint is intact",
             )
-
-
-def strategy_errors(strategy: Strategy, doing: str) -> AbstractContextManager[None]:
-    """Errors within name the strategy and what it was doing, see `component_errors`."""
-    return component_errors(STRATEGY.name, strategy, doing)
 
 
 def check_same_parameters(

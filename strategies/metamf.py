@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -51,14 +51,9 @@ class MetaMfStrategyConfig(PerClientConfig):
     """Server learning rate."""
     weight_decay: float = Field(default=0.0, ge=0)
     """L2 penalty added to the gradient of each parameter."""
-    undecayed: tuple[str, ...] = ()
-    """Patterns of parameters without the penalty. Adam turns even a small penalty into whole steps,
-    and pulls the embeddings of users (`user.id`) to zero while these are in no cohort."""
     rates: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """Factors on the learning rate by pattern of parameter names, such as `{"user.id" = 3.0}`; of
     several matches, the largest applies."""
-    weighting: Literal["examples", "uniform"] = "examples"
-    """Weight of a client: its number of examples, or uniform."""
 
 
 class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
@@ -68,12 +63,12 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
     Config = MetaMfStrategyConfig
     paper = "MetaMF (Lin et al. 2020)"
     config: MetaMfStrategyConfig
+    weighting = "examples"
 
     def __init__(
         self, config: MetaMfStrategyConfig, cohorts: Cohorts, step: dict[str, Any]
     ) -> None:
         super().__init__(config, cohorts, step)
-        self.weighting = config.weighting
         self._leaves: dict[str, Tensor] = {}
         self._made: tuple[ItemRequests, dict[str, Tensor], Tensor] | None = None
 
@@ -128,9 +123,7 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
                 name: rate * max((f for p, f in factors if fnmatch.fnmatch(name, p)), default=1.0)
                 for name in moved
             }
-            patterns = self.config.undecayed
-            still = {n for n in moved if any(fnmatch.fnmatch(n, p) for p in patterns)}
-            decays = {n: 0.0 if n in still else self.config.weight_decay for n in moved}
+            decays = dict.fromkeys(moved, self.config.weight_decay)
             self._optimiser.step(moved, dict(zip(moved, gradients, strict=True)), rates, decays)
         return theta
 
@@ -139,8 +132,7 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
         without any example."""
         requests, values, low = self._made  # type: ignore[misc]
         ranks = np.searchsorted(requests.clients, each.clients)
-        weights = each.examples if self.weighting == "examples" else (each.examples > 0)
-        weights = weights.astype(np.float32)
+        weights = each.examples.astype(np.float32)
         whole = np.float32(float(weights.sum()))
         outputs = [*values.values(), low]
         if not whole:

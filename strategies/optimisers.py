@@ -91,10 +91,10 @@ class Reptile(CohortStrategy):
 # Flower's own FedAdam averages nodes; this one samples clients, and may run under differential
 # privacy, because it uses only the mean.
 #
-# Where this differs from the paper: eta may fall linearly to zero (`anneal-rounds`), and
-# `bias-correction` divides m and v by 1 - b^t as Adam (Kingma and Ba 2015) does, where algorithm 2
-# starts v at tau^2 and corrects nothing. With one local step of gradient descent, this is then Adam
-# on the cohort as batch, but for tau, which counts in units of the local step size.
+# Where this differs from the paper: eta may fall linearly to zero (`anneal-rounds`), and m and v
+# are divided by 1 - b^t as in Adam (Kingma and Ba 2015), where algorithm 2 starts v at tau^2 and
+# corrects nothing. With one local step of gradient descent, this is then Adam on the cohort as
+# batch, but for tau, which counts in units of the local step size.
 
 
 class FedAdamConfig(ServerRate):
@@ -108,8 +108,6 @@ class FedAdamConfig(ServerRate):
     """Decay rate of the second moment (beta2), in [0, 1)."""
     tau: float = Field(default=1e-8, gt=0)
     """Added to the square root of the second moment (tau); the larger, the less adaptive."""
-    bias_correction: bool = True
-    """Whether both moments are corrected for their start at zero, as in Adam."""
     weighting: Literal["examples", "uniform"] = "uniform"
     """Weight of a client in the mean update: uniform, which differential privacy requires, or its
     number of examples, which makes a cohort's examples one batch."""
@@ -137,18 +135,14 @@ class FedAdam(CohortStrategy):
         divisor = aggregate.clients if config.weighting == "uniform" else aggregate.weight
         if not divisor:
             return theta
-        start = 0.0 if self.config.bias_correction else self.config.tau**2
         self._steps += 1
         rate = config.rate(aggregate.round)
-        whole = [
-            1 - beta**self._steps if config.bias_correction else 1.0
-            for beta in (config.beta1, config.beta2)
-        ]
+        whole = [1 - beta**self._steps for beta in (config.beta1, config.beta2)]
         moved = {}
         for name, total in aggregate.total(theta).items():
             mean = total / divisor
             first = self._first.setdefault(name, np.zeros(mean.shape))
-            second = self._second.setdefault(name, np.full(mean.shape, start))
+            second = self._second.setdefault(name, np.zeros(mean.shape))
             first += (1 - config.beta1) * (mean - first)
             second += (1 - config.beta2) * (np.square(mean) - second)
             moved[name] = theta[name] + rate * (first / whole[0]) / (

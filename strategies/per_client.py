@@ -58,6 +58,20 @@ class PerClientStrategy(CohortStrategy):
         self._optimiser = Optimiser(config.optimiser)
         self.memories = {"optimiser/": self._optimiser}
 
+    @classmethod
+    def remarks(
+        cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
+    ) -> list[str]:
+        """Remarks to be reported with the results of a run, one paragraph each; none by default.
+
+        Args:
+            config: settings of this class.
+            step: settings of the experiment's local step.
+            parameters: the global parameters.
+            rounds: how many there were.
+        """
+        return []
+
     @abstractmethod
     def sent(self, requests: ItemRequests) -> ClientArrays:
         """The parameters of a round's clients, with the rows of the items that they need."""
@@ -73,7 +87,6 @@ class PerClientStrategy(CohortStrategy):
         if self.own_step and self.step.get("name") != self.own_step:
             raise ExperimentError(
                 f"strategy {self.own_step!r} has a step of its own",
-                expected=f"model, step and strategy all by the name {self.own_step!r}",
                 got=f"step {self.step.get('name')!r}",
                 fix=f"set model.name and step.name to {self.own_step!r}",
             )
@@ -202,20 +215,10 @@ def _starts(items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return distinct_items, np.append(starts, len(items))
 
 
-def edges(similar: np.ndarray, neighbours: int) -> np.ndarray:
-    """Weights `[users, others]` of each user's neighbours, equal ones that sum to 1.
-
-    Args:
-        similar: `[users, others]`.
-        neighbours: how many each user has: the most similar; of equal ones the first. 0: all whose
-            similarity is above the mean of `similar`; the most similar alone where there is none.
-    """
-    if neighbours:
-        count = min(neighbours, similar.shape[1])
-        chosen = np.argsort(-similar, axis=1, kind="stable")[:, :count]
-        weights = np.zeros_like(similar)
-        np.put_along_axis(weights, chosen, np.asarray(1 / count, similar.dtype), axis=1)
-        return weights
+def edges(similar: np.ndarray) -> np.ndarray:
+    """Weights `[users, others]` of each user's neighbours, equal ones that sum to 1: all whose
+    similarity is above the mean of `similar [users, others]`; the most similar alone where there
+    is none."""
     above = similar > similar.mean(dtype=np.float64)
     lonely = np.flatnonzero(~above.any(axis=1))
     above[lonely, similar[lonely].argmax(axis=1)] = True
@@ -449,9 +452,9 @@ class FedgnnStrategy(PerClientStrategy):
 # A round: every client of the cohort names the items that it needs; for each of these the server
 # sends the shared embedding and the client's guidance, the mean over similar users' tables; the
 # client sends its changes of the rows. With X_v = E + the last change that v sent, S the cosines of
-# whole tables, and A the neighbours by S with equal weights,
+# whole tables, and A the neighbours by S with equal weights (those above the mean of S),
 #
-#     guidance of u = (A^layers X)_u,    E moves along the cohort's mean of (A^layers X)_u - E
+#     guidance of u = (A X)_u,    E moves along the cohort's mean of (A X)_u - E
 #
 # by one step of `optimiser`; `sgd` with `server-lr = 1` is the paper's mean.
 #
@@ -479,11 +482,6 @@ class GpfedrecStrategyConfig(PerClientConfig):
 
     server_lr: float = Field(default=0.01, gt=0)
     """Server learning rate."""
-    neighbours: int = Field(default=0, ge=0)
-    """Number of most similar users, including the user itself, whose mean is the guidance; 0: all
-    users whose similarity is above the mean (paper's code)."""
-    layers: int = Field(default=1, ge=1)
-    """Number of times that means over neighbours are taken (paper's code: 1)."""
     remembered: int | None = Field(default=None, ge=1)
     """Largest number of clients in the graph, the most recent ones; default: all. The server keeps
     an item table for each."""
@@ -537,18 +535,8 @@ class GpfedrecStrategy(PerClientStrategy):
     def _weights(self, changes: Changes, clients: np.ndarray) -> np.ndarray:
         """Of some remembered clients, each user's share in the guidance, `float64 [clients,
         users]`; each row sums to 1."""
-        config = self.config
-        start = np.asarray(self._theta[ITEMS])
-
-        def neighbours(ranks: np.ndarray) -> np.ndarray:
-            return edges(changes.similarities(ranks, start), config.neighbours)
-
-        shares = neighbours(np.searchsorted(changes.clients, clients))
-        if config.layers > 1:
-            between = neighbours(np.arange(len(changes.clients)))
-            for _ in range(config.layers - 1):
-                shares = shares @ between
-        return shares
+        ranks = np.searchsorted(changes.clients, clients)
+        return edges(changes.similarities(ranks, np.asarray(self._theta[ITEMS])))
 
     def sent(self, requests: ItemRequests) -> ClientArrays:
         """The rows that some clients start from, and their guidance: these rows for a client that

@@ -325,7 +325,6 @@ class _Averaging(CohortStrategy):
         if "item.mean" not in theta or "item.count" not in theta:
             raise ExperimentError(
                 "the model has no item means",
-                expected="parameters 'item.mean' and 'item.count'",
                 got=", ".join(theta),
                 fix="set model.name = 'pnbm', or another strategy",
             )

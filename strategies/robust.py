@@ -283,16 +283,13 @@ class UnionConfig(ChoiceConfig):
     sample: int = Field(default=100, ge=2)
     """Number of items whose embeddings are compared, drawn for each round; fewer in a small
     catalogue."""
-    embeddings: str = ""
-    """Name of the table of item embeddings; default: the one of more than one column with the most
-    rows."""
 
 
 class Union(RobustRule):
     """Moves the shared parameters by the mean of the updates of clients that keep items apart.
 
     Raises:
-        ExperimentError: the model has no table of item embeddings, or none of that name.
+        ExperimentError: the model has no table of item embeddings.
     """
 
     name = "union"
@@ -317,21 +314,20 @@ class Union(RobustRule):
         self._table(theta)
 
     def _table(self, theta: Mapping[str, np.ndarray]) -> str:
-        """Name of the table of item embeddings."""
+        """Name of the table of item embeddings: the one of more than one column with the most
+        rows."""
         tables = {
             name: len(value)
             for name, value in theta.items()
             if value.ndim == 2 and value.shape[1] > 1
         }
-        wanted = self.config.embeddings
-        if not tables or (wanted and wanted not in tables):
+        if not tables:
             raise ExperimentError(
                 "UNION compares embeddings of items",
-                expected=f"a table {wanted!r} of embeddings" if wanted else "a table of embeddings",
-                got=", ".join(tables or theta),
-                fix="correct strategy.embeddings, or choose another strategy, such as median",
+                got=", ".join(theta),
+                fix="choose another strategy, such as median",
             )
-        return wanted or max(tables, key=lambda name: tables[name])
+        return max(tables, key=lambda name: tables[name])
 
 
 def mean_distances(table: ClientChanges, items: np.ndarray) -> np.ndarray:

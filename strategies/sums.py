@@ -381,15 +381,12 @@ def check_model(theta: dict[str, np.ndarray], *, moments: bool) -> None:
         ExperimentError: they are not, or clients send other sums than those that are needed.
     """
     needed = {FACTORS, GRAM, RIGHT, "item.gram"}
+    flag = str(moments).lower()
     if needed - set(theta) or (MOMENTS in theta) != moments:
         raise ExperimentError(
             "the items' factors cannot be computed from the updates of these clients",
-            expected=f"model.name = 'ials' with model.moments = {str(moments).lower()}",
             got=f"a model with {', '.join(theta)}",
-            fix=(
-                f"set model.name = 'ials', model.moments = {str(moments).lower()} and step.name ="
-                " 'als'"
-            ),
+            fix=f"set model.name = 'ials', model.moments = {flag} and step.name = 'als'",
         )
 
 

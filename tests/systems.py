@@ -18,7 +18,7 @@ MF = (
 GPFEDREC = (
     "model={name='gpfedrec', embedding=4, hidden=[6]}",
     "step={name='gpfedrec', batch-size=8, learning-rate=0.5}",
-    "strategy={name='gpfedrec', server-lr=0.05, neighbours=3}",
+    "strategy={name='gpfedrec', server-lr=0.05}",
     *LAST_OUT,
 )
 FEDGNN = (

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import importlib.util
@@ -322,7 +321,6 @@ def _builtins(kind: Kind) -> dict[str, str]:
             if name in modules:
                 raise ExperimentError(
                     f"two classes have the name of the {kind.name} {name!r}",
-                    expected=f"one class of {kind.home} with name = {name!r}",
                     got=f"one in {modules[name]}, another in {module}",
                     fix="rename one of them",
                 )
@@ -382,7 +380,6 @@ def _from_path(kind: Kind, path: str) -> type:
     if inspect.isabstract(component):
         raise ExperimentError(
             f"{path} is an abstract {kind.name}",
-            expected=f"a class derived from {kind.base} with all its methods",
             got=f"no {', '.join(sorted(component.__abstractmethods__))}",  # type: ignore[attr-defined]
             fix="name a class that has them, or implement them",
         )
@@ -423,25 +420,6 @@ def file_of(kind: Kind, name: str) -> str:
     return (spec.origin or "") if spec else ""
 
 
-def described(kind: Kind, name: str) -> str:
-    """Docstring of a component, from its file, so that listing names imports nothing; where it
-    cannot be read from there, of the class itself.
-
-    Raises:
-        ExperimentError: see `resolve`.
-    """
-    class_name = (name if ":" in name else place_of(kind, name) or "").partition(":")[2]
-    try:
-        parsed = ast.parse(Path(file_of(kind, name)).read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError):
-        parsed = ast.Module([], [])
-    for node in (node for node in parsed.body if isinstance(node, ast.ClassDef)):
-        statements = [ast.unparse(line) for line in node.body if isinstance(line, ast.Assign)]
-        if node.name == class_name or (not class_name and f"name = {name!r}" in statements):
-            return ast.get_docstring(node) or inspect.getdoc(resolve(kind, name)) or ""
-    return inspect.getdoc(resolve(kind, name)) or ""
-
-
 def _base_of(kind: Kind) -> type:
     module_name, _, class_name = kind.base.partition(":")
     return getattr(importlib.import_module(module_name), class_name)
@@ -459,7 +437,6 @@ def _import(kind: Kind, module_name: str):
             fix = "it is in this folder, where Python does not look: PYTHONPATH=. fedrec ..."
         raise ExperimentError(
             f"cannot import {module_name!r} for a {kind.name}" + (f" ({line})" if beyond else ""),
-            expected="an importable module",
             got=f"{type(error).__name__}: {error}",
             fix=fix,
         ) from error

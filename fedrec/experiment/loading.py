@@ -61,35 +61,23 @@ def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
         ExperimentError: no experiment is named, or it is wrong.
     """
     if run_config.get("resolved"):
-        return Experiment.parse(_resolved(str(run_config["resolved"])))
+        try:
+            table = dict(parse_json(str(run_config["resolved"])))
+        except (ValueError, TypeError) as error:  # no JSON, or no object
+            raise ExperimentError(
+                "the resolved experiment in the run configuration cannot be read",
+                got=str(error),
+                fix="leave resolved out, and name the experiment with the key experiment",
+            ) from None
+        return Experiment.parse(table)
     if not run_config.get("experiment"):
         raise ExperimentError(
             "the run configuration names no experiment",
             expected="a TOML file (absolute path) or the name of a shipped experiment",
-            got="experiment = ''",
             fix="flwr run . --run-config 'experiment=\"privrec-synthetic\"'",
         )
     overrides = [part for part in str(run_config.get("overrides", "")).split(";") if part.strip()]
     return load(str(run_config["experiment"]), overrides)
-
-
-def _resolved(text: str) -> dict[str, Any]:
-    """The table of an experiment that is sent as JSON."""
-    try:
-        table = parse_json(text)
-    except ValueError as error:
-        table = None
-        got = str(error)
-    else:
-        got = type(table).__name__
-    if not isinstance(table, dict):
-        raise ExperimentError(
-            "the resolved experiment in the run configuration cannot be read",
-            expected="a JSON object",
-            got=got,
-            fix="leave resolved out, and name the experiment with the key experiment",
-        )
-    return table
 
 
 def shipped_experiments() -> dict[str, Path]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -39,27 +38,6 @@ from fedrec.experiment.tables import (
     SecureAggregationConfig,
 )
 from fedrec.privacy.config import PrivacyConfig
-
-
-@dataclass(frozen=True)
-class Lateness:
-    """The three tables of an experiment about late devices."""
-
-    devices: DevicesConfig | None
-    closing: ClosingConfig | None
-    asynchronous: AsynchronousConfig | None
-
-    @property
-    def known_cohorts(self) -> bool:
-        """Whether the speed or availability of devices decides who takes part in a round, so that
-        nothing is gained by sampling."""
-        away = self.devices is not None and self.devices.sometimes_away
-        return away or self.leaves_late
-
-    @property
-    def leaves_late(self) -> bool:
-        """Whether rounds end without the clients that are late, which are no failures."""
-        return self.closing is not None or self.asynchronous is not None
 
 
 class Experiment(DataSettings):
@@ -155,9 +133,16 @@ class Experiment(DataSettings):
         return {key: value for key, value in table.items() if key not in unused}
 
     @property
-    def lateness(self) -> Lateness:
-        """Its tables about late devices."""
-        return Lateness(self.devices, self.closing, self.asynchronous)
+    def known_cohorts(self) -> bool:
+        """Whether the speed or availability of devices decides who takes part in a round, so that
+        nothing is gained by sampling."""
+        away = self.devices is not None and self.devices.sometimes_away
+        return away or self.leaves_late
+
+    @property
+    def leaves_late(self) -> bool:
+        """Whether rounds end without the clients that are late, which are no failures."""
+        return self.closing is not None or self.asynchronous is not None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -197,7 +182,7 @@ class Experiment(DataSettings):
     def _rules_of_late_devices(self) -> dict[str, bool]:
         """Rules so that late answers can be left out or weighted, and a guarantee covers who takes
         part, and whether each is broken."""
-        late = self.lateness.known_cohorts
+        late = self.known_cohorts
         buffered = self.asynchronous is not None
         private = self.privacy is not None
         timed = private and self.devices is not None
@@ -258,8 +243,6 @@ class Experiment(DataSettings):
                 raise ExperimentError(
                     "[compression] and secure-aggregation cannot be combined: masks hide sums over"
                     " whole tables, not the rows and scales of single clients",
-                    expected="one of the two",
-                    got="both",
                     fix="leave out one of the two tables",
                 )
         if self.privacy is not None and self.federated:

@@ -209,8 +209,7 @@ def _with(table: Mapping[str, Any], path: list[str], value: Any, text: str) -> d
     inner = table.get(head, {})
     if not isinstance(inner, Mapping):
         raise ExperimentError(
-            f"cannot apply the override {text!r}",
-            expected=f"{head!r} to be a table",
+            f"cannot apply the override {text!r}, as {head!r} is no table",
             got=repr(inner),
             fix="check the key",
         )

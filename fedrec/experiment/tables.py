@@ -197,7 +197,6 @@ class EvaluationConfig(Config):
         if twice:
             raise ExperimentError(
                 f"baseline {twice[0]!r} is named twice",
-                expected="distinct names, or labels, in evaluation.baselines",
                 got=", ".join(labels),
                 fix=f"leave one out, or give it a label: {{ name = {twice[0]!r}, label = '...' }}",
             )
@@ -280,8 +279,6 @@ class EarlyStoppingConfig(Config):
     min_improvement: float = Field(default=0.0, ge=0)
     """Smallest improvement over the best evaluation so far, in units of the metric; 0: any
     improvement counts."""
-    every: int = Field(default=1, ge=1)
-    """Number of rounds between evaluations."""
     users: int = Field(default=1000, ge=1)
     """Number of validation users to evaluate (a fixed sample)."""
 
@@ -314,8 +311,6 @@ class ClosingConfig(Config):
     deadline: float | None = Field(default=None, gt=0)
     """Seconds after which a round closes, simulated ones in a simulation; default: none in a
     simulation, and `engine.timeout` with real nodes."""
-    enough: float = Field(default=1.0, gt=0, le=1)
-    """Share of the sampler's cohort whose answers close the round."""
     over_selection: float = Field(default=1.0, ge=1, le=10)
     """More clients are asked than the sampler's cohort has, by this factor: with 1.3 and a cohort
     of 100, 130 are asked and the first 100 answers are taken."""
@@ -328,8 +323,7 @@ class ClosingConfig(Config):
     def needed(self, asked: int) -> int:
         """Number of answers that close a round in which so many clients were asked; at least one,
         also where a random cohort has a single client."""
-        cohort = math.floor(asked / self.over_selection + _ROUNDING)
-        return max(1, math.ceil(self.enough * cohort - _ROUNDING))
+        return max(1, math.floor(asked / self.over_selection + _ROUNDING))
 
 
 class AsynchronousConfig(Config):

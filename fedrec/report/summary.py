@@ -28,7 +28,7 @@ _SHOWN = ("hits@", "hits-of-", "mae", "rmse", "reconstruction-")
 _RESAMPLES = 2000
 _MOST_TIES = 0.1  # share of rows with tied times, above which the order of items is not judged
 _NOT_PRIVATE = " (not private)"
-_OF_OWN_DATA = ("item-weights", "fold-in")  # models of `fedrec try`
+_OF_OWN_DATA = ("item-weights", "fold-in")  # models of `fedrec run --data`
 _REST = "What this covers, and what it does not, is in the report."
 _RANDOM = "random"  # lists that do not depend on data
 _ORDERED = "transitions"  # lists that depend on the order of a user's items
@@ -255,8 +255,8 @@ def _below_popularity(result: Result, metric: str) -> list[str]:
         return []
     if experiment.model.name not in _OF_OWN_DATA:
         advice = (
-            "fedrec try TABLE.csv, whose federated model needs no features; more rounds (--set"
-            " rounds=...); strategy popularity-start, which starts from popularity"
+            "fedrec run --data TABLE.csv, whose federated model needs no features; more rounds"
+            " (--set rounds=...); strategy popularity-start, which starts from popularity"
         )
     elif experiment.privacy is not None:
         advice = (

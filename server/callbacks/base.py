@@ -55,14 +55,9 @@ class Callback:
 
     Args:
         config: its settings, if it has any.
-
-    Attributes:
-        tracker: whether it only reports to another program. If it fails, the run goes on without
-            it; the failure of another callback ends the run.
     """
 
     Config: ClassVar[type[Config]] = Config
-    tracker: ClassVar[bool] = False
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = config
@@ -87,6 +82,11 @@ class Observer(Callback):
 
     def observe(self, strategy: Strategy) -> None:
         """The run begins; methods of the strategy may be wrapped."""
+
+
+class Tracker(Callback):
+    """A callback that only reports to another program: if it fails, the run goes on without it. The
+    failure of another callback ends the run."""
 
 
 log = logging.getLogger("fedrec")
@@ -163,7 +163,7 @@ class CallbackList:
             with component_errors(CALLBACK.name, callback, f"in {hook}"):
                 return getattr(callback, hook)(*arguments)
         except FedrecError as error:
-            if not callback.tracker:
+            if not isinstance(callback, Tracker):
                 raise
             self._failed.append(callback)
             reason = " ".join(str(error.got or error.problem).split())[:_LONGEST]

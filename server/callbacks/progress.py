@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A live line on the terminal: round, loss, Hits@10, elapsed, time left; in a notebook a bar below
-the cell; plain lines elsewhere."""
+"""A live line on the terminal: round, loss, Hits@10, elapsed, time left; elsewhere plain lines."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import time
-from html import escape
 from typing import Any
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -30,35 +26,8 @@ _SECONDS_BETWEEN_LINES = 5.0
 _ROUNDS_BETWEEN_LINES = 10
 
 
-class NotebookBars(RichProgress):
-    """Bars of a notebook: HTML that is written again when something changes. No widget is needed,
-    and the last state stays in the saved notebook."""
-
-    def start(self) -> None:
-        """Show the bars below the cell."""
-        self._notebook = importlib.import_module("IPython.display")  # every notebook has it
-        self._shown = self._notebook.display(self._notebook.HTML(""), display_id=True)
-
-    def stop(self) -> None:
-        """The last state stays."""
-
-    def update(self, task_id: Any, **changes: Any) -> None:
-        """Change a bar and show all of them."""
-        super().update(task_id, **changes)
-        bars = "<br>".join(map(_bar, self.tasks))
-        self._shown.update(self._notebook.HTML(f"<pre>{bars}</pre>"))
-
-
-def _bar(task: Task) -> str:
-    """A bar as HTML, with its figures."""
-    size = "" if task.total is None else f'value="{task.completed:.0f}" max="{task.total:.0f}"'
-    counts = f"{task.completed:.0f}/{'?' if task.total is None else f'{task.total:.0f}'}"
-    figures = task.fields.get("figures", "")
-    return f"<progress {size}></progress> {escape(f'{task.description} {counts}  {figures}')}"
-
-
 class Progress(Callback):
-    """Shows the progress of a run: on standard error, or below the cell of a notebook."""
+    """Shows the progress of a run on standard error."""
 
     name = "progress"
 
@@ -131,7 +100,7 @@ class Progress(Callback):
         return number in (self._first, self._rounds) or number % _ROUNDS_BETWEEN_LINES == 0
 
     def _show(self, label: str, total: int | None, completed: int) -> None:
-        if not (self._console.is_terminal or self._console.is_jupyter):
+        if not self._console.is_terminal:
             return
         if self._bars is None:
             columns = [
@@ -142,14 +111,12 @@ class Progress(Callback):
             ]
             if self._timed:
                 columns += [TimeElapsedColumn(), TimeRemainingColumn(elapsed_when_finished=True)]
-            kind = NotebookBars if self._console.is_jupyter else RichProgress
-            self._bars = kind(*columns, console=self._console)
+            self._bars = RichProgress(*columns, console=self._console)
             self._bars.start()
         self._task = self._bars.add_task(label, total=total, completed=completed, figures="")
 
     def _say(self, text: str) -> None:
-        if not self._console.is_jupyter:
-            self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, highlight=False, soft_wrap=True)
         self._spoke = time.monotonic()
 
 

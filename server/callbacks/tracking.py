@@ -30,7 +30,7 @@ from fedrec.runs.ids import runs_directory
 from fedrec.runs.result import Result
 from fedrec.runtime.files import read_json, write_atomically
 from fedrec.runtime.ragged import flat
-from server.callbacks.base import Callback
+from server.callbacks.base import Tracker
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -49,10 +49,8 @@ class TensorBoardConfig(Config):
     folder."""
 
 
-class Tracker(Callback):
-    """Reports to another program each round, and the metrics of the whole run at its end."""
-
-    tracker = True
+class MetricTracker(Tracker):
+    """Reports each round, and the metrics of the whole run at its end."""
 
     def log(self, prefix: str, values: Mapping[str, float], step: int) -> None:
         """Report numbers of a round, whose prefix is empty, or of a system."""
@@ -70,7 +68,7 @@ class Tracker(Callback):
             self.log(f"{system}/", numbers(metrics), len(result.rounds))
 
 
-class TensorBoard(Tracker):
+class TensorBoard(MetricTracker):
     """Writes each round's metrics, and those of the whole run at its end, for TensorBoard.
 
     Raises:
@@ -143,7 +141,7 @@ class MlflowConfig(Config):
     """Name of the MLflow experiment; default: the name of the fedrec experiment."""
 
 
-class Mlflow(Tracker):
+class Mlflow(MetricTracker):
     """Logs a run to MLflow.
 
     Raises:

@@ -98,7 +98,7 @@ class PhasePlans:
                 contributions="signed" if compressed else contributions_of(part.step),
                 schedule=part.cohorts.schedule,
                 phase_rounds=order.count(phase),
-                known=experiment.lateness.known_cohorts,
+                known=experiment.known_cohorts,
                 malicious=int(np.isin(part.cohorts.clients, malicious).sum()),
             )
             for phase, part in parts.items()

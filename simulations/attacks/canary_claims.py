@@ -284,7 +284,7 @@ def check_auditable(experiment: Experiment, *, stated: bool) -> None:
             got="flower",
             fix="--engine serial",
         )
-    if experiment.lateness.known_cohorts:
+    if experiment.known_cohorts:
         raise ExperimentError(
             "audits do not support late or unavailable clients",
             expected="rounds that wait for all clients, which are always available",

@@ -23,8 +23,7 @@ from simulations.flower_commands import disable_telemetry
 
 _GROUPS = {
     "Run": {
-        "run": ("run:run", "Run an experiment."),
-        "try": ("run:try_", "Train a federated recommender on your own table."),
+        "run": ("run:run", "Run an experiment, or a recommender on your own table."),
         "demo": ("run:demo", "PrivRec beside others; no data needed."),
         "resume": ("run:resume", "Continue a run or a sweep."),
         "sweep": ("studies:sweep", "Run an experiment with many settings and seeds."),
@@ -64,7 +63,7 @@ _GROUPS = {
 }
 """Commands by the heading below which the help lists them: function or group, and one line."""
 START = """fedrec demo                     PrivRec, without and with privacy, on synthetic data
-fedrec try ratings.csv          a federated recommender on your own table
+fedrec run --data ratings.csv   a federated recommender on your own table
 fedrec run privrec-synthetic    a shipped experiment; fedrec list experiment names all
 fedrec report RUN -o page.html  an HTML report of a run
 fedrec --help                   all commands"""
@@ -163,7 +162,6 @@ def _unusable_files_told() -> Iterator[None]:
             raise _impossible(problem[error.errno], name) from None
         raise RunError(
             "a file or folder cannot be used",
-            expected="files and folders that can be read and written, and free space",
             got=f"{error.strerror}" + (f": {name}" if error.filename is not None else ""),
             fix="check its name, its permissions and its disk",
         ) from None

@@ -4,6 +4,7 @@ audit`. An attack's settings are options of its command."""
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -115,13 +116,12 @@ class AttackGroup(typer.core.TyperGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """The command of an attack, also if it is named by module and class; of one that is unknown
-        or broken, a command that says so. The command imports the attack for its options; the list
-        of commands does not."""
-        from fedrec.components.registry import ATTACK, described
+        or broken, a command that says so."""
+        from fedrec.components.registry import ATTACK, resolve
         from fedrec.errors import ExperimentError
 
         try:
-            about = described(ATTACK, cmd_name)
+            about = inspect.getdoc(resolve(ATTACK, cmd_name)) or ""
         except ExperimentError as error:
             return _broken(cmd_name, error)
         short = " ".join(about.partition("\n\n")[0].split())

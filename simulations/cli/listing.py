@@ -7,7 +7,6 @@ import inspect
 import json
 import sys
 from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -51,6 +50,7 @@ Entry = dict[str, str]
 _COLUMNS = ("name", "about", "paper", "file")
 _WITH_PAPER = 120  # columns of a terminal
 _WITH_FILE = 180
+_IN_A_PIPE = 4096
 SECTIONS: dict[str, type[Config]] = {
     "experiment": Experiment,
     "evaluation": EvaluationConfig,
@@ -88,11 +88,11 @@ def show(
     line that starts with its kind.
     """
     kinds = {known.name: known for known in KINDS}
-    names = [*kinds, "experiment"]
+    names = [*kinds, "experiment", "section"]
     wanted = (kind or "").removesuffix("s")
-    if kind is not None and wanted not in (*names, "section"):
+    if kind is not None and wanted not in names:
         if word is not None:
-            raise _unknown(f"unknown kind {kind!r}", kind, [*names, "section"])
+            raise _unknown(kind, names)
         wanted = ""
         word = kind
     component = _component(kinds.get(wanted), wanted, word)
@@ -103,21 +103,14 @@ def show(
     if wanted in ("", "experiment"):
         listed["experiment"] = _experiments()
     if word is not None:
-        known = sorted({entry["name"] for entries in listed.values() for entry in entries})
-        listed = {
-            name: [entry for entry in entries if _mentions(entry, word)]
-            for name, entries in listed.items()
-        }
-        if not any(listed.values()):  # all names would be too many
-            asked = [] if wanted else names
-            near = not asked or get_close_matches(word, [*asked, *known])
-            raise _unknown(f"no entry mentions {word!r}", word, [*asked, *(known if near else ())])
+        entries = [entry["name"] for kind in listed.values() for entry in kind]
+        listed = {name: [e for e in kind if _mentions(e, word)] for name, kind in listed.items()}
+        if not any(listed.values()):
+            raise _unknown(word, entries if wanted else names)
     if as_json:
         typer.echo(json.dumps(listed, indent=2))
-    elif sys.stdout.isatty():
-        _print_tables(listed)
     else:
-        _print_lines(listed)
+        _print(listed)
 
 
 def _component(kind: Kind | None, name: str, word: str | None) -> type | None:
@@ -127,24 +120,21 @@ def _component(kind: Kind | None, name: str, word: str | None) -> type | None:
         ExperimentError: there is no table of this name, or no name.
     """
     if name == "section":
-        if word in SECTIONS:
-            return SECTIONS[word]
-        raise ExperimentError(
-            "the kind 'section' needs the name of a table"
-            if word is None
-            else f"there is no table {word!r}",
-            expected=f"one of {', '.join(SECTIONS)}",
-            got="no name" if word is None else repr(word),
-            fix="fedrec list section experiment" if word is None else did_you_mean(word, SECTIONS),
-        )
+        if word not in SECTIONS:
+            raise _unknown(word or "no name", SECTIONS)
+        return SECTIONS[word]
     if kind is None or word is None:
         return None
     return resolve(kind, word) if ":" in word or word in available_names(kind) else None
 
 
-def _unknown(problem: str, got: str, names: Iterable[str]) -> ExperimentError:
-    expected = "a kind, or a word of a name, a description or a paper"
-    return ExperimentError(problem, expected=expected, got=repr(got), fix=did_you_mean(got, names))
+def _unknown(word: str, names: Iterable[str]) -> ExperimentError:
+    return ExperimentError(
+        f"nothing is called {word!r} or mentions it",
+        expected="a kind and the name of a component or table, or a word of its description",
+        got=repr(word),
+        fix=did_you_mean(word, names),
+    )
 
 
 def _print_component(kind: str, component: type, as_json: bool) -> None:
@@ -209,24 +199,15 @@ def _relative(file: str) -> str:
     return str(path.relative_to(ROOT)) if file and path.is_relative_to(ROOT) else file
 
 
-def _print_tables(listed: dict[str, list[Entry]]) -> None:
-    """Without the columns that would be narrow ones of folded words: `fedrec list KIND NAME` has
-    them."""
-    console = Console()
+def _print(listed: dict[str, list[Entry]]) -> None:
+    """Print a line per entry, in columns of any width in a pipe, for `grep`; on a terminal without
+    the columns that would be narrow ones of folded words."""
+    console = Console() if sys.stdout.isatty() else Console(width=_IN_A_PIPE)
     shown = _COLUMNS[: 2 + (console.width >= _WITH_PAPER) + (console.width >= _WITH_FILE)]
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for column in ("kind", *shown):
+        table.add_column(column, overflow="fold", no_wrap=column in ("kind", "name"))
     for kind, entries in listed.items():
-        table = Table(title=kind, title_justify="left", title_style="bold", box=None)
-        for column in shown:
-            table.add_column(column, overflow="fold", no_wrap=column == "name")
         for entry in entries:
-            table.add_row(*(escape(entry[column]) for column in shown))
-        console.print(table, "")
-
-
-def _print_lines(listed: dict[str, list[Entry]]) -> None:
-    """One line per entry, in columns of any width: for `grep`, `less` and `wc`."""
-    rows = [(kind, *entry.values()) for kind, entries in listed.items() for entry in entries]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
-        typer.echo("  ".join(cells).rstrip())
+            table.add_row(kind, *(escape(entry[column]) for column in shown))
+    console.print(table)

@@ -90,7 +90,6 @@ def _path_of(text: str) -> Path:
         raise ExperimentError(
             "the path of --output is empty",
             expected="a path, such as runs/films, or . for the current folder",
-            got="an empty text",
             fix="give a path, or leave out --output",
         )
     return Path(text)

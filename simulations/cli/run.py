@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that run experiments: `fedrec run`, `resume`, `try` and `demo`."""
+"""Commands that run experiments: `fedrec run`, `resume` and `demo`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from simulations.cli import options
 from simulations.cli.finishing import finish, watched
 from simulations.cli.options import Quiet, RunOutput, overrides_of, setting_option
 from simulations.own_table import OwnTable
-
-# `fedrec try`: train a federated recommender on a table of ratings or purchases.
 
 Column = Annotated[str | None, typer.Option(help="Name of the column, if it is not recognised.")]
 Unrated = Annotated[
@@ -59,35 +57,6 @@ Vectors = Annotated[
 ]
 
 
-def try_(
-    data: Annotated[
-        Path, typer.Argument(help="CSV, Parquet or JSON file with one interaction per row.")
-    ],
-    user: Column = None,
-    item: Column = None,
-    rating: Column = None,
-    time: Column = None,
-    time_format: TimeFormat = None,
-    no_rating: Unrated = False,
-    header: Header = None,
-    epsilon: Epsilon = None,
-    system: System = None,
-    item_vectors: Vectors = None,
-    overrides: Annotated[list[str] | None, options.overrides()] = None,
-    seed: Annotated[str | None, setting_option("seed")] = None,
-    output: RunOutput = None,
-    quiet: Quiet = False,
-) -> None:
-    """Train a federated recommender on your own table, and compare it with popularity and
-    centralised EASE."""
-    columns = {"user": user, "item": item, "rating": rating, "time": time}
-    table = OwnTable(
-        columns, no_rating, time_format, epsilon, system, tuple(item_vectors or ()), header
-    )
-    given = [*(overrides or []), *overrides_of({"seed": seed})]
-    finish(table.experiment(data, given, quiet), output, quiet)
-
-
 def _shipped(incomplete: str) -> list[str]:
     return [name for name in shipped_experiments() if name.startswith(incomplete)]
 
@@ -112,7 +81,8 @@ def run(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Your own CSV, Parquet or JSON file instead of an experiment, see `fedrec try`."
+            help="Your own CSV, Parquet or JSON file, one interaction per row, instead of an"
+            " experiment."
         ),
     ] = None,
     user: Column = None,
@@ -133,7 +103,8 @@ def run(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment."""
+    """Run an experiment; or, with --data, train a federated recommender on your own table, and
+    compare it with popularity and centralised EASE."""
     flags = {
         "engine.name": engine,
         "engine.nodes": nodes,

@@ -70,7 +70,6 @@ def launch(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
     if run.status()["state"] != "finished":
         raise EngineError(
             "the Flower run failed",
-            expected="a finished run",
             got=f"state {run.status()['state']!r} after round {run.status()['round']}\n"
             + (_last_error(run) or last_lines(run.path / "flower.txt")),
             fix=f"see {run.path / 'flower.txt'} and {run.log_file}; the run can be resumed",
@@ -212,7 +211,6 @@ def app_folder(folder: Path) -> Path:
         raise EngineError(
             "the flower engine needs fedrec's source tree",
             expected=f"pyproject.toml in {root}",
-            got="an installation without it",
             fix="clone the project and `pip install -e .`, or use --engine ray",
         )
     for package in _PACKAGES:

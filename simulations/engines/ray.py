@@ -457,7 +457,6 @@ def connect(address: str | None, actors: int, data_bytes: int) -> None:
                 ray.shutdown()  # of what was started
     raise EngineError(
         f"the Ray cluster at {address!r} cannot be reached" if address else "Ray cannot be started",
-        expected="a running Ray cluster of the same version" if address else "a local Ray",
         got=trouble,
         fix="--engine serial runs without Ray",
     )

@@ -423,7 +423,7 @@ def test_the_first_command_prints_what_readme_says(fedrec, tmp_path, monkeypatch
     rows = (data_directory() / "ml-100k" / "u.data").read_text().replace("\t", ",")
     (tmp_path / "ratings.csv").write_text("user_id,item_id,rating,timestamp\n" + rows)
     monkeypatch.chdir(tmp_path)
-    code, _, _ = fedrec("try", "ratings.csv", "--system", "linear", "--output", "run")
+    code, _, _ = fedrec("run", "--data", "ratings.csv", "--system", "linear", "--output", "run")
     found = Result.load(tmp_path / "run")
     assert code == 0
     systems = {"ratings": found.metrics, **found.baselines}

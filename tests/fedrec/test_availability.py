@@ -71,12 +71,6 @@ def test_speeds_are_log_normal():
         assert logs.std() == pytest.approx(spread, rel=0.02)
 
 
-def test_a_smaller_upload_takes_its_share_of_the_time():
-    even = {"example_seconds": 0.0, "network_spread": 0.0}
-    config = DevicesConfig(**even, upload_share=0.25, megabyte_seconds_up=8.0)
-    assert Devices(config, 0).seconds(np.arange(3), 9, 2.0).tolist() == [2 + 4] * 3
-
-
 @pytest.mark.parametrize("settings", [{}, {"nightly": {"hours": 7, "spread": 5}}])
 def test_a_device_depends_on_seed_and_client_alone(settings):
     config = DevicesConfig.parse(settings)

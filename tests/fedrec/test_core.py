@@ -15,12 +15,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 import fedrec
 from fedrec import errors
-from fedrec.config import Config, did_you_mean
-from fedrec.errors import NEIGHBOURS, ROOT, ClientError, ExperimentError, FedrecError
+from fedrec.config import Config
+from fedrec.errors import NEIGHBOURS, ROOT, ExperimentError, FedrecError
 from fedrec.graphs import NOTHING, ThirdParty, attended, tokens
 from fedrec.rng import seed_sequence, stream, torch_stream
 
@@ -81,11 +81,6 @@ def test_docstrings_of_fields_are_descriptions_also_in_schemas():
     assert {name for name, one in properties.items() if "description" in one} == {"given", "below"}
 
 
-def test_a_configuration_cannot_be_changed():
-    with pytest.raises(ValidationError, match="frozen"):
-        Outer(rounds=2).rounds = 3
-
-
 def test_unknown_key_is_answered_with_the_nearest():
     error = fault({"rounds": 2, "round": 3})
     assert error.problem == "unknown key 'round'"
@@ -96,15 +91,6 @@ def test_unknown_nested_key_is_named_in_full_with_the_keys_of_its_own_table():
     error = fault({"rounds": 2, "inner-part": {"step-sise": 0.1}}, at="strategy")
     assert error.problem == "unknown key 'strategy.inner-part.step-sise'"
     assert error.fix == "did you mean 'step-size'?"
-
-
-def test_unknown_key_that_is_like_nothing_gets_the_whole_list():
-    assert fault({"rounds": 2, "zzz": 1}).fix == "known: 'inner-part', 'ks', 'name', 'rounds'"
-
-
-def test_missing_key():
-    error = fault({}, at="here")
-    assert error.problem == "missing key 'here.rounds'" and "set here.rounds" in error.fix
 
 
 @pytest.mark.parametrize(
@@ -161,15 +147,6 @@ def test_settings_that_do_not_fit_together():
     assert error.expected == "rounds that are lucky"
 
 
-def test_a_long_value_is_cut():
-    assert len(fault({"rounds": "x" * 1000}).got) < 230
-
-
-def test_did_you_mean():
-    assert did_you_mean("reptil", ["fedavg", "reptile"]) == "did you mean 'reptile'?"
-    assert did_you_mean("x", []) == "this table has no keys"
-
-
 # Errors: text, exit codes, and pickling between processes.
 
 KINDS = [
@@ -179,21 +156,11 @@ KINDS = [
 ]
 
 
-def test_text_has_one_line_per_given_part():
-    error = ClientError("client 3 failed", expected="an update", fix="lower the rate")
-    assert str(error) == "client 3 failed\n  expected: an update\n  fix: lower the rate"
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_pickling_keeps_kind_and_parts(kind):
     error = pickle.loads(pickle.dumps(kind("p", expected="e", got="g", fix="f")))
     assert type(error) is kind
     assert (error.problem, error.expected, error.got, error.fix) == ("p", "e", "g", "f")
-
-
-def test_exit_codes_differ():
-    assert len({kind.exit_code for kind in KINDS}) == len(KINDS)
-    assert 0 not in {kind.exit_code for kind in KINDS}
 
 
 @pytest.mark.parametrize("package", ["fedrec", "clients", "server", "strategies", "simulations"])

@@ -10,7 +10,6 @@ from fedrec.components.registry import DATASET, MODEL, STEP, STRATEGY
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import from_run_config, load, shipped_experiments
 from fedrec.experiment.schema import Experiment
-from fedrec.experiment.sections import override
 from fedrec.privacy.personal import drawn_budget
 
 LEAST = {"name": "least", "rounds": 1, "dataset": {"name": "synthetic"}}
@@ -83,12 +82,6 @@ def test_overrides(override, found):
     assert found(load(LEAST, [override]))
 
 
-def test_a_later_override_wins_and_the_source_is_untouched():
-    table = {**LEAST, "step": {"name": "sgd", "epochs": 2}}
-    experiment = load(table, ["step.epochs=3", "step.epochs=4"])
-    assert experiment.step.options["epochs"] == 4 and table["step"]["epochs"] == 2
-
-
 @pytest.mark.parametrize("override", ["seed", "=3", "a..b=3", ".seed=3"])
 def test_an_override_that_is_none_is_refused(override):
     assert override in refused(override).problem
@@ -143,7 +136,7 @@ def test_a_file_with_what_cannot_be_read_is_refused(tmp_path, text, reason):
 
 def test_an_override_through_a_value_is_refused():
     error = refused("rounds.often=3")
-    assert "rounds.often=3" in error.problem and "'rounds' to be a table" in error.expected
+    assert "rounds.often=3" in error.problem and "'rounds' is no table" in error.problem
 
 
 @pytest.mark.parametrize(
@@ -183,12 +176,6 @@ def test_ratings_and_a_threshold_exclude_each_other():
 def test_unknown_name_is_answered_with_the_nearest_shipped_experiment():
     error = refused(source="privrec-syntetic")
     assert "privrec-synthetic" in error.fix and "no such file" in error.got
-
-
-def test_a_folder_and_text_that_is_not_toml_are_refused(tmp_path):
-    assert refused(source=tmp_path).got == "a folder"
-    (tmp_path / "bad.toml").write_text("rounds = = 3")
-    assert "is not TOML" in refused(source=tmp_path / "bad.toml").problem
 
 
 @pytest.mark.parametrize(
@@ -239,11 +226,6 @@ def test_run_configuration_names_a_file_or_carries_the_whole_experiment(tmp_path
     assert isinstance(whole, Experiment) and whole.settings(DATASET).users == 600
 
 
-def test_run_configuration_without_an_experiment_is_refused():
-    with pytest.raises(ExperimentError, match="names no experiment"):
-        from_run_config({"experiment": "", "overrides": "seed=1"})
-
-
 def test_another_engine_keeps_the_settings_that_all_engines_have():
     source = {**LEAST, "engine": {"name": "ray", "path": "reference", "memory-gib": 0.5}}
     engine = load(source, ["engine.name=serial"]).engine
@@ -280,12 +262,3 @@ def test_an_abstract_strategy_and_a_missing_argument_are_named(monkeypatch):
 
     monkeypatch.setattr(FedAdam, "__init__", demanding)
     assert refused(f"strategy.name='{ADAM}'").problem == "missing key 'strategy.server-side-secret'"
-
-
-def test_another_component_leaves_out_the_settings_of_the_one_before_and_says_so(caplog):
-    table = {"step": {"name": "sgd", "epochs": 7, "learning-rate": 0.5}}
-    assert override(table, "step.name=dpsgd") == {"step": {"name": "dpsgd"}}
-    assert "leaves out the settings of 'sgd': epochs, learning-rate" in caplog.text
-    caplog.clear()
-    assert override(table, "step.name=sgd") == table and not caplog.text
-    assert override({"a": 1}, "b.c=.5") == {"a": 1, "b": {"c": 0.5}}

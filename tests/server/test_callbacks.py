@@ -5,14 +5,13 @@ import builtins
 import logging
 import os
 import socket
-import time
 
 import pytest
 
 from fedrec.config import Config
-from fedrec.errors import ComponentError, ExperimentError
+from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
-from server.callbacks.base import Callback, CallbackList, callbacks_of
+from server.callbacks.base import Callback, CallbackList, Tracker
 from simulations import runner
 
 # Callbacks of an experiment: created from their settings, called in order, unable to change the
@@ -35,14 +34,7 @@ class Noting(Callback):
         return False
 
 
-class Fussy(Callback):
-    def __init__(self, config):
-        raise ValueError("not today")
-
-
-class Unreachable(Callback):
-    tracker = True
-
+class Unreachable(Tracker):
     def on_start(self, run, first_round, rounds):
         TOLD.append("start")
         raise ConnectionError("no route\nto host")
@@ -86,19 +78,6 @@ def test_named_callbacks_are_called_in_order_with_their_settings(tiny_experiment
     ]
 
 
-def test_a_callback_without_settings_is_named_by_a_text(tiny_experiment):
-    table = {**tiny_experiment(), "callbacks": ["progress", {"name": "tensorboard"}]}
-    experiment = load(table)
-    assert [one.name for one in experiment.callbacks] == ["progress", "tensorboard"]
-    assert load(experiment.table()).callbacks == experiment.callbacks
-
-
-def test_an_experiment_without_callbacks_is_written_as_before(load_tiny):
-    """Runs of earlier versions can be resumed: their digest must not change."""
-    table = load_tiny().table()
-    assert "callbacks" not in table
-
-
 @pytest.mark.parametrize(
     ("callbacks", "words"),
     [
@@ -112,14 +91,6 @@ def test_a_wrong_callback_is_named_before_anything_runs(tiny_experiment, callbac
     with pytest.raises(ExperimentError) as caught:
         load({**tiny_experiment(), "callbacks": callbacks})
     assert all(word in caught.value.text() for word in words), caught.value.text()
-
-
-def test_one_that_cannot_be_made_is_named(tiny_experiment):
-    experiment = load({**tiny_experiment(), "callbacks": named(("Fussy", {}))})
-    with pytest.raises(
-        ComponentError, match=r"callback 'Fussy' .*when it was made(?s:.*)not today"
-    ):
-        callbacks_of(experiment)
 
 
 def test_any_callback_can_end_the_run_and_all_are_called():
@@ -180,20 +151,6 @@ def test_a_run_does_not_depend_on_an_mlflow_server(run_tiny, monkeypatch, caplog
     assert result.metrics and os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "5"
     (line,) = [record.getMessage() for record in caplog.records if record.name == "fedrec"]
     assert line.startswith("Mlflow failed, and the run goes on without it") and "\n" not in line
-
-
-@pytest.mark.slow
-def test_an_mlflow_database_that_cannot_be_opened_is_given_up_at_once(
-    run_tiny, tmp_path, monkeypatch, caplog
-):
-    pytest.importorskip("mlflow", reason="extra 'track' is not installed")
-    (tmp_path / "folder.db").mkdir()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'folder.db'}")
-    monkeypatch.setattr(time, "sleep", lambda seconds: seconds < 0.1 or pytest.fail("a wait"))
-    with caplog.at_level(logging.WARNING, "fedrec"):
-        assert run_tiny(NAMED.format("mlflow")).metrics
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "fedrec"]
-    assert "unable to open database file" in line
 
 
 @pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils"), ("mlflow", "mlflow")])

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from fedrec.config import Config
 from fedrec.errors import ClientError, EngineError, ExperimentError, RunError
 from fedrec.protocol.messages import pack_presence
 from fedrec.protocol.orders import Presence
@@ -17,7 +16,6 @@ from server.cohort import Roster, balanced, call_roster
 from server.samplers import (
     FixedSizeConfig,
     FixedSizeSampler,
-    FullSampler,
     Limited,
     LimitedConfig,
     PoissonConfig,
@@ -35,11 +33,6 @@ def fixed(cohort=10, clients=CLIENTS, seed=0):
 
 def poisson(cohort=10.0, clients=CLIENTS, seed=0):
     return PoissonSampler(PoissonConfig(cohort=cohort), clients, seed)
-
-
-def test_fixed_size():
-    assert {len(fixed(7).sample(round_number)) for round_number in range(100)} == {7}
-    assert fixed(40).sample(1).tolist() == CLIENTS.tolist()
 
 
 def test_fixed_size_is_uniform():
@@ -77,11 +70,6 @@ def test_more_than_there_are_is_refused_with_the_number(make):
         make(41)
     assert "sampler.cohort" in caught.value.problem and caught.value.got == "41"
     assert caught.value.fix == "set sampler.cohort = 40 or less"
-
-
-def test_full_is_all_clients_in_every_round():
-    sampler = FullSampler(Config(), CLIENTS, 0)
-    assert all(sampler.sample(number).tolist() == CLIENTS.tolist() for number in (1, 2))
 
 
 # Limited sampling: no client more often than allowed, and cohorts that are a function of seed and
@@ -205,28 +193,11 @@ def test_work_is_shared_evenly_and_no_client_is_lost():
 
 
 @pytest.mark.usefixtures("identity")
-def test_many_clients_weigh_more_than_one_with_the_same_work():
-    """Each of 40 with 10 examples takes its node longer than those examples do; so that node gets
-    less than half."""
-    work = np.array([400, *[10] * 40])
-    alone, _ = sorted(balanced(work, 2), key=len)
-    assert 0 in alone and work[alone].sum() > work.sum() / 2
-
-
-@pytest.mark.usefixtures("identity")
 def test_a_node_without_clients_is_no_fault():
     roster = Roster((1, 2), (presence(0), presence(1, [4])))
     assert [(node, clients.tolist()) for node, clients in roster.by_node(np.array([4]))] == [
         (2, [4])
     ]
-
-
-@pytest.mark.usefixtures("identity")
-def test_a_roster_without_nodes_has_no_clients():
-    roster = Roster((), ())
-    for clients in (roster.training, roster.evaluated, roster.validated):
-        assert clients.dtype == np.int64 and not len(clients)
-    assert roster.indices_of(np.array([0, 7])).tolist() == [-1, -1]
 
 
 @pytest.mark.usefixtures("identity")
@@ -295,25 +266,11 @@ def test_a_state_comes_back_bit_for_bit(checkpoints):
     assert same(checkpoints.latest(), state(2))
 
 
-def test_numbers_of_the_rounds_come_back_as_they_were(checkpoints):
-    rows = [{"round": 1, "loss": 0.1 + 0.2, "tiny": 5e-324, "int": 2**60, "nan": float("nan")}]
-    checkpoints.save(State(1, {}, {}, rows, []))
-    assert repr(checkpoints.latest().rounds) == repr(rows)
-
-
 def test_the_newest_is_read_and_only_the_newest_are_kept(checkpoints):
     for round_number in (1, 2, 9, 10, 11):
         checkpoints.save(state(round_number))
     assert files(checkpoints) == ["round-000009.npz", "round-000010.npz", "round-000011.npz"]
     assert checkpoints.latest().round == 11
-
-
-def test_other_files_are_left_alone(checkpoints):
-    checkpoints.folder.mkdir()
-    (checkpoints.folder / "round-notes.npz").write_text("mine")
-    for round_number in range(1, 6):
-        checkpoints.save(state(round_number))
-    assert len(files(checkpoints)) == 4 and "round-notes.npz" in files(checkpoints)
 
 
 def test_a_truncated_checkpoint_is_replaced_by_the_previous_one_with_a_warning(checkpoints, caplog):
@@ -358,7 +315,7 @@ def test_a_checkpoint_of_another_experiment_is_refused(checkpoints):
     checkpoints.save(state())
     with pytest.raises(RunError, match="another experiment") as caught:
         Checkpoints(checkpoints.folder, "other digest", keep=3).latest()
-    assert "other digest" in caught.value.expected
+    assert "another experiment" in caught.value.problem
 
 
 @pytest.mark.slow

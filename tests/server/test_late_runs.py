@@ -66,16 +66,6 @@ def test_equal_buffer_and_concurrency_give_the_synchronous_run(run_tiny, system)
     assert tables[0] == tables[1]
 
 
-def test_time_alone_changes_nothing_else(run_tiny):
-    timed = run_tiny(UNEVEN, output="timed")
-    plain = run_tiny(output="plain")
-    assert_close(parameters_in(timed.folder), parameters_in(plain.folder))
-    columns = ["simulated-seconds", "late-clients", "late-bytes"]
-    pd.testing.assert_frame_equal(timed.rounds.drop(columns=columns), plain.rounds)
-    assert timed.rounds["simulated-seconds"].is_monotonic_increasing
-    assert not timed.rounds["late-clients"].any()
-
-
 def test_early_closing_takes_less_time_and_a_whole_cohort(run_tiny):
     waiting = run_tiny("rounds=6", UNEVEN, output="waiting")
     early = run_tiny("rounds=6", UNEVEN, "closing={over-selection=1.5}", output="early")
@@ -190,8 +180,7 @@ def test_who_takes_part_does_not_depend_on_data_under_a_guarantee(run_tiny, monk
             "cannot be combined with privacy.placement = 'distributed'",
         ),
         ((UNEVEN, "closing={over-selection=1.3}", "sampler={name='full'}"), "has no cohort"),
-        ((UNEVEN, "closing={enough=0.0}"), "closing.enough"),
-        ((UNEVEN, "closing={enuf=0.5}"), "enough"),
+        ((UNEVEN, "closing={over-selecton=1.5}"), "over-selection"),
         (("devices={nightly={hours=0.001}}",), "is impossible"),
     ],
 )
@@ -366,35 +355,20 @@ LOST = np.array([False, False, False, False, True])
     [
         # all that answer; the lost one went at 3, the last answer came at 9
         ({}, (1, 3, 0, 2), 9.0),
-        # two of five asked are one cohort of 4 at most: 0.5 of 5 rounded up
-        ({"enough": 0.5}, (1, 3, 0), 4.0),
         # 5 asked for a cohort of 4
         ({"over_selection": 1.25}, (1, 3, 0, 2), 9.0),
-        ({"over_selection": 1.25, "enough": 0.25}, (1,), 1.0),
+        ({"over_selection": 5.0}, (1,), 1.0),
         ({"deadline": 2.0}, (1, 3), 2.0),
         ({"deadline": 0.5}, (), 0.5),
         ({"deadline": 100.0}, (1, 3, 0, 2), 9.0),
-        # enough at 1, before the deadline
-        ({"deadline": 2.0, "enough": 0.4}, (1, 3), 1.0),
+        # as many as needed at 1, before the deadline
+        ({"deadline": 2.0, "over_selection": 2.5}, (1, 3), 1.0),
     ],
 )
 def test_answers_by_hand(settings, taken, at):
     start = 10.0
     found = closed(np.arange(20, 25), ENDS + start, LOST, start, ClosingConfig(**settings))
     assert tuple(found.taken.tolist()) == taken and found.at == start + at
-
-
-def test_a_round_that_asks_nobody_takes_no_time():
-    nobody = np.empty(0)
-    found = closed(nobody.astype(np.int64), nobody, nobody.astype(bool), 7.0, ClosingConfig())
-    assert not len(found.taken) and found.at == 7.0
-
-
-def test_a_random_cohort_of_one_is_waited_for():
-    """A Poisson sampler may draw a single client, where more than one was meant to be asked."""
-    config = ClosingConfig(over_selection=1.3)
-    found = closed(np.array([4]), np.array([3.0]), np.zeros(1, dtype=bool), 2.0, config)
-    assert found.taken.tolist() == [0] and found.at == 3.0
 
 
 def test_without_an_answer_a_round_ends_when_the_last_device_goes():

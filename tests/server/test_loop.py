@@ -2,7 +2,6 @@
 """The rounds of a run, and its exchange with nodes."""
 
 import gc
-import json
 import logging
 import signal
 from contextlib import suppress
@@ -132,15 +131,6 @@ def test_between_two_checkpoints_the_state_of_the_strategy_is_saved_at_the_end(r
     assert_close(found, wanted)
 
 
-def test_divergence_is_explained(run_tiny, tmp_path):
-    with pytest.raises(ClientError) as caught:
-        run_tiny("step.learning-rate=1e30", "step.epochs=3")
-    assert caught.value.problem == "training diverged in round 1"
-    assert "step.learning-rate" in caught.value.fix
-    assert RunFolder(tmp_path / "run").status() == {"state": "failed", "round": 0}
-    assert "training diverged" in (tmp_path / "run" / "log.txt").read_text()
-
-
 def test_divergence_leaves_the_checkpoint_of_the_round_before(run_tiny, tmp_path):
     with pytest.raises(ClientError, match="diverged in round 2"):
         run_tiny("rounds=3", f"strategy.name={__name__}:Exploding", output="broken")
@@ -160,18 +150,6 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(run_tiny, monkeypatch,
     with pytest.raises(RunError, match="cannot write"):
         run_tiny("rounds=3")
     assert RunFolder(tmp_path / "run").status() == {"state": "failed", "round": 1}
-
-
-def test_one_seed_gives_one_file_and_another_seed_another(run_tiny, tmp_path):
-    for output, seed in (("a", 5), ("b", 5), ("c", 6)):
-        run_tiny(f"seed={seed}", output=output)
-    files = {
-        (o, n): (tmp_path / o / n).read_bytes()
-        for o in "abc"
-        for n in ("rounds.csv", "users.csv", "groups.csv")
-    }
-    for name in ("rounds.csv", "users.csv", "groups.csv"):
-        assert files["a", name] == files["b", name] != files["c", name]
 
 
 def test_an_empty_cohort_is_a_round_that_changes_nothing(run_tiny):
@@ -281,15 +259,6 @@ def test_number_of_nodes_changes_no_more_than_the_last_digits(run_tiny):
     assert_close(four.parameters, one.parameters, rtol=1e-5, atol=1e-7)
 
 
-def test_result_json_has_the_numbers_of_the_result(run_tiny):
-    result = run_tiny("evaluation.baselines=['popularity']")
-    summary = json.loads((result.folder / "result.json").read_text())
-    assert summary["metrics"] == result.metrics and summary["users"] == 6 and summary["rounds"] == 2
-    assert summary["baselines"] == result.baselines
-    assert 0 <= result.baselines["popularity"]["hits@5"] <= 1
-    assert set(summary["seconds"]) == {"training", "evaluation-without-fine-tuning", "evaluation"}
-
-
 def test_a_skipped_baseline_is_reported_once(run_tiny, caplog):
     """EASE takes at most five items here: iALS replaces it, reported in one line of the log, which
     the command line prints; callbacks print nothing more."""
@@ -310,15 +279,6 @@ def test_a_skipped_baseline_is_reported_once(run_tiny, caplog):
     assert result.gaps.index[0] == "activity" and (result.gaps["hits@5"].dropna() >= 0).all()
 
 
-def test_the_last_evaluation_and_the_baselines_can_be_limited_to_the_same_users(run_tiny):
-    result = run_tiny("evaluation.final-users=3", "evaluation.baselines=['popularity']")
-    everybody = run_tiny("evaluation.baselines=['popularity']", output="everybody")
-    assert len(result.users) == 3 and set(result.users.index) < set(everybody.users.index)
-    assert result.baselines != everybody.baselines
-    table = everybody.users.loc[result.users.index]
-    assert result.metrics["hits@5"] == pytest.approx(table["hits@5"].mean())
-
-
 class Dropping(Callback):
     """Is interrupted in round 2, and drops the exception, as native code may."""
 
@@ -336,18 +296,6 @@ def test_an_interruption_that_was_dropped_ends_the_run_before_the_next_round(run
 
 
 # The record of dropped replies: columns of rounds.csv, and a sentence at the end.
-
-
-def test_a_simulation_has_no_columns_until_a_reply_is_dropped():
-    record = DroppedReplies()
-    assert record.columns() == {} and record.report(1) == ([], {})
-    record.dropped(7, "no answer in time")
-    assert record.columns()["dropped-replies"] == 1
-    assert record.columns() == {
-        "dropped-replies": 0,
-        "bounded-replies": 0,
-        "dropped-or-bounded": "",
-    }
 
 
 def test_the_end_of_a_run_states_the_totals_also_of_a_resumed_one():
@@ -395,13 +343,6 @@ def refused(found, **settings):
 
 
 @pytest.mark.usefixtures("identity")
-def test_all_good():
-    found = replies(3)
-    assert answers(iter(found), sent=[2, 3, 4], max_failures=0.0) == found
-    assert answers([], sent=[], max_failures=0.0) == []
-
-
-@pytest.mark.usefixtures("identity")
 def test_one_failure_is_too_many_by_default_and_its_text_is_shown():
     error = refused(
         replies(2, "client 7 failed\n  got: ZeroDivisionError\n", "other"),
@@ -430,11 +371,6 @@ def test_a_missing_reply_is_a_failure(caplog):
     assert error.problem == "1 of 4 nodes failed" and error.got == "no answer in time"
     assert "engine.timeout" in error.fix and "1 of 4 nodes did not answer in time" in caplog.text
     assert len(answers(replies(3), sent=[2, 3, 4, 5], max_failures=0.3)) == 3
-
-
-@pytest.mark.usefixtures("identity")
-def test_all_nodes_may_fail_if_all_failures_are_tolerated():
-    assert answers(replies(0, "a", "b"), sent=[2, 3], max_failures=1.0) == []
 
 
 @pytest.mark.usefixtures("identity")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The serial engine, Flower's, secure runs, and resumed ones."""
 
-import inspect
 import multiprocessing
 import os
 import signal
@@ -17,24 +16,21 @@ from flwr.app import (
     Context,
     Error,
     Message,
-    Metadata,
     MetricRecord,
     RecordDict,
 )
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedrec.errors import ClientError, ExperimentError
+from fedrec.errors import ClientError
 from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 from simulations import runner
 from simulations.engines import grid as flwr_private
-from simulations.engines.grid import identify_server, number, rebuilt
+from simulations.engines.grid import identify_server, number
 from simulations.engines.serial import SerialGrid
 from tests.runs import assert_close, assert_same_run, resumed
 from tests.simulations.listening import listening_below
-from tests.systems import SYSTEMS
 
 # The serial grid: nodes in this process that do not affect each other.
 
@@ -112,17 +108,6 @@ def test_messages_can_be_pushed_and_pulled(vandal):
         first
     )
     assert list(vandal.pull_messages(first)) == []
-
-
-def test_create_message_and_run_as_flower_has_them(vandal):
-    message = vandal.create_message(shared(), "train", 3, "group", 60.0)
-    assert (message.metadata.dst_node_id, message.metadata.group_id, message.metadata.ttl) == (
-        3,
-        "group",
-        60.0,
-    )
-    vandal.set_run("a run")
-    assert vandal.run == "a run"
 
 
 def test_an_error_comes_through_with_its_traceback(identity):
@@ -226,14 +211,6 @@ def test_without_an_identity_no_message_can_be_made(nobody):
 
 
 @pytest.mark.usefixtures("identity")
-def test_with_an_identity_messages_can_be_made(nobody):
-    identify_server()
-    message = Message(RecordDict(), 2, "train")
-    assert message.metadata.src_node_id == flwr_private.SERVER_NODE_ID
-    assert message.metadata.dst_node_id == 2
-
-
-@pytest.mark.usefixtures("identity")
 def test_the_identity_of_a_real_flower_task_is_kept(nobody):
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 77, 88, 99
     identify_server()
@@ -253,37 +230,11 @@ def test_a_message_can_be_numbered_and_its_reply_names_the_number():
 
 
 @pytest.mark.usefixtures("identity")
-def test_a_message_can_be_put_together_from_its_parts():
-    message = Message(RecordDict(), 2, "train")
-    number(message, "message-6")
-    again = rebuilt(message.metadata, RecordDict())
-    assert again.metadata.message_id == "message-6", "flwr: Message no longer takes metadata="
-    assert isinstance(message.metadata, Metadata)
-
-
-@pytest.mark.usefixtures("identity")
 def test_the_error_code_is_flowers():
     from flwr.common.constant import ErrorCode
 
     assert ErrorCode.CLIENT_APP_RAISED_EXCEPTION == flwr_private.CLIENT_RAISED
     assert Error(flwr_private.CLIENT_RAISED, "x").reason == "x"
-
-
-@pytest.mark.usefixtures("identity")
-def test_the_public_parts_have_the_shapes_that_are_used():
-    assert set(Grid.__abstractmethods__) == {
-        "set_run", "run", "create_message", "get_node_ids", "push_messages", "pull_messages",
-        "send_and_receive",
-    }, "flwr: Grid has other abstract methods"  # fmt: skip
-    context = list(inspect.signature(Context).parameters)
-    assert context[:5] == [
-        "run_id",
-        "node_id",
-        "node_config",
-        "state",
-        "run_config",
-    ], "flwr: Context was changed"
-    assert callable(ClientApp())
 
 
 # Whole runs under secure aggregation: the same numbers as without it, on every engine; impossible
@@ -337,25 +288,6 @@ def test_on_ray(run_tiny, shared_engine):
     plain = run_tiny(*QUICK, THREE, output="plain")
     secure = run_tiny(*QUICK, THREE, SECURE, "engine.name=ray", output="ray")
     assert_close(secure.parameters, plain.parameters, rtol=1e-5, atol=1e-7)
-
-
-REFUSED = {
-    "generated": SYSTEMS["metamf"],
-    "guided": SYSTEMS["gpfedrec"],
-    "Flower's": ("strategy.name='flwr.serverapp.strategy:FedAvg'",),
-    "median": ("strategy.name='geometric_median.strategy:GeometricMedian'",),
-}
-
-
-@pytest.mark.parametrize("system", REFUSED)
-def test_strategies_that_look_at_single_answers_are_refused(run_tiny, system):
-    with pytest.raises(ExperimentError, match="needs more than the sum"):
-        run_tiny(*REFUSED[system], THREE, SECURE)
-
-
-def test_one_node_is_refused(run_tiny):
-    with pytest.raises(ExperimentError, match=r"needs more nodes(.*\n)*.*engine.nodes = 2"):
-        run_tiny("engine.nodes=1", SECURE)
 
 
 def test_a_sum_without_room_names_the_setting(run_tiny):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import fedrec
 from fedrec.data.population import POPULATIONS, Population
-from fedrec.errors import DataError, ExperimentError, FedrecError, RunError
+from fedrec.errors import DataError, ExperimentError, RunError
 from fedrec.privacy.accounting import events
 from fedrec.runs.folder import RunFolder
 from simulations import runner
@@ -19,23 +19,10 @@ from simulations.cli import app
 from simulations.later_rows import _as_in
 from simulations.own_table import OwnTable, personal_epsilons
 from tests.captured_noise import captured, sensitivities
-from tests.runs import assert_same_run
 
 # Runs that are extended, changed or overwritten, and failed starts that leave nothing behind.
 
 NOISE = "privacy={clip-norm=1.0, noise-multiplier=1.0, backend='pld'}"
-
-
-@pytest.mark.parametrize("privacy", [(), (NOISE,)], ids=["plain", "private"])
-def test_an_extended_run_is_one_that_had_more_rounds_from_the_start(run_tiny, privacy):
-    whole = run_tiny("rounds=4", *privacy, output="whole")
-    short = run_tiny("rounds=2", *privacy, output="short")
-    longer = runner.resume(short.folder, ["rounds=4"])
-    assert longer.metrics == whole.metrics
-    assert_same_run(longer, whole)
-    run = RunFolder(short.folder)
-    assert run.experiment.rounds == 4 and len(run.digests) == 2
-    assert runner.resume(short.folder).metrics == whole.metrics
 
 
 def test_a_crash_while_a_run_is_amended_leaves_it_unchanged(run_tiny):
@@ -83,16 +70,6 @@ def test_a_run_without_a_round_may_change_in_everything(tiny_experiment, load_ti
     assert result.metrics == runner.run(tiny_experiment(), output=tmp_path / "other").metrics
 
 
-def test_a_run_that_failed_in_its_first_round_may_change_in_everything(run_tiny, tmp_path):
-    popular = "evaluation.baselines=['popularity']"
-    with pytest.raises(FedrecError, match="diverged in round 1"):
-        run_tiny("step.learning-rate=1e30", popular, output="run")
-    changed = "step.learning-rate=0.05"
-    result = runner.resume(tmp_path / "run", [changed])
-    whole = run_tiny(changed, popular, output="whole")
-    assert (result.metrics, result.baselines) == (whole.metrics, whole.baselines)
-
-
 def test_baselines_that_were_evaluated_alone_are_not_begun_anew(tiny_experiment, tmp_path):
     table = {key: tiny_experiment()[key] for key in ("name", "dataset", "split")}
     table["evaluation"] = {"baselines": ["popularity"]}
@@ -135,7 +112,15 @@ def table():
 def trained(table, tmp_path_factory):
     folder = tmp_path_factory.mktemp("later")
     table.to_csv(folder / "likes.csv", index=False)
-    command = ["try", str(folder / "likes.csv"), "--system", "linear", "-o", str(folder / "run")]
+    command = [
+        "run",
+        "--data",
+        str(folder / "likes.csv"),
+        "--system",
+        "linear",
+        "-o",
+        str(folder / "run"),
+    ]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     result = fedrec.Result.load(folder / "run")
@@ -269,7 +254,7 @@ def table_of_recommending(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(table_of_recommending, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    done = CliRunner().invoke(app, ["try", str(table_of_recommending), "-o", str(folder)])
+    done = CliRunner().invoke(app, ["run", "--data", str(table_of_recommending), "-o", str(folder)])
     assert done.exit_code == 0, done.output
     return folder
 
@@ -383,7 +368,7 @@ def test_items_that_a_user_rated_low_are_not_recommended(tmp_path):
     file = tmp_path / "ratings.csv"
     lines = [f"u{user},i{item},{random.integers(1, 6)}" for user, item in pairs]
     file.write_text("\n".join(["user,item,rating", *lines]) + "\n")
-    done = CliRunner().invoke(app, ["try", str(file), "-o", str(tmp_path / "run")])
+    done = CliRunner().invoke(app, ["run", "--data", str(file), "-o", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     found = fedrec.Result.load(tmp_path / "run").recommend(k=5)
     rows = pd.read_csv(file)

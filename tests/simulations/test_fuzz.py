@@ -356,7 +356,7 @@ def test_own_tables(tmp_path, names, rows, separator, rest, rated):
 
 
 def try_own(file, rated=True):
-    """What `fedrec try` does before it trains."""
+    """What `fedrec run --data` does before it trains."""
     found = told(lambda: recognise(file, {}, rated=rated))
     if not isinstance(found, str):
         assert 1 <= found.users <= found.rows and 1 <= found.items <= found.rows

@@ -74,12 +74,22 @@ def test_the_threshold_that_is_given_is_used_and_printed(tmp_path, capsys):
     assert (named["positive-above"], named["dataset"]["rating"]) == (2.5, "Menge")
 
 
-@pytest.mark.parametrize("command", [["try"], ["run", "--data"]])
-def test_the_commands_have_a_switch_against_ratings(tmp_path, command):
+def test_the_commands_have_a_switch_against_ratings(tmp_path):
     file = written(tmp_path, "Bewertung")
-    both = CliRunner().invoke(app, [*command, str(file), "--no-rating", "--rating", "Bewertung"])
+    both = CliRunner().invoke(
+        app, ["run", "--data", str(file), "--no-rating", "--rating", "Bewertung"]
+    )
     assert "contradict each other" in str(both.exception)
-    only = [*command, str(file), "--no-rating", "-s", "rounds=0", "-o", str(tmp_path / "run")]
+    only = [
+        "run",
+        "--data",
+        str(file),
+        "--no-rating",
+        "-s",
+        "rounds=0",
+        "-o",
+        str(tmp_path / "run"),
+    ]
     assert "every row counts as liked" in CliRunner().invoke(app, only).output
 
 
@@ -97,17 +107,15 @@ def test_a_table_without_a_line_of_names_is_one_whether_seen_or_said(tmp_path):
     assert said.table()["dataset"] == seen
 
 
-@pytest.mark.parametrize("command", [["try"], ["run", "--data"]])
-def test_the_commands_have_a_switch_for_the_line_of_names(tmp_path, command):
+def test_the_commands_have_a_switch_for_the_line_of_names(tmp_path):
     file = written(tmp_path)
-    done = CliRunner().invoke(app, [*command, str(file), "--no-header", "--user", "Kunde"])
+    done = CliRunner().invoke(app, ["run", "--data", str(file), "--no-header", "--user", "Kunde"])
     assert "no column 'Kunde'" in str(done.exception) and "--header" in str(done.exception)
 
 
-@pytest.mark.parametrize("command", [["try"], ["run", "--data"]])
 @pytest.mark.parametrize("override", ["dataset.name=ml-1m", "dataset.path=other.csv"])
-def test_a_table_and_another_dataset_are_refused(tmp_path, command, override):
-    done = CliRunner().invoke(app, [*command, str(written(tmp_path)), "-s", override])
+def test_a_table_and_another_dataset_are_refused(tmp_path, override):
+    done = CliRunner().invoke(app, ["run", "--data", str(written(tmp_path)), "-s", override])
     assert "two datasets are given" in str(done.exception)
 
 
@@ -204,10 +212,9 @@ def test_clip_norms_follow_the_rounded_number_of_rows_and_private_popularity_is_
     assert weights == {many["strategy"]["step"]["low-rated"]} == {0.3}
 
 
-@pytest.mark.parametrize("command", [["try"], ["run", "--data"]])
 @pytest.mark.parametrize("epsilon", ["0", "-1", "nan", "inf"])
-def test_a_wrong_epsilon_is_refused(tmp_path, command, epsilon):
-    done = CliRunner().invoke(app, [*command, str(written(tmp_path)), "--epsilon", epsilon])
+def test_a_wrong_epsilon_is_refused(tmp_path, epsilon):
+    done = CliRunner().invoke(app, ["run", "--data", str(written(tmp_path)), "--epsilon", epsilon])
     assert done.exit_code != 0 and "a number > 0" in str(done.exception)
 
 
@@ -223,18 +230,16 @@ def test_options_of_a_table_need_one():
 
 
 @pytest.mark.slow
-def test_both_commands_and_python_run_the_same_private_system(tmp_path):
+def test_the_command_and_python_run_the_same_private_system(tmp_path):
     file = written(tmp_path, users=60)
-    shared = ["--epsilon", "50", "--seed", "3", "-q"]
-    for name, command in (("tried", ["try", str(file)]), ("run", ["run", "--data", str(file)])):
-        done = CliRunner().invoke(app, [*command, *shared, "-o", str(tmp_path / name)])
-        assert done.exit_code == 0, done.output
-    one, other = (Result.load(tmp_path / name) for name in ("tried", "run"))
-    assert one.experiment.digest() == other.experiment.digest()
-    assert one.experiment.model.name == "fold-in" and "dp-popularity" in one.baselines
+    options = ["--epsilon", "50", "--seed", "3", "-q", "-o", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, ["run", "--data", str(file), *options])
+    assert done.exit_code == 0, done.output
+    result = Result.load(tmp_path / "run")
+    assert result.experiment.model.name == "fold-in" and "dp-popularity" in result.baselines
     frame = pd.read_csv(file, sep=";")
     python = try_table(frame, epsilon=50.0, overrides=["seed=3"], output=tmp_path / "python")
-    assert python.metrics == one.metrics == other.metrics
+    assert python.metrics == result.metrics
     with pytest.raises(ExperimentError, match="a number > 0"):
         try_table(frame, epsilon=0.0, output=tmp_path / "none")
 
@@ -366,7 +371,7 @@ def test_vectors_of_items_serve_items_that_nobody_trained_with(tmp_path):
 
 
 def test_a_run_of_private_popularity_shows_the_level_of_chance_and_no_prose(tmp_path):
-    args = ["try", str(written(tmp_path)), "--epsilon", "1", "-o", str(tmp_path / "run")]
+    args = ["run", "--data", str(written(tmp_path)), "--epsilon", "1", "-o", str(tmp_path / "run")]
     done = CliRunner().invoke(app, args)
     assert done.exit_code == 0, done.output
     result = Result.load(tmp_path / "run")
@@ -382,11 +387,10 @@ def test_a_run_of_private_popularity_shows_the_level_of_chance_and_no_prose(tmp_
     assert "is in the report" in told and any("strong guarantee" in line for line in result.privacy)
 
 
-@pytest.mark.parametrize("command", [["try"], ["run", "--data"]])
-def test_pipes_and_devices_are_refused(tmp_path, command):
+def test_pipes_and_devices_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (str(tmp_path / "pipe"), "/dev/zero"):
-        done = CliRunner().invoke(app, [*command, path])
+        done = CliRunner().invoke(app, ["run", "--data", path])
         assert "a pipe or a device" in str(done.exception)
 
 
@@ -418,7 +422,9 @@ def test_the_table_is_read_once_and_the_experiment_built_once(
     monkeypatch.setattr(pd, "read_csv", counted)
     monkeypatch.setattr(Experiment, "parse", classmethod(parsed))
     monkeypatch.setattr("simulations.runner.execute", stop)
-    done = CliRunner().invoke(app, ["try", str(file), *options, "-o", str(tmp_path / "run")])
+    done = CliRunner().invoke(
+        app, ["run", "--data", str(file), *options, "-o", str(tmp_path / "run")]
+    )
     assert done.exit_code == 130, done.exception
     assert len(reads) == 1 and len(builds) == built
 
@@ -452,7 +458,7 @@ def test_a_table_with_times_says_whether_order_pays(tmp_path):
         assert table["split"]["halves"] == "temporal"
         assert table["evaluation"]["baselines"] == ["popularity", "ease", "transitions", "random"]
         output = ["-o", str(tmp_path / file.stem)]
-        done = CliRunner().invoke(app, ["try", str(file), *output])
+        done = CliRunner().invoke(app, ["run", "--data", str(file), *output])
         said[ordered] = " ".join(done.output.split())
     assert "The order of items pays here: hits@10" in said[True]
     assert "The order of items pays" not in said[False]
@@ -466,7 +472,7 @@ def test_rows_of_one_time_have_no_order_that_could_pay(tmp_path, caplog):
     lines = [f"u{user},i{item:02},2024-03-01" for user, own in enumerate(bought) for item in own]
     file = tmp_path / "one-day.csv"
     file.write_text("\n".join(["user,item,timestamp", *lines]) + "\n")
-    done = CliRunner().invoke(app, ["try", str(file), "-o", str(tmp_path / "run")])
+    done = CliRunner().invoke(app, ["run", "--data", str(file), "-o", str(tmp_path / "run")])
     output = " ".join(done.output.split())
     shared = "100.0% of the rows share their time with a row of another item of their user"
     assert caplog.text.count(shared) == 1
@@ -491,7 +497,7 @@ def test_systems_with_order_refuse_a_table_without_times(tmp_path, name, split):
 def test_centralised_systems_with_order_refuse_a_table_without_times(tmp_path):
     for baseline in ("'transitions'", "{name='central', model={name='sasrec'}}"):
         given = ["-s", f"evaluation.baselines=[{baseline}]", "-o", str(tmp_path / "run")]
-        done = CliRunner().invoke(app, ["try", str(written(tmp_path)), *given, "--quiet"])
+        done = CliRunner().invoke(app, ["run", "--data", str(written(tmp_path)), *given, "--quiet"])
         assert done.exit_code != 0 and "a column of times" in str(done.exception)
 
 
@@ -500,7 +506,7 @@ def test_users_and_the_split_are_written_with_the_ids_of_the_table(tmp_path, fed
     their rows held out, and nobody who trains is tested."""
     file = written(tmp_path, users=60)
     run = tmp_path / "run"
-    assert fedrec("try", file, "--output", run, "--quiet")[0] == 0
+    assert fedrec("run", "--data", file, "--output", run, "--quiet")[0] == 0
     tables = [run / "users.csv", run / "baselines" / "ease" / "users.csv"]
     for users in map(pd.read_csv, tables):
         assert users["user"].tolist() == [f"k{n}" for n in sorted_as_text(users["client"])]
@@ -525,7 +531,7 @@ def sorted_as_text(clients):
 
 def test_the_split_of_other_data_is_refused(tmp_path, fedrec):
     file = written(tmp_path, users=60)
-    assert fedrec("try", file, "--output", tmp_path / "run", "--quiet")[0] == 0
+    assert fedrec("run", "--data", file, "--output", tmp_path / "run", "--quiet")[0] == 0
     file.write_text(file.read_text() + "new;s1;1\nnew;s2;1\n")
     code, _, said = fedrec("data", "split", tmp_path / "run", "--output", tmp_path / "split.csv")
     assert code != 0 and "have changed since" in said and "61 users" in said
@@ -535,7 +541,7 @@ def test_the_split_of_other_data_is_refused(tmp_path, fedrec):
 def test_the_split_and_the_answer_are_printed(tmp_path, fedrec):
     """The difference to popularity is that of users.csv; chance is a row."""
     file = written(tmp_path, users=150)
-    code, out, err = fedrec("try", file, "--output", tmp_path / "run")
+    code, out, err = fedrec("run", "--data", file, "--output", tmp_path / "run")
     told = " ".join(out.split())
     assert code == 0
     assert "105 users train on 630 rows; 30 are tested on 90 held-out rows beside 90" in err
@@ -582,7 +588,7 @@ def test_the_best_system_on_validation_users_is_trained_and_named(tmp_path, caps
 )
 def test_a_system_that_is_asked_for_is_not_compared(tmp_path, words, reason):
     done = CliRunner().invoke(
-        app, ["try", str(clustered(tmp_path)), *words, "-o", str(tmp_path / "run")]
+        app, ["run", "--data", str(clustered(tmp_path)), *words, "-o", str(tmp_path / "run")]
     )
     assert done.exit_code == 0 and reason in done.output
     rounds = Result.load(tmp_path / "run").rounds
@@ -591,5 +597,5 @@ def test_a_system_that_is_asked_for_is_not_compared(tmp_path, words, reason):
 
 @pytest.mark.parametrize("words", [["--system", "forest"], ["--system", "als", "--epsilon", "5"]])
 def test_other_systems_are_refused(tmp_path, words):
-    done = CliRunner().invoke(app, ["try", str(clustered(tmp_path)), *words])
+    done = CliRunner().invoke(app, ["run", "--data", str(clustered(tmp_path)), *words])
     assert isinstance(done.exception, ExperimentError)

@@ -2,7 +2,6 @@
 """The grid of the Ray engine, on a machine and on a cluster."""
 
 import os
-import sys
 import threading
 from typing import Any
 
@@ -10,22 +9,17 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from clients.node import Node
-from clients.round import train_each
 from fedrec.data.population import POPULATIONS
-from fedrec.errors import ClientError, EngineError, FedrecError
+from fedrec.errors import ClientError, EngineError
 from fedrec.experiment.loading import load
 from fedrec.protocol.messages import (
     HELLO,
     INITIAL,
-    pack_evaluate,
     pack_train,
-    unpack_each,
     unpack_parameters,
 )
-from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.protocol.orders import TrainOrder
 from fedrec.protocol.serialization import to_record
-from fedrec.protocol.updates import dense_change
 from fedrec.runs.folder import RunFolder
 from server.callbacks.base import Callback
 from server.cohort import call_roster
@@ -77,11 +71,6 @@ def test_ray_gives_the_serial_engines_numbers(grid, run, run_tiny):
     assert_same_run(result, serial, atol=1e-6)
 
 
-def test_actors_make_the_roster(grid):
-    roster = call_roster(grid, timeout=60)
-    assert roster.nodes == (2, 3) and len(roster.training) == 18
-
-
 def test_the_first_node_of_a_machine_is_in_this_process(grid):
     assert list(grid.actors()) == [1]
     replies = grid.send_and_receive([Message(RecordDict(), node, HELLO) for node in (2, 3)])
@@ -106,22 +95,6 @@ def test_a_hanging_node_of_this_process_is_not_waited_for(grid, monkeypatch):
     assert late.metadata.src_node_id == 2
 
 
-def test_nodes_have_no_library_of_the_server(grid, theta):
-    import ray
-
-    sent = to_record(theta)
-    roster = call_roster(grid, timeout=60)
-    orders = [training(sent, node, part) for node, part in roster.by_node(roster.training)]
-    for node, part in roster.by_node(roster.evaluated):
-        order = EvaluateOrder(1, part)
-        orders.append(Message(pack_evaluate(sent, order), node, "evaluate"))
-    assert len(orders) == 4
-    assert not any(reply.has_error() for reply in grid.send_and_receive(orders, timeout=60))
-    libraries = {"scipy.special"}
-    for actor in grid.actors().values():
-        assert ray.get(actor.__ray_call__.remote(lambda _: libraries & set(sys.modules))) == set()
-
-
 @pytest.mark.parametrize("large", [True, False])
 def test_large_arrays_that_messages_share_are_stored_once(grid, theta, monkeypatch, large):
     """Small ones go with each call."""
@@ -144,21 +117,6 @@ def test_large_arrays_that_messages_share_are_stored_once(grid, theta, monkeypat
     assert stored == expected
 
 
-def test_updates_of_each_client_come_as_from_a_node_in_this_process(grid, run, theta):
-    clients = call_roster(grid, timeout=60).presences[0].training
-    order = TrainOrder(1, clients, each=True)
-    (reply,) = grid.send_and_receive([Message(pack_train(to_record(theta), order), 2, "train")])
-    found = unpack_each(reply.content)
-    expected = train_each(Node(run.experiment, 0, 2, None), theta, order)
-    assert found.clients.tolist() == expected.clients.tolist() == clients.tolist()
-    for name, start in theta.items():
-        changes = found.changes(name, start), expected.changes(name, start)
-        for one, other in zip(*changes, strict=True):
-            sent, wanted = (dense_change(change, start) for change in (one, other))
-            np.testing.assert_allclose(sent, wanted, atol=1e-6)
-            assert wanted.any() or name != "layer1.bias"
-
-
 def test_a_failing_client_is_an_error_reply_with_its_own_words(grid, theta):
     bad = to_record({**theta, "layer1.bias": np.zeros(3, np.float32)})
     clients = [call_roster(grid, timeout=60).presences[0].training[0]]
@@ -170,20 +128,6 @@ def test_a_failing_client_is_an_error_reply_with_its_own_words(grid, theta):
         f"client {clients[0]} failed in step 'Sgd' (round 1, node 0)"
     )
     assert "got: ValueError: Expected parameter 'layer1.bias'" in failed.error.reason
-
-
-def test_a_defect_is_an_error_reply_with_its_traceback(grid):
-    (reply,) = grid.send_and_receive([Message(RecordDict(), 2, "train")], timeout=60)
-    assert "Traceback" in reply.error.reason and "clients/app.py" in reply.error.reason
-
-
-def test_messages_can_be_pushed_and_pulled(grid):
-    ids = grid.push_messages([Message(RecordDict(), node, HELLO) for node in (2, 3)])
-    got = []
-    while len(got) < 2:
-        got += grid.pull_messages(ids)
-    assert {reply.metadata.reply_to_message_id for reply in got} == set(ids)
-    assert list(grid.pull_messages(ids)) == []
 
 
 class Fail(Callback):
@@ -389,18 +333,6 @@ def test_a_run_continues_without_the_nodes_of_a_killed_raylet(cluster, table, tm
     place = rows[0].split(",").index("num-clients")
     clients = [int(float(row.split(",")[place])) for row in rows[1:]]
     assert len(clients) == 4 and clients[0] == 12 and 0 < clients[-1] < 12
-
-
-@pytest.mark.cluster
-def test_a_run_that_broke_off_with_a_raylet_is_resumed_on_the_others(cluster, table, tmp_path):
-    on(cluster, table)
-    table["step"] = SLOW  # processes of a killed raylet may live for the length of a short round
-    killer = Killer(cluster, wait=0.0)
-    with pytest.raises(FedrecError, match="nodes failed"):
-        runner.run(table, output=tmp_path / "run", callbacks=[killer])
-    assert killer.killed()
-    result = runner.resume(tmp_path / "run")
-    same(result, serial_run(table, tmp_path / "serial"))
 
 
 @pytest.mark.cluster

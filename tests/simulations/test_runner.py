@@ -26,10 +26,8 @@ from simulations import runner
 from simulations.attacks.system import TrainedSystem
 from simulations.cli import app
 from simulations.cli import run as command
-from simulations.cli.finishing import finish
 from simulations.demo import ROWS, demo
-from simulations.studies.runs import run_once
-from tests.runs import Interrupt, assert_close, assert_same_run, parameters_in, resumed
+from tests.runs import assert_close, assert_same_run, parameters_in, resumed
 from tests.simulations.bundles import install
 from tests.systems import DP_TRANSITIONS, FOLD_IN, METAMF, SYSTEMS, TRANSITIONS
 
@@ -78,7 +76,6 @@ STAGES = (
         ),
         ([STAGES, "step.rates={'itm.id'=0.0}"], "no parameter fits step.rates"),
         ([STAGES, "strategy.main={name='gram'}"], "no products of items"),
-        ([STAGES, "strategy.main={name='union', embeddings='itm'}"], "UNION compares"),
         (
             [
                 "model={name='gpfedrec', embedding=4}",
@@ -140,16 +137,6 @@ def test_a_run_in_use_is_left_alone(run_tiny, tmp_path):
     assert RunFolder(result.folder).status()["state"] == "finished" and len(result.rounds) == 2
 
 
-def test_a_damaged_checkpoint_costs_one_round_and_nothing_else(run_tiny, tmp_path):
-    whole = run_tiny("rounds=4", output="whole")
-    with pytest.raises(KeyboardInterrupt):
-        run_tiny("rounds=4", callbacks=[Interrupt(3)])
-    newest = tmp_path / "run" / "checkpoints" / "round-000003.npz"
-    newest.write_bytes(newest.read_bytes()[:-100])
-    assert_same_run(runner.resume(tmp_path / "run"), whole)
-    assert "damaged" in (tmp_path / "run/log.txt").read_text()
-
-
 def test_what_the_machine_decides_is_written_down(load_tiny):
     settled = runner.settle(load_tiny("engine={name='serial', device='auto'}")).engine
     assert settled.nodes == 1 and settled.threads >= 1 and settled.device in ("cpu", "cuda")
@@ -176,14 +163,6 @@ def test_a_long_run_has_a_node_for_8_clients_a_round(load_tiny, monkeypatch, ove
     settings = ("engine={name='ray', device='cpu'}", "rounds=20", *overrides)
     engine = runner.settle(load_tiny(*settings)).engine
     assert (engine.nodes, engine.threads) == (nodes, 1)
-
-
-def test_a_run_goes_on_with_its_own_nodes(load_tiny, tmp_path):
-    experiment = load_tiny("engine={name='serial', device='cpu'}")
-    three = load_tiny("engine={name='serial', device='cpu', nodes=3}")
-    made = runner.run(three, output=tmp_path / "run")
-    assert run_once(experiment, tmp_path / "run").path == made.folder
-    assert finish(experiment, tmp_path / "run", True, go_on=True).experiment.engine.nodes == 3
 
 
 def test_a_node_in_this_process_alone_needs_no_ray(run_tiny, monkeypatch):
@@ -347,12 +326,6 @@ def test_a_broken_run_ends_as_an_unbroken_one(run_tiny, system):
     if (whole.folder / "epsilons.csv").exists():
         uploads = pd.read_csv(whole.folder / "epsilons.csv")["uploads"]
         assert uploads.sum() == whole.rounds["num-clients"].sum() > 24
-
-
-@pytest.mark.parametrize("settings", [TRANSITIONS, DP_TRANSITIONS], ids=["plain", "private"])
-def test_transitions_are_sent_once_by_a_broken_run_too(run_tiny, settings):
-    whole = run_tiny(*settings, output="whole")
-    assert_same_run(resumed(run_tiny, *settings, after=1), whole)
 
 
 def test_attackers_see_the_scores_that_users_are_ranked_by(run_metamf):

@@ -18,7 +18,7 @@ from clients.round import train_clients, train_each
 from clients.sums import UpdateSum
 from fedrec.components.registry import MODEL, STRATEGY, resolve
 from fedrec.data.population import Population
-from fedrec.errors import ClientError, ExperimentError
+from fedrec.errors import ExperimentError
 from fedrec.models.privrec import PrivRec
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.protection import Protection
@@ -95,14 +95,6 @@ def test_every_node_gets_one_message_with_its_clients_and_the_step():
 
 
 @pytest.mark.usefixtures("identity")
-@pytest.mark.parametrize(("make", "weighting"), [(reptile, "uniform"), (fedavg, "examples")])
-def test_clients_get_the_weighting(make, weighting):
-    assert {unpack_train(message.content)[1].weighting for message in configured(make())} == {
-        weighting
-    }
-
-
-@pytest.mark.usefixtures("identity")
 def test_reptile_is_equation_6():
     """theta + 0.5 * (1 / 3) * (sum over three clients): w = [1, 2] + [9, -3] / 6, b = 10 + 1.5 /
     6."""
@@ -163,7 +155,6 @@ def test_fedavg_without_any_example_changes_nothing():
     assert all(np.array_equal(from_record(arrays)[name], value) for name, value in THETA.items())
 
 
-@pytest.mark.usefixtures("identity")
 def test_only_those_who_answered_count():
     """The failed node is skipped: M is 1, not 3."""
     strategy = reptile(1.0)
@@ -210,13 +201,6 @@ def test_sums_are_added_in_float64():
     assert from_record(arrays)["w"].tolist() == [2**23 + 1, 1.5]
 
 
-@pytest.mark.usefixtures("identity")
-def test_evaluation_is_left_to_the_server_loop():
-    strategy = reptile()
-    assert list(strategy.configure_evaluate(1, to_record(THETA), ConfigRecord(), None)) == []
-    assert strategy.aggregate_evaluate(1, []) is None and strategy.state() == {}
-
-
 # Strategies that ask for the update of each client: the updates, engines, refusals.
 
 TRIMMED = "strategy={name='trimmed-mean', cut=0.3}"
@@ -260,16 +244,6 @@ def test_each_update_is_the_sum_over_that_client_alone(load_tiny, settings):
     assert any(value.any() for value in wholes(joined, arrays, 0).values())
 
 
-def test_private_parameters_are_kept_and_not_in_the_updates(load_tiny, tmp_path):
-    node = Node(load_tiny("step.private-parameters=['user.*']"), 0, 1, tmp_path)
-    arrays = start_of(node)
-    reply = train_each(node, arrays, TrainOrder(1, CLIENTS, each=True))
-    sent = {*reply.updates.values, *reply.updates.rows}
-    assert sent == {name for name in arrays if not name.startswith("user.")}
-    assert set(node.private.load(1, 2)) == set(arrays) - sent
-    assert not any(change.any() for change in reply.changes("user.age", arrays["user.age"]))
-
-
 def test_protection_and_orders_for_nobody_by_name_are_refused(load_tiny):
     node = Node(load_tiny(), 0, 1, None)
     arrays = start_of(node)
@@ -302,17 +276,6 @@ def test_it_is_refused_beside_a_user_level_guarantee_and_secure_sums(run_tiny):
         run_tiny(TRIMMED, "privacy={clip-norm=1.0, noise-multiplier=1.0}", output="private")
     with pytest.raises(ExperimentError, match="needs more than the sum"):
         run_tiny(TRIMMED, "secure-aggregation=true", "engine.nodes=4", output="secure")
-
-
-def test_answers_that_were_not_asked_for_are_refused(load_tiny):
-    from strategies.per_client import GpfedrecStrategy, GpfedrecStrategyConfig
-
-    node = Node(load_tiny(), 0, 1, None)
-    reply = train_each(node, start_of(node), TrainOrder(1, CLIENTS, each=True))
-    server = GpfedrecStrategy(GpfedrecStrategyConfig(), None, {"name": "gpfedrec"})  # type: ignore[arg-type]
-    server._open = {1, 4}
-    with pytest.raises(ClientError, match="other clients"):
-        server._aggregate_each(1, [reply])
 
 
 # Flower's own strategies run unchanged on fedrec's clients, and can be resumed.
@@ -398,7 +361,7 @@ def test_a_strategy_with_memory_is_resumed_as_if_unbroken(run_tiny, name):
 def test_a_strategy_that_waits_for_more_nodes_than_there_are_is_refused(run_tiny):
     with pytest.raises(ExperimentError) as caught:
         run_tiny("engine.nodes=1", f"strategy.name={FLOWER}:FedAdam")
-    assert "min-available-nodes" in caught.value.fix and caught.value.got == "1"
+    assert "min-available-nodes" in caught.value.fix and "not 1" in caught.value.expected
 
 
 def test_the_state_of_a_strategy_is_all_attributes_with_arrays(identity):
@@ -450,30 +413,9 @@ def test_with_one_local_step_it_is_adam_on_the_cohort():
     np.testing.assert_allclose(theta["w"], weight.detach().numpy(), rtol=1e-10)
 
 
-def test_a_falling_rate_is_that_of_torchs_schedule():
-    weight = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
-    adam = torch.optim.Adam([weight], lr=0.1, eps=1e-8)
-    falling = torch.optim.lr_scheduler.LinearLR(adam, 1.0, 0.0, total_iters=4)
-    for gradient in GRADIENTS:
-        weight.grad = torch.from_numpy(gradient)
-        adam.step()
-        falling.step()
-    theta = applied(strategy(server_lr=0.1, anneal_rounds=4), range(6), {"w": np.zeros((4, 3))})
-    np.testing.assert_allclose(theta["w"], weight.detach().numpy(), rtol=1e-10)
-
-
-def test_without_correction_the_first_step_is_that_of_algorithm_2():
-    made = strategy(server_lr=0.1, beta1=0.9, beta2=0.99, tau=0.01, bias_correction=False)
-    theta = applied(made, [0], {"w": np.zeros((4, 3))})
-    update = -GRADIENTS[0]
-    expected = 0.1 * 0.1 * update / (np.sqrt(0.99 * 0.01**2 + 0.01 * update**2) + 0.01)
-    np.testing.assert_allclose(theta["w"], expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize("corrected", [True, False])
-def test_a_restored_strategy_continues_as_if_uninterrupted(corrected):
-    unbroken = applied(strategy(bias_correction=corrected), range(6), {"w": np.zeros((4, 3))})
-    first, second = strategy(bias_correction=corrected), strategy(bias_correction=corrected)
+def test_a_restored_strategy_continues_as_if_uninterrupted():
+    unbroken = applied(strategy(), range(6), {"w": np.zeros((4, 3))})
+    first, second = strategy(), strategy()
     half = applied(first, range(3), {"w": np.zeros((4, 3))})
     second.restore(first.state())
     np.testing.assert_array_equal(applied(second, range(3, 6), half)["w"], unbroken["w"])

@@ -14,27 +14,21 @@ import fedrec
 from clients.evaluation import client_scorer
 from clients.node import Node
 from clients.one_client import to_device, update_of
-from clients.steps.statistics import TransitionsStep
 from fedrec.baselines.base import Histories
 from fedrec.baselines.linear import CentralIalsConfig, solved
 from fedrec.baselines.private.ranking import DpFoldIn, DpFoldInConfig
 from fedrec.baselines.simple import TransitionsBaseline
-from fedrec.data.features import FeatureTable
-from fedrec.data.interactions import Schema
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
-from fedrec.models.linear import FoldIn, FoldInConfig
 from fedrec.privacy.accounting.accountant import Accountant
 from fedrec.protocol.updates import SparseAccumulator, dense_change
-from fedrec.sums.products import packed, unpacked
 from fedrec.training.block import Block
 from server.privacy.phase_plans import PhasePlans
 from simulations import runner
 from strategies.base import Aggregate
 from strategies.sums import Fcf, FcfConfig, _denoised
 from tests.clients.oracles import Als
-from tests.runs import assert_same_run, resumed
 
 SETTINGS = {"weight": 5.0, "regularisation": 0.7}
 
@@ -262,15 +256,6 @@ def test_a_part_of_the_clients_is_scaled_up_to_all(table):
         np.testing.assert_allclose(scaled[name], value)
 
 
-def test_packed_matrices_have_the_same_norm_and_come_back():
-    drawn = torch.randn(3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    matrices = drawn + drawn.transpose(1, 2)
-    torch.testing.assert_close(packed(matrices).norm(dim=-1), matrices.flatten(1).norm(dim=1))
-    torch.testing.assert_close(unpacked(packed(matrices)), matrices)
-    with pytest.raises(ValueError, match="got 7"):
-        unpacked(torch.zeros(7))
-
-
 @pytest.mark.parametrize("name", ["fcf", "fed-als"])
 def test_models_that_do_not_fit_are_refused(table, tmp_path, name):
     """Unexpected moments, missing moments, and another model."""
@@ -343,33 +328,6 @@ def test_weights_and_metrics_are_those_of_the_centralised_system(transitions_tab
     assert {name: own[name] for name in other} == pytest.approx(other, abs=1e-6)
 
 
-def test_sequences_are_in_the_order_of_time(transitions_table):
-    population = POPULATIONS.population(load(transitions_table))
-    clients = population.training_clients[:5]
-    offsets, items = population.rows(clients, positive=True).sequences()
-    for place, client in enumerate(clients.tolist()):
-        data = population.client(client)
-        own = data.order()
-        expected = data.items[own][data.labels[own] > 0]
-        assert items[offsets[place] : offsets[place + 1]].tolist() == expected.tolist()
-
-
-def test_a_model_without_transitions_is_refused(transitions_table):
-    model = load(
-        {
-            **transitions_table,
-            "model": {"name": "item-weights"},
-            "step": {"name": "gram"},
-        }
-    )
-    schema = POPULATIONS.population(model).schema()
-    from fedrec.models.linear import ItemWeights
-
-    linear = ItemWeights(ItemWeights.Config(), schema)
-    with pytest.raises(ExperimentError, match="no transitions"):
-        TransitionsStep(TransitionsStep.Config(), linear, torch.device("cpu"))
-
-
 def test_noise_alone_is_left_out_and_a_strong_direction_is_not():
     generator = torch.Generator().manual_seed(0)
     size, std = 200, 3.0
@@ -400,8 +358,6 @@ CLIPS = "parameters=['item.products'], clip-norm=3.0, phases={popularity={"
 PHASE = "parameters=['item.bias'], clip-norm=2.0, noise-factor=2.0}}"
 CLIPPED = f"privacy={{noise-multiplier=0.0, {CLIPS}{PHASE}}}"
 PRIVATE = f"privacy={{epsilon=3.0, delta=1e-5, {CLIPS}{PHASE}}}"
-DISTRIBUTED = PRIVATE.replace("epsilon=3.0", "epsilon=3.0, placement='distributed'")
-SECURE = "secure-aggregation=true"
 
 
 @pytest.fixture
@@ -487,34 +443,6 @@ def test_only_what_is_above_the_noise_is_learned(run_fold_in):
     assert np.isfinite(noisy.scores().to_numpy()).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "privacy", [(), (PRIVATE,), (DISTRIBUTED,)], ids=["plain", "private", "distributed"]
-)
-def test_secure_aggregation_gives_the_same(run_fold_in, privacy):
-    three = "engine.nodes=3"
-    plain = run_fold_in(*privacy, three, output="plain")
-    secure = run_fold_in(*privacy, three, SECURE, output="secure")
-    # Steps of the fixed point are magnified where eigenvectors are divided by rare items' profile.
-    assert np.abs(differences(secure.scores().to_numpy(), plain.scores().to_numpy())).max() < 1e-2
-    np.testing.assert_allclose(
-        secure.parameters["item.bias"], plain.parameters["item.bias"], rtol=1e-5, atol=1e-6
-    )
-    products = secure.rounds["bytes-up"].iloc[1] / 18
-    items, embeddings = 12 * 13 // 2, sum(value.size for value in secure.parameters.values())
-    assert products == 8 * (items + (0 if privacy else embeddings - 12 * 12) + 6)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [(PRIVATE,), (DISTRIBUTED, SECURE, "engine.nodes=3")],
-    ids=["central", "masked with distributed noise"],
-)
-def test_a_run_that_broke_off_between_both_uploads_goes_on(run_fold_in, settings):
-    whole = run_fold_in(*settings, output="whole")
-    assert_same_run(resumed(run_fold_in, *settings, after=1), whole)
-
-
 def test_low_rated_items_of_a_users_history_count_on_the_device(run_fold_in):
     """With the same releases, only users who rated something low are ranked for otherwise."""
     without, some = (
@@ -535,49 +463,6 @@ def test_lists_are_recommended_from_what_is_released_and_the_users_own_rows(run_
     scores = result.scores()
     first = found[found["rank"] == 1].set_index("user")["score"]
     assert (first <= scores.max(axis=1).loc[first.index] + 1e-6).all()
-
-
-def test_cohorts_of_several_rounds_are_scaled_to_everybody(run_fold_in):
-    """Everybody twice gives what everybody once does."""
-    once, twice = run_fold_in(output="once"), run_fold_in("rounds=3", output="twice")
-    apart = differences(once.scores().to_numpy(), twice.scores().to_numpy())
-    np.testing.assert_allclose(apart, 0, atol=1e-3)
-
-
-def test_other_models_are_refused(run_tiny):
-    with pytest.raises(ExperimentError, match=r"model\.name = 'fold-in'"):
-        run_tiny("strategy={name='fold-in'}", "step={name='counts'}", "model.item-bias=true")
-
-
-def test_ratings_are_not_predicted():
-    schema = Schema(3, FeatureTable(3), (), "rating")
-    with pytest.raises(ExperimentError, match="task = 'ranking'"):
-        FoldIn(FoldInConfig(), schema)
-
-
-def test_without_features_and_before_any_round_everybody_gets_the_same():
-    model = FoldIn(FoldInConfig(factors=2), Schema(3, FeatureTable(3), (), "ranking"))
-    start = {
-        name: value[None] for name, value in model.initial(torch.Generator().manual_seed(0)).items()
-    }
-    found = model.history_scores(start, torch.eye(3)[None])
-    assert found.shape == (1, 3, 3) and torch.equal(found, found[:, :1].expand(-1, 3, -1))
-
-
-def test_embeddings_are_decomposed_once_for_all_histories(monkeypatch):
-    model = FoldIn(FoldInConfig(factors=2), Schema(5, FeatureTable(5), (), "ranking"))
-    drawn = torch.Generator().manual_seed(1)
-    parameters = {
-        name: torch.randn(value.shape, generator=drawn)[None]
-        for name, value in model.initial(drawn).items()
-    }
-    histories = torch.eye(5)[None]
-    wanted = model.history_scores(parameters, histories)
-    scores = model.scorer(parameters)
-    monkeypatch.setattr(torch.linalg, "eigh", None)
-    for user in range(5):
-        alone = scores(histories[:, user : user + 1])
-        torch.testing.assert_close(alone[:, 0], wanted[:, user])
 
 
 @pytest.mark.slow

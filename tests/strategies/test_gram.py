@@ -13,7 +13,6 @@ from scipy.sparse import csr_array
 from scipy.stats import norm
 
 import fedrec
-from clients.steps.statistics import GramStep, GramStepConfig
 from fedrec.baselines.base import Histories
 from fedrec.baselines.linear import CentralIalsConfig, Ease, EaseConfig, solved
 from fedrec.data.features import FeatureTable
@@ -23,11 +22,11 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import load
 from fedrec.models.mf import Ials
 from fedrec.models.mf import IalsConfig as ModelConfig
-from fedrec.sums.products import chosen_items, item_scale, item_weights
+from fedrec.sums.products import item_scale, item_weights
 from server.privacy.phase_plans import PhasePlans
 from simulations import runner
 from simulations.poisoning.base import UpdatePoisoning
-from tests.runs import assert_close, assert_same_run, parameters_in, resumed
+from tests.runs import assert_same_run, parameters_in, resumed
 
 
 @pytest.fixture
@@ -95,14 +94,6 @@ def test_rows_rated_low_count_as_in_the_centralised_system(table, tmp_path, path
     np.testing.assert_allclose(scores[known], baseline.scores(histories).numpy()[known], atol=2e-6)
 
 
-def test_weights_are_those_of_centralised_puresvd(table, tmp_path):
-    experiment = table()
-    experiment["strategy"]["main"] = {"name": "gram", "solution": "puresvd", "factors": 4}
-    result = fedrec.run(experiment, output=tmp_path / "run")
-    right = np.linalg.svd(histories(experiment), full_matrices=False)[2][:4]
-    np.testing.assert_allclose(result.parameters["item.weights"], right.T @ right, atol=1e-5)
-
-
 def test_only_the_most_popular_items_have_weights_and_others_follow_by_popularity(table, tmp_path):
     experiment = table(model={"items": 7})
     result = fedrec.run(experiment, output=tmp_path / "run")
@@ -129,23 +120,6 @@ def test_scaled_products_are_solved_in_their_scale_and_returned_to_the_items_own
     solved = item_weights(torch.from_numpy(weighted.T @ weighted), 5.0).numpy()
     expected = scale[:, None] * solved / scale
     np.testing.assert_allclose(result.parameters["item.weights"], expected, atol=1e-4)
-
-
-class ScaledConfig(GramStepConfig):
-    exponent: float = 0.5
-
-
-class Scaled(GramStep):
-    """A step whose own default scales the items."""
-
-    Config = ScaledConfig
-
-
-def test_the_scale_is_the_steps_also_where_the_experiment_does_not_name_it(table, tmp_path):
-    named = fedrec.run(table(step={"exponent": 0.5}), output=tmp_path / "named")
-    own = fedrec.run(table(step={"name": "test_gram:Scaled"}), output=tmp_path / "own")
-    weights = own.parameters["item.weights"]
-    np.testing.assert_allclose(weights, named.parameters["item.weights"], atol=1e-6)
 
 
 def test_cohorts_of_several_rounds_are_added_and_scaled_to_all_clients(table, tmp_path):
@@ -184,16 +158,6 @@ def test_private_rounds_have_noise_on_every_weight_and_an_epsilon_below_the_targ
     assert (weights != 0).all()
     assert any(line.startswith("Noise of phase main") for line in result.privacy)
     assert "This is a simulation, not a release." in result.privacy[0]
-
-
-def test_other_models_are_refused(table):
-    with pytest.raises(ExperimentError, match="no products of items"):
-        fedrec.run(table(model={"name": "mf"}))
-
-
-def test_equal_biases_choose_the_first_items():
-    assert chosen_items(torch.zeros(5), 2).tolist() == [0, 1]
-    assert chosen_items(torch.tensor([0.0, 2.0, 1.0]), 2).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("solution", ["ease", "puresvd"])
@@ -292,17 +256,6 @@ def test_under_noise_factors_below_the_edge_start_from_random_numbers(run_tiny):
     assert 3.9 < result.rounds["epsilon"].iloc[-1] <= 4.0
 
 
-def test_a_model_without_products_is_refused(run_tiny):
-    with pytest.raises(ExperimentError, match="no products of items"):
-        run_tiny(*SYSTEM, "model.products=false")
-
-
-def test_a_large_catalogue_is_refused():
-    schema = Schema(20_001, FeatureTable(20_001), (), "ranking")
-    with pytest.raises(ExperimentError, match="too large for products"):
-        Ials(ModelConfig(products=True), schema)
-
-
 # Item means as a first round, and the federated neighbourhood model under one budget, on every
 # engine.
 
@@ -384,25 +337,6 @@ def test_the_first_round_is_charged_for_what_has_no_opposite(means_start):
 def test_two_scales_are_refused(run, setting):
     with pytest.raises(ExperimentError, match="rating scales differ"):
         run("rounds=1", setting)
-
-
-def test_learning_lowers_the_loss(run):
-    """Mean squared error of the clients' own ratings, each from the others, before each round's
-    steps."""
-    losses = run("rounds=8", "step.learning-rate=0.5").rounds["loss"].to_numpy()
-    assert np.isnan(losses[0]) and (np.diff(losses[1:]) < 0).all(), losses
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "engine", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "flower")]
-)
-def test_every_engine_gives_the_same(run, engine, shared_engine):
-    settings = (*MEANS_START_PRIVATE, "rounds=3", "engine.nodes=2")
-    expected = parameters_in(run(*settings, output="serial").folder)
-    found = parameters_in(run(*settings, f"engine.name={engine}", output=engine).folder)
-    assert set(found) == {"item.mean", "item.count", "similarity.left", "similarity.right"}
-    assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_model_without_means_is_refused(tiny_experiment, tmp_path):
@@ -528,15 +462,6 @@ def test_each_phase_releases_its_own_parameters(run_tiny):
     # the noise of round 1 depends on the number of rounds
     assert sorted(moved) == ["item.bias", "item.id"]
     assert np.array_equal(two["layer0.weight"], plain["layer0.weight"])
-
-
-def test_a_phase_that_does_not_exist_is_refused(run_tiny):
-    with pytest.raises(ExperimentError, match="no phase 'popular'"):
-        run_tiny(
-            *POPULARITY_START_START,
-            POPULARITY_START_PRIVATE,
-            "privacy.phases={popular={clip-norm=2.0}}",
-        )
 
 
 def test_a_flower_strategy_cannot_follow(run_tiny):

@@ -526,7 +526,7 @@ def test_sending_is_part_of_the_time_and_messages_left_at_the_deadline_are_not_s
 
 def test_a_round_closes_when_enough_have_answered(federation):
     """Four cohorts' clients are asked for three; whoever is late has missed no deadline."""
-    found, nodes = federation(DELAYS, "closing={deadline=60.0, enough=0.6}")
+    found, nodes = federation(DELAYS, "closing={deadline=60.0, over-selection=1.6}")
     assert a_round(found) == [1, 2, 3] and nodes.now < 4
     before = nodes.now
     a_round(found, 2)
