@@ -173,7 +173,6 @@ def index_rows(
     items: np.ndarray | pd.Series,
     ratings: np.ndarray | pd.Series | None = None,
     times: np.ndarray | pd.Series | None = None,
-    second: int = 1,
 ) -> Interactions:
     """Interactions without features from columns `[rows]` of the source's ids; users and items are
     those that occur.
@@ -193,5 +192,4 @@ def index_rows(
         item_features=FeatureTable(len(item_ids)),
         ratings=None if ratings is None else np.asarray(ratings),
         times=None if times is None else np.asarray(times),
-        second=second,
     )

@@ -47,7 +47,6 @@ class Interactions:
         ratings: `float32 [rows]`, finite, or None when the source has no ratings.
         times: `int64 [rows]`, numbers that order a user's interactions (seconds since 1970 of the
             built-in datasets, nanoseconds of a user's own table), or None.
-        second: how much one second is in `times`: 10^9 in own tables, whose times are nanoseconds.
         published_test: `bool [rows]`, the rows that the publisher holds out for testing, or None
             where it has no such file.
 
@@ -66,7 +65,6 @@ class Interactions:
     ratings: np.ndarray | None = None
     times: np.ndarray | None = None
     published_test: np.ndarray | None = None
-    second: int = 1
 
     def __post_init__(self) -> None:
         for column, kind in _COLUMNS.items():

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from fedrec.data.columns import SECOND, ids_of, index_rows, numbers_of, times_of
+from fedrec.data.columns import ids_of, index_rows, numbers_of, times_of
 from fedrec.data.features import Feature, FeatureNames, FeatureTable, labelled
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
@@ -257,7 +257,6 @@ def indexed(name: str, frame: Columns, config: TableConfig, path: Path) -> Inter
         items=ids_of(frame[config.item], path),
         ratings=numbers_of(frame[config.rating], path) if config.rating else None,
         times=times_of(frame[config.time], path, config.time_format) if config.time else None,
-        second=SECOND,
     )
 
 
