@@ -326,7 +326,7 @@ def known_labels(value: str, categories: Collection[str]) -> tuple[list[str], li
     for piece in value.split(SEVERAL):
         for part in [piece] if piece in categories else _parts(piece):
             label = part if part in categories else band(part)
-            if label in categories:
+            if label is not None and label in categories:
                 known.append(label)
             else:
                 unknown.append(part)

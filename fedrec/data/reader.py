@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -80,32 +80,25 @@ class DatasetSource:
             "users": interactions.num_users,
             "items": interactions.num_items,
         }
-        for name, count in counts.items():
-            published = getattr(self, name)
-            if published is not None and count != published:
-                raise DataError(
-                    f"{interactions.name}: the data are not the published ones, the number of"
-                    f" {name} differs",
-                    expected=f"{published:,} {name}",
-                    got=f"{count:,} {name}",
-                    fix=self._fix,
-                )
-        fingerprint = interactions.fingerprint() if self.fingerprints else ""
-        if self.fingerprints and fingerprint not in self.fingerprints:
+        differ = [
+            (f"{published:,} {name}", f"{count:,} {name}", f"the number of {name} differs")
+            for name, count in counts.items()
+            if (published := getattr(self, name)) not in (None, count)
+        ]
+        if not differ and self.fingerprints:
+            fingerprint = interactions.fingerprint()
+            if fingerprint not in self.fingerprints:
+                expected = "fingerprint " + " or ".join(self.fingerprints)
+                what = "a user, an item or a rating was changed"
+                differ = [(expected, f"fingerprint {fingerprint}", what)]
+        for expected, got, what in differ:
             raise DataError(
-                f"{interactions.name}: the data are not the published ones, a user, an item or a"
-                " rating was changed",
-                expected="fingerprint " + " or ".join(self.fingerprints),
-                got=f"fingerprint {fingerprint}",
-                fix=self._fix,
+                f"{interactions.name}: the data are not the published ones, {what}",
+                expected=expected,
+                got=got,
+                fix=f"take the data from {self.page} again, or set dataset.verify = false for a"
+                " deliberately changed copy",
             )
-
-    @property
-    def _fix(self) -> str:
-        return (
-            f"take the data from {self.page} again, or set dataset.verify = false for a"
-            " deliberately changed copy"
-        )
 
 
 class ReaderConfig(Config):
@@ -118,11 +111,8 @@ class ReaderConfig(Config):
     """Whether to reject data whose counts or checksum differ from the published ones; false for a
     deliberately changed copy."""
     item_vectors: tuple[Path, ...] = ()
-    """Files of dense vectors of the items, such as embeddings of their texts or images: `.parquet`
-    with a column of item ids and one of lists (or several of numbers), or `.npy` beside a `.txt`
-    with the id of each row."""
-    items_without_vector: Literal["refuse", "mean"] = "refuse"
-    """An item that is not in a file of vectors: refused, or has the mean of the others."""
+    """Files of dense vectors of the items, such as embeddings of their texts or images: `.npy`
+    beside a `.txt` with the id of each row."""
 
 
 class Reader(ABC):
@@ -185,13 +175,11 @@ class Reader(ABC):
         Raises:
             DataError: see `read_vectors`.
         """
-        config = self.config
-        if not config.item_vectors:
+        if not self.config.item_vectors:
             return interactions
-        complete = config.items_without_vector == "refuse"
         ids = interactions.item_ids
-        vectors = (read_vectors(path, ids, complete=complete) for path in config.item_vectors)
-        table = replace(interactions.item_features, vectors=tuple(vectors))
+        vectors = tuple(read_vectors(path, ids) for path in self.config.item_vectors)
+        table = replace(interactions.item_features, vectors=vectors)
         return replace(interactions, item_features=table)
 
     def stated_features(self) -> FeatureNames | None:

@@ -444,7 +444,7 @@ def test_both_forms_give_the_same_rows(tmp_path, write):
 )
 def test_malformed_line_is_named(tmp_path, line):
     (tmp_path / "combined_data_1.txt").write_text(f"1:\r\n7,3,2005-09-06\r\n{line}\n8,5,2005-05-13")
-    with pytest.raises(DataError, match="combined_data_1.txt, line 3") as caught:
+    with pytest.raises(DataError, match=r"combined_data_1\.txt, line 3") as caught:
         read_of_readers_netflix(tmp_path)
     assert caught.value.got == repr(line)
 
