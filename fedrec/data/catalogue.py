@@ -164,16 +164,17 @@ def _vectors(entry: dict[str, Any]) -> Vectors:
 _SHOWN = 3
 
 
-def read_vectors(path: Path, ids: np.ndarray) -> Vectors:
+def read_vectors(path: Path, ids: np.ndarray, *, complete: bool) -> Vectors:
     """The vectors of some items; those of other items in the file are left out.
 
     Args:
         path: the file; its name without the ending is that of the vectors.
         ids: of the items, `[items]`; compared as texts.
+        complete: whether an item without a vector is refused.
 
     Raises:
-        DataError: a file is missing or damaged, a value is no finite number, an id stands twice, or
-            an item has no vector.
+        DataError: a file is missing or damaged, a value is no finite number, an id stands twice, no
+            item has a vector, or (`complete`) one has none.
     """
     names = path.with_suffix(".txt")
     try:
@@ -193,11 +194,11 @@ def read_vectors(path: Path, ids: np.ndarray) -> Vectors:
         raise _wrong(path, "one vector per item", f"two of {listed[listed.duplicated()][0]!r}")
     index = listed.get_indexer(pd.Index(ids.astype(str)))
     missing = ids[index < 0]
-    if len(missing):
+    if len(missing) and (complete or len(missing) == len(ids)):
         shown = ", ".join(map(repr, missing[:_SHOWN].tolist()))
         expected = f"a vector for each of {len(ids):,} items, named as in the data"
         raise _wrong(path, expected, f"none for {len(missing):,} of them, such as {shown}")
-    return Vectors(path.stem, values[index], np.ones(len(ids), dtype=bool))
+    return Vectors(path.stem, values, np.ones(len(values), dtype=bool)).renumbered(index)
 
 
 def vector_files(path: Path) -> list[Path]:
@@ -210,5 +211,5 @@ def _wrong(path: Path, expected: str, got: object) -> DataError:
         f"{path}: these vectors cannot be used",
         expected=expected,
         got=str(got),
-        fix="correct both files; an item without a vector may have the mean of the others",
+        fix="correct both files, or set dataset.items-without-vector = 'mean'",
     )

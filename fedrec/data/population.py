@@ -96,10 +96,7 @@ class Population:
         if interactions is None:
             interactions = read_interactions(settings)
         partition = partition_by(settings.split, settings.seed_of_split, interactions)
-        malicious = with_malicious(settings, interactions, partition)
-        if malicious is not None:
-            interactions = malicious.interactions
-            partition = malicious.partition
+        interactions, partition, known = with_malicious(settings, interactions, partition)
         return cls(
             interactions,
             partition,
@@ -107,7 +104,7 @@ class Population:
             positive_above=settings.positive_above,
             perturbed=apply_perturbation(settings, interactions, partition),
             seed=settings.seed_of_split,
-            adversary=None if malicious is None else malicious.known,
+            adversary=known,
         )
 
     @property

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -80,25 +80,27 @@ class DatasetSource:
             "users": interactions.num_users,
             "items": interactions.num_items,
         }
-        differ = [
-            (f"{published:,} {name}", f"{count:,} {name}", f"the number of {name} differs")
-            for name, count in counts.items()
-            if (published := getattr(self, name)) not in (None, count)
-        ]
-        if not differ and self.fingerprints:
-            fingerprint = interactions.fingerprint()
-            if fingerprint not in self.fingerprints:
-                expected = "fingerprint " + " or ".join(self.fingerprints)
-                what = "a user, an item or a rating was changed"
-                differ = [(expected, f"fingerprint {fingerprint}", what)]
-        for expected, got, what in differ:
-            raise DataError(
-                f"{interactions.name}: the data are not the published ones, {what}",
-                expected=expected,
-                got=got,
-                fix=f"take the data from {self.page} again, or set dataset.verify = false for a"
-                " deliberately changed copy",
-            )
+        for name, count in counts.items():
+            published = getattr(self, name)
+            if published not in (None, count):
+                values = f"{published:,} {name}", f"{count:,} {name}"
+                raise self._changed(interactions, f"the number of {name} differs", *values)
+        if (
+            self.fingerprints
+            and (fingerprint := interactions.fingerprint()) not in self.fingerprints
+        ):
+            values = " or ".join(self.fingerprints), fingerprint
+            what = "a user, an item or a rating was changed"
+            raise self._changed(interactions, what, *map("fingerprint {}".format, values))
+
+    def _changed(self, interactions: Interactions, what: str, expected: str, got: str) -> DataError:
+        return DataError(
+            f"{interactions.name}: the data are not the published ones, {what}",
+            expected=expected,
+            got=got,
+            fix=f"take the data from {self.page} again, or set dataset.verify = false for a"
+            " deliberately changed copy",
+        )
 
 
 class ReaderConfig(Config):
@@ -113,6 +115,8 @@ class ReaderConfig(Config):
     item_vectors: tuple[Path, ...] = ()
     """Files of dense vectors of the items, such as embeddings of their texts or images: `.npy`
     beside a `.txt` with the id of each row."""
+    items_without_vector: Literal["refuse", "mean"] = "refuse"
+    """An item that is not in a file of vectors: refused, or has the mean of the others."""
 
 
 class Reader(ABC):
@@ -175,11 +179,13 @@ class Reader(ABC):
         Raises:
             DataError: see `read_vectors`.
         """
-        if not self.config.item_vectors:
+        config = self.config
+        if not config.item_vectors:
             return interactions
+        complete = config.items_without_vector == "refuse"
         ids = interactions.item_ids
-        vectors = tuple(read_vectors(path, ids) for path in self.config.item_vectors)
-        table = replace(interactions.item_features, vectors=vectors)
+        vectors = (read_vectors(path, ids, complete=complete) for path in config.item_vectors)
+        table = replace(interactions.item_features, vectors=tuple(vectors))
         return replace(interactions, item_features=table)
 
     def stated_features(self) -> FeatureNames | None:
@@ -205,12 +211,10 @@ class Reader(ABC):
         """
         path = self.config.path or self.default_folder()
         if not path.exists():
-            fetch = f"fedrec data fetch {self.name}, or "
+            offered = self.source is not None and self.source.archives
             raise DataError(
-                f"dataset {self.name!r} not found",
-                expected=f"a folder {path}",
-                got="nothing",
-                fix=(fetch if self.source is not None and self.source.archives else "")
+                f"dataset {self.name!r} not found: there is no {path}",
+                fix=(f"fedrec data fetch {self.name}, or " if offered else "")
                 + f"fedrec data import {self.name} PATH, or set dataset.path, or set FEDREC_DATA to"
                 " the folder above it",
             )

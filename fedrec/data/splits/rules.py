@@ -65,8 +65,6 @@ class Partition:
         if np.count_nonzero(taken) != sum(map(len, parts)):
             raise DataError(
                 "a split put one row into two parts",
-                expected="disjoint parts",
-                got="a shared row",
                 fix="put each row in exactly one of train, validation and test",
             )
 

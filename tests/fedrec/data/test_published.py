@@ -174,7 +174,7 @@ def test_the_error_for_missing_data_names_the_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDREC_DATA", str(tmp_path))
     with pytest.raises(DataError, match="not found") as caught:
         reader("ml-1m").read()
-    assert str(tmp_path / "ml-1m") in caught.value.expected
+    assert str(tmp_path / "ml-1m") in caught.value.problem
     assert "fedrec data fetch ml-1m" in caught.value.fix
 
 
@@ -254,10 +254,12 @@ def npy(tmp_path, values=VALUES, names=NAMES):
 
 
 def test_rows_go_by_their_ids_and_other_items_are_left_out(tmp_path):
-    vectors = read_vectors(npy(tmp_path), IDS[[2, 0]])
+    vectors = read_vectors(npy(tmp_path), IDS, complete=False)
     assert vectors.name == "cover" and vectors.values.dtype == np.float32
-    np.testing.assert_array_equal(vectors.values, [[1, 2], [3, -4]])
-    assert vectors.known.tolist() == [True, True]
+    np.testing.assert_array_equal(vectors.values, [[3, -4], [0, 0], [1, 2]])
+    assert vectors.known.tolist() == [True, False, True]
+    with pytest.raises(DataError, match="none for 1 of them, such as 'x'"):
+        read_vectors(npy(tmp_path), np.array(["x"]), complete=False)
 
 
 @pytest.mark.filterwarnings("error")
@@ -276,22 +278,22 @@ def test_rows_go_by_their_ids_and_other_items_are_left_out(tmp_path):
 )
 def test_vectors_that_cannot_be_used_are_refused(tmp_path, values, names, message):
     with pytest.raises(DataError, match=message):
-        read_vectors(npy(tmp_path, values, names), IDS)
+        read_vectors(npy(tmp_path, values, names), IDS, complete=True)
 
 
 def test_missing_and_other_files_are_refused(tmp_path):
     for name in ("none.npy", "none.csv"):
         with pytest.raises(DataError, match=name):
-            read_vectors(tmp_path / name, IDS)
+            read_vectors(tmp_path / name, IDS, complete=True)
 
 
 def test_a_table_names_them_as_features_of_their_own_kind(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("user,item\n1,10\n1,30\n2,20\n")
-    settings = {"item_vectors": [npy(tmp_path, names=["30", "10", "20"])]}
+    settings = {"item_vectors": [npy(tmp_path)], "items_without_vector": "mean"}
     reader = Table("mine", Table.Config(path=path, **settings))
     table = reader.described(reader.read()).item_features
-    assert table.names == () and table.vectors[0].values[:, 1].tolist() == [-4, 9, 2]
+    assert table.names == () and table.vectors[0].known.tolist() == [True, False, True]
     assert reader.stated_features() == FeatureNames(item_vectors=("cover",))
     assert {file.name for file in reader.every_file()} == {"rows.csv", "cover.npy", "cover.txt"}
 
