@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from fedrec.data.readers.amazon import Amazon5Core, AmazonUpc, AmazonVideo, Beauty
+from fedrec.data.readers.amazon import Amazon5Core, AmazonVideo, Beauty
 from fedrec.data.readers.frappe import Frappe
 from fedrec.data.readers.gowalla import Gowalla
 from fedrec.data.readers.movielens import MovieLens1M, MovieLens20M, MovieLens100K, age_band
@@ -104,22 +104,6 @@ class TestGowalla:
         assert caught.value.got == repr(line)
 
 
-class TestAmazonUpc:
-    @pytest.fixture
-    def folder(self, tmp_path):
-        (tmp_path / "train.csv").write_bytes(
-            b"itemID,userID,reviewerID,asin\r\n4,0,A2,B00\r\n1,2,A3,B01\r\n"
-        )
-        (tmp_path / "test.csv").write_bytes(b"itemID,userID,reviewerID,asin\r\n6,0,A2,B02\r\n")
-        return tmp_path
-
-    def test_both_files_share_users_and_items(self, folder):
-        data = read(AmazonUpc, folder)
-        assert (data.num_users, data.num_items) == (2, 3)
-        assert (data.users.tolist(), data.items.tolist()) == ([0, 1, 0], [1, 0, 2])
-        assert data.published_test.tolist() == [False, False, True]
-
-
 class TestAmazon5Core:
     REVIEWS = (
         {
@@ -167,12 +151,6 @@ class TestAmazon5Core:
             read(Amazon5Core, tmp_path)
         assert caught.value.got == repr(line)
 
-    def test_cut_gzip_is_refused(self, tmp_path):
-        path = self.write(tmp_path / "x.json.gz")
-        path.write_bytes(path.read_bytes()[:-20])
-        with pytest.raises(DataError, match="damaged"):
-            read(Amazon5Core, tmp_path)
-
     def test_two_categories_need_a_path(self, tmp_path):
         self.write(tmp_path / "a.json")
         self.write(tmp_path / "b.json.gz")
@@ -195,12 +173,6 @@ class TestOrdered:
         data = read(Beauty, tmp_path)
         assert data.users.tolist() == [0, 0, 1] and data.items.tolist() == [1, 0, 1]
         assert data.times.tolist() == [0, 1, 2] and data.ratings is None
-
-    @pytest.mark.parametrize("line", ["a,X,5.0", "a,X,many,0", "a,X,5.0,0,1"])
-    def test_a_malformed_line_is_named(self, tmp_path, line):
-        (tmp_path / "ratings.dat").write_text(f"b,X,5.0,86400\n{line}\n")
-        with pytest.raises(DataError, match=r"ratings\.dat"):
-            read(AmazonVideo, tmp_path)
 
 
 # The MovieLens readers on small files in the documented formats.
@@ -282,12 +254,6 @@ class TestMovieLens1M:
         assert table.names == ("genres",), "a text is no category"
         assert reader.feature_names().item_texts == ("title",)
 
-    def test_a_title_without_a_year_has_no_era(self, tmp_path):
-        folder = write_ml_1m(tmp_path)
-        (folder / "movies.dat").write_text("10::Film (1995)::War\n30::Other::Drama\n")
-        with pytest.raises(DataError, match="without a year"):
-            MovieLens1M("small", MovieLens1M.Config(path=folder, verify=False, eras=True)).read()
-
     @pytest.mark.parametrize(
         ("line", "expected"),
         [
@@ -306,32 +272,18 @@ class TestMovieLens1M:
         assert expected in caught.value.expected
         assert line in caught.value.got
 
-    def test_malformed_first_line_is_named(self, tmp_path):
-        write_ml_1m(tmp_path, "7::30::5::978300760::1\n7::10::4::978301968\n")
-        with pytest.raises(DataError, match="line 1:"):
-            read_of_readers_movielens(MovieLens1M, tmp_path)
-
-    def test_user_without_a_line_is_refused(self, tmp_path):
-        write_ml_1m(tmp_path, "8::30::5::978300760\n")
-        with pytest.raises(DataError, match=r"users\.dat: id 8 of the ratings is missing"):
-            read_of_readers_movielens(MovieLens1M, tmp_path)
-
-    def test_user_with_two_lines_is_refused(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("users", "problem"),
+        [
+            ("2::M::56::16::1\n", r"users\.dat: id 7 of the ratings is missing"),
+            ("2::M::56::16::1\n7::F::1::10::1\n7::F::1::10::1\n", "id 7 is given twice"),
+            ("2::M::56::21::1\n7::F::1::10::1\n", "unknown occupation"),
+        ],
+    )
+    def test_wrong_tables_of_users_are_refused(self, tmp_path, users, problem):
         write_ml_1m(tmp_path)
-        (tmp_path / "users.dat").write_text("2::M::56::16::1\n7::F::1::10::1\n7::F::1::10::1\n")
-        with pytest.raises(DataError, match="id 7 is given twice"):
-            read_of_readers_movielens(MovieLens1M, tmp_path)
-
-    def test_unknown_occupation_is_refused(self, tmp_path):
-        write_ml_1m(tmp_path)
-        (tmp_path / "users.dat").write_text("2::M::56::21::1\n7::F::1::10::1\n")
-        with pytest.raises(DataError, match="unknown occupation"):
-            read_of_readers_movielens(MovieLens1M, tmp_path)
-
-    def test_missing_file_is_named(self, tmp_path):
-        write_ml_1m(tmp_path)
-        (tmp_path / "users.dat").unlink()
-        with pytest.raises(DataError, match=r"missing[\s\S]*users\.dat"):
+        (tmp_path / "users.dat").write_text(users)
+        with pytest.raises(DataError, match=problem):
             read_of_readers_movielens(MovieLens1M, tmp_path)
 
     def test_cut_last_line_is_refused_when_verifying(self, tmp_path):
@@ -340,11 +292,6 @@ class TestMovieLens1M:
             MovieLens1M("ml-1m", MovieLens1M.Config(path=tmp_path)).read()
         assert "1,000,209" in caught.value.expected
         assert "2 lines" in caught.value.got and "2::10::3::97830" in caught.value.got
-
-    def test_wrong_counts_are_refused_when_verifying(self, tmp_path):
-        with pytest.raises(DataError, match="number of rows differs") as caught:
-            MovieLens1M("ml-1m", MovieLens1M.Config(path=write_ml_1m(tmp_path))).read()
-        assert (caught.value.expected, caught.value.got) == ("1,000,209 rows", "3 rows")
 
 
 class TestMovieLens100K:
@@ -364,17 +311,7 @@ class TestMovieLens100K:
 
     @pytest.mark.parametrize(
         ("age", "band"),
-        [
-            *(
-                (7, "Under 18"),
-                (17, "Under 18"),
-                (18, "18-24"),
-                (24, "18-24"),
-                (34, "25-34"),
-                (44, "35-44"),
-            ),
-            *((45, "45-49"), (49, "45-49"), (50, "50-55"), (55, "50-55"), (56, "56+"), (73, "56+")),
-        ],
+        [(7, "Under 18"), (17, "Under 18"), (18, "18-24"), (55, "50-55"), (73, "56+")],
     )
     def test_ages_get_the_bands_of_ml_1m(self, age, band):
         assert age_band(age) == band
