@@ -220,9 +220,8 @@ class Reader(ABC):
             )
         return path
 
-    def file(self, name: str, *, lines: int | None = None) -> Path:
-        """One file of the raw data; `lines` is the published number of its lines, for the error
-        message.
+    def file(self, name: str) -> Path:
+        """One file of the raw data.
 
         Raises:
             DataError: it is missing, or (unless verification is off) its last line is cut.
@@ -232,7 +231,7 @@ class Reader(ABC):
             fix = f"complete the folder {path.parent}, or fedrec data import {self.name} PATH"
             raise missing_file(f"a file of {self.name!r}", path, fix)
         if self.config.verify:
-            check_complete_lines(path, lines)
+            check_complete_lines(path)
         return path
 
     def rows(
@@ -250,8 +249,7 @@ class Reader(ABC):
             DataError: the file is missing or damaged, or not the published one.
         """
         source = self.source or DatasetSource("", "", ())
-        lines = (source.rows or 0) + (layout.names == "first line")
-        columns = read_table(self.file(source.files[0], lines=lines), layout)
+        columns = read_table(self.file(source.files[0]), layout)
         return self.indexed(**dict(zip(roles, columns.values(), strict=False))), columns
 
     def indexed(self, **columns: np.ndarray | pd.Series) -> Interactions:
@@ -273,9 +271,8 @@ def data_directory() -> Path:
     return Path(folder).expanduser() if folder else Path.home() / ".cache" / "fedrec" / "data"
 
 
-def check_complete_lines(path: Path, published: int | None = None) -> None:
-    """Check that the last line of a text file is complete; `published` is the expected number of
-    lines.
+def check_complete_lines(path: Path) -> None:
+    """Check that the last line of a text file is complete.
 
     Raises:
         DataError: the file is empty or does not end with a line end.
@@ -284,14 +281,12 @@ def check_complete_lines(path: Path, published: int | None = None) -> None:
     with path.open("rb") as file:
         file.seek(max(size - 200, 0))
         tail = file.read()
-        if tail.endswith((b"\n", b"\r")):
-            return
-        file.seek(0)
-        lines = sum(1 for _ in file)
+    if tail.endswith((b"\n", b"\r")):
+        return
     last = tail.replace(b"\r", b"\n").rsplit(b"\n", 1)[-1].decode("latin-1")
     raise DataError(
         f"{path} is cut off in the middle of a line",
-        expected=f"{published:,} whole lines" if published else "a line end after the last line",
-        got=f"{lines:,} lines, the last one: {last!r}" if size else "an empty file",
+        expected="a line end after the last line",
+        got=f"the last line {last!r}" if size else "an empty file",
         fix="get the file again, or set dataset.verify = false if this is how it is meant to end",
     )

@@ -286,13 +286,6 @@ class TestMovieLens1M:
         with pytest.raises(DataError, match=problem):
             read_of_readers_movielens(MovieLens1M, tmp_path)
 
-    def test_cut_last_line_is_refused_when_verifying(self, tmp_path):
-        write_ml_1m(tmp_path, "7::30::5::978300760\n2::10::3::97830")
-        with pytest.raises(DataError, match="cut off") as caught:
-            MovieLens1M("ml-1m", MovieLens1M.Config(path=tmp_path)).read()
-        assert "1,000,209" in caught.value.expected
-        assert "2 lines" in caught.value.got and "2::10::3::97830" in caught.value.got
-
 
 class TestMovieLens100K:
     def test_reads_rows_and_features(self, tmp_path):
