@@ -12,11 +12,13 @@ import threading
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import pytest
 
 from fedrec.data import download
 from fedrec.data.download import fetch, import_data, unpack
-from fedrec.data.reader import Archive, DatasetSource, data_directory
+from fedrec.data.reader import Archive, DatasetSource, Reader, data_directory
+from fedrec.data.tables import TableLayout
 from fedrec.errors import DataError, ExperimentError
 
 # Downloads from a local server that can close connections, send wrong data, and ignore ranges.
@@ -227,7 +229,21 @@ def test_existing_folder_is_kept(server, folder):
 
 # Import of a local copy: complete and verified, or not at all.
 
-REVIEW = '{"reviewerID": "A2", "asin": "B1", "overall": 5.0, "unixReviewTime": 1367193600}\n'
+REVIEW = "A2,B1,5.0,1367193600\n"
+REVIEWS = f"{__name__}:Reviews"
+
+
+class Reviews(Reader):
+    """A dataset without published counts."""
+
+    folder_name = "reviews"
+    source = DatasetSource(page="http://example.org", licence="any", files=("reviews.csv",))
+
+    def read(self):
+        columns = {"user": str, "item": str, "rating": np.float32, "time": np.int64}
+        return self.rows(TableLayout(columns, separator=","))[0]
+
+
 FILM = "1:\n7,3,2005-09-06\n"
 
 
@@ -241,7 +257,7 @@ def home(tmp_path, monkeypatch):
 def copy(tmp_path):
     folder = tmp_path / "copy" / "deep" / "er"
     folder.mkdir(parents=True)
-    (folder / "Office_5.json").write_text(REVIEW)
+    (folder / "reviews.csv").write_text(REVIEW)
     (folder / "unrelated.txt").write_text("not needed")
     return tmp_path / "copy"
 
@@ -259,22 +275,22 @@ def as_tar(copy):
 
 
 def as_file(copy):
-    return next(copy.rglob("*.json"))
+    return next(copy.rglob("*.csv"))
 
 
 @pytest.mark.parametrize("packed", [as_folder, as_zip, as_tar, as_file])
 def test_takes_the_needed_files_from_any_form(home, copy, packed):
-    folder = import_data("amazon-5core", type(home)(packed(copy)))
-    assert folder == home / "amazon-5core"
-    assert [path.name for path in folder.iterdir()] == ["Office_5.json"]
-    assert [path.name for path in home.iterdir()] == ["amazon-5core"]
-    assert (copy / "deep" / "er" / "Office_5.json").exists()
+    folder = import_data(REVIEWS, type(home)(packed(copy)))
+    assert folder == home / "reviews"
+    assert [path.name for path in folder.iterdir()] == ["reviews.csv"]
+    assert [path.name for path in home.iterdir()] == ["reviews"]
+    assert (copy / "deep" / "er" / "reviews.csv").exists()
 
 
 def test_refused_copy_leaves_nothing(home, copy):
-    (copy / "deep" / "er" / "Office_5.json").write_text(REVIEW[:-30])
-    with pytest.raises(DataError, match="line 1:"):
-        import_data("amazon-5core", copy)
+    (copy / "deep" / "er" / "reviews.csv").write_text(REVIEW + REVIEW[:9])
+    with pytest.raises(DataError, match="cut off"):
+        import_data(REVIEWS, copy)
     assert not any(home.iterdir())
 
 
@@ -289,23 +305,23 @@ def test_subfolders_of_the_documented_form_are_kept(home, tmp_path):
 
 
 def test_file_nearest_to_the_root_counts(home, copy):
-    shutil.copy(as_file(copy), copy / "Office_5.json")
-    (copy / "deep" / "er" / "Office_5.json").write_text("not this one")
-    assert (import_data("amazon-5core", copy) / "Office_5.json").read_text() == REVIEW
+    shutil.copy(as_file(copy), copy / "reviews.csv")
+    (copy / "deep" / "er" / "reviews.csv").write_text("not this one")
+    assert (import_data(REVIEWS, copy) / "reviews.csv").read_text() == REVIEW
 
 
 def test_two_files_of_one_name_at_one_depth_are_refused(home, copy):
     (copy / "deep" / "other").mkdir()
-    (copy / "deep" / "other" / "Office_5.json").write_text(REVIEW)
+    (copy / "deep" / "other" / "reviews.csv").write_text(REVIEW)
     with pytest.raises(DataError, match="two files fit one name"):
-        import_data("amazon-5core", copy)
+        import_data(REVIEWS, copy)
 
 
 def test_nothing_to_import(home, tmp_path):
-    os.mkfifo(tmp_path / "Office_5.json")  # reading it would wait for a writer for ever
-    for name in ("absent", "Office_5.json"):
+    os.mkfifo(tmp_path / "reviews.csv")  # reading it would wait for a writer for ever
+    for name in ("absent", "reviews.csv"):
         with pytest.raises(DataError, match="cannot be imported"):
-            import_data("amazon-5core", tmp_path / name)
+            import_data(REVIEWS, tmp_path / name)
     with pytest.raises(DataError, match="not a published dataset"):
         import_data("table", tmp_path)
     with pytest.raises(ExperimentError, match="unknown dataset"):

@@ -2,13 +2,11 @@
 """Readers of public datasets."""
 
 import datetime
-import gzip
-import json
 
 import numpy as np
 import pytest
 
-from fedrec.data.readers.amazon import Amazon5Core, AmazonVideo, Beauty
+from fedrec.data.readers.amazon import AmazonVideo, Beauty
 from fedrec.data.readers.frappe import Frappe
 from fedrec.data.readers.gowalla import Gowalla
 from fedrec.data.readers.movielens import MovieLens1M, MovieLens20M, MovieLens100K, age_band
@@ -102,61 +100,6 @@ class TestGowalla:
         with pytest.raises(DataError, match=r"train\.txt, line 2") as caught:
             read(Gowalla, folder)
         assert caught.value.got == repr(line)
-
-
-class TestAmazon5Core:
-    REVIEWS = (
-        {
-            "reviewerID": "A2",
-            "asin": "B1",
-            "overall": 5.0,
-            "unixReviewTime": 1367193600,
-            "reviewText": "é",
-        },
-        {"reviewerID": "A1", "asin": "B1", "overall": 2, "unixReviewTime": 1363392000},
-        {"reviewerID": "A2", "asin": "B0", "overall": 4.0, "unixReviewTime": 1363392001},
-    )
-
-    def write(self, path):
-        text = "".join(json.dumps(review) + "\n" for review in self.REVIEWS).encode()
-        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
-        return path
-
-    @pytest.mark.parametrize("name", ["Office_5.json", "Office_5.json.gz"])
-    @pytest.mark.parametrize("whole_folder", [True, False])
-    def test_reads_plain_and_compressed_lines(self, tmp_path, name, whole_folder):
-        path = self.write(tmp_path / name)
-        data = read(Amazon5Core, tmp_path if whole_folder else path)
-        assert data.user_ids.tolist() == ["A1", "A2"]
-        assert data.item_ids.tolist() == ["B0", "B1"]
-        assert data.users.tolist() == [1, 0, 1]
-        assert data.items.tolist() == [1, 1, 0]
-        assert data.ratings.tolist() == [5.0, 2.0, 4.0]
-        assert data.times.tolist() == [1367193600, 1363392000, 1363392001]
-
-    @pytest.mark.parametrize(
-        "line",
-        [
-            '{"reviewerID": "A2"}',
-            "{'reviewerID': 'A2'}",
-            '{"revi',
-            "[1]",
-            '{"reviewerID": ["A2"], "asin": "B1", "overall": 2, "unixReviewTime": 3}',
-        ],
-    )
-    def test_malformed_line_is_named(self, tmp_path, line):
-        path = self.write(tmp_path / "x.json")
-        path.write_text(path.read_text() + line + "\n")
-        with pytest.raises(DataError, match=r"x\.json, line 4") as caught:
-            read(Amazon5Core, tmp_path)
-        assert caught.value.got == repr(line)
-
-    def test_two_categories_need_a_path(self, tmp_path):
-        self.write(tmp_path / "a.json")
-        self.write(tmp_path / "b.json.gz")
-        with pytest.raises(DataError, match="one file of reviews") as caught:
-            read(Amazon5Core, tmp_path)
-        assert caught.value.got == "a.json, b.json.gz"
 
 
 class TestOrdered:
