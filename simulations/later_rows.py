@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data that have grown since a run, and rows of users who came after it, in the run's numbering.
+"""Rows that came after a run, of its users or of others, in the run's numbering.
 
 Users and items of the run keep their numbers, to which parameters and private state belong. New
 users come behind them. Rows of new items are left out, as the run has no parameters for these. All
@@ -9,7 +9,6 @@ rows are training rows: nothing is held out, and each user is served from its wh
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from fedrec.components.registry import DATASET
+from fedrec.data.columns import ids_of
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
 from fedrec.data.readers.table import TableConfig, indexed
@@ -27,6 +27,7 @@ from fedrec.experiment.schema import Experiment
 
 _LOG = logging.getLogger("fedrec")
 _COLUMNS = {"rating": "rating", "time": "time"}  # columns where the data are no table
+_HISTORY = Path("history")
 
 
 def read_history(source: pd.DataFrame | str | Path, experiment: Experiment) -> Interactions:
@@ -52,8 +53,8 @@ def read_history(source: pd.DataFrame | str | Path, experiment: Experiment) -> I
         separator=config.separator,
         header=config.header,
     )
+    path = _HISTORY
     if isinstance(source, pd.DataFrame):
-        path = Path("history")
         frame = columns_of("history", source, layout)
     else:
         path = Path(source)
@@ -63,42 +64,47 @@ def read_history(source: pd.DataFrame | str | Path, experiment: Experiment) -> I
     return indexed("history", frame, config.model_copy(update=left_out), path)
 
 
-def grown_population(
-    experiment: Experiment, tables: Sequence[Interactions], users: np.ndarray, items: np.ndarray
-) -> Population:
-    """The clients of data that have grown.
-
-    Args:
-        experiment: of the run.
-        tables: the data as they are, with all users and items of the run, and further rows.
-        users: ids of the run's users, as texts, in the order of their numbers, `[users]`.
-        items: the same of its items, `[items]`.
+def with_history(experiment: Experiment, data: Interactions, history: Interactions) -> Population:
+    """The clients of a run's data, and those of a history; features are those of the data.
 
     Raises:
-        DataError: users or items of the run are missing, training rows are perturbed, or ratings
-            are needed and some rows have none.
+        DataError: the run perturbed its training rows, or has ratings and the history has none.
     """
-    for what, known, there in (
-        ("users", users, tables[0].user_ids),
-        ("items", items, tables[0].item_ids),
-    ):
-        missing = pd.Index(known).difference(pd.Index(there.astype(str)), sort=False)
-        if len(missing):
-            raise DataError(
-                "the data have changed since the run",
-                expected=f"the {len(known):,} {what} of the run, and any others",
-                got=f"no {what.removesuffix('s')} {missing[0]!r}"
-                + (f", and {len(missing) - 1:,} others are missing" if len(missing) > 1 else ""),
-                fix="restore these rows, or run again",
-            )
-    if experiment.perturb is not None:
+    if experiment.perturb is not None or (data.ratings is not None and history.ratings is None):
         raise DataError(
-            "the data have changed since the run, which perturbed its training rows",
-            expected="the data of the run, as new rows are not perturbed",
-            got="new users or items",
-            fix="restore the data as they were, or run again",
+            "the history cannot be added to the data of the run",
+            expected="rows with ratings where the data have them, and data without [perturb]",
+            fix="add the column of ratings, or recommend to users of the run without a history",
         )
-    rows = _joined(tables, pd.Index(users), pd.Index(items))
+    users = pd.Index(data.user_ids.astype(str))
+    names = pd.Index(history.user_ids.astype(str))
+    users = users.append(names[~names.isin(users)])
+    items = pd.Index(data.item_ids.astype(str)).get_indexer(history.item_ids.astype(str))
+    known = items[history.items] >= 0
+    if not known.all():
+        _LOG.warning(
+            "%s of %s rows are of items that the run did not have, and are left out",
+            f"{np.count_nonzero(~known):,}",
+            f"{len(known):,}",
+        )
+    columns = {
+        "users": (data.users, users.get_indexer(names)[history.users]),
+        "items": (data.items, items[history.items]),
+    }
+    if data.ratings is not None and history.ratings is not None:
+        columns["ratings"] = data.ratings, history.ratings
+    if data.times is not None:  # rows without a time are as new as the newest
+        newest = np.full(len(history), data.times.max(initial=0))
+        columns["times"] = data.times, newest if history.times is None else history.times
+    joined = {name: np.concatenate([old, new[known]]) for name, (old, new) in columns.items()}
+    from_row = np.append(np.arange(data.num_users), np.full(len(users) - data.num_users, -1))
+    rows = replace(
+        data,
+        **joined,
+        user_ids=ids_of(pd.Series(users), _HISTORY),
+        user_features=data.user_features.renumbered(from_row, data.num_users),
+        published_test=None,
+    )
     none = np.empty(0, dtype=np.int64)
     return Population(
         rows,
@@ -107,73 +113,3 @@ def grown_population(
         positive_above=experiment.positive_above,
         seed=experiment.seed_of_split,
     )
-
-
-def _joined(tables: Sequence[Interactions], users: pd.Index, items: pd.Index) -> Interactions:
-    """The rows of some tables, in the numbering of a run; features are those of the first table."""
-    data = tables[0]
-    known = len(users)
-    for table in tables:
-        names = pd.Index(table.user_ids.astype(str))
-        users = users.append(names[~names.isin(users)])
-    owners = [_numbers(users, table.user_ids)[table.users] for table in tables]
-    columns = [_numbers(items, table.item_ids)[table.items] for table in tables]
-    known_items = np.concatenate(columns) >= 0
-    if not known_items.all():
-        _LOG.warning(
-            "%s of %s rows are of items that the run did not have, and are left out",
-            f"{np.count_nonzero(~known_items):,}",
-            f"{len(known_items):,}",
-        )
-    user_rows = pd.Index(data.user_ids.astype(str)).get_indexer(users)
-    item_rows = pd.Index(data.item_ids.astype(str)).get_indexer(items)
-    return replace(
-        data,
-        users=np.concatenate(owners)[known_items],
-        items=np.concatenate(columns)[known_items],
-        user_ids=_as_in(data.user_ids, users),
-        item_ids=data.item_ids[item_rows],
-        user_features=data.user_features.renumbered(user_rows, known),
-        item_features=data.item_features.renumbered(item_rows, len(items)),
-        ratings=_ratings(tables, known_items),
-        times=_times(tables, known_items),
-        published_test=None,
-    )
-
-
-def _numbers(names: pd.Index, ids: np.ndarray) -> np.ndarray:
-    """The number of each id among names, `int64 [ids]`; -1: not there."""
-    return names.get_indexer(pd.Index(ids.astype(str)))
-
-
-def _as_in(ids: np.ndarray, names: pd.Index) -> np.ndarray:
-    """Names as ids: numbers where the data's ids are numbers, and all names are, too."""
-    numbers = np.issubdtype(ids.dtype, np.integer) and all(
-        name.isdecimal() and len(name) < 19 for name in names
-    )
-    return names.to_numpy(dtype=object).astype(np.int64 if numbers else object)
-
-
-def _ratings(tables: Sequence[Interactions], rows: np.ndarray) -> np.ndarray | None:
-    if tables[0].ratings is None:
-        return None
-    ratings = [table.ratings for table in tables if table.ratings is not None]
-    if len(ratings) < len(tables):
-        raise DataError(
-            "the history has no ratings",
-            expected="a column of ratings, as the data of the run have",
-            got="none",
-            fix="add the column",
-        )
-    return np.concatenate(ratings)[rows]
-
-
-def _times(tables: Sequence[Interactions], rows: np.ndarray) -> np.ndarray | None:
-    """Times of all rows; rows without one are as new as the newest."""
-    if tables[0].times is None:
-        return None
-    newest = tables[0].times.max(initial=0)
-    times = [
-        np.full(len(table), newest) if table.times is None else table.times for table in tables
-    ]
-    return np.concatenate(times)[rows]

@@ -295,9 +295,7 @@ class OwnTable:
             columns.pop("rating", None)
         if self.unrated and "rating" in columns:
             raise ExperimentError(
-                "--rating and --no-rating contradict each other",
-                expected="--rating COLUMN or --no-rating",
-                got=f"--rating {rating} --no-rating",
+                f"--rating {rating} and --no-rating contradict each other",
                 fix="leave one of them out",
             )
         dataset = read({}, overrides).get("dataset")
@@ -314,10 +312,8 @@ class OwnTable:
     def _check_system(self) -> None:
         if self.system is not None and (self.epsilon is not None or self.item_vectors):
             raise ExperimentError(
-                "a system is named where another one is trained",
-                expected="no system under privacy or with item vectors, which have fold-in, or"
-                " private popularity where noise would cover what it learns",
-                got=self.system,
+                f"system {self.system!r} is named, but under privacy and with item vectors fold-in"
+                " is trained, or private popularity where noise would cover what it learns",
                 fix="leave it out",
             )
 
@@ -419,19 +415,14 @@ def _split_line(population: Population) -> str:
 
 def _check_frame(table: object) -> None:
     """The error for a table in memory that is no DataFrame of pandas."""
-    if isinstance(table, pd.DataFrame):
-        return
-    fix = (
-        "pandas.DataFrame(rows, columns=['user', 'item']), or its method to_pandas() if it has one"
-    )
-    if isinstance(table, str | Path):
-        fix = f"pandas.read_csv({str(table)!r}), or on the command line: fedrec run --data {table}"
-    raise DataError(
-        "the table is no DataFrame",
-        expected="a pandas DataFrame with one interaction per row",
-        got=f"an object of type {type(table).__name__}",
-        fix=fix,
-    )
+    if not isinstance(table, pd.DataFrame):
+        raise DataError(
+            "the table is no DataFrame",
+            expected="a pandas DataFrame with one interaction per row",
+            got=f"an object of type {type(table).__name__}",
+            fix="pandas.DataFrame(rows, columns=['user', 'item']), pandas.read_csv(FILE), or on the"
+            " command line: fedrec run --data FILE",
+        )
 
 
 def _check_roles(columns: Mapping[str, Hashable]) -> None:
@@ -448,13 +439,11 @@ def _check_roles(columns: Mapping[str, Hashable]) -> None:
 
 def _check_epsilon(epsilon: object) -> None:
     """The error for a target that no private run has."""
-    number = math.nan if isinstance(epsilon, bool) or not isinstance(epsilon, Real) else epsilon
-    if not 0 < float(number) < math.inf:
+    if not isinstance(epsilon, Real) or epsilon is True or not 0 < float(epsilon) < math.inf:
         raise ExperimentError(
             "invalid target epsilon",
             expected="a number > 0, such as 5; smaller is more private",
             got=repr(epsilon),
-            fix="give another one, or leave it out for a run without privacy",
         )
 
 

@@ -3,9 +3,8 @@
 
 A user is scored as in the run's final evaluation: from its training rows and, if the experiment has
 on-device fine-tuning, with parameters tuned on these rows; private parameters are those saved by
-its node. Items with a row of the user in any part of the data are not recommended. Where the data
-have grown since the run, or a history is given, all rows of a user count
-(`simulations.later_rows`).
+its node. Items with a row of the user in any part of the data are not recommended. Where a history
+is given, all rows of a user count (`simulations.later_rows`).
 """
 
 from __future__ import annotations
@@ -152,7 +151,12 @@ def recommend(
 
 
 def population_of(result: Result, more: Interactions | None = None) -> Population:
-    """The clients of a run's data, with all rows that were added since and those of a history."""
+    """The clients of a run's data, with all rows of a history.
+
+    Raises:
+        DataError: users or items of the data are no longer those of the run.
+        ExperimentError: the run has no parameters.
+    """
     experiment = result.experiment
     if not experiment.federated or not result.parameters:
         raise ExperimentError(
@@ -165,13 +169,17 @@ def population_of(result: Result, more: Interactions | None = None) -> Populatio
     population = POPULATIONS.population(experiment)
     data = population.interactions
     ids = data.user_ids.astype(str), data.item_ids.astype(str)
-    users, items = read_ids(result.folder) or ids
-    if more is None and all(map(np.array_equal, ids, (users, items))):
+    if not all(map(np.array_equal, ids, read_ids(result.folder) or ids)):
+        raise DataError(
+            "the data have changed since the run: they have other users or items",
+            fix="restore them, and give rows that came later as a history (fedrec recommend"
+            " --history), or run again",
+        )
+    if more is None:
         return population
-    from simulations.later_rows import grown_population  # imports pandas, unlike what runs need
+    from simulations.later_rows import with_history  # imports pandas, unlike what runs need
 
-    tables = [data] if more is None else [data, more]
-    return grown_population(experiment, tables, users, items)
+    return with_history(experiment, data, more)
 
 
 def clients_of(population: Population, users: Sequence[object] | None) -> np.ndarray:

@@ -216,16 +216,11 @@ class Signal:
         does."""
         return int(np.ceil(self.clients * LEAST / self.ratio))
 
-    def _shows(self, text: str) -> bool:
-        """True if the ratio, as it is printed, is on its own side of the least one."""
-        return (float(text) >= LEAST) == self.suffices
-
     def lines(self, epsilon: float) -> list[str]:
         """Sentences on the model that is trained, why, and what would change that."""
-        digits = next(n for n in range(2, 18) if self._shows(f"{self.ratio:.{n}g}"))
         given = f"epsilon {epsilon:g} with {self.clients:,} training users: "
         measured = (
-            f"sums of products of {self.items:,} items are about {self.ratio:.{digits}g} times"
+            f"sums of products of {self.items:,} items are about {self.ratio:.2g} times"
             f" their noise (at least {LEAST:g} is needed)"
         )
         if self.suffices:

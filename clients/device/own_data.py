@@ -93,7 +93,7 @@ def _read_own(
 ) -> tuple[Interactions, list[str], np.ndarray | None]:
     import pandas as pd  # simulated nodes do without
 
-    from fedrec.data.columns import SECOND, ids_of, numbers_of, times_of
+    from fedrec.data.columns import ids_of, numbers_of, times_of
 
     known = Catalogue.read(catalogue)
     numeric = [name for name, has in (("rating", known.rated), ("time", known.timed)) if has]
@@ -125,7 +125,6 @@ def _read_own(
         item_features=known.item_features,
         ratings=numbers_of(column["rating"], data) if known.rated else None,
         times=times_of(column["time"], data) if known.timed else None,
-        second=SECOND,
     )
     return interactions, [str(name) for name in names], _parts(column, data)
 

@@ -73,11 +73,9 @@ class ClientData:
     def order(self) -> np.ndarray:
         """`int64 [n]`: row numbers from the earliest to the latest; in the source's order without
         times."""
-        return (
-            np.arange(len(self.items))
-            if self.times is None
-            else np.argsort(self.times, kind="stable")
-        )
+        if self.times is None:
+            return np.arange(len(self.items))
+        return np.argsort(self.times, kind="stable")
 
     def sequence(self) -> np.ndarray:
         """`int64 [n]`: the items of its positive rows from the earliest to the latest.
@@ -167,10 +165,9 @@ def draw_negatives(
     free = num_items - len(positives)
     if free <= 0:
         raise DataError(
-            "a client has no negative item to draw",
-            expected=f"fewer than {num_items} distinct positive items",
-            got=f"{len(positives)}, the whole catalogue",
-            fix="draw no negatives for this client, or enlarge the catalogue",
+            f"a client has no negative item to draw: it likes the whole catalogue, {num_items:,}"
+            " items",
+            fix="leave this client out, or enlarge the catalogue",
         )
     ranks = generator.integers(0, free, size=count)
     if num_items > _TABLE * count:

@@ -15,9 +15,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.errors import DataError
 
 _DOTTED = re.compile(r"^\s*(\d{1,2})\.(\d{1,2})\.(\d{4})(?=$|[ T])")  # day, month, year
-SECOND = 10**9
-"""Nanoseconds of a second, the unit of times in own tables."""
-_UNITS = (SECOND, 10**6, 10**3)  # and of a millisecond and a microsecond
+_UNITS = (10**9, 10**6, 10**3)  # nanoseconds of a second, a millisecond and a microsecond
 _LARGEST_SECOND = 9 * 10**9  # as nanoseconds it fits into 63 bits
 _TIME = "a number or a date, such as 2022-05-26 or 26.05.2022 (others with a time format)"
 
@@ -37,20 +35,14 @@ def ids_of(column: pd.Series, path: Path) -> np.ndarray:
     Raises:
         DataError: an id is missing.
     """
-    if whole_numbers(column):
+    numbers = isinstance(column.dtype, np.dtype) and column.dtype.kind in "iu"
+    if numbers and len(column) and column.min() >= 0 and int(column.max()) < 10**18:
         return column.to_numpy().astype(np.int64, copy=False)
     codes, names = pd.factorize(column)
     _require_all(column, codes >= 0, path, "an id")
     texts = np.array([str(name) for name in names], dtype=object)
     whole = all(name.isdecimal() and len(name) < 19 and str(int(name)) == name for name in texts)
     return (texts.astype(np.int64) if whole else texts)[codes]
-
-
-def whole_numbers(column: pd.Series) -> bool:
-    """True if a column `[rows]` has nothing but whole numbers from 0 on, of at most 63 bits."""
-    if not isinstance(column.dtype, np.dtype) or column.dtype.kind not in "iu" or not len(column):
-        return False
-    return column.min() >= 0 and int(column.max()) < 10**18
 
 
 def numbers_of(column: pd.Series, path: Path) -> np.ndarray:
@@ -173,7 +165,6 @@ def index_rows(
     items: np.ndarray | pd.Series,
     ratings: np.ndarray | pd.Series | None = None,
     times: np.ndarray | pd.Series | None = None,
-    second: int = 1,
 ) -> Interactions:
     """Interactions without features from columns `[rows]` of the source's ids; users and items are
     those that occur.
@@ -193,5 +184,4 @@ def index_rows(
         item_features=FeatureTable(len(item_ids)),
         ratings=None if ratings is None else np.asarray(ratings),
         times=None if times is None else np.asarray(times),
-        second=second,
     )

@@ -32,17 +32,18 @@ from fedrec.errors import DataError, damaged_file
 _UNREADABLE = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError),
     RuntimeError,  # the zip is encrypted, or packed with an unknown method
-    UnicodeDecodeError,  # a name
+    ValueError,  # a name
     OSError,
 )
-_OF_ARCHIVE = (None, errno.EINVAL, errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
+_OF_ARCHIVE = (
+    *(None, errno.EINVAL, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG),
+)
 """Numbers of those `OSError`s that tell of a damaged archive; others are of the disk."""
-_LONGEST_NAME = 255  # bytes
 _LARGER = 200
 _AT_LEAST = 1 << 30
 """An archive may unpack to this multiple of its own size (text compresses to about a tenth), and to
 this number of bytes in any case."""
-_MOST_FILES = 1_000_000
+_LEAST_FILE = 1 << 12  # bytes that a file takes
 
 
 def is_archive(path: Path) -> bool:
@@ -88,28 +89,18 @@ def _of_zip(info: zipfile.ZipInfo) -> tuple[str, bool, int]:
 def _check_members(path: Path, members: Iterable[tuple[str, bool, int]]) -> None:
     """Refuse an archive before anything is written: both formats unpack no more than they say."""
     left = max(_AT_LEAST, _LARGER * path.stat().st_size)
-    for number, (name, plain, size) in enumerate(members):
-        inner = PurePosixPath(name)
-        longest = max((len(p.encode(errors="surrogateescape")) for p in inner.parts), default=0)
-        left -= max(size, 0)
-        problem = ""
-        if not plain:
-            problem = "a link or a special file"
-        elif "\0" in name or longest > _LONGEST_NAME:
-            problem = "a name that no file can have"
-        elif name != "." and (
-            not inner.parts or ".." in inner.parts or inner.is_absolute() or {*name} & {*"\\:"}
-        ):
-            problem = "a path that leads out of the folder"
-        elif number >= _MOST_FILES:
-            problem = f"more than {_MOST_FILES} files"
-        elif left < 0:
-            problem = f"over {_LARGER} times what the archive weighs"
-        if problem:
+    for name, plain, size in members:
+        parts = PurePosixPath(name).parts
+        inside = name == "." or (
+            parts and not {"..", "/", "//"} & {*parts} and not {*name} & {*"\\:"}
+        )
+        left -= max(size, _LEAST_FILE)
+        if not plain or not inside or left < 0:
             raise DataError(
                 f"{path} is not safe to unpack",
-                expected="plain files and folders below the archive's root",
-                got=f"{problem}: {name[:100]!r}",
+                expected="plain files and folders below the archive's root, at most"
+                f" {_LARGER} times what the archive weighs",
+                got=repr(name[:100]) + (" (too large)" if left < 0 else ""),
                 fix="do not use this archive; take the data from their publisher",
             )
 
@@ -143,8 +134,6 @@ def scratch(folder: Path) -> Iterator[Path]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = folder.with_name(f".{folder.name}-{secrets.token_hex(8)}")
         temporary.mkdir()  # with the permissions of the umask
-        if folder.is_dir():
-            temporary.chmod(folder.stat().st_mode & 0o777)  # an empty folder may be replaced
         try:
             yield temporary
         finally:
@@ -157,37 +146,23 @@ def check_absent(folder: Path) -> None:
     Raises:
         DataError: the folder exists and is not empty.
     """
-    if folder.is_dir() and not any(folder.iterdir()):
-        return
-    if folder.exists():
-        raise DataError(
-            f"{folder} exists already",
-            expected="no such folder",
-            got="a folder with files" if folder.is_dir() else "a file",
-            fix="use it as it is, or delete it first",
-        )
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise DataError(f"{folder} exists already", fix="use it as it is, or delete it first")
 
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn "disk full" and "not allowed" inside the block into an error that the user can fix."""
+    """Turn "disk full" inside the block into an error that the user can fix."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(folder).free if folder.exists() else 0
-            raise DataError(
-                f"the disk of {folder} is full",
-                expected="room for the dataset",
-                got=f"{free:,} bytes free",
-                fix="make room, or set FEDREC_DATA to a folder on another disk",
-            ) from None
-        if isinstance(error, PermissionError):
-            fix = "allow it, or set FEDREC_DATA to a folder of your own"
-            raise DataError(
-                f"{folder} cannot be written", expected="permission", got=str(error), fix=fix
-            ) from None
-        raise
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DataError(
+            f"the disk of {folder} is full",
+            got=f"{shutil.disk_usage(folder).free:,} bytes free" if folder.exists() else None,
+            fix="make room, or set FEDREC_DATA to a folder on another disk",
+        ) from None
 
 
 def collect(
@@ -214,9 +189,7 @@ def collect(
             # the one nearest to the root counts
             if nearest != relative and len(nearest.parts) == len(relative.parts):
                 raise DataError(
-                    "two files fit one name",
-                    expected=f"one {relative.name}",
-                    got=f"{nearest} and {relative}",
+                    f"two files fit one name: {nearest} and {relative}",
                     fix="name the folder that holds the right one",
                 )
     missing = [file for file in source.files if Path(file) not in chosen]
@@ -271,8 +244,6 @@ def fetch(name: str, source: DatasetSource, folder: Path, progress: Progress | N
     if not source.archives:
         raise DataError(
             f"{name!r} cannot be downloaded: its publisher offers no fixed address",
-            expected="a local copy",
-            got="a request to download",
             fix=f"get it by way of {source.page}, then: fedrec data import {name} PATH",
         )
     check_absent(folder)
@@ -312,41 +283,35 @@ def _receive(archive: Archive, partial: Path, progress: Progress | None) -> None
     try:
         with urllib.request.urlopen(request, timeout=_PATIENCE) as response:
             resumes = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-            _append(response, partial, have if resumes else 0, archive, progress)
+            _append(response, partial, have if resumes else 0, archive.size, progress)
     except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as e:
         got = str(getattr(e, "reason", e))
         if isinstance(e, urllib.error.HTTPError):
             got = f"HTTP status {e.code} {e.reason}"
             if e.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 partial.unlink()  # it does not belong to the file that is offered now
-        raise DataError(
-            f"{archive.url} cannot be downloaded",
-            expected="an answer from the server",
-            got=got,
-            fix=f"check the network; {_ELSEWHERE}",
-        ) from None
+        fix = f"check the network; {_ELSEWHERE}"
+        raise DataError(f"{archive.url} cannot be downloaded", got=got, fix=fix) from None
 
 
 def _append(
     response: http.client.HTTPResponse,
     partial: Path,
     start: int,
-    archive: Archive,
+    size: int,
     progress: Progress | None,
 ) -> None:
-    announced = response.headers.get("Content-Length")
-    if announced is not None and start + int(announced) != archive.size:
-        raise _wrong_size(archive, partial, start + int(announced))
     done = start
     with partial.open("ab" if start else "wb") as file:
-        while done <= archive.size and (block := response.read(_BLOCK)):
+        while done <= size and (block := response.read(_BLOCK)):
             file.write(block)
             done += len(block)
             if progress is not None:
-                progress(done, archive.size)
+                progress(done, size)
 
 
 def _check_published(archive: Archive, partial: Path) -> None:
+    """Check size and digest; what is not the published file is deleted."""
     size = partial.stat().st_size
     if size < archive.size:
         raise DataError(
@@ -355,26 +320,16 @@ def _check_published(archive: Archive, partial: Path) -> None:
             got=f"{size:,} bytes, which are kept",
             fix="run the command again; it resumes there",
         )
-    if size > archive.size:
-        raise _wrong_size(archive, partial, size)
     with partial.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != archive.sha256:
-        digests = f"sha256 {archive.sha256}", f"sha256 {digest}"
-        raise _other_file(archive, partial, "is not the published file", *digests)
-
-
-def _wrong_size(archive: Archive, partial: Path, size: int) -> DataError:
-    sizes = f"{archive.size:,} bytes", f"{size:,} bytes"
-    return _other_file(archive, partial, "does not have the published size", *sizes)
-
-
-def _other_file(
-    archive: Archive, partial: Path, problem: str, expected: str, got: str
-) -> DataError:
-    """The error for a file that is not the published one; what was received is deleted."""
-    partial.unlink(missing_ok=True)
-    return DataError(f"{archive.url} {problem}", expected=expected, got=got, fix=_ELSEWHERE)
+    if size > archive.size or digest != archive.sha256:
+        partial.unlink()
+        raise DataError(
+            f"{archive.url} is not the published file",
+            expected=f"{archive.size:,} bytes, sha256 {archive.sha256}",
+            got=f"sha256 {digest}" if size == archive.size else "more bytes",
+            fix=_ELSEWHERE,
+        )
 
 
 def import_data(name: str, path: Path) -> Path:
@@ -398,9 +353,7 @@ def import_data(name: str, path: Path) -> Path:
     source = reader_class.source
     if source is None:
         raise DataError(
-            f"{name!r} is not a dataset to import",
-            expected="a published dataset",
-            got=name,
+            f"{name!r} is not a published dataset",
             fix="name a file of your own in the experiment (dataset.path); generated data need no"
             " import",
         )

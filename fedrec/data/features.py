@@ -72,19 +72,12 @@ class Feature:
             array.setflags(write=False)
         ends = self.offsets[:1].tolist() == [0] and self.offsets[-1] == len(self.codes)
         if not ends or (np.diff(self.offsets) < 0).any():
-            raise DataError(
-                f"feature {self.name!r} has broken offsets",
-                expected=f"non-decreasing offsets from 0 to {len(self.codes)}",
-                got=f"{len(self.offsets)} offsets",
-                fix="add up the numbers of codes of the rows, from 0",
-            )
+            expected = f"non-decreasing offsets from 0 to {len(self.codes)}, the number of codes"
+            raise DataError(f"feature {self.name!r} has broken offsets", expected=expected)
         if len(self.codes) and not 0 <= self.codes.min() <= self.codes.max() < len(self.categories):
-            raise DataError(
-                f"feature {self.name!r} has a code outside its categories",
-                expected=f"codes in [0, {len(self.categories)})",
-                got=f"codes from {self.codes.min()} to {self.codes.max()}",
-                fix="name a category for each code",
-            )
+            expected = f"codes in [0, {len(self.categories)})"
+            problem = f"feature {self.name!r} has a code outside its categories"
+            raise DataError(problem, expected=expected)
 
     @classmethod
     def single(cls, name: str, labels: Iterable[object]) -> Feature:
@@ -199,7 +192,6 @@ class Vectors:
                 f"vectors {self.name!r} are not usable",
                 expected="finite numbers [rows, width], at least one in a row",
                 got=f"an array of shape {list(shape)}" + ("" if wrong else " with NaN or infinity"),
-                fix="correct the vectors",
             )
 
     @property
@@ -247,38 +239,32 @@ class FeatureTable:
         features = (*self.every, *self.vectors)
         names = [feature.name for feature in features]
         if len(set(names)) != len(names):
-            raise DataError(
-                "two features have one name",
-                expected="distinct names",
-                got=", ".join(names),
-                fix="rename one of the features",
-            )
+            raise DataError(f"two features have one name: {', '.join(names)}", fix="rename one")
         for feature in features:
             if feature.rows != self.rows:
                 raise DataError(
                     f"feature {feature.name!r} has the wrong number of rows",
-                    expected=f"{self.rows} rows",
+                    expected=f"{self.rows} rows, one for each user (or item)",
                     got=f"{feature.rows} rows",
-                    fix="give each user (or item) a row, which may be empty",
                 )
 
     def renumbered(self, rows: np.ndarray, known: int) -> FeatureTable:
         """The features of other rows `int64 [n]`, see `Feature.renumbered`."""
-        features, texts = (
-            tuple(feature.renumbered(rows, known) for feature in kind)
-            for kind in (self.features, self.texts)
+        return FeatureTable(
+            len(rows),
+            tuple(feature.renumbered(rows, known) for feature in self.features),
+            tuple(text.renumbered(rows, known) for text in self.texts),
+            tuple(vectors.renumbered(rows) for vectors in self.vectors),
         )
-        vectors = tuple(vectors.renumbered(rows) for vectors in self.vectors)
-        return FeatureTable(len(rows), features, texts, vectors)
 
     def only(self, names: Collection[str]) -> FeatureTable:
         """The features of some names."""
-        features, texts = (
-            tuple(feature for feature in kind if feature.name in names)
-            for kind in (self.features, self.texts)
+        return FeatureTable(
+            self.rows,
+            tuple(feature for feature in self.features if feature.name in names),
+            tuple(text for text in self.texts if text.name in names),
+            tuple(vectors for vectors in self.vectors if vectors.name in names),
         )
-        vectors = tuple(vectors for vectors in self.vectors if vectors.name in names)
-        return FeatureTable(self.rows, features, texts, vectors)
 
     @property
     def every(self) -> tuple[Feature, ...]:
@@ -324,20 +310,13 @@ def labelled(name: str, values: Sequence[str | None]) -> tuple[Feature, str]:
     if not lists and _are_amounts(parts):
         bands = {part: band(part) or part for part in set(parts)}
         feature = Feature.multiple(name, [[bands[part] for part in row] for row in rows])
-        return (
-            feature,
-            f"{len(set(parts)):,} numbers in {len(feature.categories):,} bands",
-        )
+        return feature, f"{len(bands):,} numbers in {len(feature.categories):,} bands"
     feature = Feature.multiple(name, rows)
     categories = len(feature.categories)
-    if lists:
-        return feature, f"lists of {categories:,} categories"
-    if categories > max(_FEW, len(parts) / 2):
-        return (
-            feature,
-            f"{categories:,} categories of {len(parts):,} values (texts: dataset.item-texts)",
-        )
-    return feature, ""
+    taken = f"lists of {categories:,} categories" if lists else ""
+    if not lists and categories > max(_FEW, len(parts) / 2):
+        taken = f"{categories:,} categories of {len(parts):,} values (texts: dataset.item-texts)"
+    return feature, taken
 
 
 def known_labels(value: str, categories: Collection[str]) -> tuple[list[str], list[str]]:
@@ -347,9 +326,10 @@ def known_labels(value: str, categories: Collection[str]) -> tuple[list[str], li
     for piece in value.split(SEVERAL):
         for part in [piece] if piece in categories else _parts(piece):
             label = part if part in categories else band(part)
-            (known if label in categories else unknown).append(
-                label if label in categories else part
-            )
+            if label is not None and label in categories:
+                known.append(label)
+            else:
+                unknown.append(part)
     return known, unknown
 
 

@@ -42,8 +42,8 @@ def check_independent_clients(settings: DataSettings, adjacency: Adjacency, what
             " client decide which rows of others are for training",
             expected=f"a split that looks at one client at a time (under {adjacency})",
             got=f"parts that depend on {reason}",
-            fix="set split.stream = 'client', for global-time split.test-from, or choose another"
-            " split; a split of your own says in depends_on() that it is independent",
+            fix="set split.stream = 'client', or choose another split; a split of your own says in"
+            " depends_on() that it is independent",
         )
     perturbation = perturbation_of(settings)
     rated = settings.task == "rating" or settings.positive_above is not None

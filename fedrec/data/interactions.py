@@ -47,7 +47,6 @@ class Interactions:
         ratings: `float32 [rows]`, finite, or None when the source has no ratings.
         times: `int64 [rows]`, numbers that order a user's interactions (seconds since 1970 of the
             built-in datasets, nanoseconds of a user's own table), or None.
-        second: how much one second is in `times`: 10^9 in own tables, whose times are nanoseconds.
         published_test: `bool [rows]`, the rows that the publisher holds out for testing, or None
             where it has no such file.
 
@@ -66,7 +65,6 @@ class Interactions:
     ratings: np.ndarray | None = None
     times: np.ndarray | None = None
     published_test: np.ndarray | None = None
-    second: int = 1
 
     def __post_init__(self) -> None:
         for column, kind in _COLUMNS.items():
@@ -77,30 +75,24 @@ class Interactions:
             values.setflags(write=False)
             object.__setattr__(self, column, values)
             if len(values) != len(self.users):
-                sizes = f"{len(self.users)} values", f"{len(values)} values"
-                raise self._wrong(f"column {column!r} has the wrong length", *sizes)
+                raise self._wrong(f"column {column!r} has not {len(self.users)} values")
         for what, index, ids, features in (
             ("users", self.users, self.user_ids, self.user_features),
             ("items", self.items, self.item_ids, self.item_features),
         ):
             ids.setflags(write=False)
             if len(index) and not (index.min() >= 0 and index.max() < len(ids)):
-                got = f"indices from {index.min()} to {index.max()}"
-                expected = f"indices in [0, {len(ids)})"
-                raise self._wrong(f"an index in {what!r} is out of range", expected, got)
+                raise self._wrong(f"an index in {what!r} is not in [0, {len(ids)})")
             if features.rows != len(ids):
-                sizes = f"{len(ids)} rows", f"{features.rows} rows"
-                raise self._wrong(f"features of {what} do not match", *sizes)
+                raise self._wrong(f"features of {what} have not {len(ids)} rows")
             if not are_distinct(ids):
-                raise self._wrong(f"two {what} have one id", "distinct ids", "a repeated id")
+                raise self._wrong(f"two {what} have one id")
         if self.ratings is not None and not np.isfinite(self.ratings).all():
-            raise self._wrong("a rating is not finite", "finite numbers", "NaN or infinity")
+            raise self._wrong("a rating is not finite")
 
-    def _wrong(self, problem: str, expected: str, got: str) -> DataError:
+    def _wrong(self, problem: str) -> DataError:
         return DataError(
             f"{self.name}: {problem}",
-            expected=expected,
-            got=got,
             fix="correct the reader: index_rows makes distinct ids and their indices, columns have"
             " one value a row, and features one row for each user or item",
         )

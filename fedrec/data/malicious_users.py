@@ -113,9 +113,7 @@ def _targets(
         wrong = [name for name in names if name not in index or names.count(name) > 1]
         if wrong:
             raise ExperimentError(
-                "adversary.target-items names no item of the dataset, or one twice",
-                expected="names of items as in the data, each of them once",
-                got=repr(wrong[0]),
+                f"adversary.target-items: {wrong[0]!r} is no item of the dataset, or there twice",
                 fix="correct the name, or leave it out",
             )
         return np.sort([index[name] for name in names])
@@ -145,32 +143,19 @@ def _check_at_most(key: str, count: int, most: int, what: str) -> None:
 # of the dataset, in the order of the profile.
 
 
-@dataclass(frozen=True, eq=False)
-class WithMalicious:
-    """A dataset with malicious users.
-
-    Attributes:
-        interactions: the dataset; theirs are the last user numbers.
-        partition: its parts; they are training clients.
-        known: what the adversary knows.
-    """
-
-    interactions: Interactions
-    partition: Partition
-    known: Known
-
-
 def with_malicious(
     settings: DataSettings, interactions: Interactions, partition: Partition
-) -> WithMalicious | None:
-    """A split dataset with the experiment's malicious users; None without `[adversary]`.
+) -> tuple[Interactions, Partition, Known | None]:
+    """A split dataset with the experiment's malicious users, whose user numbers are the last ones
+    and who are training clients; and what the adversary knows. Without `[adversary]` the same, and
+    None.
 
     Raises:
         ExperimentError: attack or targets are unknown.
         ComponentError: the attack failed, or made up a profile of other items.
     """
     if settings.adversary is None:
-        return None
+        return interactions, partition, None
     known = known_of(settings.adversary, settings.seed, interactions, partition)
     attack = component_of(registry.POISONING, settings.adversary.attack)
     profiles = [_profile(attack, known, client) for client in known.malicious.tolist()]
@@ -181,7 +166,7 @@ def with_malicious(
         training_clients=np.concatenate([partition.training_clients, known.malicious]),
         train_rows=np.concatenate([partition.train_rows, rows]),
     )
-    return WithMalicious(added, parts, known)
+    return added, parts, known
 
 
 def _with_profiles(
@@ -203,9 +188,8 @@ def _with_profiles(
         )
         imitated = honest[drawn]
     before = np.arange(interactions.num_users)
-    features = interactions.user_features.renumbered(
-        np.concatenate([before, imitated]), len(before)
-    )
+    rows = np.concatenate([before, imitated])
+    features = interactions.user_features.renumbered(rows, len(before))
     columns = {"users": users, "items": items}
     if interactions.ratings is not None and len(interactions):
         best = interactions.ratings.max()

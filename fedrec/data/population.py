@@ -61,9 +61,7 @@ class Population:
     ) -> None:
         if interactions.ratings is None and (task == "rating" or positive_above is not None):
             raise DataError(
-                f"{interactions.name} has no ratings",
-                expected="ratings, for task = 'rating' or positive-above",
-                got="interactions without ratings",
+                f"{interactions.name} has no ratings, which rating and positive-above need",
                 fix="use task = 'ranking' without positive-above",
             )
         self.interactions = interactions
@@ -98,10 +96,7 @@ class Population:
         if interactions is None:
             interactions = read_interactions(settings)
         partition = partition_by(settings.split, settings.seed_of_split, interactions)
-        malicious = with_malicious(settings, interactions, partition)
-        if malicious is not None:
-            interactions = malicious.interactions
-            partition = malicious.partition
+        interactions, partition, known = with_malicious(settings, interactions, partition)
         return cls(
             interactions,
             partition,
@@ -109,7 +104,7 @@ class Population:
             positive_above=settings.positive_above,
             perturbed=apply_perturbation(settings, interactions, partition),
             seed=settings.seed_of_split,
-            adversary=None if malicious is None else malicious.known,
+            adversary=known,
         )
 
     @property
@@ -341,10 +336,8 @@ def read_interactions(settings: DataSettings) -> Interactions:
     with component_errors(kind, reader, "when it was read"):
         interactions = reader.read()
     if not isinstance(interactions, Interactions):
-        expected = "fedrec.data.interactions.Interactions"
-        refuse_wrong(
-            kind, reader, "from read()", expected=expected, got=type(interactions).__name__
-        )
+        got = type(interactions).__name__
+        refuse_wrong(kind, reader, "from read()", expected="Interactions", got=got)
     return reader.described(interactions)
 
 
@@ -362,8 +355,8 @@ class PopulationCache:
     """A cache of a few populations; the least recently used one is dropped first."""
 
     def __init__(self) -> None:
-        self._cached: dict[str, Population] = {}
-        self._files: dict[str, tuple[FileStamp, ...]] = {}  # that were read, by key
+        # by key, with the stamps of the files that were read; None: received from elsewhere
+        self._cached: dict[str, tuple[Population, tuple[FileStamp, ...] | None]] = {}
 
     def population(self, settings: DataSettings) -> Population:
         """The population of these settings; read if it is not cached.
@@ -372,39 +365,40 @@ class PopulationCache:
             DataError: the dataset is missing or damaged.
         """
         key = _key(settings)
-        population = self._cached.get(key)
-        if population is None:
-            self._files[key] = _stamps(settings)
-            population = Population.of(settings)
-        self.hold(settings, population)
+        if key not in self._cached:
+            stamps = _stamps(settings)
+            self._store(key, Population.of(settings), stamps)
+        population, stamps = self._cached[key]
+        self._store(key, population, stamps)
         return population
 
     def cached(self, settings: DataSettings) -> Population | None:
         """The population of these settings, if it is cached; nothing is read."""
-        return self._cached.get(_key(settings))
+        return self._cached.get(_key(settings), (None, None))[0]
 
     def hold(self, settings: DataSettings, population: Population) -> None:
         """Store a population, perhaps one that was read elsewhere, as the last one used."""
         key = _key(settings)
-        self._cached.pop(key, None)
-        self._cached[key] = population
-        for oldest in list(self._cached)[:-_MOST]:
-            self._drop(oldest)
+        self._store(key, population, self._cached.get(key, (None, None))[1])
 
     def renew(self, settings: DataSettings) -> None:
         """Remove the population of these settings if this process read it from files that have
         changed since."""
-        files = self._files.get(_key(settings))
-        if files is not None and files != _stamps(settings):
+        stamps = self._cached.get(_key(settings), (None, None))[1]
+        if stamps is not None and stamps != _stamps(settings):
             self.drop(settings)
 
     def drop(self, settings: DataSettings) -> None:
         """Remove the population of these settings from the cache."""
-        self._drop(_key(settings))
+        self._cached.pop(_key(settings), None)
 
-    def _drop(self, key: str) -> None:
+    def _store(
+        self, key: str, population: Population, stamps: tuple[FileStamp, ...] | None
+    ) -> None:
         self._cached.pop(key, None)
-        self._files.pop(key, None)
+        self._cached[key] = population, stamps
+        for oldest in list(self._cached)[:-_MOST]:
+            del self._cached[oldest]
 
 
 POPULATIONS = PopulationCache()

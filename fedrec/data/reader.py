@@ -82,29 +82,24 @@ class DatasetSource:
         }
         for name, count in counts.items():
             published = getattr(self, name)
-            if published is not None and count != published:
-                raise DataError(
-                    f"{interactions.name}: the data are not the published ones, the number of"
-                    f" {name} differs",
-                    expected=f"{published:,} {name}",
-                    got=f"{count:,} {name}",
-                    fix=self._fix,
-                )
-        fingerprint = interactions.fingerprint() if self.fingerprints else ""
-        if self.fingerprints and fingerprint not in self.fingerprints:
-            raise DataError(
-                f"{interactions.name}: the data are not the published ones, a user, an item or a"
-                " rating was changed",
-                expected="fingerprint " + " or ".join(self.fingerprints),
-                got=f"fingerprint {fingerprint}",
-                fix=self._fix,
-            )
+            if published not in (None, count):
+                values = f"{published:,} {name}", f"{count:,} {name}"
+                raise self._changed(interactions, f"the number of {name} differs", *values)
+        if (
+            self.fingerprints
+            and (fingerprint := interactions.fingerprint()) not in self.fingerprints
+        ):
+            values = " or ".join(self.fingerprints), fingerprint
+            what = "a user, an item or a rating was changed"
+            raise self._changed(interactions, what, *map("fingerprint {}".format, values))
 
-    @property
-    def _fix(self) -> str:
-        return (
-            f"take the data from {self.page} again, or set dataset.verify = false for a"
-            " deliberately changed copy"
+    def _changed(self, interactions: Interactions, what: str, expected: str, got: str) -> DataError:
+        return DataError(
+            f"{interactions.name}: the data are not the published ones, {what}",
+            expected=expected,
+            got=got,
+            fix=f"take the data from {self.page} again, or set dataset.verify = false for a"
+            " deliberately changed copy",
         )
 
 
@@ -118,9 +113,8 @@ class ReaderConfig(Config):
     """Whether to reject data whose counts or checksum differ from the published ones; false for a
     deliberately changed copy."""
     item_vectors: tuple[Path, ...] = ()
-    """Files of dense vectors of the items, such as embeddings of their texts or images: `.parquet`
-    with a column of item ids and one of lists (or several of numbers), or `.npy` beside a `.txt`
-    with the id of each row."""
+    """Files of dense vectors of the items, such as embeddings of their texts or images: `.npy`
+    beside a `.txt` with the id of each row."""
     items_without_vector: Literal["refuse", "mean"] = "refuse"
     """An item that is not in a file of vectors: refused, or has the mean of the others."""
 
@@ -217,20 +211,17 @@ class Reader(ABC):
         """
         path = self.config.path or self.default_folder()
         if not path.exists():
-            fetch = f"fedrec data fetch {self.name}, or "
+            offered = self.source is not None and self.source.archives
             raise DataError(
-                f"dataset {self.name!r} not found",
-                expected=f"a folder {path}",
-                got="nothing",
-                fix=(fetch if self.source is not None and self.source.archives else "")
+                f"dataset {self.name!r} not found: there is no {path}",
+                fix=(f"fedrec data fetch {self.name}, or " if offered else "")
                 + f"fedrec data import {self.name} PATH, or set dataset.path, or set FEDREC_DATA to"
                 " the folder above it",
             )
         return path
 
-    def file(self, name: str, *, lines: int | None = None) -> Path:
-        """One file of the raw data; `lines` is the published number of its lines, for the error
-        message.
+    def file(self, name: str) -> Path:
+        """One file of the raw data.
 
         Raises:
             DataError: it is missing, or (unless verification is off) its last line is cut.
@@ -240,7 +231,7 @@ class Reader(ABC):
             fix = f"complete the folder {path.parent}, or fedrec data import {self.name} PATH"
             raise missing_file(f"a file of {self.name!r}", path, fix)
         if self.config.verify:
-            check_complete_lines(path, lines)
+            check_complete_lines(path)
         return path
 
     def rows(
@@ -258,8 +249,7 @@ class Reader(ABC):
             DataError: the file is missing or damaged, or not the published one.
         """
         source = self.source or DatasetSource("", "", ())
-        lines = (source.rows or 0) + (layout.names == "first line")
-        columns = read_table(self.file(source.files[0], lines=lines), layout)
+        columns = read_table(self.file(source.files[0]), layout)
         return self.indexed(**dict(zip(roles, columns.values(), strict=False))), columns
 
     def indexed(self, **columns: np.ndarray | pd.Series) -> Interactions:
@@ -281,9 +271,8 @@ def data_directory() -> Path:
     return Path(folder).expanduser() if folder else Path.home() / ".cache" / "fedrec" / "data"
 
 
-def check_complete_lines(path: Path, published: int | None = None) -> None:
-    """Check that the last line of a text file is complete; `published` is the expected number of
-    lines.
+def check_complete_lines(path: Path) -> None:
+    """Check that the last line of a text file is complete.
 
     Raises:
         DataError: the file is empty or does not end with a line end.
@@ -292,14 +281,12 @@ def check_complete_lines(path: Path, published: int | None = None) -> None:
     with path.open("rb") as file:
         file.seek(max(size - 200, 0))
         tail = file.read()
-        if tail.endswith((b"\n", b"\r")):
-            return
-        file.seek(0)
-        lines = sum(1 for _ in file)
+    if tail.endswith((b"\n", b"\r")):
+        return
     last = tail.replace(b"\r", b"\n").rsplit(b"\n", 1)[-1].decode("latin-1")
     raise DataError(
         f"{path} is cut off in the middle of a line",
-        expected=f"{published:,} whole lines" if published else "a line end after the last line",
-        got=f"{lines:,} lines, the last one: {last!r}" if size else "an empty file",
+        expected="a line end after the last line",
+        got=f"the last line {last!r}" if size else "an empty file",
         fix="get the file again, or set dataset.verify = false if this is how it is meant to end",
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedrec.data.columns import dates_of, dense_index, ids_of, typed, whole_numbers
+from fedrec.data.columns import dates_of, ids_of, typed
 from fedrec.data.tables import (
     Columns,
     TableLayout,
@@ -364,7 +364,10 @@ def recognise(
         beyond = int(((ratings < scale[0]) | (ratings > scale[1])).sum())
         if threshold is not None:
             liked = int((ratings.astype(np.float32) > threshold).sum())
-    users, items = (_codes(frame[of_role[role]], path) for role in ("user", "item"))
+    users, items = (
+        pd.factorize(ids_of(frame[of_role[role]], path))[0].astype(np.int64)
+        for role in ("user", "item")
+    )
     num_items = int(items.max()) + 1
     pairs = distinct(users * num_items + items)
     items_of = np.bincount(pairs // num_items)
@@ -556,16 +559,6 @@ def _are_ids(column: pd.Series) -> bool:
         return False
     column = typed(column)
     return not pd.api.types.is_float_dtype(column) or bool((column.dropna() % 1 == 0).all())
-
-
-def _codes(column: pd.Series, path: Path) -> np.ndarray:
-    """`int64 [rows]`: a number of each distinct id."""
-    if whole_numbers(column):
-        return dense_index(column.to_numpy())[1]
-    codes = pd.factorize(column)[0].astype(np.int64)
-    if (codes < 0).any():
-        ids_of(column, path)  # raises the error that names the row
-    return codes
 
 
 def _layout(path: Path, header: bool | None) -> TableLayout:

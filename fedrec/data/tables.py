@@ -93,12 +93,7 @@ def column_names(path: Path, layout: TableLayout) -> list[str]:
         return list(_read_json(path, _FIRST_OBJECTS))
     names = next(iter(table_start(path, layout)[1]), [])
     if not names:
-        raise DataError(
-            f"{path} is empty",
-            expected="a first line with the names of the columns",
-            got="nothing",
-            fix="write the table again",
-        )
+        raise DataError(f"{path} is empty", expected="a first line with the names of the columns")
     return names if layout.names == "first line" else [str(n + 1) for n in range(len(names))]
 
 
@@ -177,7 +172,7 @@ def read_table(path: Path, layout: TableLayout, rows: int | None = None) -> Colu
     names = column_names(path, layout)
     wanted = _wanted(str(path), layout, names)
     if is_parquet(path):
-        frame = _read_flat_parquet(path, list(wanted), rows)
+        frame = _read_parquet(path, list(wanted), rows)
     elif layout.gaps and is_json(path):
         frame = _read_json(path, rows)
     else:
@@ -193,9 +188,7 @@ def columns_of(table: str, frame: pd.DataFrame | Columns, layout: TableLayout) -
     """
     columns = {name: pd.Series(frame[name]) for name in _wanted(table, layout, list(frame))}
     if layout.gaps and not all(map(len, columns.values())):
-        raise DataError(
-            f"{table} has no rows", expected="at least one row", got="none", fix="add rows to it"
-        )
+        raise DataError(f"{table} has no rows", expected="at least one row")
     return columns
 
 
@@ -218,16 +211,11 @@ def _wanted(table: str, layout: TableLayout, present: Sequence[str]) -> dict[str
     optional = {name: kind for name, kind in layout.optional.items() if name in present}
     for column in (wanted := {**layout.columns, **optional}):
         if present.count(column) > 1:
-            raise DataError(
-                f"{table} has two columns {column!r}",
-                expected="distinct names",
-                got=", ".join(present),
-                fix="rename one of them",
-            )
+            raise DataError(f"{table} has two columns {column!r}", fix="rename one of them")
     return wanted
 
 
-def _read_flat_parquet(path: Path, columns: Sequence[str], rows: int | None) -> pd.DataFrame:
+def _read_parquet(path: Path, columns: Sequence[str], rows: int | None) -> pd.DataFrame:
     """Columns with one value per row. Bytes are read as text in UTF-8, others as `\\x80`.
 
     Raises:
@@ -241,28 +229,17 @@ def _read_flat_parquet(path: Path, columns: Sequence[str], rows: int | None) -> 
                 got=nested,
                 fix="write one row per value, or name another column",
             )
-    frame = read_parquet(path, columns, rows)
+    with _parquet(path) as file:
+        if rows is not None and file.metadata.num_rows > rows:
+            table = next(file.iter_batches(batch_size=rows, columns=columns))
+        else:
+            table = file.read(columns=columns)
+        # the notes that pandas leaves in a file say nothing about the values, and may be damaged
+        frame = table.to_pandas(ignore_metadata=True)
     for name in frame.columns:
         if pd.api.types.infer_dtype(frame[name], skipna=True) == "bytes":
             frame[name] = frame[name].str.decode("utf-8", errors="backslashreplace")
     return frame
-
-
-def read_parquet(
-    path: Path, columns: Sequence[str] | None = None, rows: int | None = None
-) -> pd.DataFrame:
-    """Columns of a Parquet file, nested values as lists, and its first rows; None: all.
-
-    Raises:
-        DataError: the file is missing or damaged, or pyarrow is missing.
-    """
-    with _parquet(path) as file:
-        # the notes that pandas leaves in a file say nothing about the values, and may be damaged
-        wanted = None if columns is None else list(columns)
-        if rows is not None and file.metadata.num_rows > rows:
-            batch = next(file.iter_batches(batch_size=rows, columns=wanted))
-            return batch.to_pandas(ignore_metadata=True)
-        return file.read(columns=wanted).to_pandas(ignore_metadata=True)
 
 
 @contextmanager
@@ -274,8 +251,6 @@ def _parquet(path: Path):
     except ImportError:
         raise DataError(
             f"{path.name} is a Parquet file, and reading Parquet needs pyarrow",
-            expected="the optional package pyarrow",
-            got="it is not installed",
             fix="pip install 'fedrec[parquet]', or save the table as CSV",
         ) from None
     try:
@@ -363,11 +338,6 @@ def _check_readable(path: Path) -> None:
             got="a folder" if path.is_dir() else other,
             fix="give the path of the file itself",
         )
-    try:
-        with path.open("rb") as file:
-            file.read(1)
-    except OSError as error:
-        raise _unreadable(path, error) from None
 
 
 def _single(layout: TableLayout) -> str:
@@ -426,11 +396,8 @@ def _fault(row: list[str], layout: TableLayout, names: list[str]) -> str:
 def _unreadable(path: Path, error: Exception) -> DataError:
     """The error for a file that is no text, or whose lines cannot be told apart."""
     if isinstance(error, UnicodeDecodeError):
-        what, fix = what_it_is(path) or (
-            str(error),
-            "save it as UTF-8: iconv -f LATIN1 -t UTF-8 FILE > NEW-FILE",
-        )
-        return not_text(f"{path} is no text in UTF-8 or UTF-16", what, fix)
+        iconv = "save it as UTF-8: iconv -f LATIN1 -t UTF-8 FILE > NEW-FILE"
+        return _not_text(f"{path} is no text in UTF-8 or UTF-16", path, str(error), iconv)
     fix = "check the separator and the quotes, or get the file again"
     return _no_table(path, "one value per column and line", error, fix)
 
@@ -451,32 +418,28 @@ def malformed_line(path: Path, number: int, line: str, expected: str) -> DataErr
 
 
 # Text files as they come: packed by gzip or not, in UTF-8 or UTF-16, with lines above the names of
-# the columns; and other files, which are told what they are and how they become a table.
+# the columns; and other files, whose kind is told.
 
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 """Errors while a damaged file is unpacked."""
 _GZIP = b"\x1f\x8b"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _JSON = re.compile(r"\s*(\[\s*)?\{\s*[\"}]")
-_PANDAS = "python -c \"import pandas; pandas.read_{}('FILE').to_parquet('NEW.parquet')\""
-_SPREADSHEET = "a spreadsheet or an archive", "export the table as CSV, or unpack the archive"
 _OTHERS = {
-    b"PK\x03\x04": _SPREADSHEET,
-    b"\xd0\xcf\x11\xe0": _SPREADSHEET,
-    b"ARROW1": ("an Arrow (Feather) file", _PANDAS.format("feather")),
-    b"FEA1": ("a Feather file", _PANDAS.format("feather")),
-    b"ORC": ("an ORC file", _PANDAS.format("orc")),
-    b"\x89HDF": ("an HDF5 file", _PANDAS.format("hdf")),
-    b"\x80": ("a pickle", f"only if you trust its author, {_PANDAS.format('pickle')}"),
-    b"SQLite format 3": (
-        "an SQLite database",
-        "sqlite3 -header -csv FILE 'select * from TABLE' > NEW.csv",
-    ),
-    b"BZh": ("packed by bzip2", "unpack it: bunzip2 FILE"),
-    b"\xfd7zXZ": ("packed by xz", "unpack it: unxz FILE"),
-    b"\x28\xb5\x2f\xfd": ("packed by zstd", "unpack it: unzstd FILE"),
+    b"PK\x03\x04": "a spreadsheet or an archive",
+    b"\xd0\xcf\x11\xe0": "a spreadsheet or an archive",
+    b"ARROW1": "an Arrow (Feather) file",
+    b"FEA1": "a Feather file",
+    b"ORC": "an ORC file",
+    b"\x89HDF": "an HDF5 file",
+    b"\x80": "a pickle",
+    b"SQLite format 3": "an SQLite database",
+    b"BZh": "packed by bzip2",
+    b"\xfd7zXZ": "packed by xz",
+    b"\x28\xb5\x2f\xfd": "packed by zstd",
 }
-"""First bytes of other files, their kinds, and what to do with them."""
+"""First bytes of other files, and their kinds."""
+_EXPORT = "export the table as CSV or Parquet, or unpack the file"
 _HEAD = 4096
 _FIRST_ROWS = 50
 
@@ -528,14 +491,6 @@ def first_rows(rows: Iterable[list[str]]) -> tuple[int, list[list[str]]]:
     return 0, []
 
 
-def what_it_is(path: Path) -> tuple[str, str] | None:
-    """The kind of a file that is no text, and what to do with it; None if that is not known."""
-    start = _first_bytes(path)
-    if start[257:262] == b"ustar":
-        return _SPREADSHEET
-    return next((kind for first, kind in _OTHERS.items() if start.startswith(first)), None)
-
-
 def _first_bytes(path: Path) -> bytes:
     with gzip.open(path, "rb") if _is_packed(path) else path.open("rb") as file:
         return file.read(_HEAD)
@@ -553,15 +508,21 @@ def _head(path: Path) -> bytes:
             fix="get the file again, or save the table as CSV",
         ) from None
     if b"\0" in head and not head.startswith(_UTF_16):
-        what, fix = what_it_is(path) or (
-            "zero bytes, which text has none of",
-            "save the table as CSV in UTF-8",
-        )
-        raise not_text(f"{path} is no text", what, fix)
+        zeros = "zero bytes, which text has none of"
+        raise _not_text(f"{path} is no text", path, zeros, "save the table as CSV in UTF-8")
     return head
 
 
-def not_text(problem: str, what: str, fix: str) -> DataError:
-    """The error for a file that is no text, but something else."""
-    expected = "a table as CSV, Parquet, or JSON with one object per line"
-    return DataError(problem, expected=expected, got=what, fix=fix)
+def _not_text(problem: str, path: Path, otherwise: str, fix: str) -> DataError:
+    """The error for a file that is no text: its kind, or `otherwise` and `fix` if that is not
+    known."""
+    start = _first_bytes(path)
+    kind = next((kind for first, kind in _OTHERS.items() if start.startswith(first)), None)
+    if start[257:262] == b"ustar":
+        kind = "an archive"
+    return DataError(
+        problem,
+        expected="a table as CSV, Parquet, or JSON with one object per line",
+        got=kind or otherwise,
+        fix=_EXPORT if kind else fix,
+    )

@@ -64,18 +64,17 @@ class Generator(nn.Module):
         )
         self.bias = nn.Parameter(torch.zeros(width))
 
-    def logits(
-        self, users: Tensor, originals: Tensor, sensitivity: Tensor, items: Tensor
-    ) -> Tensor:
+    def logits(self, users: Tensor, originals: Tensor, sensitivity: float, items: Tensor) -> Tensor:
         """h_ui of equations 8 and 9, `float32 [n, items]`.
 
         Args:
             users: `float32 [n, d]`, p_u.
             originals: `float32 [n, d]`, q_i.
-            sensitivity: `float32 [n]`, gamma_u.
+            sensitivity: gamma, of all users.
             items: `float32 [items, d]`, the items that may be drawn.
         """
-        inputs = torch.cat([users, originals, sensitivity[:, None]], dim=1)
+        gamma = users.new_full((len(users), 1), sensitivity)
+        inputs = torch.cat([users, originals, gamma], dim=1)
         return (inputs @ self.weight + self.bias) @ items.T
 
 
@@ -98,7 +97,7 @@ def losses(
     similarity: Similarity,
     users: Tensor,
     originals: Tensor,
-    sensitivity: Tensor,
+    sensitivity: float,
     mixture: Tensor,
     items: Tensor,
 ) -> tuple[Tensor, Tensor]:
@@ -108,7 +107,7 @@ def losses(
         similarity: which definition.
         users: `float32 [n, d]`, p_u.
         originals: `int64 [n]`, i.
-        sensitivity: `float32 [n]`, gamma_u.
+        sensitivity: gamma.
         mixture: `float32 [n, candidates]`, weights of the candidates in q_v.
         items: `float32 [candidates, d]`.
     """
@@ -126,7 +125,7 @@ def train_generator(
     config: GeneratorConfig,
     rows: Interactions,
     chosen: np.ndarray,
-    sensitivity: np.ndarray,
+    sensitivity: float,
     users: Tensor,
     similarity: Similarity,
     generator: torch.Generator,
@@ -137,7 +136,7 @@ def train_generator(
         config: its settings.
         rows: the training rows.
         chosen: `int64 [n]`, row numbers.
-        sensitivity: `float64 [users]`, gamma.
+        sensitivity: gamma.
         users: `float32 [users, d]`, embeddings.
         similarity: the definition, and the items' embeddings.
         generator: of initial parameters, order, candidates and noise.
@@ -148,16 +147,15 @@ def train_generator(
     made = Generator(users.shape[1], generator)
     items = similarity.items
     adam = Adam(made.parameters(), lr=config.learning_rate)
-    gamma = torch.from_numpy(sensitivity.astype(np.float32))
     trace = np.empty(config.steps)
     for step, some in enumerate(_batches(chosen, config, generator)):
         user, item = (torch.from_numpy(column[some]) for column in (rows.users, rows.items))
         candidates = torch.randperm(len(items), generator=generator)[: config.candidates]
-        logits = made.logits(users[user], items[item], gamma[user], items[candidates])
+        logits = made.logits(users[user], items[item], sensitivity, items[candidates])
         logits = logits.masked_fill(_owned(rows, user.numpy(), candidates.numpy()), -torch.inf)
         mixture = gumbel_softmax(logits, config.temperature, generator)
         privacy, utility = losses(
-            similarity, users[user], item, gamma[user], mixture, items[candidates]
+            similarity, users[user], item, sensitivity, mixture, items[candidates]
         )
         loss = (config.privacy_weight * privacy + config.utility_weight * utility) / len(some)
         adam.zero_grad()

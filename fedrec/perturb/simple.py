@@ -11,22 +11,39 @@ from fedrec.config import Config
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
 from fedrec.data.time_order import row_numbers
 from fedrec.perturb.substitutes import random_substitutes
-from fedrec.perturb.targeted import (
-    RATING_SCALE,
-    RandomisedRows,
-    keep_probability,
-    randomised_response,
-)
-from fedrec.perturb.upc_sdg import (
-    ReplacementConfig,
-    check_rows,
-    lowest,
-    preferences_of,
-    replaced_counts,
-)
+from fedrec.perturb.targeted import RATING_SCALE, RandomisedRows, keep_probability
+from fedrec.perturb.upc_sdg import ReplacementConfig, check_rows, lowest, replaced_counts
 from fedrec.rng import stream
 
 # k-ary randomised response over the catalogue, row by row (Warner 1965; Kairouz et al. 2016).
+
+
+def randomised_response(
+    codes: np.ndarray,
+    *,
+    num_items: int,
+    num_values: int,
+    epsilon: float,
+    random: np.random.Generator,
+) -> np.ndarray:
+    """Randomised response over all `num_items x num_values` interactions (Warner 1965; Kairouz et
+    al. 2016).
+
+    Each is kept with probability `e^eps / (e^eps + outcomes - 1)` and otherwise replaced by any
+    other one, including the client's own: exactly epsilon-DP for each interaction.
+
+    Args:
+        codes: `int64 [k]`, the protected interactions, see `RandomisedRows`.
+        num_items: size of the catalogue.
+        num_values: number of rating values.
+        epsilon: of one interaction, > 0.
+        random: source of randomness.
+    """
+    outcomes = num_items * num_values
+    if outcomes == 1:
+        return codes
+    fakes = (codes + random.integers(1, outcomes, size=len(codes))) % outcomes
+    return np.where(random.random(len(codes)) < keep_probability(epsilon, outcomes), codes, fakes)
 
 
 class RandomisedResponseConfig(Config):
@@ -85,16 +102,12 @@ class RandomisedResponse(Perturbation):
 # rows.
 
 
-class RandomReplacementConfig(ReplacementConfig):
-    """Settings of random replacement: a ratio for all users, or a table of users."""
-
-
 class RandomReplacement(Perturbation):
     """Random rows of each user get uniformly random items that the user does not have."""
 
     name = "random-replacement"
-    Config = RandomReplacementConfig
-    config: RandomReplacementConfig
+    Config = ReplacementConfig
+    config: ReplacementConfig
 
     def depends_on(self, rated: bool) -> str:
         """Nothing: each user's rows and items have random numbers of its own."""
@@ -104,13 +117,11 @@ class RandomReplacement(Perturbation):
         """Replace k n rows of each user; a row keeps its user, rating and time.
 
         Raises:
-            DataError: a user has no training row, or too few other items, or the table of users is
-                wrong.
+            DataError: a user has no training row, or too few other items.
         """
         check_rows(data)
-        preferences = preferences_of(self.config, data.rows)
         score = row_numbers(data.rows, self.seed, "perturb-rows")
-        chosen = lowest(data.rows, score, replaced_counts(data.rows, preferences.ratio))
+        chosen = lowest(data.rows, score, replaced_counts(data.rows, self.config.replacement_ratio))
         items = data.rows.items.copy()
         items[chosen] = random_substitutes(data.rows, chosen, self.seed)
         figures = {"replaced rows": len(chosen)}
@@ -121,15 +132,7 @@ class RandomReplacement(Perturbation):
     def words(self) -> list[str]:
         """No guarantee."""
         return [
-            f"Random replacement of {_share(self.config)} rows: the others are published as they"
-            " are, and no epsilon covers a profile. What is left of the profiles tells most of the"
-            " users apart: see `fedrec synthesise`."
+            f"Random replacement of {self.config.replacement_ratio:.0%} of each user's rows: the"
+            " others are published as they are, and no epsilon covers a profile. What is left of"
+            " the profiles tells most of the users apart: see `fedrec synthesise`."
         ]
-
-
-def _share(config: ReplacementConfig) -> str:
-    return (
-        f"{config.replacement_ratio:.0%} of each user's"
-        if config.users is None
-        else "each user's own share of"
-    )

@@ -293,12 +293,8 @@ class Similarity:
         squares = self.squares[originals]
         if definition == "cosine":
             return product / (squares.sqrt() * lengths).clamp(min=_SMALL)
-        if definition == "paper":
+        if extremes is None or definition == "paper":
             extremes = self.least[originals], squares
-        if extremes is None:
-            raise ValueError(
-                "Expected the extremes of the other vectors' rows for the definition 'released'."
-            )
         least, most = extremes
         return (product - least) / (most - least).clamp(min=_SMALL)
 
@@ -336,7 +332,6 @@ def trained_embeddings(settings: BprmfConfig, rows: Interactions) -> tuple[Tenso
 FIGURE = "mean similarity by sensitivity"
 """Name of the table among the figures of a perturbation."""
 _DEFINITIONS: tuple[Definition, ...] = ("paper", "released", "cosine")
-_SENSITIVITIES_SHOWN = 20
 _MOST_STEPS = 30_000_000
 
 
@@ -344,7 +339,7 @@ def mean_similarity(
     originals: np.ndarray,
     substitutes: np.ndarray,
     similarity: Similarity,
-    sensitivity: np.ndarray | None = None,
+    label: str = "all",
 ) -> dict[str, dict[str, float]]:
     """Mean similarity of items to their substitutes, in all three definitions.
 
@@ -352,27 +347,16 @@ def mean_similarity(
         originals: `int64 [n]`, items.
         substitutes: `int64 [n]`, the items that replace them.
         similarity: of the items, by any definition.
-        sensitivity: `float64 [n]`, gamma of each row's user; rounded to one decimal place if there
-            are more than twenty values.
+        label: of the result: gamma, if there is one.
 
     Returns:
-        By gamma (`all` where there is none): the number of `rows`, and the mean by definition;
-        empty for n = 0.
+        By the label: the number of `rows`, and the mean by definition; empty for n = 0.
     """
     if not len(originals):
         return {}
-    labels, group = _groups(sensitivity, len(originals))
     pair = torch.from_numpy(originals), torch.from_numpy(substitutes)
-    values = {name: similarity.between(*pair, name).numpy() for name in _DEFINITIONS}
-    counts = np.bincount(group)
-    sums = {name: np.bincount(group, value) for name, value in values.items()}
-    return {
-        label: {
-            "rows": int(counts[n]),
-            **{name: float(total[n] / counts[n]) for name, total in sums.items()},
-        }
-        for n, label in enumerate(labels)
-    }
+    means = {name: float(similarity.between(*pair, name).double().mean()) for name in _DEFINITIONS}
+    return {label: {"rows": len(originals), **means}}
 
 
 def measured_similarity(
@@ -397,13 +381,3 @@ def measured_similarity(
     _, items = trained_embeddings(BprmfConfig(epochs=epochs, seed=seed), real)
     similarity = Similarity(items, "paper")
     return mean_similarity(originals[moved], substitutes[moved], similarity)
-
-
-def _groups(sensitivity: np.ndarray | None, count: int) -> tuple[list[str], np.ndarray]:
-    """The different gammas as text, ascending, and `int64 [n]`, the index of each row's gamma."""
-    if sensitivity is None:
-        return ["all"], np.zeros(count, dtype=np.int64)
-    if len(np.unique(sensitivity)) > _SENSITIVITIES_SHOWN:
-        sensitivity = sensitivity.round(1)
-    values, group = np.unique(sensitivity, return_inverse=True)
-    return [f"{value:g}" for value in values], group

@@ -18,8 +18,7 @@ from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
 from fedrec.errors import DataError, ExperimentError
 from fedrec.rng import stream
 
-# Randomising single interactions: the coin flip of the poster "targeted DP" (equation 2), and a
-# sound alternative.
+# Randomising single interactions: the coin flip of the poster "targeted DP" (equation 2).
 #
 # An interaction is an item and, where ratings are learned from, one of the dataset's rating values.
 #
@@ -109,7 +108,7 @@ def coin_flip(
             "a client has no unvisited items",
             expected="at least one item that it has not",
             got=f"{free} of {num_items}",
-            fix="--set perturb.mechanism=randomised-response",
+            fix="perturb with perturb.name = 'randomised-response'",
         )
     # Fakes are drawn for all interactions, so that later draws do not depend on the number of
     # flips.
@@ -117,34 +116,6 @@ def coin_flip(
     if num_values > 1:
         fakes = fakes + random.integers(0, num_values, size=count)
     return np.where(random.random(count) < keep_probability(epsilon), codes, fakes)
-
-
-def randomised_response(
-    codes: np.ndarray,
-    *,
-    num_items: int,
-    num_values: int,
-    epsilon: float,
-    random: np.random.Generator,
-) -> np.ndarray:
-    """Randomised response over all `num_items x num_values` interactions (Warner 1965; Kairouz et
-    al. 2016).
-
-    Each is kept with probability `e^eps / (e^eps + outcomes - 1)` and otherwise replaced by any
-    other one, including the client's own: exactly epsilon-DP for each interaction.
-
-    Args:
-        codes: `int64 [k]`, the protected interactions, see `RandomisedRows`.
-        num_items: size of the catalogue.
-        num_values: number of rating values.
-        epsilon: of one interaction, > 0.
-        random: source of randomness.
-    """
-    outcomes = num_items * num_values
-    if outcomes == 1:
-        return codes
-    fakes = (codes + random.integers(1, outcomes, size=len(codes))) % outcomes
-    return np.where(random.random(len(codes)) < keep_probability(epsilon, outcomes), codes, fakes)
 
 
 # Items that are typical of a group of users: item-group inclination and stereotypicality (poster
@@ -240,9 +211,6 @@ class TargetedConfig(Config):
     select: Literal["stereotypical", "random"] = "stereotypical"
     """Protected interactions: the most stereotypical ones of the profile (equation 1), or random
     ones."""
-    mechanism: Literal["coin-flip", "randomised-response"] = "coin-flip"
-    """Mechanism: `coin-flip` (equation 2), or `randomised-response` over the whole catalogue, whose
-    stated epsilon holds."""
 
 
 # The local differential privacy of a perturbation: the nominal epsilon and the true ones.
@@ -261,10 +229,11 @@ class TargetedConfig(Config):
 #                                        for a neighbour
 #     beta > 0                           infinite: unprotected interactions are published unchanged
 #
-# Randomised response over the whole catalogue gives eps per slot and k eps per profile. Each line
-# is checked by enumeration of small catalogues in `tests/fedrec/perturb/test_targeted.py`. "Merged
-# profile" means the set that is published, without the order of its rows; neighbours have equally
-# many interactions, all of different items.
+# Each line is checked by enumeration of small catalogues in
+# `tests/fedrec/perturb/test_targeted.py`. "Merged profile" means the set that is published, without
+# the order of its rows; neighbours have equally many interactions, all of different items.
+# Randomised response over the whole catalogue (`fedrec.perturb.simple`) gives eps per slot and k
+# eps per profile.
 
 
 @dataclass(frozen=True)
@@ -307,14 +276,10 @@ def guarantee(
         num_values: number of rating values; 1 if ratings are not used.
     """
     epsilon = config.epsilon
-    all_protected = protected == rows
-    if config.mechanism == "randomised-response":
-        item, profile = (epsilon, protected * epsilon) if all_protected else (math.inf, math.inf)
-        return Guarantee(epsilon, epsilon, epsilon, item, profile)
     unvisited = num_items - own_items
     odds = epsilon + math.log(unvisited * num_values) if unvisited else math.inf
     slot = odds if num_values == 1 else math.inf
-    if protected == 1 and all_protected:
+    if protected == rows == 1:
         return Guarantee(epsilon, odds, slot, slot, slot)
     return Guarantee(epsilon, odds, slot, math.inf, math.inf)
 
@@ -322,18 +287,14 @@ def guarantee(
 def words(config: TargetedConfig) -> list[str]:
     """Sentences to be reported with the results of a run."""
     texts = [
-        f"Perturbation on the device ({config.mechanism}, {config.select} selection, budget"
+        f"Perturbation on the device (coin-flip, {config.select} selection, budget"
         f" {config.budget:g}) with nominal epsilon {config.epsilon:g} per protected interaction; it"
-        " adds up over a profile's interactions."
+        " adds up over a profile's interactions.",
+        "The coin flip truly gives epsilon + ln m for one protected interaction, with m items that"
+        " the client has not, no finite epsilon where a fake's rating is drawn too, and in general"
+        " none for a profile of two or more interactions. perturb.name = 'randomised-response'"
+        " truly gives its epsilon for each interaction, and leaves far fewer of them as they were.",
     ]
-    if config.mechanism == "coin-flip":
-        texts.append(
-            "The coin flip truly gives epsilon + ln m for one protected interaction, with m items"
-            " that the client has not, no finite epsilon where a fake's rating is drawn too, and in"
-            " general none for a profile of two or more interactions. perturb.mechanism ="
-            " 'randomised-response' truly gives its epsilon for each protected interaction, and"
-            " leaves far fewer of them as they were."
-        )
     if config.budget > 0:
         texts.append(
             "The untouched share of each profile is published as it is: no epsilon covers a whole"
@@ -406,11 +367,7 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
             protected = most_stereotypical(typical, count, random)
         visited = np.unique(items)
         codes = rows.codes(profile[protected])
-        settings = {"epsilon": config.epsilon, "random": random, **rows.sizes}
-        if config.mechanism == "randomised-response":
-            codes = randomised_response(codes, **settings)
-        else:
-            codes = coin_flip(codes, visited, **settings)
+        codes = coin_flip(codes, visited, epsilon=config.epsilon, random=random, **rows.sizes)
         rows.write(profile[protected], codes)
         chosen.append(profile[protected])
         sizes = {"own_items": len(visited), "rows": len(items), "protected": count}

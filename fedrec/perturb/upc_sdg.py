@@ -2,12 +2,9 @@
 """UPC-SDG: which rows are replaced by synthetic ones, and by which."""
 
 import dataclasses
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from pydantic import Field
 
@@ -15,7 +12,6 @@ from fedrec.baselines.pairwise import BprmfConfig
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
 from fedrec.data.perturbation import Perturbation, Perturbed, TrainingData
-from fedrec.data.tables import TableLayout, read_table
 from fedrec.device import one_thread
 from fedrec.errors import DataError
 from fedrec.perturb.generator import (
@@ -36,57 +32,12 @@ from fedrec.perturb.substitutes import (
 )
 from fedrec.rng import stream, torch_stream
 
-# Users' preferences: the share of replaced rows (k), and the largest similarity of a substitute
-# (gamma).
-
-RATIO = "replacement-ratio"
-SENSITIVITY = "sensitivity"
-
 
 class ReplacementConfig(Config):
     """Settings of a perturbation that replaces rows."""
 
     replacement_ratio: float = Field(default=0.2, ge=0, le=1)
     """Share k of each user's training rows to replace, in [0, 1]; k n is rounded half up."""
-    users: Path | None = None
-    """CSV or Parquet file with preferences per user: a column `user` and any of `replacement-ratio`
-    and `sensitivity`. It must contain all users with training rows; default: the same for all."""
-
-
-@dataclass(frozen=True, eq=False)
-class Preferences:
-    """The users' preferences, `float64 [users]` each.
-
-    Attributes:
-        ratio: replacement ratio k, in [0, 1].
-        sensitivity: gamma, >= 0.
-    """
-
-    ratio: np.ndarray
-    sensitivity: np.ndarray
-
-
-def preferences_of(
-    config: ReplacementConfig, rows: Interactions, sensitivity: float = 0.0
-) -> Preferences:
-    """The preferences of all users.
-
-    Args:
-        config: the common ratio, and the table of users.
-        rows: the training rows.
-        sensitivity: the common gamma, >= 0.
-
-    Raises:
-        DataError: the table does not name each user with training rows once, or a value is not a
-            number in its range.
-    """
-    columns = {
-        RATIO: np.full(rows.num_users, config.replacement_ratio, dtype=np.float64),
-        SENSITIVITY: np.full(rows.num_users, sensitivity, dtype=np.float64),
-    }
-    if config.users is not None:
-        columns |= _from_table(config.users, rows)
-    return Preferences(columns[RATIO], columns[SENSITIVITY])
 
 
 def check_rows(data: TrainingData) -> None:
@@ -103,61 +54,17 @@ def check_rows(data: TrainingData) -> None:
         raise DataError(
             f"{data.rows.name} has users without training rows",
             expected="at least one training row of each user who trains or is tested",
-            got=(
-                f"none of {len(none)} ({shown}{', ...' if len(none) > 5 else ''})"
-                if len(none)
-                else "no row at all"
-            ),
+            got=f"none of {len(none)} ({shown})",
             fix="leave them out of the dataset, or choose a split that leaves each user a row",
         )
-
-
-def _from_table(path: Path, rows: Interactions) -> dict[str, np.ndarray]:
-    """The columns of a table of preferences, `float64 [users]` each; 0 for a user without training
-    rows, who has none to replace."""
-    largest = {RATIO: 1.0, SENSITIVITY: np.finfo(np.float64).max}
-    layout = TableLayout.own({"user": str}, dict.fromkeys(largest), {"user": "perturb.users"})
-    table = pd.DataFrame(read_table(path, layout)).set_index("user")
-    if table.columns.empty:
-        raise DataError(
-            f"{path} has no preferences of users",
-            expected=f"a column {RATIO} or {SENSITIVITY}",
-            got="neither",
-            fix="name the columns so",
-        )
-    table.index = table.index.astype(str)
-    names = rows.user_ids.astype(str)
-    counts = table.index.value_counts().reindex(names).to_numpy()
-    trains = np.bincount(rows.users, minlength=rows.num_users) > 0
-    columns = {}
-    for name in table:
-        values = pd.Series(pd.to_numeric(table[name], errors="coerce")).groupby(level=0).first()
-        column = values.reindex(names).to_numpy(dtype=np.float64)
-        valid = (counts == 1) & (column >= 0) & (column <= largest[name])
-        wrong = np.flatnonzero(trains & ~valid)
-        if len(wrong):
-            times = 0 if np.isnan(counts[wrong[0]]) else int(counts[wrong[0]])
-            raise DataError(
-                f"{path} has no valid {name} of a user",
-                expected="one row for every user with training rows, with a number "
-                + ("in [0, 1]" if name == RATIO else ">= 0"),
-                got=f"user {names[wrong[0]]}: {times} rows, {name} {column[wrong[0]]:g}",
-                fix="correct the table, or leave perturb.users out: then all users want the same",
-            )
-        columns[str(name)] = np.where(trains, column, 0.0)
-    return columns
 
 
 # Selection of the rows to replace (UPC-SDG, equation 7), for all users at once.
 
 
-def replaced_counts(rows: Interactions, ratio: np.ndarray) -> np.ndarray:
-    """`int64 [users]`: how many rows of each user are replaced, k n rounded half up.
-
-    Args:
-        rows: the training rows.
-        ratio: `float64 [users]`, each k in [0, 1].
-    """
+def replaced_counts(rows: Interactions, ratio: float) -> np.ndarray:
+    """`int64 [users]`: how many rows of each user are replaced, k n rounded half up, by the ratio
+    k, in [0, 1]."""
     counts = np.diff(rows.user_offsets)
     return np.floor(ratio * counts + 0.5 + 1e-9).astype(np.int64)  # .35 x 10 is 3.4999999999999996
 
@@ -217,8 +124,7 @@ class UpcSdgConfig(ReplacementConfig):
 
 
 class UpcSdg(Perturbation):
-    """Synthetic rows by attention and Gumbel-softmax, with a privacy level per user but without a
-    guarantee."""
+    """Synthetic rows by attention and Gumbel-softmax, without a guarantee."""
 
     name = "upc-sdg"
     Config = UpcSdgConfig
@@ -229,22 +135,18 @@ class UpcSdg(Perturbation):
         """Train on all training rows, and replace k n rows of each user.
 
         Raises:
-            DataError: a user has no training row, or too few other items, or the table of users is
-                wrong.
+            DataError: a user has no training row, or too few other items.
         """
         check_rows(data)
         rows = data.rows
-        preferences = preferences_of(self.config, rows, self.config.sensitivity)
         with one_thread():  # last digits change single draws
             settings = self.config.embeddings.model_copy(update={"seed": self.seed})
             users, embedded = trained_embeddings(settings, rows)
             similarity = Similarity(embedded, self.config.similarity)
-            chosen, attention = self._chosen(rows, preferences, users, similarity.items)
+            chosen, attention = self._chosen(rows, users, similarity.items)
             items = rows.items.copy()
-            items[chosen], generator = self._substitutes(
-                rows, chosen, preferences, users, similarity
-            )
-            gamma = preferences.sensitivity[rows.users[chosen]]
+            items[chosen], generator = self._substitutes(rows, chosen, users, similarity)
+            gamma = f"{self.config.sensitivity:g}"
             alike = mean_similarity(rows.items[chosen], items[chosen], similarity, gamma)
         figures = {"replaced rows": len(chosen), **attention, **generator, FIGURE: alike}
         return Perturbed(dataclasses.replace(rows, items=items), np.arange(len(rows)), figures)
@@ -264,10 +166,10 @@ class UpcSdg(Perturbation):
         ]
 
     def _chosen(
-        self, rows: Interactions, preferences: Preferences, users: torch.Tensor, items: torch.Tensor
+        self, rows: Interactions, users: torch.Tensor, items: torch.Tensor
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Row numbers, grouped by user, of the rows that are replaced."""
-        counts = replaced_counts(rows, preferences.ratio)
+        counts = replaced_counts(rows, self.config.replacement_ratio)
         if self.config.select == "random" or not counts.any():
             return lowest(rows, stream(self.seed, "perturb-rows").random(len(rows)), counts), {}
         source = torch_stream(self.seed, "perturb-attention")
@@ -278,31 +180,30 @@ class UpcSdg(Perturbation):
         self,
         rows: Interactions,
         chosen: np.ndarray,
-        preferences: Preferences,
         users: torch.Tensor,
         similarity: Similarity,
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """`int64 [n]`: the items that replace those of the chosen rows."""
         config = self.config
-        gamma = torch.from_numpy(preferences.sensitivity.astype(np.float32))
+        gamma = config.sensitivity
         if config.generate == "random" or not len(chosen):
             return random_substitutes(rows, chosen, self.seed), {}
         if config.generate == "fixed-similarity":
 
             def nearness(some: np.ndarray) -> torch.Tensor:
-                user, item = _columns(rows, some)
-                return -(similarity.rows(item) - gamma[user, None]).abs()
+                _, item = _columns(rows, some)
+                return -(similarity.rows(item) - gamma).abs()
 
             return scored_substitutes(rows, chosen, nearness, "best", self.seed), {}
         source = torch_stream(self.seed, "perturb-generator")
         made, losses = train_generator(
-            config.generator, rows, chosen, preferences.sensitivity, users, similarity, source
+            config.generator, rows, chosen, gamma, users, similarity, source
         )
 
         @torch.no_grad()
         def logits(some: np.ndarray) -> torch.Tensor:
             user, item = _columns(rows, some)
-            return made.logits(users[user], similarity.items[item], gamma[user], similarity.items)
+            return made.logits(users[user], similarity.items[item], gamma, similarity.items)
 
         drawn = scored_substitutes(rows, chosen, logits, config.draw, self.seed)
         return drawn, {"generator loss per row": _first_and_last(losses)}

@@ -84,14 +84,8 @@ def fetch(name: Name) -> None:
     """Download a dataset from its publisher, verify size and SHA-256, and unpack it."""
     reader = _reader(name, [])
     source = reader.source
-    if source is None or not source.archives:
-        page = source.page if source is not None else "the owner of the data"
-        raise DataError(
-            f"{name!r} has no download that fedrec could check",
-            expected="a dataset with a published archive",
-            got=name,
-            fix=f"get it from {page}, then: fedrec data import {name} PATH",
-        )
+    if source is None:
+        raise DataError(f"{name!r} is not a published dataset", fix="set dataset.path to your file")
     typer.echo(f"{name}: {source.licence} ({source.page})", err=True)
     typer.echo(
         _with_bar(
@@ -177,25 +171,16 @@ def check_output(output: Path) -> None:
         ExperimentError: the format is unknown, needs a package that is not installed, or the path
             is that of a folder.
     """
-    if output.is_dir():
+    if output.is_dir() or output.suffix not in (".csv", *_PARQUET):
         raise ExperimentError(
-            "cannot write the table",
-            expected="a file",
-            got=f"{output}, a folder",
-            fix=f"--output {output / 'table.csv'}",
-        )
-    if output.suffix not in (".csv", *_PARQUET):
-        raise ExperimentError(
-            f"unknown format of {output}",
+            f"cannot write the table to {output}",
             expected="a file that ends in .csv or .parquet",
-            got=output.suffix or "no ending",
+            got="a folder" if output.is_dir() else output.suffix or "no ending",
             fix="--output table.csv",
         )
     if output.suffix in _PARQUET and find_spec("pyarrow") is None:
         raise ExperimentError(
             "writing Parquet needs pyarrow",
-            expected="the optional package pyarrow",
-            got="it is not installed",
             fix="pip install 'fedrec[parquet]', or --output table.csv",
         )
 
@@ -290,36 +275,22 @@ def perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]
         raise ExperimentError(
             f"experiment {experiment.name!r} perturbs nothing",
             expected="a table [perturb]",
-            got="none",
             fix="--set perturb.name=random-replacement, or another of `fedrec list perturbation`",
         )
     population = Population.of(experiment)
     return population, population.perturbed  # type: ignore[return-value]
 
 
-def print_figures(figures: dict[str, Any]) -> None:
-    """Counts and shares line by line, spreads over clients as tables, and last the sentences."""
-    console = Console()
+def print_figures(figures: dict[str, Any], indent: str = "") -> None:
+    """Counts, shares and spreads line by line, and last the sentences."""
     for name, value in figures.items():
         if isinstance(value, dict):
-            console.print(_table(name, value))
+            typer.echo(f"{indent}{name}:")
+            print_figures(value, indent + "  ")
         elif name != "in words":
-            console.print(f"{name}: {_shown(value)}", highlight=False)
+            typer.echo(f"{indent}{name}: {_shown(value)}")
     for line in figures.get("in words", ()):
-        console.print(line, highlight=False)
-
-
-def _table(name: str, rows: dict[str, Any]) -> Table:
-    """One row per entry: its value, or the values of a table below it in columns."""
-    nested = [value for value in rows.values() if isinstance(value, dict)]
-    shown = Table(box=None, padding=(0, 2, 0, 0))
-    shown.add_column(name)
-    for column in nested[0] if nested else ("",):
-        shown.add_column(column, justify="right")
-    for key, value in rows.items():
-        values = value.values() if isinstance(value, dict) else [value]
-        shown.add_row(str(key), *map(_shown, values))
-    return shown
+        typer.echo(line)
 
 
 def _shown(value: Any) -> str:

@@ -431,7 +431,6 @@ SPLITS = [
     "{name='leave-one-out'}",
     "{name='leave-one-out', order='random'}",
     "{name='bounded', omega=0.5, delta=0.5, dimension=2.0, p-min=0.0}",
-    "{name='global-time', test-from=80}",
     "{name='user-holdout'}",
     "{name='user-holdout', stream='client'}",
 ]

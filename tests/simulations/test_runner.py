@@ -477,7 +477,7 @@ def test_a_run_learns_from_synthetic_rows(run_tiny):
     ("perturb", "output", "words"),
     [
         (None, "a.csv", "perturbs nothing"),
-        ({"name": "random-replacement"}, "a.txt", "unknown format"),
+        ({"name": "random-replacement"}, "a.txt", "cannot write"),
         ({"name": "random-replacement"}, ".", "cannot write"),
         ({"name": "random-replacment"}, "a.csv", "unknown perturbation"),
         ({"replacement-ratio": 0.5}, "a.csv", "missing key 'perturb.name'"),
@@ -487,7 +487,6 @@ def test_a_run_learns_from_synthetic_rows(run_tiny):
             "perturb.replacement-ratio",
         ),
         ({"name": "upc-sdg", "sensitivity": -1}, "a.csv", "perturb.sensitivity"),
-        ({"name": "random-replacement", "users": "nowhere.csv"}, "a.csv", "there is no table"),
         ({"name": "noisy-cooccurrence", "epsilon": 1.0}, "a.csv", "have no ratings"),
     ],
 )

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of Amazon's reviews and ratings, as four publications prepared them."""
+"""Readers of Amazon's ratings, as three publications prepared them.
+
+Files of reviews with one JSON object per line, such as the 5-core ones of McAuley et al. (2015),
+are read as tables: `user = "reviewerID"`, `item = "asin"`, `rating = "overall"` and
+`time = "unixReviewTime"`.
+"""
 
 from __future__ import annotations
 
-import gzip
-from array import array
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from sys import intern
 from typing import ClassVar
 
 import numpy as np
@@ -17,83 +18,7 @@ from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import DatasetSource, Reader
 from fedrec.data.readers.gowalla import PublishedPairs
-from fedrec.data.tables import DAMAGED, TableLayout, malformed_line, read_table
-from fedrec.errors import DataError, damaged_file
-from fedrec.runtime.files import MOST_JSON, parse_json
-
-# Amazon 5-core reviews (McAuley et al., 2015): one JSON object per line, `.json` or `.json.gz`, one
-# category per file.
-#
-# From each review: reviewerID, asin, overall (the rating) and unixReviewTime. Texts are skipped.
-# The file is streamed; only the distinct ids are kept as text.
-
-_EXPECTED = "a JSON object with reviewerID, asin, overall and unixReviewTime"
-
-
-class Amazon5Core(Reader):
-    """Reads one category. Import only, and without published counts: they differ by category and
-    edition."""
-
-    name = "amazon-5core"
-    title = "Amazon 5-core: product reviews of one category"
-    paper = (
-        "UPC-SDG; J. McAuley et al., Image-based Recommendations on Styles and Substitutes, SIGIR"
-        " 2015"
-    )
-    source = DatasetSource(
-        page="https://cseweb.ucsd.edu/~jmcauley/datasets/amazon/links.html",
-        licence="research use; cite the authors",
-        files=(),
-        extras=("*.json.gz", "*.json"),
-    )
-    features = FeatureNames()
-
-    def read(self) -> Interactions:
-        users, items, ratings, times = _read_reviews(self._reviews())
-        return self.indexed(users=users, items=items, ratings=ratings, times=times)
-
-    def _reviews(self) -> Path:
-        folder = self.folder()
-        if folder.is_file():
-            return folder
-        files = sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")])
-        if len(files) != 1:
-            raise DataError(
-                f"{folder} does not hold one file of reviews",
-                expected="one .json or .json.gz file",
-                got=", ".join(path.name for path in files) or "none",
-                fix="set dataset.path to the file of the category",
-            )
-        return files[0]
-
-
-def _read_reviews(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    users: list[str] = []
-    items: list[str] = []
-    ratings = array("f")
-    times = array("q")
-    for number, line in enumerate(_lines(path), start=1):
-        try:
-            review = parse_json(line, MOST_JSON)
-            users.append(intern(review["reviewerID"]))
-            items.append(intern(review["asin"]))
-            ratings.append(review["overall"])
-            times.append(review["unixReviewTime"])
-        except (ValueError, KeyError, TypeError, OverflowError):
-            shown = line[:200].decode("utf-8", "replace")
-            raise malformed_line(path, number, shown, _EXPECTED) from None
-    columns = np.array(users, dtype=object), np.array(items, dtype=object)
-    return *columns, np.array(ratings), np.array(times)
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rb") as file:
-            yield from (line.rstrip(b"\r\n") for line in file if line.strip())
-    except DAMAGED as error:
-        raise damaged_file(path, "a whole gzip file", error) from None
-
+from fedrec.data.tables import TableLayout, read_table
 
 # Amazon Instant Video: 63,836 ratings with their times, 8,072 users, 11,830 items, as the public
 # code of PFedRec brings them.

@@ -101,19 +101,13 @@ def rows_of(ids: np.ndarray, table: Columns, path: Path) -> Columns:
     listed = pd.Index(next(iter(table.values())))
     if not listed.is_unique:
         twice = listed[listed.duplicated()][0]
-        raise DataError(
-            f"{path}: id {twice} is given twice",
-            expected="one line per id",
-            got="two or more",
-            fix="get the file again, or leave one line out",
-        )
+        raise DataError(f"{path}: id {twice} is given twice", fix="leave one line out")
     index = listed.get_indexer(pd.Index(ids))
     missing = index < 0
     if missing.any():
         raise DataError(
             f"{path}: id {ids[missing][0]} of the ratings is missing",
-            expected=f"a line for each of {len(ids):,} ids",
-            got=f"{int(missing.sum()):,} without one",
+            got=f"{int(missing.sum()):,} of {len(ids):,} ids without a line",
             fix="take both files from one copy of the dataset",
         )
     return {name: values.iloc[index] for name, values in table.items()}
@@ -196,12 +190,10 @@ class MovieLens1M(MovieLens):
         return FeatureNames(users, (*items, *eras), ("title",) if self.config.titles else ())
 
     def film_features(self, films: Columns) -> list[Feature]:
-        eras = (
-            [Feature.multiple("eras", [_eras(title) for title in films["title"]])]
-            if self.config.eras
-            else []
-        )
-        return [*super().film_features(films), *eras]
+        features = super().film_features(films)
+        if self.config.eras:
+            features.append(Feature.multiple("eras", [_eras(title) for title in films["title"]]))
+        return features
 
     def film_texts(self, films: Columns) -> list[Feature]:
         if not self.config.titles:
@@ -210,28 +202,16 @@ class MovieLens1M(MovieLens):
 
     def occupations(self, codes: pd.Series) -> pd.Series:
         if not codes.between(0, len(_OCCUPATIONS) - 1).all():
-            raise DataError(
-                "users.dat: unknown occupation",
-                expected=f"codes 0 to {len(_OCCUPATIONS) - 1}",
-                got=f"codes {codes.min()} to {codes.max()}",
-                fix="get the file again",
-            )
+            raise DataError("users.dat: unknown occupation", fix="get the file again")
         return codes.map(dict(enumerate(_OCCUPATIONS)))
 
 
 def _eras(title: str) -> list[str]:
     """The two decades, of those that start every five years, that hold the year at the end of a
-    title."""
+    title; none without a year."""
     year = _YEAR.search(title)
-    if year is None:
-        raise DataError(
-            "movies.dat: a film without a year",
-            expected="a title that ends in the year of release, such as 'Alien (1979)'",
-            got=repr(title),
-            fix="set dataset.eras = false",
-        )
-    last = int(year[1]) // 5 * 5
-    return [f"{start}-{start + 9}" for start in (last - 5, last)]
+    last = int(year[1]) // 5 * 5 if year else 0
+    return [f"{start}-{start + 9}" for start in (last - 5, last)] if year else []
 
 
 # MovieLens-100K: 100,000 star ratings, 943 users, 1,682 films (Harper and Konstan, 2015).

@@ -4,21 +4,19 @@ Lanning, KDD Cup 2007).
 
 Two forms are read: the original `training_set/mv_*.txt` (one film per file) and
 `combined_data_*.txt` (the same files one after the other). In both, a line `film:` is followed by
-lines `user,rating,date`. Times are midnight (UTC) of the date. `movie_titles.csv` (or `.txt`),
-where it is there, gives the year of release as a feature.
+lines `user,rating,date`. Times are midnight (UTC) of the date.
 """
 
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from fedrec.data.features import Feature, FeatureNames, FeatureTable
+from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import DatasetSource, Reader
 from fedrec.data.tables import malformed_line
@@ -38,54 +36,27 @@ class Netflix(Reader):
             " commercial use"
         ),
         files=(),
-        extras=(
-            "training_set/mv_*.txt",
-            "combined_data_*.txt",
-            "movie_titles.csv",
-            "movie_titles.txt",
-        ),
+        extras=("training_set/mv_*.txt", "combined_data_*.txt"),
         users=480_189,
         items=17_770,
         rows=100_480_507,
     )
 
+    features = FeatureNames()
+
     def read(self) -> Interactions:
         films, users, ratings, times = _read_rows(self._files())
-        rows = self.indexed(users=users, items=films, ratings=ratings, times=times)
-        years = self._years(rows.item_ids)
-        if years is None:
-            return rows
-        return replace(rows, item_features=FeatureTable(rows.num_items, (years,)))
-
-    def feature_names(self) -> FeatureNames:
-        """Years of films where their titles are there."""
-        titled = any(file.stem == "movie_titles" for file in self.files())
-        return FeatureNames(items=("year",) if titled else ())
+        return self.indexed(users=users, items=films, ratings=ratings, times=times)
 
     def _files(self) -> list[Path]:
         folder = self.folder()
-        files = sorted(folder.glob("training_set/mv_*.txt")) or sorted(
-            folder.glob("combined_data_*.txt")
+        for pattern in ("training_set/mv_*.txt", "combined_data_*.txt"):
+            if files := sorted(folder.glob(pattern)):
+                return files
+        raise DataError(
+            f"{folder} has neither training_set/mv_*.txt nor combined_data_*.txt",
+            fix="unpack training_set.tar there, or import the folder that has the files",
         )
-        if not files:
-            raise DataError(
-                f"the ratings of {self.name!r} are missing",
-                expected=f"training_set/mv_*.txt or combined_data_*.txt in {folder}",
-                got="neither",
-                fix="unpack training_set.tar there, or import the folder that has the files",
-            )
-        return files
-
-    def _years(self, ids: np.ndarray) -> Feature | None:
-        path = next(self.folder().glob("movie_titles.*"), None)
-        if path is None:
-            return None
-        lines = (
-            line.split(",", 2) for line in path.read_text(encoding="latin-1").splitlines() if line
-        )
-        years = {int(line[0]): line[1] for line in lines if len(line) == 3 and line[0].isdecimal()}
-        labels = (years.get(film, "") for film in ids.tolist())
-        return Feature.multiple("year", [[label] if label.isdecimal() else [] for label in labels])
 
 
 def _read_rows(files: list[Path]) -> list[np.ndarray]:

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from fedrec.data.columns import SECOND, ids_of, index_rows, numbers_of, times_of
+from fedrec.data.columns import ids_of, index_rows, numbers_of, times_of
 from fedrec.data.features import Feature, FeatureNames, FeatureTable, labelled
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import Reader, ReaderConfig
@@ -139,9 +139,7 @@ class Table(Reader):
             if name not in names:
                 raise DataError(
                     f"users have no feature {name!r}, whose categories are declared",
-                    expected=f"one of {', '.join(names) or 'dataset.user-features'}",
-                    got=f"dataset.user-categories with {name!r}",
-                    fix=did_you_mean(name, names),
+                    fix=did_you_mean(name, names) + " (see dataset.user-features)",
                 )
         return [f.among(declared[f.name], OTHER) if f.name in declared else f for f in features]
 
@@ -154,12 +152,7 @@ class Table(Reader):
     @property
     def _path(self) -> Path:
         if self.config.path is None:
-            raise DataError(
-                "no table is given",
-                expected="dataset.path",
-                got="nothing",
-                fix="set dataset.path = ...",
-            )
+            raise DataError("no table is given", fix="set dataset.path = ...")
         return self.folder()
 
     def _layout(self) -> TableLayout:
@@ -170,10 +163,8 @@ class Table(Reader):
             name = getattr(config, role)
             if name in settings:
                 raise DataError(
-                    f"column {name!r} is given twice",
-                    expected="a column of its own for each of users, items, ratings and times",
-                    got=f"{settings[name]} and dataset.{role}",
-                    fix=f"set dataset.{role} to the name of another column",
+                    f"column {name!r} is given twice: {settings[name]} and dataset.{role}",
+                    fix="give a column of its own to each of users, items, ratings and times",
                 )
             settings |= {name: f"dataset.{role}"} if name else {}
         extras = [self._extras[name] for name in config.item_features if name in self._extras]
@@ -257,7 +248,6 @@ def indexed(name: str, frame: Columns, config: TableConfig, path: Path) -> Inter
         items=ids_of(frame[config.item], path),
         ratings=numbers_of(frame[config.rating], path) if config.rating else None,
         times=times_of(frame[config.time], path, config.time_format) if config.time else None,
-        second=SECOND,
     )
 
 

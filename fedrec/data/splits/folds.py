@@ -183,7 +183,6 @@ def read_test_fold(folder: Path, fold: int, interactions: Interactions) -> np.nd
     if not rows.is_unique:
         raise DataError(
             f"{interactions.name}: published pairs need each (user, item) pair once",
-            expected="distinct pairs",
             got=f"{int(rows.duplicated().sum()):,} repeated rows",
             fix="let the split divide the rows itself, without published files",
         )

@@ -6,13 +6,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from fedrec.components import registry
 from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import SPLIT, resolve
 from fedrec.config import Config
@@ -67,8 +65,6 @@ class Partition:
         if np.count_nonzero(taken) != sum(map(len, parts)):
             raise DataError(
                 "a split put one row into two parts",
-                expected="disjoint parts",
-                got="a shared row",
                 fix="put each row in exactly one of train, validation and test",
             )
 
@@ -422,15 +418,9 @@ class UserHoldout(Split):
         default = type(self.config).model_fields["test_users"].default
         shuffled = np.roll(shuffled, -_rounded(default * len(present)))
         tested = shuffled[validation:]
-        if len(tested) < folds:
-            raise DataError(
-                f"{interactions.name} has too few users for {folds} folds",
-                expected=f"at least {folds} users who are not validation users",
-                got=f"{len(tested)}",
-                fix="use a dataset with more users, or lower split.folds or split.validation-users",
-            )
         parts = np.array_split(tested, folds)
         test = parts.pop(self.seed % folds)
+        _check_enough(interactions, len(test), len(tested) - len(test))
         return test, np.concatenate([shuffled[self._not_training(validation) : validation], *parts])
 
 
@@ -440,7 +430,7 @@ def _check_enough(interactions: Interactions, tested: int, training: int) -> Non
             f"{interactions.name} has too few users to hold some out",
             expected="at least one test user and one training user",
             got=f"test users: {tested}, training users: {training}",
-            fix="use a dataset with more users, or change split.test-users or"
+            fix="use a dataset with more users, or change split.test-users, split.folds or"
             " split.validation-users",
         )
 
@@ -453,10 +443,10 @@ def _rounded(number: float) -> int:
 # (Ji et al., A Critical Study on Data Leakage in Recommender System Offline Evaluation, TOIS 2023).
 #
 # Leave-one-out holds out each user's own last row, so that a system learns from what others did
-# after it; here no row that trains is later than one that is held out. The points are given, or
-# they follow from shares: a share `test` of all rows is later, and a share `validation` lies
-# between the two. Rows of one time are in one part. Users come and go, so that few of them may have
-# rows on both sides.
+# after it; here no row that trains is later than one that is held out. The points follow from
+# shares: a share `test` of all rows is later, and a share `validation` lies between the two. Rows
+# of one time are in one part. Users come and go, so that few of them may have rows on both sides;
+# those without a training row are left out of all parts.
 
 
 class GlobalTimeConfig(Config):
@@ -467,42 +457,12 @@ class GlobalTimeConfig(Config):
     validation: float = Field(default=0.1, ge=0, lt=1)
     """Share of all rows between the point of validation and that of test, in [0, 1); 0: all rows
     before the point of test train."""
-    test_from: int | str | None = None
-    """Point of test in place of a share: a date (2001-06-30, in UTC), or seconds since 1970. Rows
-    from then on are tested. A share depends on the times of all users, which privacy refuses."""
-    validation_from: int | str | None = None
-    """Point of validation, likewise; default with `test-from`: no validation rows."""
-    tested: Literal["all", "first"] = "all"
-    """Rows of a user after the point that are held out: "all", or the "first", the next item; the
-    others are then in no part."""
-    new_users: Literal["left-out", "tested"] = "left-out"
-    """Users without a training row: "left-out" of all parts, or "tested" like others, on lists that
-    know nothing of them."""
-
-    @field_validator("test_from", "validation_from")
-    @classmethod
-    def _is_a_time(cls, value: int | str | None) -> int | str | None:
-        if isinstance(value, str):
-            _seconds(value)
-        return value
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _leaves_training_rows(self) -> Self:
         if self.test + self.validation >= 1:
             raise ValueError("test + validation below 1")
-        if self.test_from is None and self.validation_from is not None:
-            raise ValueError("test-from with validation-from")
-        if self.points and self.points[1] > self.points[0]:
-            raise ValueError("validation-from before test-from")
         return self
-
-    @property
-    def points(self) -> tuple[int, int] | None:
-        """The seconds from which rows are tested and validated, if they are given."""
-        if self.test_from is None:
-            return None
-        earlier = self.test_from if self.validation_from is None else self.validation_from
-        return _seconds(self.test_from), _seconds(earlier)
 
 
 class GlobalTime(Split):
@@ -515,95 +475,48 @@ class GlobalTime(Split):
     config: GlobalTimeConfig
 
     def depends_on(self, adjacency: Adjacency) -> str:
-        """Shares: the points follow from the times of all rows."""
-        return "" if self.config.points else "the times of all rows, of which split.test is a share"
+        """The points follow from the times of all rows."""
+        return "the times of all rows, of which split.test is a share"
 
     def split(self, interactions: Interactions) -> Partition:
-        """Divide the interactions; every user with a training row is a training client. With given
-        points every user is one, so that their number does not tell who has early rows.
+        """Divide the interactions; every user with a training row is a training client.
 
         Raises:
-            DataError: the interactions have no times, or one time for so many rows that the parts
-                are not what was asked for.
+            DataError: the interactions have no times, or one time for so many rows that nothing
+                trains, or that another part has less than half of its share, or more than twice of
+                it.
         """
         times = times_of(interactions)
-        if self.config.points:
-            tested_from, validated_from = (n * interactions.second for n in self.config.points)
-        else:
-            tested_from, validated_from = self._points(interactions)
-        train = times < validated_from
-        if not train.any():
-            raise DataError(
-                f"{interactions.name} cannot be split at a point of time",
-                expected="rows before the point of validation",
-                got=f"{len(times):,} rows, none of them before it",
-                fix="lower split.test and split.validation, or set later split.validation-from and"
-                " split.test-from, or name another column of times",
-            )
-        training = users_of(interactions, train)
-        counted = np.ones(len(times), dtype=bool)
-        if self.config.new_users == "left-out":
-            counted = np.isin(interactions.users, training)
-        test = counted & (times >= tested_from)
-        validation = counted & ~train & (times < tested_from)
-        return Partition(
-            training_clients=users_of(interactions) if self.config.points else training,
-            train_rows=np.flatnonzero(train),
-            validation_rows=self._held_out(interactions, np.flatnonzero(validation)),
-            test_rows=self._held_out(interactions, np.flatnonzero(test)),
-        )
-
-    def _points(self, interactions: Interactions) -> tuple[int, int]:
-        """The times at which testing and validation begin; 0 if there are no rows.
-
-        Raises:
-            DataError: so many rows have one time that a part has less than half of its share, or
-                more than twice of it.
-        """
-        times = times_of(interactions)
-        if not len(times):
-            return 0, 0
-        ordered = np.sort(times)
         count = len(times)
-        asked = {"validation": self.config.validation, "test": self.config.test}
-        first = [_rounded(count * (1 - s)) for s in (asked["test"], sum(asked.values()))]
-        tested, validated = (int(ordered[min(row, count - 1)]) for row in first)
-        before = np.searchsorted(ordered, [validated, tested]) / count
-        shares = {"validation": before[1] - before[0], "test": 1 - before[1]}
-        for part, share in shares.items():
-            # a row more or less is no fault of the times
-            if not asked[part] / 2 - 1 / count <= share <= 2 * asked[part] + 1 / count:
-                raise DataError(
-                    f"{interactions.name} has too many rows of one time for a split by shares",
-                    expected=f"a share of {asked[part]:g} of the rows for {part}, within a factor"
-                    " of 2",
-                    got=f"{share:.3g}",
-                    fix="give the points of time, split.test-from and split.validation-from, or"
-                    " name a finer column of times",
-                )
-        return tested, validated
-
-    def _held_out(self, interactions: Interactions, rows: np.ndarray) -> np.ndarray:
-        """Those of a part's rows that are held out."""
-        if self.config.tested == "all" or not len(rows):
-            return rows
-        positions = TimeOrder(interactions, self.seed).positions[rows]
-        return rows[places(interactions.users[rows], positions)[0] == 0]
-
-
-def _seconds(point: int | str) -> int:
-    """A point of time in seconds since 1970.
-
-    Raises:
-        ValueError: it is no date.
-    """
-    if isinstance(point, int):
-        return point
-    try:
-        date = datetime.fromisoformat(point)
-    except ValueError:
-        raise ValueError(f"a date such as 2001-06-30, not {point!r}") from None
-    return int((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp())
+        asked = {"test": self.config.test, "validation": self.config.validation}
+        ordered = np.sort(times)
+        last = max(count - 1, 0)
+        starts = [_rounded(count * (1 - s)) for s in (sum(asked.values()), asked["test"])]
+        points = ordered[np.minimum(starts, last)] if count else np.zeros(2, dtype=np.int64)
+        validated_from, tested_from = points
+        train = times < validated_from
+        test = times >= tested_from
+        parts = {"validation": ~train & ~test, "test": test}
+        # a row more or less is no fault of the times
+        if not train.any() or not all(
+            share * count / 2 - 1 <= parts[part].sum() <= 2 * share * count + 1
+            for part, share in asked.items()
+        ):
+            sizes = {"training": train, **parts}
+            raise DataError(
+                f"{interactions.name} has too many rows of one time for a split by shares",
+                expected="rows before the point of validation, and parts within a factor of 2 of"
+                f" {asked}",
+                got=", ".join(f"{int(rows.sum()):,} rows for {n}" for n, rows in sizes.items()),
+                fix="change split.test and split.validation, or name a finer column of times",
+            )
+        counted = np.isin(interactions.users, users_of(interactions, train))
+        return Partition(
+            training_clients=users_of(interactions, train),
+            train_rows=np.flatnonzero(train),
+            validation_rows=np.flatnonzero(counted & parts["validation"]),
+            test_rows=np.flatnonzero(counted & test),
+        )
 
 
 # Each user's rows are divided by fixed shares: 80:10:10 (UPC-SDG, section 4.1.1; DP-VAE, section
@@ -673,7 +586,7 @@ def _rounded_shares(numbers: np.ndarray) -> np.ndarray:
     return (numbers + 0.5).astype(np.int64)
 
 
-# Another split with a bound on how many rows each user trains with (Fang et al. 2022, section 3.2,
+# Shares of rows with a bound on how many rows each user trains with (Fang et al. 2022, section 3.2,
 # theorem 1).
 #
 #     bound(p) = p / omega * (d + ln(1 / delta)),    p in [p_min, 1]
@@ -695,11 +608,9 @@ def _rounded_shares(numbers: np.ndarray) -> np.ndarray:
 # recommender; it is a   heuristic.
 
 
-class BoundedConfig(Config):
+class BoundedConfig(RatioConfig):
     """Settings of bounded contributions."""
 
-    inner: Annotated[Section, registry.SPLIT] = Section(name="ratio")
-    """The split whose training part is bounded."""
     omega: float = Field(default=0.05, gt=0, le=1)
     """Error rate, in (0, 1] (paper: 0.05)."""
     delta: float = Field(default=0.1, gt=0, lt=1)
@@ -714,8 +625,9 @@ class BoundedConfig(Config):
         return p / self.omega * (self.dimension + math.log(1 / self.delta))
 
 
-class Bounded(Split):
-    """Bounds the number of training rows of a user from above and below."""
+class Bounded(Ratio):
+    """Fixed shares of each user's rows, and a bound on the number of training rows of a user from
+    above and below."""
 
     name = "bounded"
     Config = BoundedConfig
@@ -723,19 +635,19 @@ class Bounded(Split):
     config: BoundedConfig
 
     def depends_on(self, adjacency: Adjacency) -> str:
-        """As the inner split; with a lower bound above one row also the number of training
-        clients, of which all cohorts are drawn."""
+        """As `Ratio`; with a lower bound above one row also the number of training clients, of
+        which all cohorts are drawn."""
         if self.config.bound(self.config.p_min) > 1:
             return "how many users have as many rows as split.p-min asks for"
-        return split_of(self.config.inner, self.seed).depends_on(adjacency)
+        return super().depends_on(adjacency)
 
     def split(self, interactions: Interactions) -> Partition:
-        """Divide the interactions like the inner split, and bound the training part."""
-        inner = partition_by(self.config.inner, self.seed, interactions)
-        users = interactions.users[inner.train_rows]
-        key = row_numbers(interactions, self.seed, "split", BOUND)[inner.train_rows]
+        """Divide the interactions by shares, and bound the training part."""
+        whole = super().split(interactions)
+        users = interactions.users[whole.train_rows]
+        key = row_numbers(interactions, self.seed, "split", BOUND)[whole.train_rows]
         position, count = places(users, key) if len(users) else (users, users)
         within = position < math.floor(self.config.bound(1.0))
         enough = np.unique(users[count >= self.config.bound(self.config.p_min)])
-        training = np.intersect1d(inner.training_clients, enough)
-        return replace(inner, training_clients=training, train_rows=inner.train_rows[within])
+        training = np.intersect1d(whole.training_clients, enough)
+        return replace(whole, training_clients=training, train_rows=whole.train_rows[within])

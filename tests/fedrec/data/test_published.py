@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from fedrec.components.registry import DATASET, resolve
-from fedrec.data.catalogue import Catalogue, read_vectors, vector_files
+from fedrec.data.catalogue import Catalogue, read_vectors
 from fedrec.data.features import Feature, FeatureNames, FeatureTable, Vectors
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import data_directory
@@ -123,7 +122,7 @@ def test_ml_1m_cut_in_the_middle_of_a_line_is_refused(tmp_path):
     (folder / "ratings.dat").write_bytes(b"".join(lines)[:-9])
     with pytest.raises(DataError, match="cut off") as caught:
         reader("ml-1m", path=folder).read()
-    assert "1,000,209" in caught.value.expected and "50,440 lines" in caught.value.got
+    assert "331::1246::2::9" in caught.value.got
 
 
 @pytest.mark.real_data
@@ -175,7 +174,7 @@ def test_the_error_for_missing_data_names_the_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDREC_DATA", str(tmp_path))
     with pytest.raises(DataError, match="not found") as caught:
         reader("ml-1m").read()
-    assert str(tmp_path / "ml-1m") in caught.value.expected
+    assert str(tmp_path / "ml-1m") in caught.value.problem
     assert "fedrec data fetch ml-1m" in caught.value.fix
 
 
@@ -254,33 +253,12 @@ def npy(tmp_path, values=VALUES, names=NAMES):
     return tmp_path / "cover.npy"
 
 
-def lists(tmp_path, values=VALUES, names=NAMES):
-    pytest.importorskip("pyarrow")
-    pd.DataFrame({"item": names, "vector": [*map(list, values)]}).to_parquet(
-        tmp_path / "cover.parquet"
-    )
-    return tmp_path / "cover.parquet"
-
-
-def columns(tmp_path, values=VALUES, names=NAMES):
-    pytest.importorskip("pyarrow")
-    frame = pd.DataFrame({"item": names, "a": values[:, 0], "b": values[:, 1]})
-    frame.to_parquet(tmp_path / "cover.parquet")
-    return tmp_path / "cover.parquet"
-
-
-@pytest.mark.parametrize("written", [npy, lists, columns])
-def test_rows_go_by_their_ids_and_other_items_are_left_out(tmp_path, written):
-    found = read_vectors(written(tmp_path), IDS, complete=False)
-    assert found.name == "cover" and found.values.dtype == np.float32
-    np.testing.assert_array_equal(found.values, [[3, -4], [0, 0], [1, 2]])
-    assert found.known.tolist() == [True, False, True]
-
-
-def test_an_item_without_a_vector_is_refused_unless_it_may_have_the_mean(tmp_path):
-    with pytest.raises(DataError, match=r"(?s)none for 1 of them, such as 20.*'mean'"):
-        read_vectors(npy(tmp_path), IDS, complete=True)
-    with pytest.raises(DataError, match="name items as the data do"):
+def test_rows_go_by_their_ids_and_other_items_are_left_out(tmp_path):
+    vectors = read_vectors(npy(tmp_path), IDS, complete=False)
+    assert vectors.name == "cover" and vectors.values.dtype == np.float32
+    np.testing.assert_array_equal(vectors.values, [[3, -4], [0, 0], [1, 2]])
+    assert vectors.known.tolist() == [True, False, True]
+    with pytest.raises(DataError, match="none for 1 of them, such as 'x'"):
         read_vectors(npy(tmp_path), np.array(["x"]), complete=False)
 
 
@@ -288,9 +266,10 @@ def test_an_item_without_a_vector_is_refused_unless_it_may_have_the_mean(tmp_pat
 @pytest.mark.parametrize(
     ("values", "names", "message"),
     [
+        (VALUES, NAMES, "none for 1 of them, such as 20"),
         (VALUES, ["30", "10", "30"], "two of '30'"),
         (VALUES, ["30", "10"], "2 ids and an array"),
-        (VALUES[:, 0], NAMES, r"an array of shape \[3\]"),
+        (VALUES[:, 0], NAMES, r"an array \[3\]"),
         (np.where(VALUES > 8, np.nan, VALUES), NAMES, "NaN or infinity"),
         (np.where(VALUES > 8, 1e300, VALUES), NAMES, "NaN or infinity"),
         (np.array([["a"], ["b"], ["c"]]), NAMES, "of <U1"),
@@ -299,23 +278,13 @@ def test_an_item_without_a_vector_is_refused_unless_it_may_have_the_mean(tmp_pat
 )
 def test_vectors_that_cannot_be_used_are_refused(tmp_path, values, names, message):
     with pytest.raises(DataError, match=message):
-        read_vectors(npy(tmp_path, values, names), IDS, complete=False)
+        read_vectors(npy(tmp_path, values, names), IDS, complete=True)
 
 
 def test_missing_and_other_files_are_refused(tmp_path):
-    for name in ("none.npy", "none.parquet", "none.csv"):
+    for name in ("none.npy", "none.csv"):
         with pytest.raises(DataError, match=name):
-            read_vectors(tmp_path / name, IDS, complete=False)
-    assert vector_files(tmp_path / "none.npy") == []
-    assert len(vector_files(npy(tmp_path))) == 2
-
-
-def test_lists_of_unequal_length_are_refused(tmp_path):
-    pytest.importorskip("pyarrow")
-    ragged = pd.DataFrame({"item": NAMES, "vector": [[1.0], [1.0, 2.0], [3.0]]})
-    ragged.to_parquet(tmp_path / "cover.parquet")
-    with pytest.raises(DataError, match="lists of equal length"):
-        read_vectors(tmp_path / "cover.parquet", IDS, complete=False)
+            read_vectors(tmp_path / name, IDS, complete=True)
 
 
 def test_a_table_names_them_as_features_of_their_own_kind(tmp_path):

@@ -53,11 +53,8 @@ def test_columns_are_found_by_their_names(written, heads):
     ("role", "surest", "other"),
     [
         ("user", "user_id", "session_id"),
-        ("user", "user_id", "account_id"),
-        ("user", "user_id", "client_id"),
-        ("user", "customer", "visitor id"),
-        ("item", "track", "artist"),
-        ("item", "item_id", "location"),
+        ("user", "Kunden-ID", "account_id"),
+        ("item", "artículo", "location"),
         ("time", "event_time", "created_at"),
         ("rating", "rating", "score"),
     ],
@@ -87,7 +84,7 @@ def test_times_are_found_by_what_is_in_them_and_ratings_by_their_name_only(writt
     assert recognise(written(("user", "item", "a", "b")), {"rating": "a"}).positive_above == 3
 
 
-@pytest.mark.parametrize("head", ["Menge", "Anzahl", "qty", "Stueck", "a"])
+@pytest.mark.parametrize("head", ["Menge", "unit price", "a"])
 def test_small_whole_numbers_in_a_column_with_another_name_are_no_ratings(written, head):
     rows = [(f"k{row % 4}", f"s{row % 5}", 1 + (row % 3)) for row in range(12)]
     found = recognise(written(("Kunde", "Artikel", head), rows, ";"))
@@ -95,7 +92,7 @@ def test_small_whole_numbers_in_a_column_with_another_name_are_no_ratings(writte
     assert (found.liked, found.rows, found.ignored) == (12, 12, (head,))
 
 
-@pytest.mark.parametrize("head", ["Bewertung", "Sterne", "Score", "stars", "user_rating"])
+@pytest.mark.parametrize("head", ["Bewertung", "user_rating"])
 def test_ratings_are_found_by_their_names_in_other_languages_and_can_be_declined(written, head):
     rows = [(*row[:2], row[2]) for row in RATED]
     found = recognise(written(("user", "item", head), rows))
@@ -121,26 +118,6 @@ def test_small_quantities_without_names_are_no_ratings(written):
     assert found.columns == {"user": "1", "item": "2"} and found.liked == 12
 
 
-@pytest.mark.parametrize("separator", ["\t", ";", "|"])
-def test_the_separator_is_found(written, separator):
-    assert recognise(written(("user", "item", "rating", "time"), RATED, separator)).separator == (
-        separator
-    )
-
-
-def test_dates_are_times_and_prices_are_no_ratings(written):
-    rows = [
-        ("a", "x", 12.5, "2024-01-02"),
-        ("a", "y", 250, "2024-01-03"),
-        ("b", "x", 7.75, "2024-02-01"),
-    ]
-    found = recognise(written(("buyer", "sku", "amount", "date"), rows))
-    assert found.columns == {"user": "buyer", "item": "sku", "time": "date"}
-    assert found.positive_above is None
-    assert found.ignored == ("amount",)
-    assert "every row counts as liked" in found.lines()[0]
-
-
 @pytest.mark.parametrize(
     ("head", "values"),
     [("unit price", (5, 10, 5, 20)), ("Quantity", (1, 2, 1, 3)), ("a", (7.31, 14.62, 7.31, 21.93))],
@@ -151,11 +128,6 @@ def test_a_few_prices_or_quantities_are_no_ratings(written, head, values):
     assert found.positive_above is None and found.ignored == (head,)
     named = recognise(written(("customer", "sku", head), rows), {"rating": head})
     assert named.positive_above == (min(values) + max(values)) / 2
-
-
-def test_two_columns_without_known_names_are_users_and_items(written):
-    found = recognise(written(("a", "b"), [(1, 7), (1, 8), (2, 7)]))
-    assert found.columns == {"user": "a", "item": "b"}
 
 
 def test_columns_can_be_named(written):
@@ -247,17 +219,6 @@ def _nested():
     }
 
 
-def test_a_damaged_page_of_a_parquet_file_is_told(tmp_path):
-    file = tmp_path / "x.parquet"
-    table = pyarrow.table({"user": list(range(500)), "item": list(range(500))})
-    pyarrow.parquet.write_table(table, file, compression="snappy", use_dictionary=False)
-    damaged = bytearray(file.read_bytes())
-    damaged[30:400] = b"\xff" * 370
-    file.write_bytes(bytes(damaged))
-    with pytest.raises(DataError, match="cannot be read as a table"):
-        recognise(file)
-
-
 def test_users_who_can_be_tested_and_items_that_users_share_are_counted(written):
     rows = [("a", "x"), ("a", "x"), ("b", "x"), ("b", "y"), ("c", "z")]
     found = recognise(written(("user", "item"), rows))
@@ -276,22 +237,11 @@ def test_pipes_are_refused_without_being_opened(tmp_path):
             recognise(path)
 
 
-def test_dates_in_the_first_line_are_values_too(written):
-    rows = [(1, 10, "2024-01-05"), (1, 11, "2024-02-05"), (2, 10, "2024-02-06")]
-    found = recognise(written(rows[0], rows[1:]))
-    assert found.columns == {"user": "1", "item": "2", "time": "3"} and found.rows == 3
-
-
-def test_one_column_without_a_name_is_refused(written):
-    with pytest.raises(DataError, match="one column"):
-        recognise(written((196,), [(22,)]))
-
-
-def test_what_is_no_table_is_refused(tmp_path):
+def test_what_is_no_table_is_refused(tmp_path, written):
     with pytest.raises(DataError, match="there is no table"):
         recognise(tmp_path)
-    with pytest.raises(DataError, match="cannot be read as a table"):
-        recognise(Path("/proc/self/mem"))
+    with pytest.raises(DataError, match="one column"):
+        recognise(written((196,), [(22,)]))
     file = tmp_path / "x.csv"
     file.write_bytes(b"\xff\xfe\x00user")
     with pytest.raises(DataError, match="no text in UTF-8 or UTF-16"):
@@ -373,16 +323,8 @@ def test_one_column_for_two_roles_is_refused(written):
     ("content", "what", "fix"),
     [
         (b"PK\x03\x04\xff\xfe", "a spreadsheet or an archive", "export the table as CSV"),
-        (b"\xd0\xcf\x11\xe0\xa1\xb1", "a spreadsheet or an archive", "export the table as CSV"),
-        (b"ARROW1\0\0\xff", "an Arrow (Feather) file", "read_feather"),
-        (b"SQLite format 3\0", "an SQLite database", "sqlite3"),
-        (b"\x80\x04\x95\0", "a pickle", "if you trust"),
-        (b"BZh91AY&SY\xff", "packed by bzip2", "bunzip2"),
-        (
-            gzip.compress(tarfile.TarInfo("a.csv").tobuf(), mtime=0),
-            "a spreadsheet or an archive",
-            "unpack",
-        ),
+        (b"SQLite format 3\0", "an SQLite database", "export the table as CSV"),
+        (gzip.compress(tarfile.TarInfo("a.csv").tobuf(), mtime=0), "an archive", "unpack"),
         (b"user,item\nu\0,1\n", "zero bytes", "UTF-8"),
         ("user,item\nJ\u00fcrgen,1\nu,2\n".encode("latin-1"), "can't decode", "iconv"),
     ],
@@ -543,23 +485,6 @@ def test_a_letter_of_another_encoding_far_down_is_told_too(tmp_path):
     with pytest.raises(DataError, match="no text in UTF-8") as error:
         recognise(file)
     assert "iconv" in error.value.text()
-
-
-@pytest.mark.parametrize(
-    ("user", "item", "time"),
-    [
-        ("Käufer", "Artikel-Nr.", "Datum"),
-        ("Kunden-ID", "Produkt", "Rechnungsdatum"),
-        ("usuario", "artículo", "fecha"),
-        ("utilisateur", "produit", "date"),
-    ],
-)
-def test_names_of_other_languages_are_known(written, user, item, time):
-    """Quantities beside them are no ratings."""
-    rows = [("a", "x", "01.02.2024", 3), ("a", "y", "02.02.2024", 1), ("b", "x", "03.02.2024", 2)]
-    found = recognise(written((user, item, time, "Menge"), rows))
-    assert found.columns == {"user": user, "item": item, "time": time}
-    assert found.ignored == ("Menge",) and found.positive_above is None
 
 
 AMERICAN = [("12/31/2023 09:05", 1704013500), ("01/02/2024 00:00", 1704153600)]

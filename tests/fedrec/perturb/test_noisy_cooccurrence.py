@@ -23,7 +23,8 @@ from fedrec.perturb.noisy_cooccurrence import (
     noisy_release,
     profiles,
 )
-from fedrec.perturb.simple import RandomReplacement, RandomReplacementConfig
+from fedrec.perturb.simple import RandomReplacement
+from fedrec.perturb.upc_sdg import ReplacementConfig
 from fedrec.privacy.mechanisms.base import Mechanism
 from fedrec.privacy.statement import report
 
@@ -204,9 +205,9 @@ def by_hand(real, perturbed):
 
 
 def replaced(data, ratio, seed=0):
-    return RandomReplacement(
-        RandomReplacementConfig.parse({"replacement-ratio": ratio}), seed
-    ).perturb(data)
+    return RandomReplacement(ReplacementConfig.parse({"replacement-ratio": ratio}), seed).perturb(
+        data
+    )
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 0.6, 0.9])

@@ -25,7 +25,6 @@ from fedrec.perturb.simple import (
     RandomisedResponse,
     RandomisedResponseConfig,
     RandomReplacement,
-    RandomReplacementConfig,
 )
 from fedrec.perturb.substitutes import (
     Similarity,
@@ -41,7 +40,6 @@ from fedrec.perturb.upc_sdg import (
     UpcSdg,
     UpcSdgConfig,
     lowest,
-    preferences_of,
     replaced_counts,
 )
 from fedrec.rng import torch_stream
@@ -92,11 +90,6 @@ class TestAttention:
         for beta in (0.0, 0.4, 1.0):
             wanted = logits[:3].exp() / logits[:3].exp().sum() ** beta
             assert torch.allclose(attention_weights(logits, place, 3, beta)[:3], wanted)
-
-    def test_with_beta_one_they_sum_to_one_for_any_size(self):
-        place = torch.arange(30) % 7
-        weights = attention_weights(torch.linspace(-300, 300, 30), place, 7, 1.0)
-        assert torch.allclose(torch.zeros(7).index_add(0, place, weights), torch.ones(7))
 
     def test_equations_three_to_six_by_hand(self, embeddings):
         users, items = (part.double() for part in embeddings)
@@ -162,7 +155,7 @@ class TestGenerator:
         users, items = embeddings
         similarity = Similarity(items, definition)
         originals, others = torch.tensor([3, 5, 9]), torch.tensor([8, 1, 30])
-        gamma = torch.tensor([0.1, 0.5, 2.0])
+        gamma = 0.3
         mixture = torch.nn.functional.one_hot(others, 40).float()
         privacy, utility = losses(similarity, users[:3], originals, gamma, mixture, items)
         alike = similarity.between(originals, others)
@@ -174,18 +167,17 @@ class TestGenerator:
         """The best substitute of every first row by the trained generator."""
         users, items = embeddings
         rows, chosen = data.rows, data.rows.user_order[data.rows.user_offsets[:-1]]
-        similarity, wanted = Similarity(items, definition), np.full(rows.num_users, gamma)
+        similarity = Similarity(items, definition)
         config = GeneratorConfig(
             temperature=0.2, steps=900, candidates=40, learning_rate=0.05, **settings
         )
         made, _ = train_generator(
-            config, rows, chosen, wanted, users, similarity, torch_stream(0, "t")
+            config, rows, chosen, gamma, users, similarity, torch_stream(0, "t")
         )
 
         @torch.no_grad()
         def scores(some):
-            sensitivity = torch.full((len(some),), gamma)
-            return made.logits(users[rows.users[some]], items[rows.items[some]], sensitivity, items)
+            return made.logits(users[rows.users[some]], items[rows.items[some]], gamma, items)
 
         return chosen, scored_substitutes(rows, chosen, scores, "best", 0)
 
@@ -219,7 +211,7 @@ class TestGenerator:
             GeneratorConfig(steps=3, candidates=40, privacy_weight=0.0),
             data.rows,
             np.array([0]),
-            np.ones(1),
+            1.0,
             embeddings[0][:1],
             Similarity(embeddings[1], "paper"),
             torch_stream(0, "t"),
@@ -229,11 +221,6 @@ class TestGenerator:
 
 
 class TestWhole:
-    def test_nothing_is_replaced_at_zero(self, two_tastes):
-        found = synthetic(two_tastes, **{"replacement-ratio": 0.0})
-        assert found.rows.items.tobytes() == two_tastes.rows.items.tobytes()
-        assert found.figures["replaced rows"] == 0
-
     @pytest.mark.parametrize("draw", ["sample", "best"])
     @pytest.mark.parametrize("generate", ["gumbel", "random", "fixed-similarity"])
     def test_everything_is_replaced_at_one(self, two_tastes, generate, draw):
@@ -274,16 +261,6 @@ class TestWhole:
             for gamma in (0.0, 0.9)
         ]
         assert alike[0]["cosine"] < alike[1]["cosine"] - 0.1
-
-    def test_users_may_differ(self, two_tastes, tmp_path):
-        lines = [f"u{user},{user % 2},{0.1 if user < 30 else 0.9}" for user in range(60)]
-        (tmp_path / "users.csv").write_text(
-            "\n".join(["user,replacement-ratio,sensitivity", *lines])
-        )
-        found = synthetic(two_tastes, users=str(tmp_path / "users.csv"))
-        moved = found.rows.items != two_tastes.rows.items
-        assert (moved == (two_tastes.rows.users % 2 == 1)).all()
-        assert set(found.figures["mean similarity by sensitivity"]) == {"0.1", "0.9"}
 
     def test_attention_and_random_selection_differ(self, two_tastes):
         one, other = (
@@ -327,23 +304,13 @@ class TestWhole:
 ITEMS = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0], [-1.0, 0.5]])
 
 
-def test_each_gamma_has_the_mean_of_its_own_rows():
+def test_mean_similarity_by_hand():
     originals, substitutes = np.array([0, 1, 2, 3]), np.array([1, 2, 3, 0])
-    gamma = np.array([0.5, 0.1, 0.5, 0.1])
-    found = mean_similarity(originals, substitutes, Similarity(ITEMS, "paper"), gamma)
-    assert list(found) == ["0.1", "0.5"] and [one["rows"] for one in found.values()] == [2, 2]
+    found = mean_similarity(originals, substitutes, Similarity(ITEMS, "paper"), "0.5")
+    assert found["0.5"]["rows"] == 4
     for definition in ("paper", "released", "cosine"):
         alike = Similarity(ITEMS, definition).rows(torch.from_numpy(originals)).numpy()
-        wanted = alike[np.arange(4), substitutes]
-        assert found["0.1"][definition] == pytest.approx(wanted[[1, 3]].mean())
-        assert found["0.5"][definition] == pytest.approx(wanted[[0, 2]].mean())
-
-
-def test_many_gammas_are_rounded():
-    some = np.zeros(50, dtype=np.int64)
-    found = mean_similarity(some, some + 1, Similarity(ITEMS, "cosine"), np.linspace(0, 1, 50))
-    assert list(found) == [f"{step / 10:g}" for step in range(11)]
-    assert sum(one["rows"] for one in found.values()) == 50
+        assert found["0.5"][definition] == pytest.approx(alike[np.arange(4), substitutes].mean())
 
 
 def test_nothing_replaced_has_no_similarity(two_tastes):
@@ -357,7 +324,7 @@ def test_nothing_replaced_has_no_similarity(two_tastes):
 @pytest.mark.parametrize(
     "perturbation",
     [
-        RandomReplacement(RandomReplacementConfig(replacement_ratio=0.5), 0),
+        RandomReplacement(ReplacementConfig(replacement_ratio=0.5), 0),
         RandomisedResponse(RandomisedResponseConfig(epsilon=1.0), 0),
     ],
     ids=["random-replacement", "randomised-response"],
@@ -374,7 +341,7 @@ def test_random_items_are_less_alike_than_items_of_the_same_taste(two_tastes, pe
     assert measured_similarity(rows, tasteful, 0)["all"]["cosine"] > random["all"]["cosine"] + 0.2
 
 
-# The number of replaced rows, their selection, their substitutes, and individual settings of users.
+# The number of replaced rows, their selection and their substitutes.
 
 
 def replaced(data, seed=0, **settings):
@@ -397,7 +364,7 @@ def replaced(data, seed=0, **settings):
 )
 def test_the_count_is_rounded_half_up(make_data, ratio, rows, count):
     data = make_data([0] * rows, list(range(rows)))
-    assert replaced_counts(data.rows, np.array([ratio])).tolist() == [count]
+    assert replaced_counts(data.rows, ratio).tolist() == [count]
 
 
 def test_the_rows_of_least_score_are_chosen(make_data):
@@ -483,54 +450,6 @@ def test_users_without_training_rows_are_an_error(make_data, role):
             perturb(data)
 
 
-class TestTableOfUsers:
-    @pytest.fixture
-    def write(self, tmp_path):
-        def write(*lines, header="user,replacement-ratio,sensitivity"):
-            (tmp_path / "users.csv").write_text("\n".join([header, *lines]) + "\n")
-            return str(tmp_path / "users.csv")
-
-        return write
-
-    def test_each_user_gets_its_own(self, make_data, write):
-        data = make_data([0] * 4 + [1] * 4, [0, 1, 2, 3] * 2, 3, 20)
-        path = write("u1,1,0.25", "u0,0.5,2", "someone-else,0.1,0.1")
-        found = preferences_of(ReplacementConfig.parse({"users": path}), data.rows, 0.7)
-        assert found.ratio[:2].tolist() == [0.5, 1.0]
-        assert found.sensitivity[:2].tolist() == [2.0, 0.25]
-        moved = replaced(data, users=path).rows.items != data.rows.items
-        assert moved.reshape(2, 4).sum(axis=1).tolist() == [2, 4]
-
-    def test_a_column_that_is_not_there_is_common_to_all(self, make_data, write):
-        data = make_data([0, 1], [0, 1])
-        path = write("u0,0.5", "u1,0.9", header="user,sensitivity")
-        found = preferences_of(
-            ReplacementConfig.parse({"users": path, "replacement-ratio": 0.3}), data.rows, 0.7
-        )
-        assert found.ratio.tolist() == [0.3, 0.3] and found.sensitivity.tolist() == [0.5, 0.9]
-
-    def test_a_table_without_preferences_is_an_error(self, make_data, write):
-        path = write("u0,1", header="user,age")
-        with pytest.raises(DataError, match="no preferences of users"):
-            replaced(make_data([0], [0], 1, 9), users=path)
-
-    @pytest.mark.parametrize(
-        ("lines", "words"),
-        [
-            (["u0,0.5,0.1"], r"in \[0, 1\](.*\n)*.*user u1: 0 rows"),
-            (["u0,0.5,0.1", "u1,1.5,0.1"], "u1: 1 rows, replacement-ratio 1.5"),
-            (["u0,0.5,-0.1", "u1,1,0.1"], "sensitivity of a user(.*\n)*.*u0: 1 rows.*-0.1"),
-            (["u0,0.5,inf", "u1,1,0.1"], "u0: 1 rows, sensitivity inf"),
-            (["u0,0.5,0.1", "u1,much,0.1"], "u1: 1 rows, replacement-ratio nan"),
-            (["u0,0.5,0.1", "u0,0.5,0.1", "u1,1,1"], "user u0: 2 rows"),
-        ],
-    )
-    def test_a_wrong_table_is_an_error(self, make_data, write, lines, words):
-        data = make_data([0, 1], [0, 1], 2, 9)
-        with pytest.raises(DataError, match=words):
-            replaced(data, users=write(*lines))
-
-
 # Draws by inverting a distribution function, against cumulative sums and by chi-square.
 
 
@@ -554,10 +473,3 @@ def test_nothing_without_weight_is_drawn_at_either_end():
     weights[0, [300, 310]] = 0.1, 0.3
     found = drawn_by_weight(weights, np.array([[0.0, np.nextafter(1.0, 0.0)]]))
     assert found.tolist() == [[300, 310]]
-
-
-def test_a_share_behind_the_last_weight_gets_the_last_item():
-    """As caused by rounding of the sums."""
-    weights = np.zeros((1, 800), dtype=np.float32)
-    weights[0, [300, 310]] = 0.1, 0.3
-    assert drawn_by_weight(weights, np.array([[1.0]])).tolist() == [[310]]

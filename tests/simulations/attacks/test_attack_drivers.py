@@ -236,10 +236,8 @@ def test_profiles_reveal_gender_and_a_strong_perturbation_hides_it(tmp_path):
     assert "recommends" not in outcome.table
     assert [file.name for file in tmp_path.iterdir()] == ["attack.json"]
     targeted = ("perturb.name=targeted", "perturb.attribute=gender")
-    responses = ("perturb.epsilon=0.1", "perturb.mechanism=randomised-response")
-    hidden = attack_of_attribute_driver(
-        tmp_path, *targeted, *responses, attacker="logistic"
-    ).figures
+    responses = ("perturb.name=randomised-response", "perturb.epsilon=0.1")
+    hidden = attack_of_attribute_driver(tmp_path, *responses, attacker="logistic").figures
     assert hidden.balanced_accuracy.value < 0.63
     half = attack_of_attribute_driver(
         tmp_path, *targeted, "perturb.epsilon=3", attacker="logistic"
