@@ -14,7 +14,7 @@ He et al.
 """
 
 import itertools
-from typing import Literal, Self
+from typing import Self
 
 import torch
 from pydantic import Field, model_validator
@@ -29,7 +29,6 @@ from fedrec.nn.layers import (
     Product,
     gather_rows,
     glorot,
-    kaiming,
     perceptron,
     single_output,
 )
@@ -42,9 +41,6 @@ class NeumfConfig(Config):
     """Number of factors (width of the product); 0: no product."""
     init_std: float = Field(default=INIT_STD, gt=0)
     """Standard deviation of initial factors and embeddings."""
-    layers: Literal["glorot", "kaiming"] = "glorot"
-    """Initial weights of layers: uniform of variance 2 / (inputs + outputs), or 2 / inputs, which
-    keeps the size of signals through ReLU (He et al. 2015)."""
     tower: tuple[Width, ...] = (32, 16, 8)
     """Widths of the tower: of the two embeddings together (even), and of each layer; empty: no
     tower."""
@@ -74,10 +70,9 @@ class Neumf(Model):
         self._layers = range(max(0, len(config.tower) - 1))
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Normal rows, uniform layers `[in, out]`, zero biases."""
+        """Normal rows, Glorot-uniform layers `[in, out]`, zero biases."""
         config = self.config
         parameters = dict[str, Tensor]()
-        start = glorot if config.layers == "glorot" else kaiming
         widths = {"factors": config.factors, "tower": config.tower[0] // 2 if config.tower else 0}
         for part, width in widths.items():
             if width:
@@ -87,11 +82,11 @@ class Neumf(Model):
                 rows = torch.randn(self.schema.num_items, width, generator=generator)
                 parameters[f"item.{part}"] = rows * config.init_std
         for layer, (before, after) in enumerate(itertools.pairwise(config.tower)):
-            parameters[f"tower{layer}.weight"] = start(before, after, generator)
+            parameters[f"tower{layer}.weight"] = glorot(before, after, generator)
             parameters[f"tower{layer}.bias"] = torch.zeros(after)
         last = config.factors + (config.tower[-1] if config.tower else 0)
         return parameters | {
-            "output.weight": start(last, 1, generator),
+            "output.weight": glorot(last, 1, generator),
             "output.bias": torch.zeros(1),
         }
 

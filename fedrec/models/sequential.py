@@ -111,17 +111,15 @@ class SequenceModel(HistoryModel):
     def form(self) -> HistoryForm:
         return HistoryForm(longest=self.config.longest)
 
-    @property
-    def draws(self) -> int:
-        """Number of items that are drawn for a place, or for a sequence."""
-        default = {"softmax": 0, "sampled-softmax": 256, "binary": 1}[self.config.loss]
-        return default if self.config.negatives is None or not default else self.config.negatives
-
     def drawn(self, width: int) -> int:
         """Number of items that are drawn for a sequence whose states are of so many places."""
-        return self.draws * (width if self.config.loss == "binary" else 1)
+        if self.config.loss == "softmax":
+            return 0
+        if self.config.loss == "binary":
+            return width * (self.config.negatives or 1)
+        return self.config.negatives or 256
 
-    def initial_items(self, generator: torch.Generator) -> dict[str, Tensor]:
+    def _initial_items(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings, and matrices of the items' vectors."""
         rows = {ITEMS: self.schema.num_items} | {
             vectors.name: vectors.width for vectors in self._vectors
@@ -361,7 +359,7 @@ class SasRec(SequenceModel):
         Glorot's what blocks add hides it, and training takes longer.
         """
         width = self.config.width
-        drawn = self.initial_items(generator)
+        drawn = self._initial_items(generator)
         drawn["place"] = INIT_STD * torch.randn(self.config.longest, width, generator=generator)
         for block in range(self.config.blocks):
             for name, out in (("attention", 3), ("output", 1), ("inner", 1), ("outer", 1)):
@@ -444,7 +442,7 @@ class Gru4Rec(SequenceModel):
         """Normal embeddings; weights `[in, out]` uniform within 1 / sqrt(d), as in PyTorch, and
         zero biases."""
         width = self.config.width
-        drawn = self.initial_items(generator)
+        drawn = self._initial_items(generator)
         for layer in range(self.config.layers):
             for name in (f"layer{layer}.input", f"layer{layer}.state"):
                 uniform = torch.rand(width, 3 * width, generator=generator)

@@ -71,10 +71,6 @@ class Profiles:
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return Profiles(self.num_items, offsets, self.items[chosen], self.values[chosen])
 
-    def more_than(self, ratings: int) -> Profiles:
-        """The ratings of users with more than `ratings` ratings, of the same users."""
-        return self.only((self.counts > ratings)[self.users])
-
     def at_most(self, ratings: int, keys: np.ndarray) -> Profiles:
         """At most a given number of ratings of each user: those with the smallest of the random
         keys, `float64 [ratings]`."""

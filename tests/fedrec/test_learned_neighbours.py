@@ -334,4 +334,3 @@ def test_profiles_are_cut_to_so_many_ratings_at_random(table):
     assert np.isin(places, profiles.users * SIMILARITY_ITEMS + profiles.items).all()
     assert (np.diff(places) > 0).all()
     assert not np.array_equal(cut.items, profiles.at_most(3, keys[1]).items)
-    assert (profiles.more_than(4).counts == np.where(profiles.counts > 4, profiles.counts, 0)).all()

@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from fedrec.baselines.base import Baseline, Histories, Sparse
 from fedrec.config import Config
 from fedrec.data.interactions import LowRatedConfig
 from fedrec.privacy.accounting.accountant import Accountant, Report
-from fedrec.privacy.accounting.events import DEFAULT_BACKEND, BackendName, Event, NonPrivate
+from fedrec.privacy.accounting.events import DEFAULT_BACKEND, Event, NonPrivate
 from fedrec.privacy.accounting.sampling import Adjacency, Contributions
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
@@ -51,13 +51,8 @@ class PrivateConfig(Config):
     on neighbouring data, plus delta."""
     adjacency: Adjacency = "replace-one"
     """Neighbours: one user's data replaced by another's, or one user added or removed."""
-    backend: BackendName = DEFAULT_BACKEND
-    """Accountant."""
     noise: bool = True
     """`false`: clip and add no noise; epsilon is infinite."""
-    mode: Literal["reproducible", "secure"] = "reproducible"
-    """`reproducible`: noise from the seed, a simulation; `secure`: from the operating system's
-    generator."""
     seed: int | None = Field(default=None, ge=0)
     """Seed of the noise; default: the experiment's."""
 
@@ -73,7 +68,7 @@ class PrivateConfig(Config):
     def privacy(self, clip_norm: float) -> PrivacyConfig:
         """The same as an experiment's `[privacy]` table, for one clip norm."""
         target = {"epsilon": self.epsilon} if self.noise else {"noise_multiplier": 0.0}
-        shared = self.model_dump(include={"delta", "adjacency", "backend", "mode"})
+        shared = {"delta": self.delta, "adjacency": self.adjacency}
         return PrivacyConfig.model_validate({"clip_norm": clip_norm, **target, **shared})
 
 
@@ -130,7 +125,7 @@ class PrivateBaseline(Baseline):
             ExperimentError: no noise reaches the target epsilon.
         """
         kinds = self.parts()
-        (sampler, settings) = self.sampler(users)
+        sampler, settings = self.sampler(users)
         mix = tuple((kind.factor, kind.releases) for kind in kinds)
         total = sum(kind.releases for kind in kinds)
         return {
@@ -149,7 +144,7 @@ class PrivateBaseline(Baseline):
 
     def spent(self, users: int) -> Report:
         """Total cost of all releases by the accountant; infinite without noise."""
-        accountant = Accountant(self.config.backend)
+        accountant = Accountant(DEFAULT_BACKEND)
         plans = self.plans(users)
         for kind in self.parts():
             accountant.step(_event(plans[kind.name], kind.name, kind.unfounded), kind.releases)
@@ -158,7 +153,7 @@ class PrivateBaseline(Baseline):
 
     def releases(self, users: int) -> NoisyReleases:
         """The releases of one fit."""
-        source = source_of(self.config.mode, self.config.own_seed)
+        source = source_of("reproducible", self.config.own_seed)
         unfounded = {kind.name: kind.unfounded for kind in self.parts()}
         return NoisyReleases(self.plans(users), source, self.charge, unfounded)
 

@@ -12,8 +12,6 @@ from fedrec.config import Width
 from fedrec.errors import ExperimentError
 from fedrec.neighbourhood.learned import Gradient, Langevin, means_of, rating_sums, scaled
 from fedrec.neighbourhood.similarity import Profiles, item_means
-from fedrec.privacy.accounting.events import DEFAULT_BACKEND, BackendName
-from fedrec.privacy.accounting.sampling import Adjacency
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import Stated, report
@@ -169,10 +167,6 @@ class DpItemMeanConfig(ScaleConfig):
     clip_norm: float = Field(default=7.5, ge=1e-9)
     """Bound on the L2 norm of a user's ratings in [-1, 1] and indicators together; from sqrt(n) to
     sqrt(2 n), about 1.2 sqrt(n) for n ratings."""
-    adjacency: Adjacency = "replace-one"
-    """Neighbours: one user's data replaced by another's, or one user added or removed."""
-    backend: BackendName = DEFAULT_BACKEND
-    """Accountant."""
     damping: float = Field(default=20.0, ge=0)
     """Smoothing: number of average ratings that are added to each item."""
     user_damping: float = Field(default=5.0, ge=0)
@@ -191,10 +185,8 @@ class DpItemMean(RatingBaseline):
 
     def plan(self, users: int) -> Plan:
         """Clip, noise and cost of the release for so many training users."""
-        settings = self.config.model_dump(
-            include={"epsilon", "delta", "clip_norm", "adjacency", "backend"}
-        )
-        privacy = PrivacyConfig(**settings)
+        settings = self.config.model_dump(include={"epsilon", "delta", "clip_norm"})
+        privacy = PrivacyConfig(**settings, adjacency="replace-one")
         return Plan.of(privacy, "full", {}, users, 1, contributions="non-negative")
 
     def fit_ratings(self, ratings: Ratings) -> None:
@@ -208,9 +200,7 @@ class DpItemMean(RatingBaseline):
         present = int((profiles.counts > 0).sum())
         if not present:
             raise ExperimentError(
-                "there are no users to learn from",
-                expected="ratings",
-                got="none",
+                "there are no ratings of training users to learn from",
                 fix="choose a dataset with ratings, or a split with training rows",
             )
         plan = self._plan = self.plan(present)

@@ -12,7 +12,6 @@ import pytest
 from scipy.stats import norm
 
 from fedrec.baselines.base import Histories, Ratings
-from fedrec.baselines.private import base as _private
 from fedrec.baselines.private.base import PrivateBaseline
 from fedrec.baselines.private.pnbm import (
     DppsPnbm,
@@ -128,7 +127,7 @@ def ranking(name: str, options: dict[str, Any], **more: Any) -> Fit:
     return fit
 
 
-def item_means_of_every_private_system(adjacency: str, **_: Any) -> Fit:
+def item_means_of_every_private_system(**_: Any) -> Fit:
     """Fits private item means to extreme ratings; the outcome is predictions."""
 
     def ratings(lists):
@@ -139,8 +138,7 @@ def item_means_of_every_private_system(adjacency: str, **_: Any) -> Fit:
 
     def fit(lists, held=None):
         cls = registry.resolve(registry.BASELINE, "dp-item-mean")
-        options = {"clip-norm": 0.5, "adjacency": adjacency}
-        system = cls(cls.Config.parse(options))
+        system = cls(cls.Config.parse({"clip-norm": 0.5}))
         with captured(held) as seen:
             system.fit_ratings(ratings(lists))
         known, asked = ratings(PROBES), np.arange(ITEMS)
@@ -175,7 +173,7 @@ RATED = {
 }
 CASES = [
     *((name, adjacency) for name in RANKING for adjacency in ("replace-one", "add-remove")),
-    *(("item means", adjacency) for adjacency in ("replace-one", "add-remove")),
+    ("item means", "replace-one"),
     ("synthetic profiles", "replace-one"),
 ]
 
@@ -195,11 +193,12 @@ def test_no_private_system_is_left_out():
 
 
 @pytest.mark.parametrize(("name", "adjacency"), CASES)
-def test_one_users_data_move_the_sums_by_what_is_charged(name, adjacency, monkeypatch):
+def test_one_users_data_move_the_sums_by_what_is_charged(name, adjacency):
     """For every release, given the releases before and what users draw for themselves; the bound is
     approached, or the users would prove little."""
-    monkeypatch.setattr(_private, "source_of", lambda mode, seed: Reproducible(2**40))
-    fit, others, nearest = fitting(name, adjacency, mode="secure"), users(0)[1:], {}
+    # without dropout, which users draw for themselves: here it is drawn for a whole cohort
+    more = {"dropout": 0.0} if name == "autoencoder" else {}
+    fit, others, nearest = fitting(name, adjacency, **more), users(0)[1:], {}
     for one, other in NEIGHBOURS:
         if name in RATED:  # who has no rows is not among the users
             one, other = (own or [3] for own in (one, other))
@@ -319,7 +318,7 @@ def test_without_noise_epsilon_is_infinite_and_every_charge_says_so(name):
 
 
 @pytest.mark.parametrize("name", ORDER)
-def test_noise_follows_the_seed_or_nothing(name):
+def test_noise_follows_the_seed(name):
     def scores(**options):
         system = made(name, **options)
         system.fit(histories(users(0)))
@@ -327,7 +326,6 @@ def test_noise_follows_the_seed_or_nothing(name):
 
     first = scores(seed=1)
     assert np.array_equal(first, scores(seed=1)) and not np.array_equal(first, scores(seed=2))
-    assert not np.array_equal(scores(mode="secure"), scores(mode="secure"))
 
 
 @pytest.mark.parametrize(
@@ -335,13 +333,9 @@ def test_noise_follows_the_seed_or_nothing(name):
     [
         ("gram, puresvd", {"epsilon": 0}),
         ("gram, puresvd", {"count-share": 1.0}),
-        ("gram, puresvd", {"items": 0}),
-        ("gram, puresvd", {"model": "svd"}),
         ("gram, puresvd", {"clip": 3}),
         ("fold-in", {"low-rated": 1.5}),
-        *(("als", {key: 0}) for key in ("clip-norm", "item-budget", "steps")),
-        ("mf", {"variant": "liu"}),
-        ("svd", {"steps": 0}),
+        ("als", {"item-budget": 0}),
     ],
 )
 def test_wrong_settings_are_named(name, settings):
@@ -456,37 +450,6 @@ def test_batches_estimate_the_gradient_without_bias(ratings):
         assert np.square(draws.mean(0) - exact).sum() < 1.5 * np.square(half / 2).sum()
 
 
-@pytest.mark.slow
-def test_a_chain_without_noise_goes_downhill(ratings):
-    """A temperature near 0 is gradient descent on the scaled energy."""
-    for cls, config in (
-        (
-            DppsPnbm,
-            DppsPnbmConfig(
-                epsilon=None, temperature=1e-12, steps=60, learning_rate=0.02, batch=2000, decay=0.0
-            ),
-        ),
-        (
-            DppsMf,
-            DppsMfConfig(
-                epsilon=None,
-                temperature=1e-12,
-                steps=200,
-                learning_rate=0.01,
-                batch=2000,
-                decay=0.0,
-            ),
-        ),
-    ):
-        errors = []
-        for steps in (0, config.steps):
-            system = cls(config.model_copy(update={"steps": steps}))
-            system.fit_ratings(ratings)
-            found = system.predict(ratings, ratings.users, ratings.items)
-            errors.append(np.square(found - ratings.values).mean())
-        assert errors[1] < 0.95 * errors[0], cls
-
-
 def test_inclusion_is_the_printed_formula(ratings):
     found, total = inclusion(profiles_of(ratings), 7), len(ratings.items)
     counts, i, j = np.bincount(ratings.items, minlength=60), 3, 11
@@ -565,10 +528,6 @@ def test_noisy_item_means(ratings):
     assert told is not None and told.exact == pytest.approx(1.0, rel=1e-3) and told.nominal == 1
     # replace-one: no two users' contributions have a negative inner product
     assert private.plan(40).sensitivity == pytest.approx(5 * 2**0.5)
-    assert (
-        DpItemMean(DpItemMeanConfig(clip_norm=5.0, adjacency="add-remove")).plan(40).sensitivity
-        == 5
-    )
 
 
 def test_numbers_are_shown_with_the_errors(world):
@@ -584,7 +543,6 @@ def test_numbers_are_shown_with_the_errors(world):
     [
         (DpsgdMfConfig, {"average-share": 1.0}, "average-share"),
         (DppsMfConfig, {"temperature": 0.0}, "temperature"),
-        (DpItemMeanConfig, {"clip-norm": 0.0}, "clip-norm"),
         (DpItemMeanConfig, {"clipnorm": 1.0}, "clip-norm"),
     ],
 )

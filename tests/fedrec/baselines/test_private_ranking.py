@@ -19,7 +19,6 @@ from fedrec.baselines.private.base import NoisyReleases, clipped_gram, clipped_r
 from fedrec.baselines.private.ranking import DpAls, DpFoldIn, DpFoldInConfig, DpGram, DpMf
 from fedrec.data.features import Feature, FeatureTable, Vectors
 from fedrec.data.population import Population
-from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import evaluate_baselines
 from fedrec.experiment.loading import load
 from fedrec.privacy.clipping import Clip
@@ -82,16 +81,6 @@ def test_without_noise_it_is_ials(users):
     np.testing.assert_allclose(model.scores(users), factors @ items.T, atol=1e-6)
 
 
-def test_the_start_is_the_eigenvectors_of_the_gram_matrix(users):
-    model = made(**EXACT, steps=1)
-    started = []
-    model._step = lambda *given: started.append(model._items) or model._items
-    model.fit(users)
-    liked = users.distinct().matrix().double().numpy()
-    vectors = np.linalg.svd(liked)[2][:FACTORS]
-    np.testing.assert_allclose(started[0] @ started[0].T, vectors.T @ vectors, atol=1e-5)
-
-
 def test_exchanging_a_user_moves_each_sum_by_what_is_accounted_at_most():
     """Users with arbitrary factors and items, also opposite ones, through the sums of a step."""
     bound, budget = 2.0, 3.0
@@ -115,15 +104,6 @@ def test_exchanging_a_user_moves_each_sum_by_what_is_accounted_at_most():
         factor = 2 if parts[name].contributions == "signed" else math.sqrt(2)
         assert moved <= factor * parts[name].clip_norm * (1 + 1e-12)
         assert moved == pytest.approx(factor * parts[name].clip_norm, rel=1e-5), name
-
-
-def test_blocks_of_users_do_not_matter(users, monkeypatch):
-    whole = made(**EXACT)
-    whole.fit(users)
-    monkeypatch.setattr("fedrec.baselines.private.ranking._NUMBERS_AT_ONCE", 100)
-    parts = made(**EXACT)
-    parts.fit(users)
-    np.testing.assert_allclose(whole.scores(users), parts.scores(users), atol=1e-6)
 
 
 # Fold-in on private embeddings: without noise it follows its equations, with noise it costs its
@@ -249,18 +229,6 @@ def test_without_noise_it_follows_its_equations(
     assert np.ptp(expected - expected.mean(0)) > 0.5, "users differ"
 
 
-def test_low_rated_items_have_their_weight_and_liked_ones_1(users_of_dp_fold_in):
-    rows = users_of_dp_fold_in.csr(np.float64, 0.3).toarray()
-    liked, other = (
-        users_of_dp_fold_in.distinct().matrix().numpy(),
-        users_of_dp_fold_in.low_rated.matrix().numpy(),
-    )
-    np.testing.assert_allclose(rows, np.where(liked > 0, 1, 0.3 * other))
-    np.testing.assert_array_equal(users_of_dp_fold_in.csr(np.float64).toarray(), liked)
-    both = histories_of_dp_fold_in([[2]], [[2, 3]])
-    np.testing.assert_allclose(both.csr(np.float64, 0.3).toarray()[0, [2, 3]], [1, 0.3])
-
-
 @pytest.mark.parametrize(
     "scale", [np.ones(DP_FOLD_IN_ITEMS), np.linspace(0.2, 3, DP_FOLD_IN_ITEMS)]
 )
@@ -300,11 +268,6 @@ def test_a_users_scores_depend_on_the_releases_and_its_own_rows_alone(users_of_d
         model.scores(users_of_dp_fold_in.block(7, 8)),
     )
     torch.testing.assert_close(alone[0], together[7], atol=1e-3, rtol=0)
-
-
-def test_an_ordered_feature_that_is_none_is_named(users_of_dp_fold_in):
-    with pytest.raises(ExperimentError, match="no feature eras"):
-        fitted(users_of_dp_fold_in, ordered={"eras": 2.0})
 
 
 @pytest.mark.real_data

@@ -175,19 +175,6 @@ def test_without_priors_the_divergence_is_that_from_the_standard_gaussian():
     assert divergence(torch.zeros(3), torch.zeros(3)) == 0
 
 
-def test_targets_choose_what_is_reconstructed(model_of_vae, parameters_of_vae, histories):
-    draw = model_of_vae.draw((1, VAE_USERS), torch.Generator().manual_seed(0))
-    whole = model_of_vae.negative_elbo(parameters_of_vae, histories, draw, 0.0)
-    parts = []
-    for item in range(VAE_ITEMS):
-        one = torch.zeros_like(histories)
-        one[..., item] = histories[..., item]
-        parts.append(
-            model_of_vae.negative_elbo(parameters_of_vae, histories, draw, 0.0, targets=one)
-        )
-    torch.testing.assert_close(torch.stack(parts).sum(0), whole)
-
-
 def test_each_slice_has_its_own_parameters(model_of_vae, histories):
     slices = [model_of_vae.initial(torch.Generator().manual_seed(seed)) for seed in (0, 1)]
     stacked = {name: torch.stack([one[name] for one in slices]) for name in slices[0]}
