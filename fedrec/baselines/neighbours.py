@@ -79,7 +79,7 @@ class Neighbours(RatingBaseline):
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`."""
         ratings = predicted(self._similarity, profiles_of(known), self._means, users, items)
-        return self.config.clipped(np.where(np.isnan(ratings), self._means[items], ratings))
+        return self.config.clipped(ratings)
 
 
 def profiles_of(ratings: Ratings) -> Profiles:

@@ -98,9 +98,10 @@ class LearnedSimilarities(RatingBaseline):
         """Predicted ratings, `float64 [rows]`; the item's mean without neighbours."""
         config = self.config
         similarity = nearest(self.similarity, config.neighbours or EVERY)
-        means = self._means
-        ratings = predicted(similarity, profiles_of(known), means, users, items, prior=config.prior)
-        return config.clipped(np.where(np.isnan(ratings), means[items], ratings))
+        known_ratings = profiles_of(known)
+        return config.clipped(
+            predicted(similarity, known_ratings, self._means, users, items, prior=config.prior)
+        )
 
 
 class CentralPnbmConfig(SimilarityConfig):

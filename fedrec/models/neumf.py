@@ -39,8 +39,6 @@ class NeumfConfig(Config):
 
     factors: int = Field(default=16, ge=0, le=2**16)
     """Number of factors (width of the product); 0: no product."""
-    init_std: float = Field(default=INIT_STD, gt=0)
-    """Standard deviation of initial factors and embeddings."""
     tower: tuple[Width, ...] = (32, 16, 8)
     """Widths of the tower: of the two embeddings together (even), and of each layer; empty: no
     tower."""
@@ -76,11 +74,9 @@ class Neumf(Model):
         widths = {"factors": config.factors, "tower": config.tower[0] // 2 if config.tower else 0}
         for part, width in widths.items():
             if width:
-                parameters[f"user.{part}"] = (
-                    torch.randn(width, generator=generator) * config.init_std
-                )
+                parameters[f"user.{part}"] = INIT_STD * torch.randn(width, generator=generator)
                 rows = torch.randn(self.schema.num_items, width, generator=generator)
-                parameters[f"item.{part}"] = rows * config.init_std
+                parameters[f"item.{part}"] = INIT_STD * rows
         for layer, (before, after) in enumerate(itertools.pairwise(config.tower)):
             parameters[f"tower{layer}.weight"] = glorot(before, after, generator)
             parameters[f"tower{layer}.bias"] = torch.zeros(after)
@@ -99,12 +95,9 @@ class Neumf(Model):
         weight = parameters["output.weight"]
         total = parameters["output.bias"]
         if config.factors:
-            user_weights = (parameters["user.factors"] * weight[:, : config.factors, 0]).unsqueeze(
-                -1
-            )
-            total = total + single_output(
-                gather_rows(parameters["item.factors"], rows), user_weights
-            )
+            product = parameters["user.factors"] * weight[:, : config.factors, 0]
+            items = gather_rows(parameters["item.factors"], rows)
+            total = total + single_output(items, product.unsqueeze(-1))
         if config.tower:
             parts = [
                 [parameters["user.tower"].unsqueeze(1)],

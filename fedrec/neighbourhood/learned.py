@@ -62,7 +62,7 @@ def predicted(
     *,
     prior: float = 0.0,
 ) -> np.ndarray:
-    """Equation 2, `float64 [rows]`; NaN where no neighbour was rated and there is no prior.
+    """Equation 2, `float64 [rows]`; the item's mean where no neighbour was rated.
 
     Args:
         similarity: `float64 [items, items]`.
@@ -78,7 +78,7 @@ def predicted(
     below = np.empty(len(users))
     _weighted_sums(similarity, *arrays, users, items, above, below)
     below += prior
-    return means[items] + np.divide(above, below, out=np.full(len(users), np.nan), where=below > 0)
+    return means[items] + np.divide(above, below, out=np.zeros(len(users)), where=below > 0)
 
 
 class Examples:
@@ -232,21 +232,13 @@ class Langevin:
         """The last point of the chain, a new array with the shape of the start, `float64 [...]`."""
         point = start.copy()
         for step in range(1, self.steps + 1):
-            point = self.stepped(point, gradient, step, random)
-        return point
-
-    def stepped(
-        self, point: np.ndarray, gradient: Gradient, step: int, random: np.random.Generator
-    ) -> np.ndarray:
-        """The point after a step (counted from 1), `float64 [...]` with the shape of `point`, which
-        is changed in place."""
-        rate = self.rate * step**-self.decay
-        change = gradient(point, random)
-        change *= rate / 2
-        point -= change
-        noise = random.standard_normal(point.shape)
-        noise *= np.sqrt(self.temperature * rate)
-        point += noise
+            rate = self.rate * step**-self.decay
+            change = gradient(point, random)
+            change *= rate / 2
+            point -= change
+            noise = random.standard_normal(point.shape)
+            noise *= np.sqrt(self.temperature * rate)
+            point += noise
         return point
 
 

@@ -9,17 +9,14 @@ from fedrec.neighbourhood.learned import (
     Bounds,
     Examples,
     Langevin,
-    initial_similarity,
     predicted,
 )
 from fedrec.neighbourhood.similarity import (
     Profiles,
-    co_raters,
     cosine,
     item_means,
     nearest,
     pearson,
-    shrunk,
 )
 
 # Predictions and gradients against autograd, Euler's identity and closed-form limits.
@@ -94,24 +91,12 @@ def test_predictions_and_their_scale(profiles, similarity):
     np.testing.assert_allclose(predicted(scaled, profiles, means, users, items), found, atol=1e-12)
 
 
-def test_equal_similarities_give_the_mean_deviation(profiles):
-    means = item_means(profiles)
-    own = profiles.centred(means)
-    ones = initial_similarity("constant", profiles, np.random.default_rng(0))
-    users = np.arange(15)
-    items = np.array(
-        [np.setdiff1d(np.arange(ITEMS), profiles.items[profiles.users == u])[0] for u in range(15)]
-    )
-    expected = means[items] + [own.values[own.users == user].mean() for user in range(15)]
-    np.testing.assert_allclose(predicted(ones, profiles, means, users, items), expected, atol=1e-12)
-
-
-def test_without_known_raters_the_result_is_nan_or_the_item_mean(profiles, similarity):
+def test_without_known_raters_the_result_is_the_item_mean(profiles, similarity):
     means = item_means(profiles)
     nobody = Profiles.of(1, ITEMS, *(np.empty(0, np.int64),) * 2, np.empty(0))
     zero = np.zeros(1, np.int64)
-    assert np.isnan(predicted(similarity, nobody, means, zero, zero)).all()
-    assert predicted(similarity, nobody, means, zero, zero, prior=1.0) == means[0]
+    for prior in (0.0, 1.0):
+        assert predicted(similarity, nobody, means, zero, zero, prior=prior) == means[0]
 
 
 def test_bounds_act_example_by_example(profiles, similarity):
@@ -136,16 +121,6 @@ def test_bounds_act_example_by_example(profiles, similarity):
 # The chain against a closed form, and against another sampler of the same posterior.
 
 
-def chain(langevin, start, gradient, random, *, burn_in):
-    """All points after a burn-in, of many chains in parallel."""
-    point, kept = start.copy(), []
-    for step in range(1, langevin.steps + 1):
-        point = langevin.stepped(point, gradient, step, random)
-        if step > burn_in:
-            kept.append(point.copy())
-    return np.concatenate(kept)
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
 def test_the_conjugate_limit(temperature):
     """Without the denominator the posterior of a row is normal; its mean and covariance are known,
@@ -154,12 +129,8 @@ def test_the_conjugate_limit(temperature):
     design, target = random.normal(size=(40, 3)), random.normal(size=40)
     precision = design.T @ design + 2 * np.eye(3)
     mean = np.linalg.solve(precision, design.T @ target)
-    points = chain(
-        Langevin(steps=600, rate=2e-3, decay=0.0, temperature=temperature),
-        np.zeros((500, 3)),
-        lambda s, _: s @ precision - design.T @ target,
-        random,
-        burn_in=300,
+    points = Langevin(steps=600, rate=2e-3, decay=0.0, temperature=temperature).sample(
+        np.zeros((8000, 3)), lambda s, _: s @ precision - design.T @ target, random
     )
     np.testing.assert_allclose(points.mean(0), mean, atol=0.02)
     # Euler steps of size h have the covariance (P (1 - h P / 4))^-1 exactly.
@@ -211,8 +182,10 @@ def test_the_posterior_of_similarities_is_that_of_elliptical_slice_sampling():
     means = item_means(profiles)
     examples, bounds = Examples(profiles, means), Bounds(low=1.0, high=5.0)
     everything, asked = np.arange(len(examples)), (np.arange(6), np.arange(6))
+    points = []
 
     def energy_gradient(similarity, _):
+        points.append(similarity.copy())
         return examples.gradient(similarity, everything, bounds)[0] + similarity
 
     def guesses(samples):
@@ -224,12 +197,9 @@ def test_the_posterior_of_similarities_is_that_of_elliptical_slice_sampling():
     slices = elliptical_slices(log_likelihood, lambda: random.normal(size=(6, 6)), 6000, random)[
         500::3
     ]
-    langevin, point, kept = Langevin(12_000, rate=0.02, decay=0.0), random.normal(size=(6, 6)), []
-    for step in range(1, langevin.steps + 1):
-        point = langevin.stepped(point, energy_gradient, step, random)
-        if step > 1000 and step % 6 == 0:
-            kept.append(point.copy())
-    one, other = guesses(slices), guesses(kept)
+    start = random.normal(size=(6, 6))
+    Langevin(12_000, rate=0.02, decay=0.0).sample(start, energy_gradient, random)
+    one, other = guesses(slices), guesses(points[1000::6])
     np.testing.assert_allclose(one.mean(0), other.mean(0), atol=0.12)
     np.testing.assert_allclose(one.std(0), other.std(0), atol=0.1, rtol=0.25)
 
@@ -297,16 +267,6 @@ def test_pearson_with_means_of_all_ratings(table):
 
     np.testing.assert_allclose(
         pearson(profiles_of(table), "all"), by_pairs(centred, ratio), atol=1e-12
-    )
-
-
-def test_shrinkage(table):
-    profiles = profiles_of(table)
-    rated = ~np.isnan(table)
-    both = rated.T.astype(float) @ rated
-    np.testing.assert_array_equal(co_raters(profiles), both)
-    np.testing.assert_allclose(
-        shrunk(np.ones((SIMILARITY_ITEMS, SIMILARITY_ITEMS)), both, 5.0), both / (both + 5)
     )
 
 

@@ -37,6 +37,7 @@ from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import caveats
 from fedrec.rng import NoiseSource, source_of
+from fedrec.sums.products import packed, unpacked
 
 Charge = Callable[[int, Event], None]
 
@@ -211,12 +212,7 @@ class NoisyReleases:
         diagonal, and sqrt(2) times the entries above it. So noise has its full standard deviation
         on the diagonal and 1 / sqrt(2) of it elsewhere.
         """
-        rows, columns = torch.triu_indices(total.shape[-1], total.shape[-1], device=total.device)
-        length = torch.where(rows == columns, 1.0, 2.0).double().sqrt()
-        noisy = self.tensor(name, total[..., rows, columns] * length) / length
-        matrices = torch.empty_like(total)
-        matrices[..., rows, columns] = matrices[..., columns, rows] = noisy
-        return matrices
+        return unpacked(self.tensor(name, packed(total)))
 
 
 def _event(plan: Plan, name: str, unfounded: str) -> Event:

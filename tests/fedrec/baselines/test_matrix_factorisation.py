@@ -169,17 +169,6 @@ def test_it_learns_tastes_of_users_it_knows_and_of_new_ones():
     assert np.allclose(made.scores(histories), made.user_rows @ made.items.T, atol=1e-6)
 
 
-def test_user_numbers_do_not_depend_on_the_order():
-    """The same users in reverse order get the same factors."""
-    histories = two_tastes()
-    made = Bprmf(BprmfConfig(factors=4, epochs=3))
-    made.fit(histories)
-    backwards = Histories(
-        30, histories.offsets, histories.items.reshape(40, 7)[::-1].ravel(), np.arange(39, -1, -1)
-    )
-    assert torch.allclose(made.scores(backwards).flip(0), made.scores(histories), atol=1e-6)
-
-
 def test_it_ranks_as_well_as_cornac(planted, monkeypatch):
     """Recall over five seeds with the same settings; cornac draws pairs with replacement."""
     models = pytest.importorskip("cornac.models")
@@ -364,15 +353,6 @@ def test_users_who_come_later(planted_of_svd):
     np.testing.assert_array_equal(predicted, model.predict(some(ratings, ~early), *late))
     alone = model.predict(some(ratings, ratings.users == 55), np.full(40, 55), np.arange(40))
     np.testing.assert_allclose(alone, predicted[200:240])
-
-
-def test_who_has_no_rating_gets_the_items_mean_level(planted_of_svd):
-    _, ratings = planted_of_svd
-    model = Svd(SvdConfig())
-    model.fit_ratings(some(ratings, ratings.users < 50))
-    nobody = Ratings(60, 40, *(np.zeros(0, np.int64),) * 2, np.zeros(0))
-    found = model.predict(nobody, np.full(40, 59), np.arange(40))
-    np.testing.assert_allclose(found, (model._mean + model._item_biases).clip(*model._range))
 
 
 def test_it_equals_surprise(planted_of_svd):

@@ -100,17 +100,6 @@ def test_scores_are_those_of_torch_nn_with_the_same_weights(kind, config):
 
 
 @both
-def test_clients_of_a_cohort_do_not_mix(kind, config):
-    model = made(kind, config)
-    drawn = [parameters_of(model, seed) for seed in (1, 2)]
-    joined = {name: torch.cat([one[name] for one in drawn]) for name in drawn[0]}
-    found = model.history_scores(joined, torch.stack([SEQUENCES, SEQUENCES.flip(0)]))
-    for place, sequences in enumerate((SEQUENCES, SEQUENCES.flip(0))):
-        alone = model.history_scores(drawn[place], sequences[None])
-        torch.testing.assert_close(found[place], alone[0])
-
-
-@both
 def test_a_user_without_items_has_no_preference(kind, config):
     model = made(kind, config)
     scores = model.history_scores(parameters_of(model), torch.full((1, 1, 4), -1))
@@ -272,12 +261,6 @@ def test_vectors_add_their_projection_to_the_embeddings_at_both_ends(kind, confi
         model.sequence_loss(parameters, SEQUENCES[None], counts, drawn),
         plain.sequence_loss(by_hand, SEQUENCES[None], counts, drawn),
     )
-
-
-@both
-def test_ratings_are_refused(kind, config):
-    with pytest.raises(ExperimentError, match="task = 'ranking'"):
-        kind(config, Schema(ITEMS, FeatureTable(ITEMS, ()), (), "rating"))
 
 
 def test_heads_divide_the_width():
