@@ -282,8 +282,7 @@ class GfCfConfig(LowRatedConfig):
     factors: Width = 256
     """Number of singular vectors of the ideal low-pass filter, at most all."""
     alpha: float = Field(default=0.3, ge=0)
-    """Weight of the ideal low-pass filter; with 0 the linear filter is alone, as in the authors'
-    code for Amazon-Book."""
+    """Weight of the ideal low-pass filter."""
 
 
 class GfCf(Baseline):
@@ -303,18 +302,15 @@ class GfCf(Baseline):
             sparse.diags_array(_inverse(users)) @ rows @ sparse.diags_array(_inverse(items))
         )
         self._filter = shares.astype(np.float32)
-        if self.config.alpha:
-            right = right_singular_vectors(shares, self.config.factors)
-            self._into = (_inverse(items)[:, None] * right.T).astype(np.float32)
-            self._out = torch.from_numpy((self.config.alpha * right * items).astype(np.float32))
+        right = right_singular_vectors(shares, self.config.factors)
+        self._into = (_inverse(items)[:, None] * right.T).astype(np.float32)
+        self._out = torch.from_numpy((self.config.alpha * right * items).astype(np.float32))
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Filtered histories, `float32 [users, items]`."""
         rows = histories.csr(low_rated=self.config.low_rated)
         scores = torch.from_numpy((rows @ self._filter.T @ self._filter).toarray())
-        if self.config.alpha:
-            scores += torch.from_numpy(rows @ self._into) @ self._out
-        return scores
+        return scores + torch.from_numpy(rows @ self._into) @ self._out
 
 
 def _inverse(roots: np.ndarray) -> np.ndarray:

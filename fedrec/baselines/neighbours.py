@@ -14,7 +14,7 @@ from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings, 
 from fedrec.config import Config
 from fedrec.data.interactions import LowRatedConfig
 from fedrec.metrics.ranks import best_items
-from fedrec.neighbourhood.learned import EVERY, Scale, predicted
+from fedrec.neighbourhood.learned import Scale, predicted
 from fedrec.neighbourhood.similarity import (
     Among,
     Profiles,
@@ -74,7 +74,7 @@ class Neighbours(RatingBaseline):
             similarity = shrunk(similarity, co_raters(profiles), config.shrinkage)
         if config.positive_only:
             similarity = np.maximum(similarity, 0.0)
-        self._similarity = nearest_items(similarity, config.neighbours or EVERY)
+        self._similarity = nearest_items(similarity, config.neighbours)
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`."""

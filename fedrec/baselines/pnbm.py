@@ -27,7 +27,6 @@ from fedrec.baselines.base import RatingBaseline, Ratings
 from fedrec.baselines.neighbours import ScaleConfig, profiles_of
 from fedrec.errors import ExperimentError
 from fedrec.neighbourhood.learned import (
-    EVERY,
     Bounds,
     Examples,
     Start,
@@ -97,7 +96,7 @@ class LearnedSimilarities(RatingBaseline):
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`; the item's mean without neighbours."""
         config = self.config
-        similarity = nearest(self.similarity, config.neighbours or EVERY)
+        similarity = nearest(self.similarity, config.neighbours)
         known_ratings = profiles_of(known)
         return config.clipped(
             predicted(similarity, known_ratings, self._means, users, items, prior=config.prior)

@@ -14,7 +14,7 @@ He et al.
 """
 
 import itertools
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -29,6 +29,7 @@ from fedrec.nn.layers import (
     Product,
     gather_rows,
     glorot,
+    kaiming,
     perceptron,
     single_output,
 )
@@ -39,6 +40,11 @@ class NeumfConfig(Config):
 
     factors: int = Field(default=16, ge=0, le=2**16)
     """Number of factors (width of the product); 0: no product."""
+    init_std: float = Field(default=INIT_STD, gt=0)
+    """Standard deviation of initial factors and embeddings."""
+    layers: Literal["glorot", "kaiming"] = "glorot"
+    """Initial weights of layers: uniform of variance 2 / (inputs + outputs), or 2 / inputs, which
+    keeps the size of signals through ReLU (He et al. 2015)."""
     tower: tuple[Width, ...] = (32, 16, 8)
     """Widths of the tower: of the two embeddings together (even), and of each layer; empty: no
     tower."""
@@ -68,21 +74,24 @@ class Neumf(Model):
         self._layers = range(max(0, len(config.tower) - 1))
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Normal rows, Glorot-uniform layers `[in, out]`, zero biases."""
+        """Normal rows, uniform layers `[in, out]`, zero biases."""
         config = self.config
         parameters = dict[str, Tensor]()
+        start = glorot if config.layers == "glorot" else kaiming
         widths = {"factors": config.factors, "tower": config.tower[0] // 2 if config.tower else 0}
         for part, width in widths.items():
             if width:
-                parameters[f"user.{part}"] = INIT_STD * torch.randn(width, generator=generator)
+                parameters[f"user.{part}"] = (
+                    torch.randn(width, generator=generator) * config.init_std
+                )
                 rows = torch.randn(self.schema.num_items, width, generator=generator)
-                parameters[f"item.{part}"] = INIT_STD * rows
+                parameters[f"item.{part}"] = rows * config.init_std
         for layer, (before, after) in enumerate(itertools.pairwise(config.tower)):
-            parameters[f"tower{layer}.weight"] = glorot(before, after, generator)
+            parameters[f"tower{layer}.weight"] = start(before, after, generator)
             parameters[f"tower{layer}.bias"] = torch.zeros(after)
         last = config.factors + (config.tower[-1] if config.tower else 0)
         return parameters | {
-            "output.weight": glorot(last, 1, generator),
+            "output.weight": start(last, 1, generator),
             "output.bias": torch.zeros(1),
         }
 
@@ -96,8 +105,8 @@ class Neumf(Model):
         total = parameters["output.bias"]
         if config.factors:
             product = parameters["user.factors"] * weight[:, : config.factors, 0]
-            items = gather_rows(parameters["item.factors"], rows)
-            total = total + single_output(items, product.unsqueeze(-1))
+            item_rows = gather_rows(parameters["item.factors"], rows)
+            total = total + single_output(item_rows, product.unsqueeze(-1))
         if config.tower:
             parts = [
                 [parameters["user.tower"].unsqueeze(1)],

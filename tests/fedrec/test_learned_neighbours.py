@@ -8,7 +8,7 @@ import torch
 from fedrec.neighbourhood.learned import (
     Bounds,
     Examples,
-    Langevin,
+    langevin,
     predicted,
 )
 from fedrec.neighbourhood.similarity import (
@@ -129,9 +129,10 @@ def test_the_conjugate_limit(temperature):
     design, target = random.normal(size=(40, 3)), random.normal(size=40)
     precision = design.T @ design + 2 * np.eye(3)
     mean = np.linalg.solve(precision, design.T @ target)
-    points = Langevin(steps=600, rate=2e-3, decay=0.0, temperature=temperature).sample(
-        np.zeros((8000, 3)), lambda s, _: s @ precision - design.T @ target, random
-    )
+    points = langevin(
+        np.zeros((8000, 3)), lambda s, _: s @ precision - design.T @ target, random,
+        steps=600, rate=2e-3, decay=0.0, temperature=temperature,
+    )  # fmt: skip
     np.testing.assert_allclose(points.mean(0), mean, atol=0.02)
     # Euler steps of size h have the covariance (P (1 - h P / 4))^-1 exactly.
     expected = temperature * np.linalg.inv(precision @ (np.eye(3) - 2e-3 / 4 * precision))
@@ -141,14 +142,17 @@ def test_the_conjugate_limit(temperature):
 def test_noise_and_steps_have_the_scale_of_the_schedule():
     """Without an energy a chain is a random walk of variance rho eta_1 sum of t^-xi."""
     random, steps = np.random.default_rng(1), 50
-    langevin = Langevin(steps, rate=0.3, decay=0.3, temperature=0.09)
-    found = langevin.sample(np.zeros(200_000), lambda x, _: np.zeros_like(x), random)
+    found = langevin(
+        np.zeros(200_000), lambda x, _: np.zeros_like(x), random,
+        steps=steps, rate=0.3, decay=0.3, temperature=0.09,
+    )  # fmt: skip
     expected = 0.09 * 0.3 * (np.arange(1, steps + 1) ** -0.3).sum()
     assert found.var() == pytest.approx(expected, rel=0.02)
     assert abs(found.mean()) < 5 * np.sqrt(expected / 200_000)
-    drift = Langevin(3, rate=0.1, decay=1.0, temperature=1e-30).sample(
-        np.ones(1), lambda x, _: np.ones_like(x), random
-    )
+    drift = langevin(
+        np.ones(1), lambda x, _: np.ones_like(x), random,
+        steps=3, rate=0.1, decay=1.0, temperature=1e-30,
+    )  # fmt: skip
     assert drift[0] == pytest.approx(1 - 0.05 * (1 + 1 / 2 + 1 / 3))
 
 
@@ -198,7 +202,7 @@ def test_the_posterior_of_similarities_is_that_of_elliptical_slice_sampling():
         500::3
     ]
     start = random.normal(size=(6, 6))
-    Langevin(12_000, rate=0.02, decay=0.0).sample(start, energy_gradient, random)
+    langevin(start, energy_gradient, random, steps=12_000, rate=0.02, decay=0.0)
     one, other = guesses(slices), guesses(points[1000::6])
     np.testing.assert_allclose(one.mean(0), other.mean(0), atol=0.12)
     np.testing.assert_allclose(one.std(0), other.std(0), atol=0.1, rtol=0.25)

@@ -363,19 +363,6 @@ def test_segments_and_negatives_are_drawn_uniformly():
     )
 
 
-def test_a_session_too_short_for_a_segment_offers_none():
-    """11 items by at most 5: sessions of 3, 4 and 4. Segments of two items come from the sessions
-    of 4 by half."""
-    layout = ViewLayout(session=5, item_negatives=1, segment=2, segment_negatives=3)
-    for (_, _, _), segments in parts(
-        draw_views(np.arange(11), layout, 50, 12, np.random.default_rng(0)), layout
-    ):
-        assert {len(segment) for segment in segments} in ({1}, {2})
-        assert all(
-            not (segment[0] < edge <= segment[-1]) for segment in segments for edge in (3, 7)
-        )
-
-
 def test_one_item_and_a_whole_catalogue_give_no_view():
     for items in (1, 10):
         views = draw_views(np.arange(items), VIEWS_LAYOUT, 3, 10, np.random.default_rng(0))

@@ -34,6 +34,7 @@ from fedrec.sums.products import (
     transition_weights,
     transitions,
 )
+from tests.fedrec.baselines.histories import spent
 
 # Weights from Gram matrices: only directions that the matrix has are kept.
 
@@ -363,7 +364,7 @@ def test_the_baseline_takes_features_and_refuses_to_do_without(features_of_subsp
     for baseline in (with_features, plain):
         baseline.fit(histories(features_of_subspace))
         assert baseline.scores(histories(features_of_subspace)).isfinite().all()
-    assert with_features.spent(80).epsilon == plain.spent(80).epsilon <= 5.0
+    assert spent(with_features, 80).epsilon == spent(plain, 80).epsilon <= 5.0
     quiet = {"noise": False, "regularisation": 50.0, "clip_norm": 1e9}
     exact = [
         DpGram(DpGramConfig(**{**settings, **quiet, "public_features": on})) for on in (True, False)

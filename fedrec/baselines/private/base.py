@@ -29,13 +29,11 @@ from torch import Tensor
 from fedrec.baselines.base import Baseline, Histories, Sparse
 from fedrec.config import Config
 from fedrec.data.interactions import LowRatedConfig
-from fedrec.privacy.accounting.accountant import Accountant, Report
-from fedrec.privacy.accounting.events import DEFAULT_BACKEND, Event, NonPrivate
+from fedrec.privacy.accounting.events import Event, NonPrivate
 from fedrec.privacy.accounting.sampling import Adjacency, Contributions
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
-from fedrec.privacy.statement import caveats
 from fedrec.rng import NoiseSource, source_of
 from fedrec.sums.products import packed, unpacked
 
@@ -142,15 +140,6 @@ class PrivateBaseline(Baseline):
             )
             for kind in kinds
         }
-
-    def spent(self, users: int) -> Report:
-        """Total cost of all releases by the accountant; infinite without noise."""
-        accountant = Accountant(DEFAULT_BACKEND)
-        plans = self.plans(users)
-        for kind in self.parts():
-            accountant.step(_event(plans[kind.name], kind.name, kind.unfounded), kind.releases)
-        texts = dict.fromkeys(text for plan in plans.values() for text in caveats(plan))
-        return accountant.epsilon(self.config.delta, attack=self.config.noise, caveats=texts)
 
     def releases(self, users: int) -> NoisyReleases:
         """The releases of one fit."""

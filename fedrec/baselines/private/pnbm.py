@@ -220,7 +220,7 @@ class DppsPnbm(LearnedSimilarities):
         self, start: np.ndarray, profiles: Profiles, random: np.random.Generator
     ) -> np.ndarray:
         """Run algorithm 2."""
-        similarity = self.config.chain().sample(start, self.gradient(profiles), random)
+        similarity = self.config.sampled(start, self.gradient(profiles), random)
         np.fill_diagonal(similarity, 0.0)
         return similarity
 

@@ -10,7 +10,7 @@ from fedrec.baselines.neighbours import ScaleConfig, profiles_of, user_deviation
 from fedrec.baselines.pnbm import check_divergence
 from fedrec.config import Width
 from fedrec.errors import ExperimentError
-from fedrec.neighbourhood.learned import Gradient, Langevin, means_of, rating_sums, scaled
+from fedrec.neighbourhood.learned import Gradient, langevin, means_of, rating_sums, scaled
 from fedrec.neighbourhood.similarity import Profiles, item_means
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
@@ -285,9 +285,12 @@ class PosteriorConfig(ScaleConfig):
         """Factor on the log of the posterior."""
         return 1.0 if self.epsilon is None else self.epsilon / (4 * self.most_error)
 
-    def chain(self) -> Langevin:
-        """The Langevin chain of these settings."""
-        return Langevin(self.steps, self.learning_rate, self.decay, self.temperature)
+    def sampled(
+        self, start: np.ndarray, gradient: Gradient, random: np.random.Generator
+    ) -> np.ndarray:
+        """The last point of a Langevin chain with these settings, in the shape of the start."""
+        rates = {"rate": self.learning_rate, "decay": self.decay, "temperature": self.temperature}
+        return langevin(start, gradient, random, steps=self.steps, **rates)
 
     def stated(self, *more: str) -> Stated | None:
         """Stated and exact privacy of a sample under these settings, with additional caveats."""
@@ -344,7 +347,7 @@ class DppsMf(RatingBaseline):
         self._means = item_means(profiles)
         rows = ratings.num_users + ratings.num_items
         start = random.normal(0, _INIT_STD, (rows, config.factors))
-        factors = config.chain().sample(start, self.gradient(profiles), random)
+        factors = config.sampled(start, self.gradient(profiles), random)
         check_divergence(factors)
         self.items = factors[ratings.num_users :]
 

@@ -9,8 +9,6 @@ from torch.nn import functional as F
 from fedrec.baselines.base import Histories
 from fedrec.baselines.central import (
     Central,
-    CentralAe,
-    CentralAeConfig,
     CentralConfig,
     CentralMf,
     CentralNeumf,
@@ -104,11 +102,6 @@ def test_new_users_are_folded_in_by_their_items(taste):
     torch.testing.assert_close(alone, torch.cat([lower, upper], 1)[[5]], atol=1e-4, rtol=1e-4)
 
 
-def test_models_of_features_and_histories_have_no_rows_and_need_no_test_users():
-    for name in ("privrec", "vae"):
-        assert not Central(CentralConfig.parse({"model": {"name": name}})).transductive
-
-
 def test_the_learning_rate_falls_to_its_last_value():
     """Steps of Adam on x: the gradient is 1, and so is the length of a step over its rate."""
     point = torch.zeros(1).requires_grad_()
@@ -156,20 +149,6 @@ def test_users_without_items_neither_train_nor_fail(taste):
         model.fit(histories)
     assert torch.equal(models[0].scores(taste), models[1].scores(taste))
     assert models[1].scores(longer).isfinite().all()
-
-
-def test_an_autoencoder_has_no_distribution_of_codes(taste):
-    """It has no divergence term, and its network has no layer of variances."""
-    with pytest.raises(ExperimentError, match="beta"):
-        CentralAeConfig.parse({"beta": 0.5})
-    model = CentralAe(CentralAeConfig(hidden=8, latent=2, epochs=1))
-    model.fit(taste)
-    variational = CentralVae(CentralVaeConfig(hidden=8, latent=2, epochs=1))
-    variational.fit(taste)
-    assert set(variational.parameters) - set(model.parameters) == {
-        "log-variance.weight",
-        "log-variance.bias",
-    }
 
 
 # LightGCN against PyTorch Geometric, the dense formula, automatic differentiation and matrix
@@ -243,19 +222,6 @@ def test_the_gradient_is_that_of_automatic_differentiation(liked):
     expected = torch.autograd.grad(loss, first)[0]
     found = model._gradient(first.detach().float(), rows)
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_it_beats_popularity_and_serves_folded_in_users(planted):
-    known = planted.known
-    popular = torch.from_numpy(np.bincount(known.items, minlength=200).astype(np.float32)).expand(
-        600, -1
-    )
-    scores = fitted_of_lightgcn(known, epochs=40, factors=16).scores(known)
-    half = fitted_of_lightgcn(
-        known.take(np.arange(0, 600, 2)), epochs=80, factors=16, unseen_users="fold-in"
-    ).scores(known)
-    assert planted.recall(scores) > planted.recall(half) > planted.recall(popular) + 0.03
 
 
 @pytest.mark.parametrize("layers", [0, 1, 3])
@@ -352,24 +318,6 @@ def test_logits_by_hand(taste):
     assert model.scores(taste)[7, 11].item() == pytest.approx(float(expected), rel=1e-5, abs=1e-6)
 
 
-def test_gmf_with_equal_weights_is_mf(taste):
-    """With h = 1 the logits, and the gradients of rows, are those of MF."""
-    gmf, mf = (
-        fitted_of_neumf(baseline, taste, epochs=1, factors=4) for baseline in (Gmf, CentralMf)
-    )
-    gmf.shared |= {
-        "h": torch.ones(4),
-        "b": mf.shared["b"],
-        "items": mf.shared["items"],
-    }
-    rows = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    items = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11], [0, 0, 0]])
-    losses = [model.batch_loss(rows, items, np.arange(5)) for model in (gmf, mf)]
-    gradients = [torch.autograd.grad(loss, rows)[0] for loss in losses]
-    torch.testing.assert_close(losses[0], losses[1])
-    torch.testing.assert_close(gradients[0], gradients[1])
-
-
 def test_a_batchs_loss_is_cross_entropy(taste):
     model = fitted_of_neumf(CentralNeumf, taste, epochs=1, regularisation=0.3)
     rows, items = torch.from_numpy(model.user_rows[:2]), torch.tensor([[0, 5, 9], [11, 2, 3]])
@@ -388,20 +336,6 @@ def test_users_without_items_get_the_mean_row(taste):
     np.testing.assert_allclose(
         model.folded_in(nobody), np.tile(model.user_rows.mean(0), (2, 1)), rtol=1e-6
     )
-
-
-@pytest.mark.parametrize(
-    ("baseline", "settings", "word"),
-    [
-        (CentralNeumf, {"factors": 0, "tower": []}, "set factors or tower"),
-        (CentralNeumf, {"tower": [5, 3]}, "even width"),
-        (Mlp, {"factors": 4}, "factors"),
-        (Gmf, {"tower": [8, 4]}, "tower"),
-    ],
-)
-def test_shapes_that_are_refused(baseline, settings, word):
-    with pytest.raises(ExperimentError, match=word):
-        baseline.Config.parse(settings)
 
 
 @pytest.mark.slow

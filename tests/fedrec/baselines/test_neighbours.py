@@ -114,18 +114,6 @@ def test_fallback_and_clipping_by_hand():
         assert model.predict(train, user, item) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("config", "settings", "match"),
-    [
-        (NeighboursConfig, {"scale": [5.0, 1.0]}, "scale"),
-        (DpsgdPnbmConfig, {"floor": 0.0}, "floor"),
-    ],
-)
-def test_wrong_settings_are_named(config, settings, match):
-    with pytest.raises(ExperimentError, match=match):
-        config.parse(settings)
-
-
 def test_divergence_is_refused():
     train, _ = planted()
     model = CentralPnbm(CentralPnbmConfig(epochs=300, batch=10, learning_rate=1e300))
@@ -145,17 +133,6 @@ def fitted(baseline, config, liked):
     model = baseline(config)
     model.fit(liked)
     return model
-
-
-@pytest.mark.parametrize("metric", SKLEARN)
-def test_similarities_are_those_of_scikit_learn(metric, liked, others):
-    distances = pytest.importorskip("sklearn.metrics").pairwise_distances
-    rows, columns = others.csr(), liked.csr()
-    name, of = SKLEARN[metric]
-    expected = of(
-        distances(rows.toarray().astype(float), columns.toarray().astype(float), metric=name)
-    )
-    np.testing.assert_allclose(similarities(rows, columns.T.tocsr(), metric), expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("metric", SKLEARN)
@@ -194,16 +171,6 @@ def test_item_scores_are_those_of_implicit(liked, others):
     both = (found > 0) & (similar.T > 0)
     assert both.sum() > 0.9 * (found > 0).sum()  # the rest are ties
     np.testing.assert_allclose(found[both], similar.T[both], atol=1e-6)
-
-
-@pytest.mark.parametrize("metric", SKLEARN)
-def test_user_scores_by_hand(metric, liked, others):
-    """All users as neighbours: scores are plain sums of positive similarities."""
-    ours = fitted(UserKnn, UserKnnConfig(neighbours=10_000, metric=metric), liked)
-    weights = np.maximum(similarities(others.csr(), liked.csr().T.tocsr(), metric), 0)
-    np.testing.assert_allclose(
-        ours.scores(others).numpy(), weights @ liked.csr().toarray(), rtol=1e-5, atol=1e-5
-    )
 
 
 def test_shrinkage_prefers_similarities_that_rest_on_more():

@@ -287,19 +287,6 @@ class TestEdges:
             RankedBlock(scores, **masks, ks=(0,))
 
 
-def test_a_known_positive_is_no_item_that_a_whole_list_misses():
-    """A held-out item that is also a training item cannot be in a list: recall's denominator counts
-    only the other one."""
-    scores = torch.tensor([[0.9, 0.8, 0.1]])
-    masks = {
-        "seen": torch.tensor([[True, True, False]]),
-        "known": torch.tensor([[True, False, False]]),
-        "relevant": torch.tensor([[True, True, False]]),
-    }
-    found = ranking_metrics(scores, **masks, ks=(1,))
-    assert found["recall@1"].item() == found["ndcg@1"].item() == found["map@1"].item() == 1.0
-
-
 def test_a_masked_positive_counts_as_missed():
     """One of two held-out items is masked: recall's denominator counts both, and the list contains
     only the other."""

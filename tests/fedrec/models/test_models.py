@@ -9,7 +9,6 @@ from torch.distributions import Independent, Multinomial, Normal, kl_divergence
 from torch.nn import functional as F
 
 from clients.node import Node
-from clients.one_client import update_of
 from fedrec.baselines.central import CentralNeumf, CentralNeumfConfig
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Schema
@@ -19,7 +18,7 @@ from fedrec.models.metamf import MetaMf, MetaMfConfig, generate
 from fedrec.models.mf import Mf, MfConfig
 from fedrec.models.vae import Ae, AeConfig, Draw, Prior, Vae, VaeConfig, divergence
 from fedrec.protocol.client_arrays import ItemRequests
-from fedrec.rng import stream, torch_stream
+from fedrec.rng import torch_stream
 
 # The autoencoder against an implementation with `nn.Linear`.
 
@@ -268,36 +267,6 @@ def test_logits_are_those_of_the_centralised_model(pair, factors, tower):
     stacked = {name: value.unsqueeze(0) for name, value in start.items()}
     found = node.model.scores(stacked, ())[0]
     torch.testing.assert_close(found, central.joined_logits(user, items))
-
-
-@pytest.mark.parametrize(("factors", "tower"), PARTS)
-def test_one_clients_step_is_the_gradient_of_the_centralised_loss(pair, factors, tower):
-    """All examples of a client in one batch, against automatic differentiation of the baseline's
-    cross-entropy."""
-    node, start, central, user, items = pair(factors, tower)
-    step, data = node.step(node.experiment.step), node.population.client(int(node.training[0]))
-    own, labels = step._examples(data, stream(0, "client", data.client, 1))
-    user, items = user.requires_grad_(), items.requires_grad_()
-    central.shared = {name: value.requires_grad_() for name, value in central.shared.items()}
-    logits = central.joined_logits(user, items[torch.from_numpy(own)])
-    torch.nn.functional.binary_cross_entropy_with_logits(
-        logits, torch.from_numpy(labels).double()
-    ).backward()
-    delta = update_of(step, start, data, stream(0, "client", data.client, 1)).delta
-    rate, wide = step.config.learning_rate, factors
-    parts = [
-        (name, piece) for name, piece in (("factors", slice(0, wide)), ("tower", slice(wide, None)))
-    ]
-    for part, piece in parts:
-        if f"user.{part}" in delta:
-            torch.testing.assert_close(delta[f"user.{part}"], -rate * user.grad[piece])
-            torch.testing.assert_close(delta[f"item.{part}"], -rate * items.grad[:, piece])
-    grads = {name: value.grad for name, value in central.shared.items()}
-    torch.testing.assert_close(delta["output.weight"][:, 0], -rate * grads["h"])
-    torch.testing.assert_close(delta["output.bias"][0], -rate * grads["b"])
-    for n in range(max(0, len(tower) - 1)):
-        torch.testing.assert_close(delta[f"tower{n}.weight"], -rate * grads[f"W{n}"].T)
-        torch.testing.assert_close(delta[f"tower{n}.bias"], -rate * grads[f"b{n}"])
 
 
 @pytest.mark.parametrize(("factors", "tower"), [(0, []), (4, [5, 3]), (4, [6])])
