@@ -272,8 +272,8 @@ class ExamplesBaseline(UserRowsBaseline):
 
     @abstractmethod
     def batch_loss(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
-        """Mean over a batch's liked pairs of the sum of their losses, with the penalty; arguments
-        as in `logits`, the liked item of a row first."""
+        """Mean over a batch's liked pairs of the sum of their losses, with the penalty, a number;
+        rows `[n, width]`, items `int64 [n, B]`, the liked one of a row first, users `int64 [n]`."""
 
     def losses(self, predictions: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         """Weighted sum of the losses of examples, `[n, B]` each: the cross-entropy of logits."""

@@ -19,7 +19,7 @@ from fedrec.data.client_data import draw_negatives
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Schema
 from fedrec.models.base import HistoryForm, HistoryModel, Parameters
-from fedrec.nn.functions import catalogue_cross_entropy, recurrent_states, sampled_cross_entropy
+from fedrec.nn.functions import catalogue_cross_entropy, recurrent_states
 from fedrec.nn.layers import ItemVectors, affine, attended, gather_rows, normalised
 
 # What models of sequences have in common: item embeddings, hidden states of the places of a
@@ -201,22 +201,15 @@ class SequenceModel(HistoryModel):
         these and then of the sequence."""
         others, sequence = embedded.split((drawn, embedded.shape[2] - drawn), 2)
         states = self._states(parameters, sequence[:, :, :-1], counts, masks)
-        targets = sequence[:, :, 1:]
+        wanted = (states * sequence[:, :, 1:]).sum(-1)
         real = _weighted(states, counts, weights)
         if self.config.loss == "binary":
-            wanted = (states * targets).sum(-1)
             others = others.unflatten(2, (states.shape[2], -1))
             refused = F.softplus((others * states.unsqueeze(3)).sum(-1)).mean(-1)
             return ((F.softplus(-wanted) + refused) * real).sum((1, 2))
         scale = math.log((self.schema.num_items - 1) / drawn)
-        losses = sampled_cross_entropy(
-            states.flatten(0, 1),
-            targets.flatten(0, 1),
-            others.flatten(0, 1),
-            scale,
-            real.flatten(0, 1),
-        )
-        return losses.view(counts.shape).sum(1)
+        refused = (states @ others.mT).logsumexp(-1) + scale
+        return ((torch.logaddexp(refused, wanted) - wanted) * real).sum((1, 2))
 
     def training_loss(
         self, parameters: Parameters, histories: Tensor, generator: torch.Generator, beta: float

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions with gradients of their own: states of gated recurrent units, and cross-entropies of
-softmaxes."""
+"""Functions with gradients of their own: states of gated recurrent units, and the cross-entropy of
+a softmax."""
 
 from typing import Any
 
@@ -90,8 +90,7 @@ class _States(torch.autograd.Function):
         return to_given, to_weight, to_bias, None
 
 
-# Cross-entropies of softmaxes, over a catalogue without the logits of all examples in memory, and
-# over drawn items.
+# The cross-entropy of a softmax over a catalogue without the logits of all examples in memory.
 #
 #     loss = sum over examples n of w_n (log(sum over items j of exp(h_n . e_j)) - h_n . e_t(n))
 #
@@ -150,26 +149,6 @@ class _CatalogueCrossEntropy(torch.autograd.Function):
         scale = gradients[0][:, None, None]
         of_hidden, of_table = ctx.saved_tensors
         return of_hidden * scale, of_table * scale, None, None
-
-
-def sampled_cross_entropy(
-    hidden: Tensor, wanted: Tensor, drawn: Tensor, scale: float, weights: Tensor
-) -> Tensor:
-    """Weighted cross-entropy of wanted items among themselves and drawn ones.
-
-    Args:
-        hidden: `[C, N, d]`, the hidden states of N examples of each client.
-        wanted: `[C, N, d]`, the embeddings of their targets.
-        drawn: `[C, D, d]`, those of drawn items, the same for all examples of a client.
-        scale: logarithm of what the sum of the drawn items' exponentials is multiplied by.
-        weights: `[C, N]`, without gradient.
-
-    Returns:
-        `[C]`, in nats.
-    """
-    chosen = (hidden * wanted).sum(2)
-    others = torch.bmm(hidden, drawn.mT).logsumexp(2) + scale
-    return (weights * (torch.logaddexp(others, chosen) - chosen)).sum(1)
 
 
 def _parts(hidden: Tensor, table: Tensor) -> list[slice]:

@@ -288,7 +288,8 @@ class PosteriorConfig(ScaleConfig):
     def sampled(
         self, start: np.ndarray, gradient: Gradient, random: np.random.Generator
     ) -> np.ndarray:
-        """The last point of a Langevin chain with these settings, in the shape of the start."""
+        """The last point of a Langevin chain with these settings, `float64 [...]` with the shape of
+        the start."""
         rates = {"rate": self.learning_rate, "decay": self.decay, "temperature": self.temperature}
         return langevin(start, gradient, random, steps=self.steps, **rates)
 

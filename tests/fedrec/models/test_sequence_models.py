@@ -166,17 +166,18 @@ def test_the_binary_loss_is_equation_7():
     torch.testing.assert_close(found, expected.detach()[None])
 
 
-def test_drawing_all_other_items_gives_the_softmax():
-    """Of one place, whose sum of exponentials is then not scaled."""
-    sampled = made(*KINDS[0], dropout=0.0, loss="sampled-softmax", negatives=ITEMS - 1)
-    whole = made(*KINDS[0], dropout=0.0)
-    parameters = parameters_of(whole)
-    rows = torch.tensor([[[3, 8]]])
-    others = torch.tensor([[[item for item in range(ITEMS) if item != 8]]])
-    found = sampled.sequence_loss(parameters, rows, torch.tensor([[1]]), others)
-    none = torch.empty(1, 1, 0, dtype=torch.int64)
-    expected = whole.sequence_loss(parameters, rows, torch.tensor([[1]]), none)
-    torch.testing.assert_close(found, expected)
+def test_the_sampled_softmax_is_a_cross_entropy_of_shifted_logits():
+    model = made(*KINDS[0], dropout=0.0, loss="sampled-softmax", negatives=4)
+    parameters = parameters_of(model)
+    table = parameters["item.id"][0]
+    negatives = torch.tensor([[[1, 2, 4, 6]]])
+    found = model.sequence_loss(parameters, SEQUENCES[None, :1], torch.tensor([[3]]), negatives)
+    states = sasrec_states(parameters, SEQUENCES[0, :-1])
+    wanted = (states * table[SEQUENCES[0, 1:]]).sum(1, keepdim=True)
+    others = states @ table[negatives[0, 0]].T + math.log((ITEMS - 1) / 4)
+    first = torch.zeros(3, dtype=torch.int64)
+    expected = F.cross_entropy(torch.cat([wanted, others], 1), first, reduction="sum")
+    torch.testing.assert_close(found, expected.detach()[None])
 
 
 @pytest.mark.parametrize("loss", ["binary", "sampled-softmax"])
