@@ -276,12 +276,14 @@ def test_all_releases_together_cost_epsilon(name, adjacency):
     """Gaussian parameters mu = sensitivity / sigma add in squares, over kinds and steps; delta is
     that of one release of their sum. The cost of cohorts has tests of its own."""
     system = made(name, epsilon=3.0, adjacency=adjacency)
-    plans, total = system.plans(1000), 0.0
+    plans, costs = system.plans(1000), {}
     for part in system.parts():
         factor = 2.0 if part.contributions == "signed" else math.sqrt(2)
         moved = part.clip_norm * (1.0 if adjacency == "add-remove" else factor)
-        total += part.releases * (moved / plans[part.name].noise_scale) ** 2
-    assert sum(part.share for part in system.parts()) == pytest.approx(1)
+        costs[part.name] = part.releases * (moved / plans[part.name].noise_scale) ** 2
+    total = sum(costs.values())
+    shares = {part.name: part.share * total for part in system.parts()}
+    assert costs == pytest.approx(shares) and sum(shares.values()) == pytest.approx(total)
     mu = math.sqrt(total)
     delta = norm.cdf(mu / 2 - 3 / mu) - math.exp(3) * norm.cdf(-mu / 2 - 3 / mu)
     assert delta == pytest.approx(1e-5, rel=0.03)
