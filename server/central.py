@@ -3,8 +3,7 @@
 folder.
 
 A resumed run continues with the next system. A private system that was interrupted while it was
-fitted is fitted again. In mode `reproducible` the noise is then the same, so it is the same release
-and costs nothing more; in mode `secure` the noise differs, and the release is charged again.
+fitted is fitted again, with the same noise: it is the same release and costs nothing more.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from fedrec.errors import ExperimentError
 from fedrec.evaluation.central import (
     CentralEvaluation,
     make_baseline,
-    replacement,
     stated_privacy,
 )
 from fedrec.evaluation.tables import Evaluated
@@ -66,7 +64,7 @@ def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict
             try:
                 saved = _measured(run, evaluation, label, options, callback_list)
             except TooLarge as error:
-                systems += [(name, {}) for name in replacement(label, error, settings, log.warning)]
+                log.warning("baseline %s is left out: %s", label, error.got)
                 continue
         # a baseline without rating predictions has no metrics in rating experiments
         if saved["metrics"]:
@@ -151,8 +149,8 @@ def _measured(
     baseline = make_baseline(label, options, seed=experiment.seed, device=device)
     ledger = None
     if isinstance(baseline, PrivateBaseline):
-        ledger = Ledger(run.baseline_folder(label) / LEDGER, baseline.config.backend)
-        baseline.charge = _charging(ledger, again=baseline.config.mode == "secure")
+        ledger = Ledger(run.baseline_folder(label) / LEDGER)
+        baseline.charge = _charging(ledger)
     seconds: dict[str, float] = {}
     evaluated = Evaluated.joined([])
     if evaluation.takes(baseline):
@@ -178,9 +176,9 @@ def _evaluation(experiment: Experiment) -> CentralEvaluation:
     return CentralEvaluation(population, settings, clients=clients)
 
 
-def _charging(ledger: Ledger, *, again: bool) -> Callable[[int, Event], None]:
-    """A function that charges releases; `again`: also one that was charged before."""
-    charged = set() if again else {(line.round_number, line.event) for line in ledger.charges}
+def _charging(ledger: Ledger) -> Callable[[int, Event], None]:
+    """A function that charges releases that were not charged before."""
+    charged = {(line.round_number, line.event) for line in ledger.charges}
 
     def charge(number: int, event: Event) -> None:
         if (number, event) not in charged:
@@ -192,9 +190,7 @@ def _charging(ledger: Ledger, *, again: bool) -> Callable[[int, Event], None]:
 def _account(label: str, ledger: Ledger, baseline: PrivateBaseline) -> dict[str, Any]:
     """Privacy cost of a private baseline by its ledger, as JSON values."""
     report: Report = ledger.spent(baseline.config.delta)
-    line = f"{label}: {sentence(report, baseline.config.adjacency)}"
-    if baseline.config.mode == "reproducible":
-        line = f"{line} {SIMULATION}"
+    line = f"{label}: {sentence(report, baseline.config.adjacency)} {SIMULATION}"
     return {
         "epsilon": finite(report.epsilon),
         "delta": report.delta,

@@ -610,10 +610,10 @@ def _baselines(epsilon: float | None, facts: TableFacts) -> list[Any]:
 
 
 def _strongest(facts: TableFacts) -> list[Any]:
-    """EASE; iALS, which stands in for it, for large catalogues; neither of too many rows."""
+    """EASE, or iALS for large catalogues; not of too many rows."""
     if facts.items <= _EASE_ITEMS:
         return ["ease"]
-    return [] if facts.rows > MOST_ROWS else [{"name": "ease", "max-items": _EASE_ITEMS}]
+    return [] if facts.rows > MOST_ROWS else ["ials"]
 
 
 def _name(path: Path) -> str:

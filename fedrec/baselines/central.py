@@ -12,9 +12,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings
+from fedrec.baselines.base import Baseline, Histories
 from fedrec.baselines.training import (
-    ExampleBatch,
     ExamplesBaseline,
     ExamplesConfig,
     TrainingConfig,
@@ -22,7 +21,7 @@ from fedrec.baselines.training import (
 )
 from fedrec.components.registry import MODEL, resolve
 from fedrec.config import Width
-from fedrec.data.features import FeatureNames, FeatureTable
+from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Schema, last_items
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
@@ -32,7 +31,6 @@ from fedrec.models.sequential import SequenceModel
 from fedrec.models.vae import Ae, Vae, VaeConfig
 from fedrec.nn.layers import glorot
 from fedrec.rng import stream, torch_stream
-from fedrec.runtime.ragged import within_groups
 
 # NeuMF (He et al., Neural Collaborative Filtering, WWW 2017): a product of factors and a tower of
 # layers, joined.
@@ -106,21 +104,12 @@ class CentralNeumf(ExamplesBaseline):
             users: `[..., width]`, rows of users.
             items: `[..., width]`, rows of items.
         """
-        parameters = self.shared
         width = self.config.factors
-        total = parameters["b"]
+        total = self.shared["b"]
         if width:
             weighted = users[..., :width] * self._product_weights()
             total = total + (weighted * items[..., :width]).sum(-1)
-        if self.config.tower:
-            # The first layer of a pair is a sum of one of the user and one of the item, each
-            # computed once.
-            left, right = parameters["W0"].split(self.config.tower[0] // 2, dim=1)
-            hidden = users[..., width:] @ left.T + items[..., width:] @ right.T + parameters["b0"]
-            for layer in range(1, len(self.config.tower) - 1):
-                hidden = hidden.relu() @ parameters[f"W{layer}"].T + parameters[f"b{layer}"]
-            total = total + hidden.relu() @ parameters["h"][width:]
-        return total
+        return total + self._tower_logits(users, items) if self.config.tower else total
 
     @torch.no_grad()
     def scores(self, histories: Histories) -> Tensor:
@@ -131,14 +120,15 @@ class CentralNeumf(ExamplesBaseline):
         product = (users[:, :width] * self._product_weights()) @ items[:, :width].T
         if not self.config.tower:
             return product + self.shared["b"]
-        block = max(1, _CELLS_AT_ONCE // histories.num_items)
-        return torch.cat([self._tower_logits(some, items) for some in users.split(block)]) + product
+        block = users.split(max(1, _CELLS_AT_ONCE // histories.num_items))
+        towers = torch.cat([self._tower_logits(some[:, None], items) for some in block])
+        return towers + product + self.shared["b"]
 
     def _product_weights(self) -> Tensor:
         """h of the product, `[factors]`."""
         return self.shared["h"][: self.config.factors]
 
-    def batch_loss(self, rows: Tensor, items: Tensor, labels: Tensor, users: np.ndarray) -> Tensor:
+    def batch_loss(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
         """Mean over a batch's liked pairs: rows `[batch, width]`, and items
         `[batch, 1 + negatives]`, liked first."""
         item_rows = F.embedding(items, self.shared["items"])
@@ -150,15 +140,15 @@ class CentralNeumf(ExamplesBaseline):
         return loss / len(rows)
 
     def _tower_logits(self, users: Tensor, items: Tensor) -> Tensor:
-        """`[users, items]`: the contribution of the tower and b for every pair."""
+        """The tower's part in the logits of pairs of embeddings. Its first layer is a sum of one of
+        the user and one of the item, each computed once."""
         parameters = self.shared
         width = self.config.factors
         left, right = parameters["W0"].split(self.config.tower[0] // 2, dim=1)
-        of_items = items[:, width:] @ right.T + parameters["b0"]
-        hidden = (users[:, width:] @ left.T)[:, None] + of_items
+        hidden = users[..., width:] @ left.T + items[..., width:] @ right.T + parameters["b0"]
         for layer in range(1, len(self.config.tower) - 1):
-            hidden = F.linear(hidden.relu_(), parameters[f"W{layer}"], parameters[f"b{layer}"])
-        return hidden.relu_() @ parameters["h"][width:] + parameters["b"]
+            hidden = hidden.relu() @ parameters[f"W{layer}"].T + parameters[f"b{layer}"]
+        return hidden.relu() @ parameters["h"][width:]
 
 
 # Training of models of whole histories in one place, on batches of users.
@@ -248,8 +238,7 @@ def _inputs(model: HistoryModel, histories: Histories, more: int = 0) -> Tensor:
 # Three kinds of models:
 #
 # * with parameters of users that never leave a device (`private-parameters`): each user has a row
-#   of them, trained together with the shared ones, on likes and drawn items (`task = "ranking"`) or
-#   on ratings (`task = "rating"`);
+#   of them, trained together with the shared ones, on likes and drawn items;
 # * with users represented by their features (`Model.by_features`): the same without rows;
 # * of whole histories (`HistoryModel` with a `training_loss`): trained on batches of users, and
 #   applied to anyone's history. The weight `beta` of a divergence rises linearly over all steps.
@@ -269,7 +258,7 @@ class CentralConfig(ExamplesConfig, HistoriesConfig):
     users by their features or histories."""
 
 
-class Central(ExamplesBaseline, RatingBaseline):
+class Central(ExamplesBaseline):
     """Any model, trained in one place: `{ name = "central", label = "central-mf", model = ... }`.
 
     Attributes:
@@ -323,36 +312,6 @@ class Central(ExamplesBaseline, RatingBaseline):
         else:
             self.train_pairs(users, stream(self.config.seed, "baseline-central-triples"))
 
-    def fit_ratings(self, ratings: Ratings) -> None:
-        """Train from fresh parameters on ratings; side features are not used.
-
-        Raises:
-            ExperimentError: the model predicts no single ratings.
-        """
-        num_items = ratings.num_items
-        self._trained = np.bincount(ratings.users, minlength=ratings.num_users) > 0
-        self.fitted = Histories(num_items, np.zeros(ratings.num_users + 1, np.int64), np.empty(0))
-        users = self._start(Schema(num_items, FeatureTable(num_items, ()), (), "rating"))
-        if isinstance(self.model, HistoryModel):
-            raise ExperimentError(
-                f"{type(self.model).__name__} is not trained on single ratings in one place",
-                expected="a model that predicts them, such as 'mf'",
-                got=f"model.name = {self.config.model.name!r}",
-                fix="choose such a model, or set task = 'ranking'",
-            )
-        random = stream(self.config.seed, "baseline-central-ratings")
-        values = ratings.values.astype(np.float32)
-        size = self.config.batch_size
-
-        def epoch() -> Iterator[ExampleBatch]:
-            order = random.permutation(len(values))
-            for start in range(0, len(order), size):
-                batch = order[start : start + size]
-                items = ratings.items[batch, None]
-                yield ExampleBatch(ratings.users[batch], items, values[batch, None])
-
-        self.train_examples(users, epoch, -(-len(values) // size))
-
     @torch.no_grad()
     def scores(self, histories: Histories) -> Tensor:
         """Scores of the catalogue, `float32 [users, items]`."""
@@ -360,19 +319,6 @@ class Central(ExamplesBaseline, RatingBaseline):
             return history_scores(self.model, self.shared, histories, self.device)
         rows = torch.from_numpy(self.rows(histories)).to(self.device)
         return self.model.scores(self._parameters(rows), self._codes(histories.numbers))
-
-    @torch.no_grad()
-    def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """Predicted ratings, `float64 [rows]`. Training users keep their fitted rows, new users are
-        folded in by their known ratings."""
-        table = self.user_rows.copy()
-        new = np.setdiff1d(known.users, np.flatnonzero(self._trained))
-        table[~self._trained] = self.user_rows[self._trained].mean(0)
-        if len(new) and table.shape[1]:
-            table[new] = self._folded_in_by_ratings(known, new)
-        rows = torch.from_numpy(table[users]).to(self.device)
-        wanted = torch.from_numpy(items[:, None]).to(self.device)
-        return self.logits(rows, wanted, users)[:, 0].double().cpu().numpy()
 
     def logits(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
         """Predictions `[n, B]` of items `int64 [n, B]`, from the users' rows `[n, width]`; `users`
@@ -386,9 +332,11 @@ class Central(ExamplesBaseline, RatingBaseline):
         # as one user's shared parameters, whose gradients are then not computed user by user
         return torch.func.vmap(predicted)(rows, self._codes(users), items)
 
-    def batch_loss(self, rows: Tensor, items: Tensor, labels: Tensor, users: np.ndarray) -> Tensor:
-        """Mean over the `n` of a batch of the sum of their losses, and the penalty on the users'
+    def batch_loss(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
+        """Mean over a batch's liked pairs of the sum of their losses, and the penalty on the users'
         rows and the rows of item tables."""
+        labels = torch.zeros(items.shape, device=items.device)
+        labels[:, 0] = 1.0
         loss = self.model.loss(self.logits(rows, items, users), labels).sum() * items.shape[1]
         if self.config.regularisation:
             tables = (
@@ -411,9 +359,8 @@ class Central(ExamplesBaseline, RatingBaseline):
         self.model = self._kind(self._settings, schema)
         if self.model.generated:
             raise ExperimentError(
-                f"model {self.config.model.name!r} is not trained in one place",
-                expected="a model whose parameters are trained themselves",
-                got="one whose parameters a server generates for each client",
+                f"model {self.config.model.name!r} is not trained in one place: a server generates"
+                " its parameters for each client",
                 fix="choose another model",
             )
         drawn = self.model.initial(torch_stream(self.config.seed, "baseline-central"))
@@ -444,22 +391,6 @@ class Central(ExamplesBaseline, RatingBaseline):
         """Codes of users' features, see `Histories.codes`."""
         codes = self.fitted.codes(self.model.schema, users)
         return tuple(torch.from_numpy(code).to(self.device) for code in codes)
-
-    def _folded_in_by_ratings(self, known: Ratings, new: np.ndarray) -> np.ndarray:
-        """Rows of users `int64 [n]` that were not in training, by gradient descent on their known
-        ratings."""
-        order = np.argsort(known.users, kind="stable")
-        entries = order[np.isin(known.users[order], new)]
-        counts = np.bincount(known.users, minlength=known.num_users)
-        cells = (np.repeat(np.arange(len(new)), counts[new]), within_groups(counts[new]))
-        shape = (len(new), int(counts[new].max()))
-        items = np.zeros(shape, np.int64)
-        labels = np.zeros(shape, np.float32)
-        weights = np.zeros(shape, np.float32)
-        items[cells] = known.items[entries]
-        labels[cells] = known.values[entries]
-        weights[cells] = 1 / counts[known.users[entries]]
-        return self.descended(new, items[None], labels, weights)
 
 
 # The central variational autoencoder (Liang et al. 2018), the reference for the federated one.
@@ -555,17 +486,13 @@ class Gmf(CentralNeumf):
 # same product, and biases of users and items.
 
 
-class CentralMfConfig(GmfConfig):
-    """Settings of MF."""
-
-
 class CentralMf(CentralNeumf):
     """An unweighted product of factors."""
 
     name = "mf"
-    Config = CentralMfConfig
+    Config = GmfConfig
     paper = "Koren et al. 2009"
-    config: CentralMfConfig
+    config: GmfConfig
 
     def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
         """The bias, 0."""

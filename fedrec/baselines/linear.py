@@ -23,14 +23,12 @@ from fedrec.sums.products import item_weights
 # With c the weight of a liked pair and 1 that of any other,
 #
 #     sum over liked (u, i) of c (1 - x_u . y_i)^2  +  sum over all others of (x_u . y_i)^2
-#         + lambda (sum of w_u^nu |x_u|^2 + sum of w_i^nu |y_i|^2)
+#         + lambda (sum of |x_u|^2 + sum of |y_i|^2)
 #
 # is minimised alternately over all users' x_u given the items and over all items' y_i given the
 # users. Each is a ridge regression over the whole catalogue, whose Gram matrix is shared: A_u = Y^T
 # Y + (c - 1) sum over liked of y y^T. Rows of about the same number of likes are solved for
-# together. w_u is the weight of all of the user's pairs, c for each liked one and 1 for each other.
-# With nu = 0 this is Hu et al.'s loss, with nu = 1 its penalty grows as in Rendle et al., who weigh
-# unliked pairs by 1 / (c - 1) instead and scale everything by that.
+# together.
 #
 # With `low-rated` = r, a pair that was rated and is not positive has a share r of the loss of a
 # liked pair and 1 - r of that of any other, so that sums over liked items become sums over rated
@@ -53,9 +51,6 @@ class CentralIalsConfig(LowRatedConfig):
     """Weight c of a liked pair; that of all other pairs is 1."""
     regularisation: float = Field(default=10.0, gt=0)
     """Regularisation lambda, > 0."""
-    frequency_exponent: float = Field(default=0.0, ge=0, le=1)
-    """Exponent nu, by which the penalty grows with the weight of a user's or an item's pairs; 0:
-    lambda for all."""
     sweeps: int = Field(default=15, ge=1)
     """Number of sweeps over users and items."""
     seed: int = Field(default=0, ge=0)
@@ -102,8 +97,6 @@ def solved(liked: Sparse, fixed: Tensor, config: CentralIalsConfig) -> Tensor:
     """
     width = fixed.shape[1]
     extra = config.weight - 1
-    totals = torch.from_numpy(extra * liked.sum(1) + liked.shape[1]).to(fixed)
-    penalty = config.regularisation * totals**config.frequency_exponent
     gram = fixed.T @ fixed
     padded = torch.cat([fixed, fixed.new_zeros(1, width)])
     factors = fixed.new_zeros(liked.shape[0], width)
@@ -116,7 +109,7 @@ def solved(liked: Sparse, fixed: Tensor, config: CentralIalsConfig) -> Tensor:
         matrix = torch.baddbmm(
             gram.expand(len(rows), -1, -1), weighted.transpose(1, 2), others, alpha=extra
         )
-        matrix.diagonal(dim1=1, dim2=2).add_(penalty[rows][:, None])
+        matrix.diagonal(dim1=1, dim2=2).add_(config.regularisation)
         cholesky = torch.linalg.cholesky(matrix)
         factors[rows] = torch.cholesky_solve(right[..., None], cholesky)[..., 0]
 
@@ -289,8 +282,7 @@ class GfCfConfig(LowRatedConfig):
     factors: Width = 256
     """Number of singular vectors of the ideal low-pass filter, at most all."""
     alpha: float = Field(default=0.3, ge=0)
-    """Weight of the ideal low-pass filter; with 0 the linear filter is alone, as in the authors'
-    code for Amazon-Book."""
+    """Weight of the ideal low-pass filter."""
 
 
 class GfCf(Baseline):
@@ -310,18 +302,15 @@ class GfCf(Baseline):
             sparse.diags_array(_inverse(users)) @ rows @ sparse.diags_array(_inverse(items))
         )
         self._filter = shares.astype(np.float32)
-        if self.config.alpha:
-            right = right_singular_vectors(shares, self.config.factors)
-            self._into = (_inverse(items)[:, None] * right.T).astype(np.float32)
-            self._out = torch.from_numpy((self.config.alpha * right * items).astype(np.float32))
+        right = right_singular_vectors(shares, self.config.factors)
+        self._into = (_inverse(items)[:, None] * right.T).astype(np.float32)
+        self._out = torch.from_numpy((self.config.alpha * right * items).astype(np.float32))
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Filtered histories, `float32 [users, items]`."""
         rows = histories.csr(low_rated=self.config.low_rated)
         scores = torch.from_numpy((rows @ self._filter.T @ self._filter).toarray())
-        if self.config.alpha:
-            scores += torch.from_numpy(rows @ self._into) @ self._out
-        return scores
+        return scores + torch.from_numpy(rows @ self._into) @ self._out
 
 
 def _inverse(roots: np.ndarray) -> np.ndarray:

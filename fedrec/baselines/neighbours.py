@@ -10,17 +10,11 @@ import torch
 from pydantic import Field
 from scipy import sparse
 
-from fedrec.baselines.base import (
-    Baseline,
-    Histories,
-    RatingBaseline,
-    Ratings,
-    Sparse,
-)
+from fedrec.baselines.base import Baseline, Histories, RatingBaseline, Ratings, Sparse
 from fedrec.config import Config
 from fedrec.data.interactions import LowRatedConfig
 from fedrec.metrics.ranks import best_items
-from fedrec.neighbourhood.learned import EVERY, Scale, predicted
+from fedrec.neighbourhood.learned import Scale, predicted
 from fedrec.neighbourhood.similarity import (
     Among,
     Profiles,
@@ -80,12 +74,12 @@ class Neighbours(RatingBaseline):
             similarity = shrunk(similarity, co_raters(profiles), config.shrinkage)
         if config.positive_only:
             similarity = np.maximum(similarity, 0.0)
-        self._similarity = nearest_items(similarity, config.neighbours or EVERY)
+        self._similarity = nearest_items(similarity, config.neighbours)
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`."""
         ratings = predicted(self._similarity, profiles_of(known), self._means, users, items)
-        return self.config.clipped(np.where(np.isnan(ratings), self._means[items], ratings))
+        return self.config.clipped(ratings)
 
 
 def profiles_of(ratings: Ratings) -> Profiles:
@@ -241,17 +235,13 @@ class UserKnn(Baseline):
 # Users are represented by their items only, so new users can be scored too.
 
 
-class ItemKnnConfig(NeighbourConfig):
-    """Settings of item-based nearest neighbours."""
-
-
 class ItemKnn(Baseline):
     """Scores an item by the likes among its nearest items."""
 
     name = "item-knn"
-    Config = ItemKnnConfig
+    Config = NeighbourConfig
     paper = "Deshpande and Karypis 2004"
-    config: ItemKnnConfig
+    config: NeighbourConfig
 
     def fit(self, histories: Histories) -> None:
         """Find each item's nearest items."""
@@ -272,15 +262,10 @@ class ItemKnn(Baseline):
 # `positive-only` it is better. The paper does not say which one it uses.
 
 
-class PccConfig(NeighboursConfig):
-    """Settings of neighbourhoods by correlation."""
-
-
 class Pcc(Neighbours):
     """Predicts from correlated items."""
 
     name = "pcc"
-    Config = PccConfig
     paper = "PNBM, section 5.1"
     similarity = staticmethod(pearson)
 
@@ -292,14 +277,9 @@ class Pcc(Neighbours):
 # uses.
 
 
-class CosConfig(NeighboursConfig):
-    """Settings of neighbourhoods by cosine."""
-
-
 class Cos(Neighbours):
     """Predicts from similar items by cosine."""
 
     name = "cos"
-    Config = CosConfig
     paper = "PNBM, section 5.1"
     similarity = staticmethod(cosine)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Systems trained on pairs of a liked and another item: LightGCN, BPR-MF and WARP."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Literal
 
@@ -134,7 +133,8 @@ class Lightgcn(UserRowsBaseline):
     def _gradient(self, first: Tensor, rows: Tensor) -> Tensor:
         """Gradient of the mean loss of a batch of triples `int64 [3, batch]` with respect to
         E^(0)."""
-        users, liked, others = self._graph.average_at(rows, first, self.config.layers)
+        averaged = self._graph.average(first, self.config.layers)
+        users, liked, others = (F.embedding(index, averaged) for index in rows)
         slope = -torch.sigmoid((users * (others - liked)).sum(1, keepdim=True)) / rows.shape[1]
         outer = torch.zeros_like(first)
         changes = slope * (liked - others), slope * users, -slope * users
@@ -198,18 +198,6 @@ class Graph:
             layers.append(self.propagate(layers[-1]))
         return layers
 
-    def average_at(self, indices: Tensor, rows: Tensor, number: int) -> list[Tensor]:
-        """The rows of `average` at some positions `int64 [n, batch]`, n times `float32 [batch,
-        width]`, without computing all others."""
-        # one after the other: large temporary arrays would take most of the time
-        totals = [F.embedding(index, rows) for index in indices]
-        rows = rows.to(self._precision)
-        for _ in range(number):
-            rows = self.propagate(rows)
-            for total, index in zip(totals, indices, strict=True):
-                total += F.embedding(index, rows)
-        return [total.div_(number + 1) for total in totals]
-
     def average(self, rows: Tensor, number: int) -> Tensor:
         """P times a matrix `[users + items, width]`: the mean of E^(0) to E^(number), `float32`;
         all but E^(0) are rounded to this graph's precision."""
@@ -270,21 +258,6 @@ class Bprmf(UserRowsBaseline):
         Raises:
             DataError: no user has a positive and a negative item.
         """
-        for _ in self.training(histories):
-            pass
-
-    def training(self, histories: Histories) -> Iterator[int]:
-        """`fit`, one epoch at a time, so that the model can be evaluated during training.
-
-        Args:
-            histories: positives of the users.
-
-        Yields:
-            The number of completed epochs; the factors are those after them.
-
-        Raises:
-            DataError: no user has a positive and a negative item.
-        """
         config = self.config
         random = stream(self.config.seed, "baseline-bprmf")
         sizes = (histories.num_users, config.factors), (histories.num_items, config.factors)
@@ -294,10 +267,9 @@ class Bprmf(UserRowsBaseline):
         self.fitted = histories
         triples = Triples(histories.csr(), "pairs", random)
         rates = np.float32(config.learning_rate), np.float32(config.regularisation)
-        for epoch in range(config.epochs):
+        for _ in range(config.epochs):
             for columns in triples.epoch(triples.per_epoch):
                 _epoch(self.user_rows, self.items, *columns, *rates)
-            yield epoch + 1
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """`p_u . q_i`, `float32 [users, items]`."""
@@ -480,10 +452,8 @@ class Warp(UserRowsBaseline):
         unknown = sorted(set(self.config.features) - set(known))
         if unknown:
             raise ExperimentError(
-                f"there is no side feature {unknown[0]!r}",
-                expected="names of side features of the dataset's users or items",
-                got=", ".join(self.config.features),
-                fix="known: " + (", ".join(known) or "none"),
+                f"there is no side feature {unknown[0]!r} of users or items",
+                fix="name one of these in `features`: " + (", ".join(known) or "there is none"),
             )
         parts = []
         for (table, index), number in zip(sides, histories.csr().shape, strict=True):

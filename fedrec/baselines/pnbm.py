@@ -19,7 +19,6 @@ Where this differs from the paper:
 """
 
 from abc import abstractmethod
-from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -28,7 +27,6 @@ from fedrec.baselines.base import RatingBaseline, Ratings
 from fedrec.baselines.neighbours import ScaleConfig, profiles_of
 from fedrec.errors import ExperimentError
 from fedrec.neighbourhood.learned import (
-    EVERY,
     Bounds,
     Examples,
     Start,
@@ -60,12 +58,10 @@ class LearnedSimilarities(RatingBaseline):
     """Predicts by similarities that a subclass learns.
 
     Attributes:
-        stream: name of its random stream.
         similarity: `float64 [items, items]`, after fitting.
     """
 
     config: SimilarityConfig
-    stream: ClassVar[str]
     similarity: np.ndarray
 
     def selected(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
@@ -90,7 +86,7 @@ class LearnedSimilarities(RatingBaseline):
         Raises:
             ExperimentError: there is nothing to learn from, or it diverged.
         """
-        random = stream(self.config.seed, self.stream)
+        random = stream(self.config.seed, f"baseline-{self.name}")
         profiles = self.selected(profiles_of(ratings), random)
         self._means = item_means(profiles)
         start = initial_similarity(self.config.start, profiles, random)
@@ -100,10 +96,11 @@ class LearnedSimilarities(RatingBaseline):
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`; the item's mean without neighbours."""
         config = self.config
-        similarity = nearest(self.similarity, config.neighbours or EVERY)
-        means = self._means
-        ratings = predicted(similarity, profiles_of(known), means, users, items, prior=config.prior)
-        return config.clipped(np.where(np.isnan(ratings), means[items], ratings))
+        similarity = nearest(self.similarity, config.neighbours)
+        known_ratings = profiles_of(known)
+        return config.clipped(
+            predicted(similarity, known_ratings, self._means, users, items, prior=config.prior)
+        )
 
 
 class CentralPnbmConfig(SimilarityConfig):
@@ -124,7 +121,6 @@ class CentralPnbm(LearnedSimilarities):
     Config = CentralPnbmConfig
     paper = "PNBM, equations 1-4"
     config: CentralPnbmConfig
-    stream = "baseline-pnbm"
 
     def learned(
         self, start: np.ndarray, profiles: Profiles, random: np.random.Generator
@@ -160,8 +156,5 @@ def check_divergence(parameters: np.ndarray) -> None:
     """
     if not np.isfinite(parameters).all():
         raise ExperimentError(
-            "training diverged",
-            expected="finite parameters",
-            got="NaN or infinity",
-            fix="lower learning-rate",
+            "training diverged: parameters are NaN or infinite", fix="lower learning-rate"
         )

@@ -32,7 +32,6 @@ from fedrec.rng import stream, torch_stream
 from fedrec.training.block import Batches, Block
 from fedrec.training.descent import descend
 from fedrec.training.kernel import kernel_refusal, train_block
-from fedrec.training.results import Trained
 from fedrec.training.sgd import SgdSettings
 
 _LAYER_RATE = 0.3  # factor on the learning rate of the layers, as in privrec-ml1m
@@ -132,17 +131,21 @@ class Privrec(Baseline):
         rates["item.id"] = item_rate
         sgd = SgdSettings(config.learning_rate, rates=rates, late=frozenset({"item.id"}))
         codes = self._codes(histories)
+        distinct = histories.distinct()
+        lists = np.split(distinct.items, distinct.offsets[1:-1])
         batches = [
-            self._batches(
-                np.unique(histories.block(user, user + 1).items), histories.num_items, random
-            )
-            for user, random in enumerate(randoms)
+            self._batches(liked, histories.num_items, random)
+            for liked, random in zip(lists, randoms, strict=True)
         ]
         # the order of clients in a block
         order = np.argsort([-len(batch.sizes) for batch in batches], kind="stable")
         users = [tuple(code[user] for code in codes) for user in order]
         block = Block.of(users, [batches[user] for user in order], self.device)
-        trained = self._trained(theta, block, sgd)
+        kernel = self._model.kernel()
+        if kernel is not None and kernel_refusal(kernel, sgd, self.device) is None:
+            trained = train_block(kernel, theta, block, sgd)
+        else:
+            trained = descend(self._model, theta, block, sgd)
         return [trained.parameters_of(index) for index in np.argsort(order).tolist()]
 
     def _batches(self, liked: np.ndarray, num_items: int, random: np.random.Generator) -> Batches:
@@ -159,13 +162,6 @@ class Privrec(Baseline):
     def _codes(self, histories: Histories) -> list[np.ndarray]:
         """See `Histories.codes`."""
         return histories.codes(self._model.schema, histories.numbers)
-
-    def _trained(self, theta: Mapping[str, Tensor], block: Block, sgd: SgdSettings) -> Trained:
-        """A block of users after training, in native code if it supports the model."""
-        kernel = self._model.kernel()
-        if kernel is not None and kernel_refusal(kernel, sgd, self.device) is None:
-            return train_block(kernel, theta, block, sgd)
-        return descend(self._model, theta, block, sgd)
 
 
 def _able(histories: Histories) -> np.ndarray:

@@ -51,11 +51,19 @@ class Svd(RatingBaseline):
 
     def fit_ratings(self, ratings: Ratings) -> None:
         """Train from fresh factors."""
-        config = self.config
         random = stream(self.config.seed, "baseline-svd")
-        sizes = (ratings.num_users, config.factors), (ratings.num_items, config.factors)
-        users, items = (random.normal(0, _INIT_STD, size) for size in sizes)
-        self._learn(ratings, users, items)
+        self._users, self._items = (
+            random.normal(0, _INIT_STD, (number, self.config.factors))
+            for number in (ratings.num_users, ratings.num_items)
+        )
+        values = ratings.values if len(ratings.values) else np.zeros(1)
+        self._mean = float(values.mean())
+        self._range = (float(values.min()), float(values.max()))
+        self._user_biases = np.zeros(ratings.num_users)
+        self._item_biases = np.zeros(ratings.num_items)
+        self._trained = np.bincount(ratings.users, minlength=ratings.num_users) > 0
+        self._descend(ratings, self._users, self._user_biases, learn_items=True)
+        self._items[np.bincount(ratings.items, minlength=ratings.num_items) == 0] = 0.0
 
     def predict(self, known: Ratings, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Predicted ratings, `float64 [rows]`. Training users keep their fitted factors, new users
@@ -66,41 +74,23 @@ class Svd(RatingBaseline):
         fresh = Ratings(
             known.num_users, known.num_items, known.users[new], known.items[new], known.values[new]
         )
-        self._descend(fresh, factors, biases, self._items, self._item_biases, False)
+        self._descend(fresh, factors, biases, learn_items=False)
         product = np.einsum("nk,nk->n", factors[users], self._items[items])
         return (self._mean + biases[users] + self._item_biases[items] + product).clip(*self._range)
 
-    def _learn(self, ratings: Ratings, users: np.ndarray, items: np.ndarray) -> None:
-        """Train from given factors `float64 [users, factors]` and `[items, factors]`."""
-        values = ratings.values if len(ratings.values) else np.zeros(1)
-        self._mean = float(values.mean())
-        self._range = (float(values.min()), float(values.max()))
-        self._users = users
-        self._items = items
-        self._user_biases = np.zeros(len(users))
-        self._item_biases = np.zeros(len(items))
-        self._trained = np.bincount(ratings.users, minlength=ratings.num_users) > 0
-        self._descend(ratings, users, self._user_biases, items, self._item_biases, True)
-        self._items[np.bincount(ratings.items, minlength=ratings.num_items) == 0] = 0.0
-
     def _descend(
-        self,
-        ratings: Ratings,
-        users: np.ndarray,
-        user_biases: np.ndarray,
-        items: np.ndarray,
-        item_biases: np.ndarray,
-        learn_items: bool,
+        self, ratings: Ratings, users: np.ndarray, user_biases: np.ndarray, *, learn_items: bool
     ) -> None:
-        """All epochs; the tables change in place."""
+        """All epochs; factors and biases of users, and those of items if they learn, change in
+        place."""
         config = self.config
         rates = (config.learning_rate, config.regularisation, np.inf)
         order = np.argsort(ratings.users, kind="stable")
         noise = np.zeros(len(order))
         columns = (ratings.users, ratings.items, ratings.values - self._mean, noise, order)
-        biases = (user_biases, item_biases, True, learn_items)
+        biases = (user_biases, self._item_biases, True, learn_items)
         for _ in range(config.epochs):
-            descend_factors(*columns, users, items, *rates, *biases)
+            descend_factors(*columns, users, self._items, *rates, *biases)
 
 
 # Biased matrix factorization by alternating least squares (Koren, Bell and Volinsky 2009, equations
@@ -198,32 +188,19 @@ class BiasedMf(RatingBaseline):
 
 # Item mean: every user's rating of an item is the mean of the training ratings of that item.
 #
-# The simplest baseline of rating predictors. With `damping` k, k ratings equal to the overall mean
-# are added to each item.
-
-
-class ItemMeanConfig(Config):
-    """Settings of the item mean."""
-
-    damping: float = Field(default=0.0, ge=0)
-    """Smoothing: number of ratings equal to the overall mean that are added to each item."""
+# The simplest baseline of rating predictors.
 
 
 class ItemMean(RatingBaseline):
     """Predicts an item's mean rating; an item without one gets the mean of all."""
 
     name = "item-mean"
-    Config = ItemMeanConfig
-    config: ItemMeanConfig
 
     def fit_ratings(self, ratings: Ratings) -> None:
         """Take the means."""
         mean = float(ratings.values.mean()) if len(ratings.values) else 0.0
-        counts = np.bincount(ratings.items, minlength=ratings.num_items) + self.config.damping
-        sums = (
-            np.bincount(ratings.items, ratings.values, ratings.num_items)
-            + self.config.damping * mean
-        )
+        counts = np.bincount(ratings.items, minlength=ratings.num_items)
+        sums = np.bincount(ratings.items, ratings.values, ratings.num_items)
         self._means = np.divide(
             sums, counts, out=np.full(ratings.num_items, mean), where=counts > 0
         )

@@ -14,7 +14,7 @@ from fedrec.baselines.base import Baseline, Histories, Sparse
 from fedrec.config import Config
 from fedrec.data.interactions import RecencyConfig, recent_weights
 from fedrec.rng import stream
-from fedrec.sums.products import SmoothingConfig, multipliers, scale, transition_sums
+from fedrec.sums.products import SmoothingConfig, multipliers, transition_sums
 
 # Items in random order, the weakest baseline.
 #
@@ -78,12 +78,10 @@ class TransitionsBaseline(Baseline):
     def fit(self, histories: Histories) -> None:
         """Sum the transitions of all users, and normalise them."""
         ordered = histories.in_order()
-        weights, rows, columns = transition_sums(
-            ordered.offsets, ordered.items, ordered.num_items, self.config
-        )
-        left, right = multipliers(rows, columns, self.config)
-        scale(weights.data, weights.indices, weights.indptr, left, right)
-        self._weights: Sparse = weights
+        total = transition_sums(ordered.offsets, ordered.items, ordered.num_items, self.config)
+        left, right = multipliers(total.sum(1), total.sum(0), self.config)
+        weights = sparse.diags_array(left) @ total @ sparse.diags_array(right)
+        self._weights: Sparse = sparse.csr_array(weights.astype(np.float32))
 
     def scores(self, histories: Histories) -> torch.Tensor:
         """Sums of the weights from each user's last items, `float32 [users, items]`."""
@@ -103,15 +101,10 @@ def item_counts(histories: Histories) -> torch.Tensor:
     )
 
 
-class PopularityConfig(Config):
-    """Popularity has no settings."""
-
-
 class Popularity(Baseline):
     """Scores an item by its number of positive interactions."""
 
     name = "popularity"
-    Config = PopularityConfig
 
     def fit(self, histories: Histories) -> None:
         """Count the positives of the training users."""
@@ -131,15 +124,10 @@ class Popularity(Baseline):
 # equals popularity.
 
 
-class RepeatConfig(Config):
-    """Repeat has no settings."""
-
-
 class RepeatBaseline(Baseline):
     """Scores an item by the user's own count, equal counts by popularity."""
 
     name = "repeat"
-    Config = RepeatConfig
 
     def fit(self, histories: Histories) -> None:
         """Learn the popularity, scaled into [0, 1) so that it only decides between equal counts."""

@@ -5,8 +5,7 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from itertools import starmap
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,7 +35,8 @@ class TrainingConfig(Config):
     """Learning rate at the end, as a share of `learning_rate`; it falls linearly. 1: constant."""
     average: float = Field(default=0.0, ge=0, lt=1)
     """Decay of the exponential moving average of all parameters, which is used after training: it
-    averages about 1 / (1 - average) steps; 0: the last parameters are used."""
+    averages about 1 / (1 - average) steps (Polyak and Juditsky 1992 for the plain mean) and ranks
+    better than the last parameters, which change with every batch; 0: these are used."""
 
 
 def train(
@@ -70,7 +70,8 @@ def train(
     falling = torch.optim.lr_scheduler.LinearLR(
         optimiser, 1.0, config.final_rate, max(1, steps * config.epochs - 1)
     )
-    mean = MovingAverage(tensors, config.average)
+    averages = [value.detach().clone() for value in tensors] if config.average else []
+    done = 0
     with nullcontext() if long_steps else one_thread():
         for number in range(config.epochs):
             for batch in epoch(number):
@@ -78,35 +79,12 @@ def train(
                 backward(batch)
                 optimiser.step()
                 falling.step()
-                mean.add(tensors)
-    return [value.detach() for value in mean.values or tensors]
-
-
-class MovingAverage:
-    """Exponential moving average of tensors over steps (Polyak and Juditsky 1992 for the plain
-    mean). It ranks better than the last parameters, which still change with every batch. The decay
-    rises to its value over the first steps, so that the initial values have no weight.
-
-    Args:
-        tensors: initial values, of any shapes.
-        decay: in [0, 1); 0 keeps nothing.
-
-    Attributes:
-        values: the averages, in the order of the tensors; empty with a decay of 0.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor], decay: float) -> None:
-        self.values = [value.detach().clone() for value in tensors] if decay else []
-        self._decay = decay
-        self._steps = 0
-
-    def add(self, tensors: Sequence[Tensor]) -> None:
-        """Update the averages with the tensors `[...]` after a step, in the order and shapes of
-        `values`."""
-        self._steps += 1
-        weight = 1 - min(self._decay, (1 + self._steps) / (10 + self._steps))
-        for mean, value in zip(self.values, tensors, strict=False):  # none with a decay of 0
-            mean.lerp_(value.detach(), weight)
+                done += 1
+                # the decay rises over the first steps: initial values have no weight
+                weight = 1 - min(config.average, (1 + done) / (10 + done))
+                for mean, value in zip(averages, tensors, strict=False):  # none without an average
+                    mean.lerp_(value.detach(), weight)
+    return [value.detach() for value in averages or tensors]
 
 
 class Triples:
@@ -277,20 +255,6 @@ class ExamplesConfig(UserRowsConfig, TrainingConfig):
     """L2 penalty on the embeddings of a batch, averaged over its examples."""
 
 
-class ExampleBatch(NamedTuple):
-    """Examples of some users.
-
-    Attributes:
-        users: `int64 [n]`, positions of the users in the fitted histories.
-        items: `int64 [n, B]`.
-        labels: `float32 [n, B]`.
-    """
-
-    users: np.ndarray
-    items: np.ndarray
-    labels: np.ndarray
-
-
 class ExamplesBaseline(UserRowsBaseline):
     """Parameters of users and shared ones, trained together on batches of examples.
 
@@ -307,9 +271,9 @@ class ExamplesBaseline(UserRowsBaseline):
         are their numbers in the dataset, `int64 [n]`, -1 for unknown ones."""
 
     @abstractmethod
-    def batch_loss(self, rows: Tensor, items: Tensor, labels: Tensor, users: np.ndarray) -> Tensor:
-        """Mean over the `n` of a batch of the sum of their losses, with the penalty; arguments as
-        in `logits`, labels `[n, B]`."""
+    def batch_loss(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
+        """Mean over a batch's liked pairs of the sum of their losses, with the penalty, a number;
+        rows `[n, width]`, items `int64 [n, B]`, the liked one of a row first, users `int64 [n]`."""
 
     def losses(self, predictions: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         """Weighted sum of the losses of examples, `[n, B]` each: the cross-entropy of logits."""
@@ -320,79 +284,48 @@ class ExamplesBaseline(UserRowsBaseline):
         `[users, width]`."""
         config = self.config
         triples = Triples(self.fitted.csr(), "pairs", random)
-
-        def examples(drawn: np.ndarray, liked: np.ndarray, other: np.ndarray) -> ExampleBatch:
-            more = (triples.others(drawn) for _ in range(config.negatives - 1))
-            items = np.stack([liked, other, *more], axis=1)
-            labels = np.zeros(items.shape, np.float32)
-            labels[:, 0] = 1.0
-            return ExampleBatch(drawn, items, labels)
-
-        steps = -(-triples.per_epoch // config.batch_size)
-        self.train_examples(
-            users, lambda: starmap(examples, triples.epoch(config.batch_size)), steps
-        )
-
-    def train_examples(
-        self, users: Tensor, epoch: Callable[[], Iterable[ExampleBatch]], steps: int
-    ) -> None:
-        """Train all parameters.
-
-        Args:
-            users: `[users, width]`, the users' first rows.
-            epoch: the batches of an epoch.
-            steps: their number.
-        """
         leaves = [value.requires_grad_() for value in (users, *self.shared.values())]
 
-        def backward(batch: ExampleBatch) -> None:
-            index, items, labels = (torch.from_numpy(part).to(self.device) for part in batch)
-            rows = F.embedding(index, leaves[0])
-            self.batch_loss(rows, items, labels, self.fitted.numbers[batch.users]).backward()
+        def backward(batch: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+            drawn, liked, other = batch
+            more = (triples.others(drawn) for _ in range(config.negatives - 1))
+            items = torch.from_numpy(np.stack([liked, other, *more], axis=1)).to(self.device)
+            rows = F.embedding(torch.from_numpy(drawn).to(self.device), leaves[0])
+            self.batch_loss(rows, items, self.fitted.numbers[drawn]).backward()
 
-        rows, *shared = train(leaves, self.config, lambda _: epoch(), backward, steps=steps)
+        steps = -(-triples.per_epoch // config.batch_size)
+        rows, *shared = train(
+            leaves, config, lambda _: triples.epoch(config.batch_size), backward, steps=steps
+        )
         self.shared = dict(zip(self.shared, shared, strict=True))
         self.user_rows = rows.cpu().numpy()
 
-    def folded_in(self, histories: Histories) -> np.ndarray:
-        """`float32 [users, width]`: rows of users that were not in training, each computed from its
-        own items only. Users without items get the mean row."""
-        return self.descended(histories.numbers, *self._user_examples(histories))
-
     @torch.enable_grad()
     @one_thread()
-    def descended(
-        self, numbers: np.ndarray, items: np.ndarray, labels: np.ndarray, weights: np.ndarray
-    ) -> np.ndarray:
-        """Rows `float32 [users, width]` after steps of Adam, each user's on its own examples; the
-        mean row for a user without any.
-
-        Args:
-            numbers: `int64 [users]`, the users' numbers in the dataset, -1 for unknown ones.
-            items: `int64 [steps, users, examples]`, or the same for all steps, `[1, ...]`.
-            labels: `float32 [users, examples]`.
-            weights: `float32 [users, examples]`; 0 for padding.
-        """
-        start = torch.from_numpy(self.user_rows.mean(0)).expand(len(numbers), -1).contiguous()
+    def folded_in(self, histories: Histories) -> np.ndarray:
+        """`float32 [users, width]`: rows of users that were not in training, by steps of Adam, each
+        user's on its own items only. Users without items get the mean row."""
+        users = histories.num_users
+        start = torch.from_numpy(self.user_rows.mean(0)).expand(users, -1).contiguous()
+        items, labels, weights = self._user_examples(histories)
         if not weights.any():
             return start.numpy()
         rows = start.to(self.device).requires_grad_()
-        config = self.config
         arrays = items, labels, weights, weights.any(1)
         steps, targets, shares, trained = (
             torch.from_numpy(array).to(self.device) for array in arrays
         )
         adam = Adam([rows], lr=_FOLD_IN_RATE)
-        for step in steps.expand(FOLD_IN_STEPS, -1, -1):
-            losses = self.losses(self.logits(rows, step, numbers), targets, shares)
-            (losses + config.regularisation * rows[trained].square().sum()).backward()
+        for step in steps:
+            losses = self.losses(self.logits(rows, step, histories.numbers), targets, shares)
+            (losses + self.config.regularisation * rows[trained].square().sum()).backward()
             adam.step()
             adam.zero_grad()
         return rows.detach().cpu().numpy()
 
     def _user_examples(self, histories: Histories) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Items of each step, labels and weights, see `descended`; those of a user depend on its
-        own items only."""
+        """Items of each step of users who are folded in, `int64 [steps, users, examples]`, their
+        labels and weights `float32 [users, examples]`, 0 for padding."""
         liked = histories.csr()
         negatives = self.config.negatives
         counts = np.diff(liked.indptr)

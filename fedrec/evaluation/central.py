@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,6 @@ from fedrec.metrics.base import RatedBlock
 _LOG = logging.getLogger("fedrec")
 Names = Sequence[str] | Mapping[str, Mapping[str, Any]]
 Progress = Callable[[int, int], None]
-_STAND_IN = "ials"  # for a baseline for which the data are too large
 
 
 class CentralEvaluation:
@@ -112,7 +111,7 @@ class CentralEvaluation:
             baseline: a fitted baseline.
             progress: called with (clients done, all clients) after every block.
         """
-        if self._population.task == "rating" and isinstance(baseline, RatingBaseline):
+        if isinstance(baseline, RatingBaseline):
             evaluated = self._predicted(baseline)
         else:
             evaluated = self._ranked(baseline, progress)
@@ -164,13 +163,11 @@ def evaluate_baselines(
     *,
     clients: np.ndarray | None = None,
     block: int = 256,
-    say: Callable[[str], None] = _LOG.warning,
     **settings: Any,
 ) -> dict[str, dict[str, float]]:
     """Fit and evaluate centralised systems.
 
-    A baseline for which the data are too large is replaced, see `replacement`; one that is not for
-    the task is left out.
+    A baseline for which the data are too large, and one that is not for the task, is left out.
 
     Args:
         names: names of baselines, or a mapping from names to settings; a name alone takes the
@@ -179,8 +176,6 @@ def evaluate_baselines(
         population: the clients.
         clients: see `CentralEvaluation`, as `block`.
         block: likewise.
-        say: called with a line for each baseline that is skipped, with the reason; default: a
-            warning in the log.
         settings: fields of `[evaluation]`, such as `held_out` and `ks`.
 
     Returns:
@@ -203,9 +198,7 @@ def evaluate_baselines(
         try:
             means = evaluation.measure(baseline).means(evaluation.metrics)
         except TooLarge as error:
-            baselines += [
-                (name, make_baseline(name, {})) for name in replacement(label, error, options, say)
-            ]
+            _LOG.warning("baseline %s is left out: %s", label, error.got)
             continue
         metrics[label] = means | stated_privacy(label, baseline)
     return metrics
@@ -240,22 +233,6 @@ def make_baseline(
     return baseline
 
 
-def replacement(
-    label: str, error: TooLarge, labels: Collection[str], say: Callable[[str], None]
-) -> tuple[str, ...]:
-    """The baseline to measure in place of one for which the data are too large, if it is not
-    measured anyway.
-
-    Args:
-        label: of the baseline that is left out.
-        error: raised by its `fit`.
-        labels: of all baselines of the experiment.
-        say: called with a line that names the reason.
-    """
-    say(f"baseline {label} is left out: {error.got}; {_STAND_IN} stands in")
-    return () if _STAND_IN in labels else (_STAND_IN,)
-
-
 def stated_privacy(label: str, baseline: Baseline) -> dict[str, float]:
     """Stated and exact privacy of a fitted baseline; the caveats are logged."""
     stated = baseline.stated()
@@ -277,8 +254,6 @@ def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:
             refuse_wrong(
                 BASELINE.name, baseline, "in scores", expected=f"a tensor {list(expected)}", got=got
             )
-        if bool(torch.isnan(scores).any()):
-            refuse_wrong(BASELINE.name, baseline, "in scores", expected="numbers", got="NaN")
     return scores
 
 

@@ -51,18 +51,15 @@ class HeldOutLists:
         sums = sums and bool(self._metrics.of_lists)
         scores = scores.cpu().contiguous()
         masks = self._masks(clients)
-        block = self._block(scores, masks)
-        if sums:
-            block.popularity = torch.tensor(self._population.popularity)
-            block.liked = self._liked(clients)
-        columns = self._metrics.of_block(block) | self._of_untrained_items(block)
-        return Evaluated(clients, columns, self._metrics.sums(block) if sums else {})
-
-    def _block(self, scores: Tensor, masks: _Masks) -> RankedBlock:
-        """The lists of some clients, with the targets of an adversary."""
         adversary = self._population.adversary
         targets = None if adversary is None else torch.from_numpy(adversary.targets)
-        return RankedBlock(scores, ks=self._metrics.ks, targets=targets, **masks)
+        block = RankedBlock(scores, ks=self._metrics.ks, targets=targets, **masks)
+        if sums:
+            block.popularity = torch.tensor(self._population.popularity)
+            liked = self._population.rows(clients, positive=True)
+            block.liked = torch.from_numpy(liked.mask())
+        columns = self._metrics.of_block(block) | self._of_untrained_items(block)
+        return Evaluated(clients, columns, self._metrics.sums(block) if sums else {})
 
     def _of_untrained_items(self, block: RankedBlock) -> dict[str, np.ndarray]:
         """The same metrics over held-out items without training rows alone, NaN for clients without
@@ -95,10 +92,6 @@ class HeldOutLists:
             "weights": lists.weight,
         }
         return {name: torch.from_numpy(a) for name, a in arrays.items() if a is not None}
-
-    def _liked(self, clients: np.ndarray) -> Tensor:
-        """`bool [clients, items]`: the known items that some clients like."""
-        return torch.from_numpy(self._population.rows(clients, positive=True).mask())
 
 
 def ranking_metrics(

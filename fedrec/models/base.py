@@ -69,9 +69,7 @@ class Model(ABC):
         self.schema = schema
         if schema.task not in self.tasks:
             raise ExperimentError(
-                f"model {type(self).__name__} is for {self.tasks[0]} only",
-                expected=f"task = {self.tasks[0]!r}",
-                got=f"task = {schema.task!r}",
+                f"model {type(self).__name__} is for {self.tasks[0]} only, not for {schema.task}",
                 fix=f"set task = {self.tasks[0]!r}, or another model, such as model.name = 'mf'",
             )
 
@@ -211,8 +209,6 @@ class HistoryModel(Model):
         """
         raise ExperimentError(
             f"{type(self).__name__} has no loss to be trained on in one place",
-            expected="a model with `training_loss`, or one that predicts single items",
-            got="none",
             fix="name the centralised system of the same kind, such as 'ease' or 'dp-fold-in'",
         )
 
@@ -225,9 +221,7 @@ class HistoryModel(Model):
             ExperimentError: a user's features do not determine a prediction here.
         """
         raise ExperimentError(
-            f"{type(self).__name__} predicts from a user's whole history",
-            expected="a step and an evaluation that give it one",
-            got="items one by one",
+            f"{type(self).__name__} predicts from a user's whole history, not items one by one",
             fix="set step.name to one for histories, such as 'vae' or 'sequence'",
         )
 

@@ -104,12 +104,9 @@ class Neumf(Model):
         weight = parameters["output.weight"]
         total = parameters["output.bias"]
         if config.factors:
-            user_weights = (parameters["user.factors"] * weight[:, : config.factors, 0]).unsqueeze(
-                -1
-            )
-            total = total + single_output(
-                gather_rows(parameters["item.factors"], rows), user_weights
-            )
+            product = parameters["user.factors"] * weight[:, : config.factors, 0]
+            item_rows = gather_rows(parameters["item.factors"], rows)
+            total = total + single_output(item_rows, product.unsqueeze(-1))
         if config.tower:
             parts = [
                 [parameters["user.tower"].unsqueeze(1)],

@@ -43,7 +43,10 @@ def word_vectors(
     """
     looked_up = [[config.words.get(label, label).lower() for label in kind] for kind in words]
     distinct = sorted({word for kind in looked_up for word in kind})
-    vectors = _onehot(distinct) if config.source == "onehot" else _read(config, distinct)
+    if config.source == "onehot":
+        vectors = dict(zip(distinct, np.eye(len(distinct)), strict=True))
+    else:
+        vectors = _read(config, distinct)
     missing = [word for word in distinct if word not in vectors]
     if missing:
         log.warning(
@@ -83,13 +86,12 @@ def _read(config: PriorsConfig, words: list[str]) -> dict[str, np.ndarray]:
     path = Path(name).expanduser()
     if not path.is_file():
         raise DataError(
-            f"there is no file {path}",
-            expected=f"vectors of words, for {config.source!r}",
-            got="no file",
+            f"there is no file {path} of word vectors",
             fix="correct the path in priors.source, or download the vectors first",
         )
-    digest = _digest(path)
-    if config.sha256 is not None and digest != config.sha256:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if config.sha256 not in (None, digest):
         raise DataError(
             f"{path} is another file",
             expected=f"sha256 {config.sha256}",
@@ -100,9 +102,7 @@ def _read(config: PriorsConfig, words: list[str]) -> dict[str, np.ndarray]:
     vectors = read_glove(path, words) if kind == "glove" else _read_table(path, words)
     if not vectors:
         raise DataError(
-            f"{path} has none of the words of the users' metadata",
-            expected=", ".join(words[:5]) + (", ..." if len(words) > 5 else ""),
-            got="none of them",
+            f"{path} has none of the words of the users' metadata, such as {words[0]!r}",
             fix='name words that it has: words = {"M" = "male"}',
         )
     return vectors
@@ -111,24 +111,21 @@ def _read(config: PriorsConfig, words: list[str]) -> dict[str, np.ndarray]:
 def _read_table(path: Path, words: list[str]) -> dict[str, np.ndarray]:
     try:
         table = read_json(path)
-        return _checked({word: table[word] for word in words if word in table}, path)
+        numbers = {word: table[word] for word in words if word in table}
     except (ValueError, TypeError) as error:
         raise _invalid(path, str(error)) from None
+    return _checked(numbers, path)
 
 
 def _checked(numbers: Mapping[str, Sequence[object]], path: Path) -> dict[str, np.ndarray]:
     """The vector of each word, all of one length and finite."""
     try:
-        vectors = {word: np.array(row, dtype=np.float64) for word, row in numbers.items()}
+        table = np.array(list(numbers.values()), dtype=np.float64)
     except (ValueError, TypeError) as error:
         raise _invalid(path, str(error)) from None
-    for word, vector in vectors.items():
-        if vector.ndim != 1 or not len(vector) or not np.isfinite(vector).all():
-            raise _invalid(path, f"{numbers[word]!r:.80} for {word!r}")
-    lengths = sorted({len(vector) for vector in vectors.values()})
-    if len(lengths) > 1:
-        raise _invalid(path, f"vectors of lengths {lengths}")
-    return vectors
+    if numbers and (table.ndim != 2 or not table.shape[1] or not np.isfinite(table).all()):
+        raise _invalid(path, "none, NaN or infinity")
+    return dict(zip(numbers, table, strict=True))
 
 
 def _invalid(path: Path, got: str) -> DataError:
@@ -140,20 +137,13 @@ def _invalid(path: Path, got: str) -> DataError:
     )
 
 
-def _onehot(words: list[str]) -> dict[str, np.ndarray]:
-    return dict(zip(words, np.eye(len(words)), strict=True))
-
-
 def _projection(length: int, numbers: int) -> np.ndarray:
     """`float64 [length, numbers]` with orthonormal rows or columns; the identity if the lengths are
     equal."""
     if length == numbers:
         return np.eye(length)
-    longer = max(length, numbers)
-    shorter = min(length, numbers)
-    square, triangle = np.linalg.qr(
-        stream(0, "prior-projection").standard_normal((longer, shorter))
-    )
+    shape = max(length, numbers), min(length, numbers)
+    square, triangle = np.linalg.qr(stream(0, "prior-projection").standard_normal(shape))
     columns = square * np.sign(np.diag(triangle))
     return columns if length > numbers else columns.T
 
@@ -164,11 +154,6 @@ def _stretched(table: np.ndarray) -> np.ndarray:
     high = table.max(0)
     width = np.where(high > low, high - low, math.inf)
     return np.where(high > low, (table - low) / width, 0.5)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # A user's prior from the words of its metadata (Fang et al. 2022, equation 11).
@@ -262,12 +247,9 @@ class UserPriors:
     def _stds(self, client: int, settings: PersonalNoise) -> tuple[float, float]:
         """Standard deviations of the noise on each number of mean and variance."""
         if settings.mode == "paper":  # one kind of metadata changes, and one scalar is considered
-            scalars = (
-                float(np.max(self.means)),
-                float(np.square(np.maximum(1.0, self.highest)).max()),
-            )
             multiplier = settings.budget(client).paper_multiplier
-            return multiplier * scalars[0], multiplier * scalars[1]
+            widest = float(np.square(np.maximum(1.0, self.highest)).max())
+            return multiplier * float(np.max(self.means)), multiplier * widest
         mean, variance = self.sensitivities
         each = settings.prior_multiplier(client) * math.sqrt(2)  # each takes half of the cost
         return each * mean, each * variance

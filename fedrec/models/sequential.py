@@ -19,7 +19,7 @@ from fedrec.data.client_data import draw_negatives
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Schema
 from fedrec.models.base import HistoryForm, HistoryModel, Parameters
-from fedrec.nn.functions import catalogue_cross_entropy, recurrent_states, sampled_cross_entropy
+from fedrec.nn.functions import catalogue_cross_entropy, recurrent_states
 from fedrec.nn.layers import ItemVectors, affine, attended, gather_rows, normalised
 
 # What models of sequences have in common: item embeddings, hidden states of the places of a
@@ -111,17 +111,15 @@ class SequenceModel(HistoryModel):
     def form(self) -> HistoryForm:
         return HistoryForm(longest=self.config.longest)
 
-    @property
-    def draws(self) -> int:
-        """Number of items that are drawn for a place, or for a sequence."""
-        default = {"softmax": 0, "sampled-softmax": 256, "binary": 1}[self.config.loss]
-        return default if self.config.negatives is None or not default else self.config.negatives
-
     def drawn(self, width: int) -> int:
         """Number of items that are drawn for a sequence whose states are of so many places."""
-        return self.draws * (width if self.config.loss == "binary" else 1)
+        if self.config.loss == "softmax":
+            return 0
+        if self.config.loss == "binary":
+            return width * (self.config.negatives or 1)
+        return self.config.negatives or 256
 
-    def initial_items(self, generator: torch.Generator) -> dict[str, Tensor]:
+    def _initial_items(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Normal embeddings, and matrices of the items' vectors."""
         rows = {ITEMS: self.schema.num_items} | {
             vectors.name: vectors.width for vectors in self._vectors
@@ -203,22 +201,15 @@ class SequenceModel(HistoryModel):
         these and then of the sequence."""
         others, sequence = embedded.split((drawn, embedded.shape[2] - drawn), 2)
         states = self._states(parameters, sequence[:, :, :-1], counts, masks)
-        targets = sequence[:, :, 1:]
+        wanted = (states * sequence[:, :, 1:]).sum(-1)
         real = _weighted(states, counts, weights)
         if self.config.loss == "binary":
-            wanted = (states * targets).sum(-1)
             others = others.unflatten(2, (states.shape[2], -1))
             refused = F.softplus((others * states.unsqueeze(3)).sum(-1)).mean(-1)
             return ((F.softplus(-wanted) + refused) * real).sum((1, 2))
         scale = math.log((self.schema.num_items - 1) / drawn)
-        losses = sampled_cross_entropy(
-            states.flatten(0, 1),
-            targets.flatten(0, 1),
-            others.flatten(0, 1),
-            scale,
-            real.flatten(0, 1),
-        )
-        return losses.view(counts.shape).sum(1)
+        refused = (states @ others.mT).logsumexp(-1) + scale
+        return ((torch.logaddexp(refused, wanted) - wanted) * real).sum((1, 2))
 
     def training_loss(
         self, parameters: Parameters, histories: Tensor, generator: torch.Generator, beta: float
@@ -361,7 +352,7 @@ class SasRec(SequenceModel):
         Glorot's what blocks add hides it, and training takes longer.
         """
         width = self.config.width
-        drawn = self.initial_items(generator)
+        drawn = self._initial_items(generator)
         drawn["place"] = INIT_STD * torch.randn(self.config.longest, width, generator=generator)
         for block in range(self.config.blocks):
             for name, out in (("attention", 3), ("output", 1), ("inner", 1), ("outer", 1)):
@@ -444,7 +435,7 @@ class Gru4Rec(SequenceModel):
         """Normal embeddings; weights `[in, out]` uniform within 1 / sqrt(d), as in PyTorch, and
         zero biases."""
         width = self.config.width
-        drawn = self.initial_items(generator)
+        drawn = self._initial_items(generator)
         for layer in range(self.config.layers):
             for name in (f"layer{layer}.input", f"layer{layer}.state"):
                 uniform = torch.rand(width, 3 * width, generator=generator)

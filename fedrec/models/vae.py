@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -34,7 +33,7 @@ from torch.nn import functional as F
 
 from fedrec.config import Config, Width
 from fedrec.errors import ExperimentError
-from fedrec.models.base import HistoryForm, HistoryModel, Parameters
+from fedrec.models.base import HistoryModel, Parameters
 from fedrec.nn.layers import glorot
 
 Tap = Callable[[str, Tensor, Tensor], Tensor]
@@ -51,9 +50,6 @@ class VaeConfig(Config):
     """Width K of the code (paper: 20, 30 and 50)."""
     dropout: float = Field(default=0.5, ge=0, lt=1)
     """Share of a user's items that are hidden from the encoder while it trains, in [0, 1)."""
-    history: Literal["ratings"] | None = None
-    """`ratings`: items are weighted by their ratings, later ones more if an item repeats. Default:
-    all weights are 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,16 +158,10 @@ class Vae(HistoryModel):
         """Scores of the whole catalogue, `[C, B, items]`: the logits at the mean of the code."""
         return self.decode(parameters, self.code(parameters, histories))
 
-    @property
-    def form(self) -> HistoryForm:
-        return HistoryForm(rated=self.config.history == "ratings")
-
-    def history(self, items: np.ndarray, amounts: np.ndarray | None = None) -> Tensor:
+    def history(self, items: np.ndarray) -> Tensor:
         """The history of one user, `float32 [1, 1, items]`, from its liked items, `int64 [n]`."""
         history = torch.zeros(1, 1, self.schema.num_items)
-        history[0, 0, torch.from_numpy(items)] = (
-            1.0 if amounts is None else torch.from_numpy(amounts)
-        )
+        history[0, 0, torch.from_numpy(items)] = 1.0
         return history
 
     def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Draw:
@@ -193,7 +183,6 @@ class Vae(HistoryModel):
         draw: Draw,
         beta: float,
         prior: Prior | None = None,
-        targets: Tensor | None = None,
     ) -> Tensor:
         """The training loss: the negative of equation 19 for each user, `[C, B]`.
 
@@ -203,12 +192,9 @@ class Vae(HistoryModel):
             draw: the random numbers.
             beta: weight of the divergence from the prior, in [0, 1].
             prior: the users' priors; None: N(0, I), which is equation 7.
-            targets: `float32 [C, B, items]`, how often each item is to be reconstructed; None: the
-                histories.
         """
         log_chances, distance = self.parts(parameters, histories, draw, prior)
-        reconstruction = (log_chances * (histories if targets is None else targets)).sum(-1)
-        return beta * distance - reconstruction
+        return beta * distance - (log_chances * histories).sum(-1)
 
     def parts(
         self,

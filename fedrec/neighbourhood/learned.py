@@ -4,7 +4,6 @@ item means."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -26,9 +25,6 @@ from fedrec.neighbourhood.similarity import Profiles, cosine, pearson
 # - With `prior` 0 predictions are the same for c S as for S, so a penalty on S has no minimiser and
 #   only shrinks S. A `prior` above 0 shrinks predictions towards the item's mean, more so for users
 #   with fewer ratings.
-
-EVERY = 2**62
-"""No limit on the number of neighbours."""
 
 
 class Bounds(NamedTuple):
@@ -62,7 +58,7 @@ def predicted(
     *,
     prior: float = 0.0,
 ) -> np.ndarray:
-    """Equation 2, `float64 [rows]`; NaN where no neighbour was rated and there is no prior.
+    """Equation 2, `float64 [rows]`; the item's mean where no neighbour was rated.
 
     Args:
         similarity: `float64 [items, items]`.
@@ -78,7 +74,7 @@ def predicted(
     below = np.empty(len(users))
     _weighted_sums(similarity, *arrays, users, items, above, below)
     below += prior
-    return means[items] + np.divide(above, below, out=np.full(len(users), np.nan), where=below > 0)
+    return means[items] + np.divide(above, below, out=np.zeros(len(users)), where=below > 0)
 
 
 class Examples:
@@ -210,44 +206,37 @@ Gradient = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 """An unbiased estimate of the energy's gradient at a point, in the point's shape; a new array."""
 
 
-@dataclass(frozen=True)
-class Langevin:
-    """Settings of a chain.
+def langevin(
+    start: np.ndarray,
+    gradient: Gradient,
+    random: np.random.Generator,
+    *,
+    steps: int,
+    rate: float,
+    decay: float = 0.3,
+    temperature: float = 1.0,
+) -> np.ndarray:
+    """The last point of a chain, a new array with the shape of the start, `float64 [...]`.
 
-    Attributes:
+    Args:
+        start: the first point.
+        gradient: of the energy.
+        random: source of randomness.
         steps: number of steps.
         rate: eta_1.
         decay: xi, of the step sizes.
         temperature: factor on the variance of the noise.
     """
-
-    steps: int
-    rate: float
-    decay: float = 0.3
-    temperature: float = 1.0
-
-    def sample(
-        self, start: np.ndarray, gradient: Gradient, random: np.random.Generator
-    ) -> np.ndarray:
-        """The last point of the chain, a new array with the shape of the start, `float64 [...]`."""
-        point = start.copy()
-        for step in range(1, self.steps + 1):
-            point = self.stepped(point, gradient, step, random)
-        return point
-
-    def stepped(
-        self, point: np.ndarray, gradient: Gradient, step: int, random: np.random.Generator
-    ) -> np.ndarray:
-        """The point after a step (counted from 1), `float64 [...]` with the shape of `point`, which
-        is changed in place."""
-        rate = self.rate * step**-self.decay
+    point = start.copy()
+    for step in range(1, steps + 1):
+        step_rate = rate * step**-decay
         change = gradient(point, random)
-        change *= rate / 2
+        change *= step_rate / 2
         point -= change
         noise = random.standard_normal(point.shape)
-        noise *= np.sqrt(self.temperature * rate)
+        noise *= np.sqrt(temperature * step_rate)
         point += noise
-        return point
+    return point
 
 
 # Item means from sums over users, possibly clipped and noisy.

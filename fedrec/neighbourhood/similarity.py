@@ -71,10 +71,6 @@ class Profiles:
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return Profiles(self.num_items, offsets, self.items[chosen], self.values[chosen])
 
-    def more_than(self, ratings: int) -> Profiles:
-        """The ratings of users with more than `ratings` ratings, of the same users."""
-        return self.only((self.counts > ratings)[self.users])
-
     def at_most(self, ratings: int, keys: np.ndarray) -> Profiles:
         """At most a given number of ratings of each user: those with the smallest of the random
         keys, `float64 [ratings]`."""
@@ -159,10 +155,10 @@ def shrunk(similarity: np.ndarray, both: np.ndarray, shrinkage: float) -> np.nda
     return similarity * (both / (both + shrinkage))
 
 
-def nearest(similarity: np.ndarray, neighbours: int) -> np.ndarray:
-    """Similarities `[items, items]` with all but the largest magnitudes of each row set to 0; of
-    equal values the first are kept."""
-    if neighbours >= similarity.shape[1]:
+def nearest(similarity: np.ndarray, neighbours: int | None) -> np.ndarray:
+    """Similarities `[items, items]` with all but so many of the largest magnitudes of each row set
+    to 0; of equal values the first are kept. None: all are."""
+    if neighbours is None or neighbours >= similarity.shape[1]:
         return similarity
     order = np.argsort(-np.abs(similarity), axis=1, kind="stable")
     largest = similarity.copy()

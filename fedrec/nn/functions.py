@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions with gradients of their own: states of gated recurrent units, and cross-entropies of
-softmaxes."""
+"""Functions with gradients of their own: states of gated recurrent units, and the cross-entropy of
+a softmax."""
 
 from typing import Any
 
@@ -90,14 +90,12 @@ class _States(torch.autograd.Function):
         return to_given, to_weight, to_bias, None
 
 
-# Cross-entropies of softmaxes, over a catalogue without the logits of all examples in memory, and
-# over drawn items.
+# The cross-entropy of a softmax over a catalogue without the logits of all examples in memory.
 #
 #     loss = sum over examples n of w_n (log(sum over items j of exp(h_n . e_j)) - h_n . e_t(n))
 #
 # The gradient is computed right with the logits, of a catalogue for a few examples at a time: the
-# logits of 10,000 examples and items take 400 MB, hidden states and embeddings a hundredth. Of
-# drawn items, exponentials are taken once instead of twice.
+# logits of 10,000 examples and items take 400 MB, hidden states and embeddings a hundredth.
 
 _LOGITS_AT_ONCE = 1 << 18  # 1 MB; products of larger parts are slower, whose logits leave the cache
 
@@ -151,53 +149,6 @@ class _CatalogueCrossEntropy(torch.autograd.Function):
         scale = gradients[0][:, None, None]
         of_hidden, of_table = ctx.saved_tensors
         return of_hidden * scale, of_table * scale, None, None
-
-
-def sampled_cross_entropy(
-    hidden: Tensor, wanted: Tensor, drawn: Tensor, scale: float, weights: Tensor
-) -> Tensor:
-    """Weighted cross-entropy of wanted items among themselves and drawn ones.
-
-    Args:
-        hidden: `[C, N, d]`, the hidden states of N examples of each client.
-        wanted: `[C, N, d]`, the embeddings of their targets.
-        drawn: `[C, D, d]`, those of drawn items, the same for all examples of a client.
-        scale: logarithm of what the sum of the drawn items' exponentials is multiplied by.
-        weights: `[C, N]`, without gradient.
-
-    Returns:
-        `[C]`, in nats.
-    """
-    return _SampledCrossEntropy.apply(hidden, wanted, drawn, scale, weights)
-
-
-class _SampledCrossEntropy(torch.autograd.Function):
-    """See `sampled_cross_entropy`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, wanted: Tensor, drawn: Tensor, scale: float, weights: Tensor
-    ) -> Tensor:
-        counted = weights[..., None]
-        chosen = (hidden * wanted).sum(2, keepdim=True)
-        logits = torch.bmm(hidden, drawn.mT)
-        most = torch.maximum(logits.amax(2, keepdim=True) + scale, chosen)
-        logits.sub_(most - scale).exp_()
-        wanted_exp = (chosen - most).exp_()
-        sums = logits.sum(2, keepdim=True) + wanted_exp
-        total = (counted * (sums.log() + most - chosen)).sum((1, 2))
-        logits.mul_(counted / sums)
-        of_chosen = counted * (wanted_exp / sums - 1)
-        of_hidden = torch.bmm(logits, drawn).addcmul_(of_chosen, wanted)
-        ctx.save_for_backward(of_hidden, of_chosen * hidden, torch.bmm(logits.mT, hidden))
-        return total
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        factor = gradients[0][:, None, None]
-        of_hidden, of_wanted, of_drawn = (gradient * factor for gradient in ctx.saved_tensors)
-        return of_hidden, of_wanted, of_drawn, None, None
 
 
 def _parts(hidden: Tensor, table: Tensor) -> list[slice]:

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedrec.config import Config, Width, did_you_mean
+from fedrec.config import Config, Width
 from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model
@@ -153,8 +153,6 @@ class SessionConfig(Config):
     session_length: int = Field(default=20, ge=2)
     """Largest number of items in a session; a user's sequence is cut into sessions of nearly equal
     length."""
-    sessions_of: Literal["positives", "all"] = "positives"
-    """Training rows in the sequence: those of positive items, or all."""
     masks: int = Field(default=4, ge=1)
     """Pairs of views (one item-masked, one segment-masked) per session and epoch."""
     masked_place: Literal["negative", "empty"] = "negative"
@@ -178,8 +176,6 @@ class SessionConfig(Config):
     temperature: float = Field(default=1.0, gt=0)
     """Divisor of scores before the softmax; with `mean`, scores are cosines, and 1 hardly separates
     them."""
-    item_table: str = "item.id"
-    """Name of the model's item embedding to train."""
 
     @model_validator(mode="after")
     def _segment_fits(self) -> Self:
@@ -195,20 +191,22 @@ class SessionTask:
         config: its settings.
         model: the recommender whose item embedding is learned.
 
+    Attributes:
+        table: name of this embedding.
+
     Raises:
         ExperimentError: the model has no such item embedding.
     """
 
+    table = "item.id"
+
     def __init__(self, config: SessionConfig, model: Model) -> None:
-        if config.item_table not in model.item_tables:
+        if self.table not in model.item_tables:
             raise ExperimentError(
-                "wrong value for 'step.item-table'",
-                expected=f"an item embedding of model {type(model).__name__!r}",
-                got=repr(config.item_table),
-                fix=did_you_mean(config.item_table, model.item_tables),
+                f"model {type(model).__name__!r} has no item embedding {self.table!r} to train",
+                fix="set model.name to one that has, such as 'privrec'",
             )
         self.config = config
-        self.table = config.item_table
         self._num_items = model.schema.num_items
         self.layout = ViewLayout(
             config.session_length,
@@ -232,8 +230,7 @@ class SessionTask:
         if not (self.config.lambda_im or self.config.lambda_sm):
             return np.zeros((0, self.layout.width), dtype=np.int64)
         sequence = data.items[data.order()]
-        if self.config.sessions_of == "positives":
-            sequence = sequence[np.isin(sequence, data.positives)]
+        sequence = sequence[np.isin(sequence, data.positives)]
         views = draw_views(sequence, self.layout, self.config.masks, self._num_items, random)
         return views[random.permutation(len(views))]
 

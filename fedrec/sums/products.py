@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of products and of transitions of items, in compiled code, and the weights that follow from
-them."""
+"""Sums of products and of transitions of items, and the weights that follow from them."""
 
 from __future__ import annotations
 
@@ -17,109 +16,6 @@ from torch import Tensor
 from fedrec.config import Config
 from fedrec.data.interactions import RecencyConfig
 from fedrec.kernel.compiled import compiled
-
-# Sums of the transitions of very many sequences (`fedrec.sums.products`) in compiled code.
-#
-# The transitions from an item are summed over all its positions, in one row of numbers of which the
-# nonzero ones are stored. So the memory is that of the sums, and not of the transitions, of which
-# there are up to a window per position.
-
-
-def transition_sums(
-    offsets: np.ndarray, items: np.ndarray, num_items: int, recency: RecencyConfig
-) -> tuple[sparse.csr_array, np.ndarray, np.ndarray]:
-    """T of users' sequences, and its sums.
-
-    Args:
-        offsets: `int64 [users + 1]`: user u's items are `items[offsets[u]:offsets[u + 1]]`.
-        items: `int64 [n]`, each user's from the earliest to the latest.
-        num_items: size of the catalogue.
-        recency: window and decay.
-
-    Returns:
-        T, `float32 [items, items]`, and the sums of its rows and of its columns, `float64 [items]`.
-    """
-    starts = np.concatenate([[0], np.cumsum(np.bincount(items, minlength=num_items))])
-    positions = np.argsort(items, kind="stable")
-    left = np.repeat(offsets[1:], np.diff(offsets)) - np.arange(len(items)) - 1
-    follow = np.minimum(left, recency.window).astype(np.int32)
-    ends = np.zeros(num_items + 1, dtype=np.int64)
-    count_followers(ends[1:], starts, positions, items, follow, np.full(num_items, -1))
-    np.cumsum(ends, out=ends)
-    columns = np.empty(ends[-1], dtype=np.int32)
-    values = np.empty(ends[-1], dtype=np.float32)
-    sums = np.zeros((2, num_items))
-    weights = float(recency.decay) ** np.arange(recency.window)
-    row = np.zeros(num_items)
-    add_followers(columns, values, sums, ends, starts, positions, items, follow, weights, row)
-    if ends[-1] <= np.iinfo(np.int32).max:  # else SciPy makes 64 bits of all columns
-        ends = ends.astype(np.int32)
-    total = sparse.csr_array((values, columns, ends), shape=(num_items, num_items))
-    return total, sums[0], sums[1]
-
-
-@compiled
-def count_followers(counts, starts, positions, items, follow, seen):
-    """Count the different items that follow each item.
-
-    Args:
-        counts: `int64 [items]`, zero; becomes the numbers.
-        starts: `int64 [items + 1]`: item i is at `positions[starts[i]:starts[i + 1]]`.
-        positions: `int64 [n]`.
-        items: `int64 [n]`, all sequences, one after the other.
-        follow: `int32 [n]`, how many of the next items count.
-        seen: `int64 [items]`, -1; changed.
-    """
-    for item in range(len(counts)):
-        for position in positions[starts[item] : starts[item + 1]]:
-            for later in items[position + 1 : position + 1 + follow[position]]:
-                if later != item and seen[later] != item:
-                    seen[later] = item
-                    counts[item] += 1
-
-
-@compiled
-def add_followers(columns, values, sums, ends, starts, positions, items, follow, weights, row):
-    """The sums of the transitions from each item.
-
-    Args:
-        columns: `int32 [sums]`; becomes the items that follow, of each item those from `ends[i]`.
-        values: `float32 [sums]`; becomes the sums of their weights.
-        sums: `float64 [2, items]`, zero; becomes the sums of rows and columns.
-        ends: `int64 [items + 1]`, from `count_followers`.
-        starts: see there.
-        positions: likewise.
-        items: likewise.
-        follow: likewise.
-        weights: `float64 [window]`, of each distance.
-        row: `float64 [items]`, zero; is so again afterwards.
-    """
-    for item in range(len(ends) - 1):
-        end = ends[item]
-        for position in positions[starts[item] : starts[item + 1]]:
-            for distance in range(follow[position]):
-                later = items[position + 1 + distance]
-                if later != item:
-                    if row[later] == 0.0:
-                        columns[end] = later
-                        end += 1
-                    row[later] += weights[distance]
-        for at in range(ends[item], end):
-            later = columns[at]
-            values[at] = row[later]
-            sums[0, item] += row[later]
-            sums[1, later] += row[later]
-            row[later] = 0.0
-
-
-@compiled
-def scale(values, columns, ends, left, right):
-    """Multiply rows by `left` and columns by `right`, `float64 [items]` each, in place; the other
-    arguments as of `add_followers`."""
-    for item in range(len(left)):
-        for at in range(ends[item], ends[item + 1]):
-            values[at] *= left[item] * right[columns[at]]
-
 
 # Gram matrices that may hold noise: their eigenvalues, and item-to-item weights (EASE, PureSVD).
 #
@@ -293,6 +189,22 @@ def transitions(
     first, second = np.divmod(pair, num_items)
     ends = np.searchsorted(user, np.arange(len(offsets)))
     return Transitions(ends, first, second, summed)
+
+
+def transition_sums(
+    offsets: np.ndarray, items: np.ndarray, num_items: int, recency: RecencyConfig
+) -> sparse.csr_array:
+    """T of all users' sequences together, `float64 [items, items]`; arguments as of
+    `transitions`."""
+    users = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    total = sparse.csr_array((num_items, num_items))
+    for distance in range(1, recency.window + 1):
+        follows = users[distance:] == users[:-distance]
+        follows &= items[distance:] != items[:-distance]
+        pairs = items[:-distance][follows], items[distance:][follows]
+        weights = np.full(len(pairs[0]), float(recency.decay) ** (distance - 1))
+        total += sparse.csr_array((weights, pairs), shape=total.shape)
+    return total
 
 
 def multipliers(

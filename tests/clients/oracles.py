@@ -215,9 +215,7 @@ class Vae(OneByOne, vae.VaeStep):
                 {name: torch.zeros_like(value) for name, value in parameters.items()}, 0, math.nan
             )
         descent = LocalDescent(parameters, SgdSettings(self.config.learning_rate))
-        history = self.model.history(data.positives, data.amounts(self.model.form.rated)).to(
-            self.device
-        )
+        history = self.model.history(data.positives).to(self.device)
         loss = math.nan
         beta = self.config.beta
         prior = None if self.priors is None else self.priors.prior(data, self.device)
@@ -255,9 +253,7 @@ class DpVae(OneByOne, dpvae.DpVae):
                 0, sum(v.numel() for v in network.values()), device=self.device
             ), math.nan
         items = random.choice(data.positives, size=min(self.config.examples, number), replace=False)
-        history = self.model.history(data.positives, data.amounts(self.model.form.rated)).to(
-            self.device
-        )
+        history = self.model.history(data.positives).to(self.device)
         draw = self.model.draw((1, 1), generator_of(random)).to(self.device)
         leaves = {
             name: value.detach().unsqueeze(0).requires_grad_() for name, value in network.items()
@@ -265,9 +261,8 @@ class DpVae(OneByOne, dpvae.DpVae):
         targets = torch.zeros(1, len(items), self.model.schema.num_items, device=self.device)
         targets[0, torch.arange(len(items)), torch.from_numpy(items)] = 1.0
         prior = None if self.priors is None else self.priors.prior(data, self.device)
-        losses = self.model.negative_elbo(
-            leaves, history, draw, self.config.beta / number, prior, targets
-        )[0]
+        log_chances, distances = self.model.parts(leaves, history, draw, prior)
+        losses = (self.config.beta / number * distances - (log_chances * targets).sum(-1))[0]
         losses = losses.mean(0, keepdim=True) if self.config.clip == "user" else losses
         each = torch.eye(len(losses), device=self.device)
         found = torch.autograd.grad(losses, list(leaves.values()), each, is_grads_batched=True)

@@ -329,8 +329,6 @@ STEPS = {
     "epochs": "step={name='vae', epochs=3, learning-rate=0.2}",
     "annealed": "step={name='vae', anneal-rounds=4}",
     "no-epoch": "step={name='vae', epochs=0}",
-    "ratings": "step={name='vae', learning-rate=0.3}",
-    "dp-ratings": "step={name='dpvae', clip-norm=0.3, examples=3}",
     "vae-priors": "step={name='vae', learning-rate=0.3, priors={}}",
     "epochs-priors": "step={name='vae', epochs=2, priors={features=['gender']}}",
     "sound": "step={name='dpvae', clip-norm=0.3, examples=3}",
@@ -366,10 +364,7 @@ def vae_pair(load_tiny):
 
 
 def settings(case):
-    model = ["model.history=ratings"] * ("ratings" in case) + ["model.name='ae'"] * (
-        "autoencoder" in case
-    )
-    return (STEPS[case], *model)
+    return (STEPS[case], *["model.name='ae'"] * ("autoencoder" in case))
 
 
 def close(got, expected):

@@ -161,7 +161,7 @@ SETTINGS = {
     "momentum": {"momentum": 0.9},
     "weight-decay": {"weight-decay": 0.1},
     "proximal": {"proximal-mu": 0.7},
-    "everything": {"momentum": 0.5, "weight-decay": 0.05, "proximal-mu": 0.3, "sessions-of": "all"},
+    "everything": {"momentum": 0.5, "weight-decay": 0.05, "proximal-mu": 0.3},
     "items-only": {"lambda-sm": 0.0},
     "segments-only": {"lambda-im": 0.0},
     "large-batches": {"batch-size": 100},
@@ -172,7 +172,7 @@ SETTINGS = {
     "empty": {"masked-place": "empty", "temperature": 0.5},
 }
 JOINT_ONLY = {
-    "low-rated": {"low-rated": "negative", "sessions-of": "all", "lambda-dssm": 0.3},
+    "low-rated": {"low-rated": "negative", "lambda-dssm": 0.3},
     "no-negatives": {"negatives": 0},
     "anew": {"negatives-policy": "epoch"},
     "late": {"late-parameters": ["item.id", "layer1.*"], "rates": {"layer0.*": 0.5}},
@@ -411,7 +411,7 @@ def test_a_client_trained_in_a_block_has_the_encoders_of_the_start(load_tiny):
 
 
 def test_views_follow_the_order_in_time(make):
-    step, _, population = make(Contrastive, ContrastiveConfig, sessions_of="all", masks=1)
+    step, _, population = make(Contrastive, ContrastiveConfig, masks=1)
     data = population.client(0)
     assert data.items.tolist() == [0, 1]
     for times, order in ((None, [0, 1]), ([5, 2], [1, 0]), ([7, 7], [0, 1])):
@@ -420,19 +420,13 @@ def test_views_follow_the_order_in_time(make):
             data.features,
             data.items,
             data.labels,
-            data.positives,
+            data.items,
             times and np.array(times),
         )
         views = step.task.views(dated, stream(0, "x"))
         masked, true = views[0, :2].tolist(), views[0, 5]
         assert true in order and masked[order.index(true)] not in order
         assert masked[1 - order.index(true)] == order[1 - order.index(true)]
-
-
-def test_an_item_table_that_the_model_has_not_is_refused(make):
-    with pytest.raises(ExperimentError) as caught:
-        make(Contrastive, ContrastiveConfig, item_table="item.ids")
-    assert caught.value.fix == "did you mean 'item.id'?"
 
 
 def test_initial_parameters_hold_the_encoders_of_every_step(load_tiny):

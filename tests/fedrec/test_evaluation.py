@@ -64,12 +64,6 @@ def test_nothing_is_joined_to_nothing():
     assert len(found) == 0 and found.table.index.dtype == np.int64 and not found.columns
 
 
-def test_groups_are_numbers_beside_the_metrics():
-    found = ONE.with_groups({"late": np.array([True, False])})
-    assert found.columns["group:late"].tolist() == [1.0, 0.0]
-    assert found.columns["rows"].dtype == np.int64 and found.sums is ONE.sums
-
-
 @pytest.fixture
 def dataset() -> Interactions:
     features = FeatureTable(
@@ -179,10 +173,6 @@ def hits_by_hand(population, k):
         if cold:
             shares.append(np.mean([(score[never] > score[item]).sum() < k for item in cold]))
     return len(shares), np.mean(shares)
-
-
-def test_they_are_those_that_no_training_user_has(population):
-    assert np.flatnonzero(population.untrained_items).tolist() == [14, *COLD]
 
 
 def test_their_line_is_the_mean_over_them_alone(population):

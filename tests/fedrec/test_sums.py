@@ -15,7 +15,7 @@ from fedrec.baselines.base import Histories
 from fedrec.baselines.private.ranking import DpGram, DpGramConfig
 from fedrec.baselines.simple import TransitionsBaseline
 from fedrec.data.features import Feature, FeatureTable, Vectors
-from fedrec.data.interactions import RecencyConfig, recent_weights
+from fedrec.data.interactions import RecencyConfig
 from fedrec.errors import ExperimentError
 from fedrec.sums.fold_in import (
     LogLinear,
@@ -34,6 +34,7 @@ from fedrec.sums.products import (
     transition_weights,
     transitions,
 )
+from tests.fedrec.baselines.histories import spent
 
 # Weights from Gram matrices: only directions that the matrix has are kept.
 
@@ -93,26 +94,6 @@ def test_a_user_without_items_has_popularity(given):
     model = LogLinear(torch.from_numpy(embeddings), torch.from_numpy(log_shares))
     found = model.scores(torch.from_numpy(liked))[5].numpy()
     np.testing.assert_allclose(found, log_shares - logsumexp(log_shares), atol=1e-9)
-
-
-def test_without_coordinates_all_is_popularity(given):
-    _, log_shares, liked = given
-    model = LogLinear(torch.zeros(ITEMS, 0, dtype=torch.float64), torch.from_numpy(log_shares))
-    found = model.scores(torch.from_numpy(liked)).numpy()
-    np.testing.assert_allclose(found - found[:, :1], [log_shares - log_shares[0]] * 6, atol=1e-9)
-
-
-def test_one_axis_has_its_closed_form():
-    """Two items, equally popular, at +1 and -1; one is liked n times: w = n (1 - tanh w)."""
-    model = LogLinear(
-        torch.tensor([[1.0], [-1.0]], dtype=torch.float64),
-        torch.zeros(2, dtype=torch.float64),
-        tolerance=1e-5,
-    )
-    for number in (1.0, 7.0):
-        taste = model.tastes(torch.tensor([[number, 0.0]], dtype=torch.float64))
-        taste = abs(float(taste[0, 0]))
-        assert taste == pytest.approx(number * (1 - np.tanh(taste)), abs=1e-3)
 
 
 # Public embeddings are factors of their documented kernel.
@@ -195,10 +176,6 @@ def test_vectors_have_a_linear_kernel():
     expected = np.zeros((5, 5))
     expected[np.ix_(known, known)] = 0.4 * own @ own.T / np.mean([row @ row for row in own])
     np.testing.assert_allclose(found @ found.T, expected, atol=1e-6)
-
-
-def test_without_features_there_is_no_coordinate():
-    assert embeddings(FeatureTable(7), {}).shape == (7, 0)
 
 
 def test_an_unknown_feature_is_named(features):
@@ -304,10 +281,6 @@ def test_counts_are_means_of_their_posterior(std):
     np.testing.assert_allclose(expected_counts(noisy, std), expected, rtol=1e-4)
 
 
-def test_counts_without_noise_are_themselves():
-    np.testing.assert_array_equal(expected_counts(np.array([0.0, 3.0]), 0.0), [0.5, 3.0])
-
-
 # Denoising with public features: exact without noise, and closer to the true matrix with noise.
 
 SUBSPACE_ITEMS = 120
@@ -345,13 +318,6 @@ def truth(features_of_subspace):
     return torch.from_numpy(gram), basis_of(directions, popularity)
 
 
-def test_directions_are_a_constant_and_unit_vectors(features_of_subspace):
-    found = public_directions(features_of_subspace)
-    assert found.shape == (SUBSPACE_ITEMS, 1 + 4 + 2) and (found[:, 0] == 1).all()
-    np.testing.assert_allclose(np.linalg.norm(found[:, 1:5], axis=1), 1)
-    assert set(np.round(np.linalg.norm(found[:, 5:], axis=1), 9)) <= {0.0, 1.0}
-
-
 def test_the_basis_spans_the_directions_and_no_more(features_of_subspace, truth):
     basis = truth[1]
     torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1]).double())
@@ -381,12 +347,6 @@ def test_with_noise_it_is_nearer_to_the_truth_than_cutting_at_the_edge(truth, st
     assert means["within"] < means["cut"] < means["noisy"]
 
 
-def test_noise_alone_leaves_next_to_nothing(truth):
-    basis = truth[1]
-    noise = symmetric_noise(np.random.default_rng(3), 1.0)
-    assert denoised_within(noise, 1.0, basis).norm() < 0.25 * noise.norm()
-
-
 def test_the_baseline_takes_features_and_refuses_to_do_without(features_of_subspace):
     random = np.random.default_rng(1)
     liked = [np.sort(random.choice(SUBSPACE_ITEMS, 12, replace=False)) for _ in range(80)]
@@ -404,7 +364,7 @@ def test_the_baseline_takes_features_and_refuses_to_do_without(features_of_subsp
     for baseline in (with_features, plain):
         baseline.fit(histories(features_of_subspace))
         assert baseline.scores(histories(features_of_subspace)).isfinite().all()
-    assert with_features.spent(80).epsilon == plain.spent(80).epsilon <= 5.0
+    assert spent(with_features, 80).epsilon == spent(plain, 80).epsilon <= 5.0
     quiet = {"noise": False, "regularisation": 50.0, "clip_norm": 1e9}
     exact = [
         DpGram(DpGramConfig(**{**settings, **quiet, "public_features": on})) for on in (True, False)
@@ -434,16 +394,6 @@ def sequences(seed, users=30, size=12):
     return offsets, random.integers(0, size, offsets[-1]), size
 
 
-def test_by_hand():
-    """One user with 0, 1, 2, 0 and a window of two; one with the item 3 alone."""
-    found = transitions(
-        np.array([0, 4, 5]), np.array([0, 1, 2, 0, 3]), 4, RecencyConfig(window=2, decay=0.5)
-    )
-    pairs = dict(zip(zip(found.first, found.second, strict=True), found.weights, strict=True))
-    assert pairs == {(0, 1): 1, (0, 2): 0.5, (1, 2): 1, (1, 0): 0.5, (2, 0): 1}
-    assert found.offsets.tolist() == [0, 5, 5]
-
-
 @pytest.mark.parametrize(("window", "decay"), [(1, 1.0), (3, 0.5), (50, 0.9)])
 def test_as_by_loops(window, decay):
     offsets, items, size = sequences(0)
@@ -454,14 +404,6 @@ def test_as_by_loops(window, decay):
     users = np.repeat(np.arange(len(offsets) - 1), np.diff(found.offsets))
     pairs = set(zip(users, found.first, found.second, strict=True))
     assert len(pairs) == len(found.first)  # each pair once per user
-
-
-def test_last_items_count_by_their_distance_from_the_end():
-    offsets = np.array([0, 4, 4, 5])
-    table = recent_weights(
-        offsets, np.array([2, 0, 1, 0, 3]), 4, RecencyConfig(window=3, decay=0.5)
-    )
-    assert table.tolist() == [[1, 0.5, 0, 0], [0] * 4, [0, 0, 0, 1]]
 
 
 def test_weights_are_smoothed_and_noise_below_zero_is_left_out():

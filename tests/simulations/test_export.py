@@ -65,10 +65,6 @@ SYSTEMS = {
     "sasrec": {"model": {"name": "sasrec", "width": 4, "longest": 5, "blocks": 1}, **SEQUENCES},
     "gru4rec": {"model": {"name": "gru4rec", "width": 4, "longest": 5}, **SEQUENCES},
     "vae": {"model": {"name": "vae", "hidden": 6, "latent": 3}, "step": {"name": "vae"}},
-    "vae of ratings": {
-        "model": {"name": "vae", "hidden": 6, "latent": 3, "history": "ratings"},
-        "step": {"name": "vae"},
-    },
     "pnbm": {
         "task": "rating",
         "positive-above": None,

@@ -124,6 +124,16 @@ def test_few_test_users_and_items_of_one_user_are_warned_of(tmp_path, capsys):
     assert "warning" not in capsys.readouterr().err
 
 
+def test_large_catalogues_leave_out_the_system_that_takes_minutes(tmp_path):
+    found = experiment(table_of(tmp_path, [(row % 2000, row) for row in range(7000)]))
+    assert found["evaluation"]["baselines"] == ["popularity", "ials", "random"]
+    assert experiment(written(tmp_path))["evaluation"]["baselines"] == [
+        "popularity",
+        "ease",
+        "random",
+    ]
+
+
 def private(tmp_path, epsilon, users=60):
     file = written(tmp_path, users=users)
     return OwnTable({}, epsilon=epsilon).experiment(file, [], False).table()

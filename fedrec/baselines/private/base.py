@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -29,14 +29,13 @@ from torch import Tensor
 from fedrec.baselines.base import Baseline, Histories, Sparse
 from fedrec.config import Config
 from fedrec.data.interactions import LowRatedConfig
-from fedrec.privacy.accounting.accountant import Accountant, Report
-from fedrec.privacy.accounting.events import DEFAULT_BACKEND, BackendName, Event, NonPrivate
+from fedrec.privacy.accounting.events import Event, NonPrivate
 from fedrec.privacy.accounting.sampling import Adjacency, Contributions
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
-from fedrec.privacy.statement import caveats
 from fedrec.rng import NoiseSource, source_of
+from fedrec.sums.products import packed, unpacked
 
 Charge = Callable[[int, Event], None]
 
@@ -51,13 +50,8 @@ class PrivateConfig(Config):
     on neighbouring data, plus delta."""
     adjacency: Adjacency = "replace-one"
     """Neighbours: one user's data replaced by another's, or one user added or removed."""
-    backend: BackendName = DEFAULT_BACKEND
-    """Accountant."""
     noise: bool = True
     """`false`: clip and add no noise; epsilon is infinite."""
-    mode: Literal["reproducible", "secure"] = "reproducible"
-    """`reproducible`: noise from the seed, a simulation; `secure`: from the operating system's
-    generator."""
     seed: int | None = Field(default=None, ge=0)
     """Seed of the noise; default: the experiment's."""
 
@@ -73,7 +67,7 @@ class PrivateConfig(Config):
     def privacy(self, clip_norm: float) -> PrivacyConfig:
         """The same as an experiment's `[privacy]` table, for one clip norm."""
         target = {"epsilon": self.epsilon} if self.noise else {"noise_multiplier": 0.0}
-        shared = self.model_dump(include={"delta", "adjacency", "backend", "mode"})
+        shared = {"delta": self.delta, "adjacency": self.adjacency}
         return PrivacyConfig.model_validate({"clip_norm": clip_norm, **target, **shared})
 
 
@@ -130,7 +124,7 @@ class PrivateBaseline(Baseline):
             ExperimentError: no noise reaches the target epsilon.
         """
         kinds = self.parts()
-        (sampler, settings) = self.sampler(users)
+        sampler, settings = self.sampler(users)
         mix = tuple((kind.factor, kind.releases) for kind in kinds)
         total = sum(kind.releases for kind in kinds)
         return {
@@ -147,18 +141,9 @@ class PrivateBaseline(Baseline):
             for kind in kinds
         }
 
-    def spent(self, users: int) -> Report:
-        """Total cost of all releases by the accountant; infinite without noise."""
-        accountant = Accountant(self.config.backend)
-        plans = self.plans(users)
-        for kind in self.parts():
-            accountant.step(_event(plans[kind.name], kind.name, kind.unfounded), kind.releases)
-        texts = dict.fromkeys(text for plan in plans.values() for text in caveats(plan))
-        return accountant.epsilon(self.config.delta, attack=self.config.noise, caveats=texts)
-
     def releases(self, users: int) -> NoisyReleases:
         """The releases of one fit."""
-        source = source_of(self.config.mode, self.config.own_seed)
+        source = source_of("reproducible", self.config.own_seed)
         unfounded = {kind.name: kind.unfounded for kind in self.parts()}
         return NoisyReleases(self.plans(users), source, self.charge, unfounded)
 
@@ -216,12 +201,7 @@ class NoisyReleases:
         diagonal, and sqrt(2) times the entries above it. So noise has its full standard deviation
         on the diagonal and 1 / sqrt(2) of it elsewhere.
         """
-        rows, columns = torch.triu_indices(total.shape[-1], total.shape[-1], device=total.device)
-        length = torch.where(rows == columns, 1.0, 2.0).double().sqrt()
-        noisy = self.tensor(name, total[..., rows, columns] * length) / length
-        matrices = torch.empty_like(total)
-        matrices[..., rows, columns] = matrices[..., columns, rows] = noisy
-        return matrices
+        return unpacked(self.tensor(name, packed(total)))
 
 
 def _event(plan: Plan, name: str, unfounded: str) -> Event:

@@ -99,7 +99,6 @@ class DpsgdPnbm(LearnedSimilarities):
     Config = DpsgdPnbmConfig
     paper = "PNBM, algorithm 1"
     config: DpsgdPnbmConfig
-    stream = "baseline-dpsgd-pnbm"
 
     def selected(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
         """The ratings of users who have enough.
@@ -107,15 +106,12 @@ class DpsgdPnbm(LearnedSimilarities):
         Raises:
             ExperimentError: no user has enough ratings.
         """
-        selected = profiles.more_than(self.config.minimum_ratings)
+        selected = profiles.only((profiles.counts > self.config.minimum_ratings)[profiles.users])
         if not len(selected.values):
             raise ExperimentError(
                 "there are no users to learn from",
-                expected=(
-                    f"users with more than minimum-ratings = {self.config.minimum_ratings} ratings"
-                ),
+                expected=f"more than {self.config.minimum_ratings} ratings (minimum-ratings)",
                 got=f"at most {profiles.counts.max(initial=0)} ratings of a user",
-                fix="lower minimum-ratings",
             )
         return selected
 
@@ -215,7 +211,6 @@ class DppsPnbm(LearnedSimilarities):
     Config = DppsPnbmConfig
     paper = "PNBM, algorithm 2"
     config: DppsPnbmConfig
-    stream = "baseline-dpps-pnbm"
 
     def selected(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
         """At most `most-ratings` of each user."""
@@ -225,7 +220,7 @@ class DppsPnbm(LearnedSimilarities):
         self, start: np.ndarray, profiles: Profiles, random: np.random.Generator
     ) -> np.ndarray:
         """Run algorithm 2."""
-        similarity = self.config.chain().sample(start, self.gradient(profiles), random)
+        similarity = self.config.sampled(start, self.gradient(profiles), random)
         np.fill_diagonal(similarity, 0.0)
         return similarity
 

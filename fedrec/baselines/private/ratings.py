@@ -10,10 +10,8 @@ from fedrec.baselines.neighbours import ScaleConfig, profiles_of, user_deviation
 from fedrec.baselines.pnbm import check_divergence
 from fedrec.config import Width
 from fedrec.errors import ExperimentError
-from fedrec.neighbourhood.learned import Gradient, Langevin, means_of, rating_sums, scaled
+from fedrec.neighbourhood.learned import Gradient, langevin, means_of, rating_sums, scaled
 from fedrec.neighbourhood.similarity import Profiles, item_means
-from fedrec.privacy.accounting.events import DEFAULT_BACKEND, BackendName
-from fedrec.privacy.accounting.sampling import Adjacency
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import Stated, report
@@ -169,10 +167,6 @@ class DpItemMeanConfig(ScaleConfig):
     clip_norm: float = Field(default=7.5, ge=1e-9)
     """Bound on the L2 norm of a user's ratings in [-1, 1] and indicators together; from sqrt(n) to
     sqrt(2 n), about 1.2 sqrt(n) for n ratings."""
-    adjacency: Adjacency = "replace-one"
-    """Neighbours: one user's data replaced by another's, or one user added or removed."""
-    backend: BackendName = DEFAULT_BACKEND
-    """Accountant."""
     damping: float = Field(default=20.0, ge=0)
     """Smoothing: number of average ratings that are added to each item."""
     user_damping: float = Field(default=5.0, ge=0)
@@ -191,10 +185,8 @@ class DpItemMean(RatingBaseline):
 
     def plan(self, users: int) -> Plan:
         """Clip, noise and cost of the release for so many training users."""
-        settings = self.config.model_dump(
-            include={"epsilon", "delta", "clip_norm", "adjacency", "backend"}
-        )
-        privacy = PrivacyConfig(**settings)
+        settings = self.config.model_dump(include={"epsilon", "delta", "clip_norm"})
+        privacy = PrivacyConfig(**settings, adjacency="replace-one")
         return Plan.of(privacy, "full", {}, users, 1, contributions="non-negative")
 
     def fit_ratings(self, ratings: Ratings) -> None:
@@ -208,9 +200,7 @@ class DpItemMean(RatingBaseline):
         present = int((profiles.counts > 0).sum())
         if not present:
             raise ExperimentError(
-                "there are no users to learn from",
-                expected="ratings",
-                got="none",
+                "there are no ratings of training users to learn from",
                 fix="choose a dataset with ratings, or a split with training rows",
             )
         plan = self._plan = self.plan(present)
@@ -295,9 +285,13 @@ class PosteriorConfig(ScaleConfig):
         """Factor on the log of the posterior."""
         return 1.0 if self.epsilon is None else self.epsilon / (4 * self.most_error)
 
-    def chain(self) -> Langevin:
-        """The Langevin chain of these settings."""
-        return Langevin(self.steps, self.learning_rate, self.decay, self.temperature)
+    def sampled(
+        self, start: np.ndarray, gradient: Gradient, random: np.random.Generator
+    ) -> np.ndarray:
+        """The last point of a Langevin chain with these settings, `float64 [...]` with the shape of
+        the start."""
+        rates = {"rate": self.learning_rate, "decay": self.decay, "temperature": self.temperature}
+        return langevin(start, gradient, random, steps=self.steps, **rates)
 
     def stated(self, *more: str) -> Stated | None:
         """Stated and exact privacy of a sample under these settings, with additional caveats."""
@@ -354,7 +348,7 @@ class DppsMf(RatingBaseline):
         self._means = item_means(profiles)
         rows = ratings.num_users + ratings.num_items
         start = random.normal(0, _INIT_STD, (rows, config.factors))
-        factors = config.chain().sample(start, self.gradient(profiles), random)
+        factors = config.sampled(start, self.gradient(profiles), random)
         check_divergence(factors)
         self.items = factors[ratings.num_users :]
 

@@ -27,7 +27,7 @@ from fedrec.models.vae import Ae, AeConfig
 from fedrec.nn.layers import Adam
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.optimal_clip import noise_decides, optimal_clip
-from fedrec.rng import NoiseSource, secure_fixed_size, secure_poisson, stream, torch_stream
+from fedrec.rng import stream, torch_stream
 
 # Gradients of users that are outer products: their norms and clipped sums, without materialising
 # the gradients.
@@ -128,14 +128,10 @@ class DpSgdBaselineConfig(PrivateConfig):
 
 
 class DpSgdBaseline(PrivateBaseline):
-    """Updates parameters by noisy sums of clipped gradients of users; a subclass defines the model.
-
-    Attributes:
-        stream: name of its random stream.
-    """
+    """Updates parameters by noisy sums of clipped gradients of users; a subclass defines the
+    model."""
 
     config: DpSgdBaselineConfig
-    stream: str
 
     def parts(self) -> tuple[ReleaseKind, ...]:
         """One sum of gradients per step."""
@@ -156,20 +152,9 @@ class DpSgdBaseline(PrivateBaseline):
     def start(self, histories: Histories, generator: torch.Generator) -> dict[str, Tensor]:
         """Initial parameters, on the device."""
 
-    def dropout(
-        self, users: np.ndarray, step: int, source: NoiseSource, generator: torch.Generator
-    ) -> Tensor | None:
-        """`bool [users, items]`: the items that dropout lets pass in a step; None without dropout.
-
-        A user's row must be of that user alone and unknown to observers: a row that depended on who
-        else is in the cohort would change other users' gradients with one user's data.
-
-        Args:
-            users: `int64 [users]`, of the cohort.
-            step: the step, from 0.
-            source: where noise comes from.
-            generator: of the model's random numbers, from the seed; for simulations.
-        """
+    def dropout(self, users: int, generator: torch.Generator) -> Tensor | None:
+        """`bool [users, items]`: the items that dropout lets pass in a step of so many users, drawn
+        from the seed; None without dropout."""
         return None
 
     @abstractmethod
@@ -188,7 +173,7 @@ class DpSgdBaseline(PrivateBaseline):
     def fit(self, histories: Histories) -> None:
         """Train from fresh parameters, on a processor with one thread."""
         config = self.config
-        generator = torch_stream(self.config.own_seed, self.stream)
+        generator = torch_stream(self.config.own_seed, f"baseline-{self.name}")
         releases = self.releases(histories.num_users)
         self._parameters = self.start(histories, generator)
         adam = Adam(self._parameters.values(), lr=config.learning_rate)
@@ -196,7 +181,7 @@ class DpSgdBaseline(PrivateBaseline):
         for step in range(config.steps):
             cohort = self._cohort(histories.num_users, step)
             rows = histories.take(cohort).matrix().to(self.device)
-            mask = self.dropout(cohort, step, releases.source, generator)
+            mask = self.dropout(len(cohort), generator)
             gradients = self.gradients(
                 self._parameters, rows, None if mask is None else mask.to(self.device)
             )
@@ -217,14 +202,9 @@ class DpSgdBaseline(PrivateBaseline):
     def _cohort(self, users: int, step: int) -> np.ndarray:
         name, settings = self.sampler(users)
         cohort = int(settings["cohort"])
-        secure = self.config.mode == "secure"
-        random = stream(self.config.own_seed, f"{self.stream}/cohort", step)
+        random = stream(self.config.own_seed, f"baseline-{self.name}/cohort", step)
         if name == "fixed-size":
-            if secure:
-                return secure_fixed_size(np.arange(users), cohort)
             return np.sort(random.choice(users, cohort, replace=False))
-        if secure:
-            return secure_poisson(np.arange(users), cohort / users)
         return np.flatnonzero(random.random(users) < cohort / users)
 
 
@@ -265,15 +245,8 @@ def chosen_clip(gradients: OuterGradients, noise_multiplier: float) -> float:
 # data of a user. Adam instead of plain gradient descent.
 
 
-class DpAeConfig(DpSgdBaselineConfig):
+class DpAeConfig(DpSgdBaselineConfig, AeConfig):
     """Settings of the private autoencoder."""
-
-    hidden: Width = 80
-    """Width of the hidden layers of encoder and decoder."""
-    latent: Width = 20
-    """Width of the code (paper: 20, 30 and 50)."""
-    dropout: float = Field(default=0.5, ge=0, lt=1)
-    """Share of a user's items that are hidden from the encoder while it trains."""
 
 
 class DpAe(DpSgdBaseline):
@@ -283,17 +256,13 @@ class DpAe(DpSgdBaseline):
     Config = DpAeConfig
     paper = "DP-VAE (Fang et al. 2022), tables 8 and 11, DPAE"
     config: DpAeConfig
-    stream = "baseline-dpae"
 
     def start(self, histories: Histories, generator: torch.Generator) -> dict[str, Tensor]:
         """Initial parameters, on the device."""
-        config = self.config
-        network = AeConfig(hidden=config.hidden, latent=config.latent, dropout=config.dropout)
         schema = Schema(histories.num_items, FeatureTable(histories.num_items, ()), (), "ranking")
-        self._model = Ae(network, schema)
-        return {
-            name: value.to(self.device) for name, value in self._model.initial(generator).items()
-        }
+        self._model = Ae(self.config, schema)
+        fresh = self._model.initial(generator)
+        return {name: value.to(self.device) for name, value in fresh.items()}
 
     @torch.no_grad()
     def scores(self, histories: Histories) -> Tensor:
@@ -303,19 +272,9 @@ class DpAe(DpSgdBaseline):
             parameters, histories.matrix().to(self.device).unsqueeze(0)
         )[0]
 
-    def dropout(
-        self, users: np.ndarray, step: int, source: NoiseSource, generator: torch.Generator
-    ) -> Tensor:
-        """`bool [users, items]`: the items that dropout lets pass in a step; in mode `secure` drawn
-        for each user from the operating system's generator, else by position in the cohort from the
-        seed."""
-        if self.config.mode == "reproducible":
-            return self._model.draw((1, len(users)), generator).mask[0]
-        mask = np.empty((len(users), self._model.schema.num_items), dtype=bool)
-        for row, user in zip(mask, users, strict=True):
-            drawn = source.uniform(len(row), f"{self.stream}/dropout", step, int(user))
-            np.greater_equal(drawn, self.config.dropout, out=row)
-        return torch.from_numpy(mask)
+    def dropout(self, users: int, generator: torch.Generator) -> Tensor:
+        """`bool [users, items]`: the items that dropout lets pass in a step."""
+        return self._model.draw((1, users), generator).mask[0]
 
     def gradients(
         self, parameters: dict[str, Tensor], rows: Tensor, mask: Tensor | None
@@ -387,7 +346,6 @@ class DpSvd(DpSgdBaseline):
     Config = DpSvdConfig
     paper = "DP-VAE (Fang et al. 2022), table 11, SVD and MF"
     config: DpSvdConfig
-    stream = "baseline-dp-svd"
 
     def start(self, histories: Histories, generator: torch.Generator) -> dict[str, Tensor]:
         """Initial parameters, on the device."""

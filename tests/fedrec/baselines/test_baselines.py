@@ -17,7 +17,7 @@ from fedrec.baselines.base import Histories
 from fedrec.baselines.linear import CentralIalsConfig, Ease, solved
 from fedrec.baselines.private.ranking import DpPopularity
 from fedrec.baselines.simple import Popularity, RepeatBaseline
-from fedrec.components.registry import BASELINE, builtin_names, resolve
+from fedrec.components.registry import BASELINE, resolve
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
@@ -28,7 +28,7 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.nn.layers import Adam
 from simulations.contracts.base import SMALL
-from tests.fedrec.baselines.histories import histories_of
+from tests.fedrec.baselines.histories import histories_of, spent
 
 
 def fitted(baseline, lists, num_items, **options):
@@ -60,9 +60,9 @@ class TestEase:
     def test_closed_form(self):
         generator = np.random.default_rng(0)
         # repeats, and more than one block of users
-        lists = [generator.choice(30, 7).tolist() for _ in range(2100)]
+        lists = [generator.choice(30, 7).tolist() for _ in range(210)]
         model = fitted(Ease, lists, 30, regularisation=10.0)
-        matrix = np.zeros((2100, 30))
+        matrix = np.zeros((210, 30))
         for user, items in enumerate(lists):
             matrix[user, items] = 1
         inverse = np.linalg.inv(matrix.T @ matrix + 10 * np.eye(30))
@@ -71,37 +71,15 @@ class TestEase:
         got = model.scores(histories_of([[3, 3, 9], []], 30)).numpy()
         np.testing.assert_allclose(got, [weights[3] + weights[9], np.zeros(30)], atol=1e-4)
 
-    def test_no_weight_is_better_than_the_closed_form(self):
-        """B is the least-squares solution with a zero diagonal, so any other such B has a larger
-        objective."""
-        lists = [
-            np.random.default_rng(user).choice(12, 4, replace=False).tolist() for user in range(60)
-        ]
-        model = fitted(Ease, lists, 12, regularisation=5.0)
-        data, weights = histories_of(lists, 12).matrix().double(), model._weights.double()
-
-        def objective(candidate):
-            return ((data - data @ candidate) ** 2).sum() + 5.0 * (candidate**2).sum()
-
-        for seed in range(20):
-            step = (
-                torch.randn(12, 12, generator=torch.Generator().manual_seed(seed)).double() * 1e-2
-            )
-            assert objective(weights + step.fill_diagonal_(0)) > objective(weights)
-
-    def test_refuses_a_large_catalogue_and_states_the_memory(self):
+    def test_refuses_a_large_catalogue_and_states_the_memory(self, caplog):
         with pytest.raises(ExperimentError, match=r"40000 items.*17\.9 GiB"):
             fitted(Ease, [[0]], 40_000)
-
-    def test_limit_is_a_setting(self):
-        with pytest.raises(ExperimentError, match="at most 5 items"):
-            fitted(Ease, [[0]], 6, **{"max-items": 5})
-
-
-def test_every_baseline_resolves_by_name():
-    assert {"popularity", "ease", "repeat"} <= set(builtin_names(BASELINE))
-    assert "evaluate" not in builtin_names(BASELINE)
-    assert resolve(BASELINE, "ease") is Ease
+        table = dataset([0, 1, 1], [0, 0, 1])
+        partition = Partition(np.array([0]), np.array([0, 1]), np.array([]), np.array([2]))
+        names = {"ease": {"max-items": 1}, "popularity": {}}
+        found = evaluated(names, table, partition, positive_above=None, held_out="test", ks=(1,))
+        assert list(found) == ["popularity"]
+        assert "baseline ease is left out: 2 items would take" in caplog.text
 
 
 def evaluated(names, table, partition, *, positive_above, **options):
@@ -196,19 +174,6 @@ class TestEvaluate:
             "popularity-lift@3",
         }
 
-    def test_wrong_setting_is_named(self):
-        table = dataset([0, 1, 1], [0, 0, 1])
-        partition = Partition(np.array([0]), np.array([0, 1]), np.array([]), np.array([2]))
-        with pytest.raises(ExperimentError, match=r"baselines\.ease\.lambda"):
-            evaluated(
-                {"ease": {"lambda": 1}},
-                table,
-                partition,
-                positive_above=None,
-                held_out="test",
-                ks=(1,),
-            )
-
     @pytest.mark.slow
     def test_nothing_to_rank(self):
         table = dataset([0, 1, 1], [0, 0, 1])
@@ -217,30 +182,6 @@ class TestEvaluate:
             evaluated(
                 ["popularity"], table, partition, positive_above=None, held_out="test", ks=(1,)
             )
-
-
-@pytest.mark.slow
-@pytest.mark.real_data
-def test_movielens_1m_under_the_protocol_of_privrec():
-    """Hits@5, 10, 20, 30 on ML-1M, measured by another implementation on another sample of test
-    users."""
-    reader = resolve_reader("ml-1m")
-    table = reader.read()
-    partition = UserHoldout(UserHoldout.Config(), 0).split(table)
-    ks = (5, 10, 20, 30)
-    got = evaluated(
-        ["popularity", "ease"], table, partition, positive_above=3, held_out="test", ks=ks
-    )
-    hits = {name: [values[f"hits@{k}"] for k in ks] for name, values in got.items()}
-    np.testing.assert_allclose(hits["popularity"], [0.062, 0.102, 0.158, 0.199], atol=0.006)
-    np.testing.assert_allclose(hits["ease"], [0.168, 0.241, 0.338, 0.401], atol=0.006)
-
-
-def resolve_reader(name: str):
-    from fedrec.components.registry import DATASET
-
-    reader = resolve(DATASET, name)
-    return reader(name, reader.Config())
 
 
 def test_private_popularity_costs_its_epsilon_and_has_that_noise():
@@ -258,14 +199,14 @@ def test_private_popularity_costs_its_epsilon_and_has_that_noise():
     assert exact == pytest.approx(1e-5, rel=0.02)
     assert noise.std() == pytest.approx(np.sqrt(2) * 3.0 / mu, rel=5 / np.sqrt(2 * items))
     assert abs(noise.mean()) < 0.2
-    assert model.spent(50).epsilon == pytest.approx(2.0, rel=1e-3)
+    assert spent(model, 50).epsilon == pytest.approx(2.0, rel=1e-3)
 
 
 def test_private_popularity_clips_each_user():
     """At epsilon 1e4 there is hardly any noise: a user with nine items adds 2 / sqrt(9) to each,
     repeats count once."""
     lists = [list(range(9)), [1, 1, 2]]
-    model = fitted(DpPopularity, lists, 12, epsilon=1e4, clip_norm=2.0, backend="autodp")
+    model = fitted(DpPopularity, lists, 12, epsilon=1e4, clip_norm=2.0)
     wide, expected = model.plans(2)["counts"].noise_std, np.zeros(12)
     expected[:9] += 2 / 3
     expected[[1, 2]] += 1.0
@@ -280,40 +221,6 @@ def test_private_popularity_with_laplace_noise():
     )
     noise = model.scores(histories_of([[]], 20_000))[0].numpy()[2:]
     assert np.abs(noise).mean() == pytest.approx(2.5, rel=0.04)
-
-
-class TestTooLarge:
-    """A baseline for which the data are too large is skipped with a message, and another one
-    replaces it."""
-
-    def setup_method(self):
-        generator = np.random.default_rng(0)
-        table = dataset(
-            np.repeat(np.arange(30), 8).tolist(), generator.integers(0, 40, 240).tolist()
-        )
-        partition = UserHoldout(UserHoldout.Config.parse({"test-users": 0.4}), 0).split(table)
-        self.population = Population(table, partition, task="ranking", positive_above=None)
-        self.said = []
-
-    def measured(self, names):
-        return evaluate_baselines(
-            names, self.population, held_out="test", ks=(5,), say=self.said.append
-        )
-
-    def test_ials_replaces_ease(self):
-        alone = self.measured(["ials"])
-        found = self.measured({"popularity": {}, "ease": {"max-items": 10}})
-        assert list(found) == ["popularity", "ials"] and found["ials"] == alone["ials"]
-        assert len(self.said) == 1 and "ease is left out: 40 items would take" in self.said[0]
-        assert self.said[0].endswith("; ials stands in")
-
-    def test_its_own_settings_are_kept(self):
-        settings = {"factors": 3, "seed": 5}
-        found = self.measured({"ease": {"max-items": 10}, "ials": settings})
-        assert found == self.measured({"ials": settings})
-
-    def test_nothing_is_reported_for_data_that_fit(self):
-        assert list(self.measured(["ease"])) == ["ease"] and not self.said
 
 
 @pytest.fixture
@@ -337,10 +244,7 @@ def threads_of_steps(monkeypatch):
     ("name", "options"),
     [
         ("vae", {"epochs": 1}),
-        ("mf", {"epochs": 1}),
-        ("lightgcn", {"epochs": 1}),
         ("central", {"epochs": 1}),
-        ("dpae", {"steps": 2, "noise": False}),
         ("dp-svd", {"steps": 2, "noise": False}),
     ],
 )
@@ -566,46 +470,16 @@ def test_puresvd_projects_weighted_rows(rated, rows):
     )
 
 
-@pytest.mark.parametrize("metric", ["cosine", "pearson", "euclidean"])
-def test_neighbours_are_those_of_weighted_rows(rated, rows, metric):
-    """With all items, or users, as neighbours."""
-    baselines = {name: resolve(BASELINE, name) for name in ("item-knn", "user-knn")}
-
-    def scores(name):
-        options = {"neighbours": 100, "metric": metric, "low-rated": WEIGHT}
-        model = baselines[name](baselines[name].Config.parse(options))
-        model.fit(rated)
-        return model.scores(rated).numpy()
-
-    np.testing.assert_allclose(scores("item-knn"), rows @ similar(rows.T, metric), atol=1e-4)
-    np.testing.assert_allclose(scores("user-knn"), similar(rows, metric) @ rows, atol=1e-4)
-
-
-def similar(rows: np.ndarray, metric: str) -> np.ndarray:
-    """Positive similarities of different rows, by numpy."""
-    rows = rows.astype(float)
-    if metric == "euclidean":
-        found = 1 / (1 + np.linalg.norm(rows[:, None] - rows[None], axis=2))
-    elif metric == "pearson":
-        found = np.nan_to_num(np.corrcoef(rows))
-    else:
-        norms = np.linalg.norm(rows, axis=1)
-        found = rows @ rows.T / np.maximum(norms[:, None] * norms, 1e-12)
-    np.fill_diagonal(found, 0)
-    return np.maximum(found, 0)
-
-
 def test_factors_minimise_a_loss_in_which_a_pair_is_liked_in_part(rated, rows):
     """A pair of weight r has r of the loss of a liked one and 1 - r of that of another."""
-    config = CentralIalsConfig(factors=5, weight=3.0, regularisation=0.5, frequency_exponent=0.5)
+    config = CentralIalsConfig(factors=5, weight=3.0, regularisation=0.5)
     generator = torch.Generator().manual_seed(1)
     fixed = torch.randn(50, 5, dtype=torch.float64, generator=generator)
     own = solved(rated.csr(np.float64, WEIGHT), fixed, config).requires_grad_()
     shares = torch.from_numpy(np.where(rows == 1, 1.0, np.where(rows > 0, WEIGHT, 0.0)))
     found = own @ fixed.T
     loss = (shares * 3.0 * (1 - found).square() + (1 - shares) * found.square()).sum()
-    totals = (3.0 * shares + 1 - shares).sum(1)
-    loss = loss + 0.5 * (totals**0.5 * own.square().sum(1)).sum()
+    loss = loss + 0.5 * own.square().sum()
     assert torch.autograd.grad(loss, own)[0].abs().max() < 1e-8
 
 
@@ -614,36 +488,3 @@ def test_weight_0_leaves_them_out_and_another_does_not(name, rated, liked):
     without = fitted_of_low_rated(name, liked, 0).scores(liked)
     assert torch.equal(without, fitted_of_low_rated(name, rated, 0).scores(rated))
     assert not torch.allclose(without, fitted_of_low_rated(name, rated).scores(rated), atol=1e-3)
-
-
-@pytest.mark.parametrize("name", LOW_RATED_SYSTEMS)
-def test_held_out_rows_that_are_not_positive_change_nothing(name):
-    """Two datasets that differ in held-out items rated low alone: the same lists."""
-
-    def measured(low: int):
-        random = np.random.default_rng(0)
-        users = np.repeat(np.arange(60), 8)
-        items = np.concatenate([random.choice(40, 8, replace=False) for _ in range(60)])
-        ratings = np.tile([5, 5, 5, 1, 2, 5, 5, 1], 60)
-        held_out = np.tile(np.arange(8) >= 6, 60) & (users >= 40)
-        # the last row of a test user: a low rating of an item that the user has nowhere else
-        last = held_out & (ratings == 1)
-        items[last] = [
-            np.setdiff1d(np.arange(40), items[users == user])[low] for user in users[last]
-        ]
-        table = Interactions(
-            "hand", users, items, np.arange(60), np.arange(40), FeatureTable(60), FeatureTable(40),
-            ratings,
-        )  # fmt: skip
-        places = np.arange(len(users))
-        none = np.array([], dtype=np.int64)
-        partition = Partition(np.arange(40), places[~held_out], none, places[held_out])
-        population = Population(table, partition, task="ranking", positive_above=3)
-        evaluation = CentralEvaluation(population, EvaluationConfig(ks=(5,)))
-        model = fitted_of_low_rated(name, evaluation.training)
-        known = Histories(40, *population.rows(evaluation.clients, positive=True).lists)
-        others = Histories(40, *population.rows(evaluation.clients, positive=False).lists)
-        assert len(others.items) == 2 * 20, "the known ones alone"
-        return model.scores(replace(known, low_rated=others))
-
-    assert torch.equal(measured(0), measured(7))

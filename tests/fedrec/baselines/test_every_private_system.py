@@ -12,7 +12,6 @@ import pytest
 from scipy.stats import norm
 
 from fedrec.baselines.base import Histories, Ratings
-from fedrec.baselines.private import base as _private
 from fedrec.baselines.private.base import PrivateBaseline
 from fedrec.baselines.private.pnbm import (
     DppsPnbm,
@@ -42,8 +41,9 @@ from fedrec.perturb.noisy_cooccurrence import NoisyCooccurrence, NoisyCooccurren
 from fedrec.privacy.accounting.events import NonPrivate
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
-from fedrec.rng import Reproducible, stream
+from fedrec.rng import Reproducible
 from tests.captured_noise import Captured, captured, sensitivities
+from tests.fedrec.baselines.histories import spent
 
 USERS, ITEMS, CHOSEN = 14, 16, 6
 SMALL = {"items": CHOSEN, "count-clip": 0.5}
@@ -128,7 +128,7 @@ def ranking(name: str, options: dict[str, Any], **more: Any) -> Fit:
     return fit
 
 
-def item_means_of_every_private_system(adjacency: str, **_: Any) -> Fit:
+def item_means_of_every_private_system(**_: Any) -> Fit:
     """Fits private item means to extreme ratings; the outcome is predictions."""
 
     def ratings(lists):
@@ -139,8 +139,7 @@ def item_means_of_every_private_system(adjacency: str, **_: Any) -> Fit:
 
     def fit(lists, held=None):
         cls = registry.resolve(registry.BASELINE, "dp-item-mean")
-        options = {"clip-norm": 0.5, "adjacency": adjacency}
-        system = cls(cls.Config.parse(options))
+        system = cls(cls.Config.parse({"clip-norm": 0.5}))
         with captured(held) as seen:
             system.fit_ratings(ratings(lists))
         known, asked = ratings(PROBES), np.arange(ITEMS)
@@ -175,7 +174,7 @@ RATED = {
 }
 CASES = [
     *((name, adjacency) for name in RANKING for adjacency in ("replace-one", "add-remove")),
-    *(("item means", adjacency) for adjacency in ("replace-one", "add-remove")),
+    ("item means", "replace-one"),
     ("synthetic profiles", "replace-one"),
 ]
 
@@ -195,11 +194,12 @@ def test_no_private_system_is_left_out():
 
 
 @pytest.mark.parametrize(("name", "adjacency"), CASES)
-def test_one_users_data_move_the_sums_by_what_is_charged(name, adjacency, monkeypatch):
+def test_one_users_data_move_the_sums_by_what_is_charged(name, adjacency):
     """For every release, given the releases before and what users draw for themselves; the bound is
     approached, or the users would prove little."""
-    monkeypatch.setattr(_private, "source_of", lambda mode, seed: Reproducible(2**40))
-    fit, others, nearest = fitting(name, adjacency, mode="secure"), users(0)[1:], {}
+    # without dropout, which users draw for themselves: here it is drawn for a whole cohort
+    more = {"dropout": 0.0} if name == "autoencoder" else {}
+    fit, others, nearest = fitting(name, adjacency, **more), users(0)[1:], {}
     for one, other in NEIGHBOURS:
         if name in RATED:  # who has no rows is not among the users
             one, other = (own or [3] for own in (one, other))
@@ -276,18 +276,19 @@ def test_all_releases_together_cost_epsilon(name, adjacency):
     """Gaussian parameters mu = sensitivity / sigma add in squares, over kinds and steps; delta is
     that of one release of their sum. The cost of cohorts has tests of its own."""
     system = made(name, epsilon=3.0, adjacency=adjacency)
-    plans, total = system.plans(1000), 0.0
+    plans, costs = system.plans(1000), {}
     for part in system.parts():
         factor = 2.0 if part.contributions == "signed" else math.sqrt(2)
         moved = part.clip_norm * (1.0 if adjacency == "add-remove" else factor)
-        total += part.releases * (moved / plans[part.name].noise_scale) ** 2
-    assert sum(part.share for part in system.parts()) == pytest.approx(1)
+        costs[part.name] = part.releases * (moved / plans[part.name].noise_scale) ** 2
+    total = sum(costs.values())
+    shares = {part.name: part.share * total for part in system.parts()}
+    assert costs == pytest.approx(shares) and sum(shares.values()) == pytest.approx(total)
     mu = math.sqrt(total)
     delta = norm.cdf(mu / 2 - 3 / mu) - math.exp(3) * norm.cdf(-mu / 2 - 3 / mu)
     assert delta == pytest.approx(1e-5, rel=0.03)
-    report = system.spent(1000)
+    report = spent(system, 1000)
     assert report.epsilon == pytest.approx(3.0, rel=1e-3) and report.events == len(ORDER[name])
-    assert len(set(report.caveats)) == len(report.caveats)
 
 
 @pytest.mark.parametrize("name", ORDER)
@@ -315,11 +316,11 @@ def test_without_noise_epsilon_is_infinite_and_every_charge_says_so(name):
     system.fit(histories(users(0)))
     assert len(told) == len(ORDER[name])
     assert all(isinstance(event, NonPrivate) for event in told)
-    assert math.isinf(system.spent(USERS).epsilon)
+    assert math.isinf(spent(system, USERS).epsilon)
 
 
 @pytest.mark.parametrize("name", ORDER)
-def test_noise_follows_the_seed_or_nothing(name):
+def test_noise_follows_the_seed(name):
     def scores(**options):
         system = made(name, **options)
         system.fit(histories(users(0)))
@@ -327,26 +328,6 @@ def test_noise_follows_the_seed_or_nothing(name):
 
     first = scores(seed=1)
     assert np.array_equal(first, scores(seed=1)) and not np.array_equal(first, scores(seed=2))
-    assert not np.array_equal(scores(mode="secure"), scores(mode="secure"))
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("gram, puresvd", {"epsilon": 0}),
-        ("gram, puresvd", {"count-share": 1.0}),
-        ("gram, puresvd", {"items": 0}),
-        ("gram, puresvd", {"model": "svd"}),
-        ("gram, puresvd", {"clip": 3}),
-        ("fold-in", {"low-rated": 1.5}),
-        *(("als", {key: 0}) for key in ("clip-norm", "item-budget", "steps")),
-        ("mf", {"variant": "liu"}),
-        ("svd", {"steps": 0}),
-    ],
-)
-def test_wrong_settings_are_named(name, settings):
-    with pytest.raises(ExperimentError, match=rf"here\.{next(iter(settings))}"):
-        registry.resolve(registry.BASELINE, RANKING[name][0]).Config.parse(settings, at="here")
 
 
 # Private rating baselines: scales of their noise, their stated epsilons, and their limits without
@@ -456,79 +437,6 @@ def test_batches_estimate_the_gradient_without_bias(ratings):
         assert np.square(draws.mean(0) - exact).sum() < 1.5 * np.square(half / 2).sum()
 
 
-@pytest.mark.slow
-def test_a_chain_without_noise_goes_downhill(ratings):
-    """A temperature near 0 is gradient descent on the scaled energy."""
-    for cls, config in (
-        (
-            DppsPnbm,
-            DppsPnbmConfig(
-                epsilon=None, temperature=1e-12, steps=60, learning_rate=0.02, batch=2000, decay=0.0
-            ),
-        ),
-        (
-            DppsMf,
-            DppsMfConfig(
-                epsilon=None,
-                temperature=1e-12,
-                steps=200,
-                learning_rate=0.01,
-                batch=2000,
-                decay=0.0,
-            ),
-        ),
-    ):
-        errors = []
-        for steps in (0, config.steps):
-            system = cls(config.model_copy(update={"steps": steps}))
-            system.fit_ratings(ratings)
-            found = system.predict(ratings, ratings.users, ratings.items)
-            errors.append(np.square(found - ratings.values).mean())
-        assert errors[1] < 0.95 * errors[0], cls
-
-
-def test_inclusion_is_the_printed_formula(ratings):
-    found, total = inclusion(profiles_of(ratings), 7), len(ratings.items)
-    counts, i, j = np.bincount(ratings.items, minlength=60), 3, 11
-    expected = (
-        1
-        - counts[i]
-        * counts[j]
-        / total**2
-        * (1 - counts[j] / total) ** 6
-        * (1 - counts[i] / total) ** 6
-    )
-    assert found[i, j] == pytest.approx(expected, rel=1e-12) and found.min() > 0.99
-
-
-def test_without_noise_dpsgd_mf_is_plain_descent(ratings):
-    """Against a loop over ratings, from the same start and in the same order."""
-    config = DpsgdMfConfig(
-        epsilon=None, epochs=2, factors=3, learning_rate=0.01, regularisation=0.2,
-        error_bound=1e9, seed=4,
-    )  # fmt: skip
-    system = DpsgdMf(config)
-    system.fit_ratings(ratings)
-    random = stream(4, "baseline-dpsgd-mf")
-    p, q = random.normal(0, 0.1, (40, 3)), random.normal(0, 0.1, (60, 3))
-    left = (
-        ratings.values
-        - system._mean
-        - system._of_items[ratings.items]
-        - system._of_users[ratings.users]
-    )
-    for _ in range(2):
-        for n in random.permutation(len(left)):
-            u, i = ratings.users[n], ratings.items[n]
-            error = left[n] - p[u] @ q[i]
-            p[u], q[i] = (
-                p[u] + 0.01 * (error * q[i] - 0.2 * p[u]),
-                q[i] + 0.01 * (error * p[u] - 0.2 * q[i]),
-            )
-    np.testing.assert_allclose(system.users, p, atol=1e-12)
-    np.testing.assert_allclose(system.items, q, atol=1e-12)
-
-
 def test_noise_of_dpsgd_mf_and_what_it_states():
     """Every access to a rating has its share of epsilon: K of them and a third of each average."""
     system = DpsgdMf(DpsgdMfConfig(epsilon=2.0, epochs=10, average_share=0.1))
@@ -565,10 +473,6 @@ def test_noisy_item_means(ratings):
     assert told is not None and told.exact == pytest.approx(1.0, rel=1e-3) and told.nominal == 1
     # replace-one: no two users' contributions have a negative inner product
     assert private.plan(40).sensitivity == pytest.approx(5 * 2**0.5)
-    assert (
-        DpItemMean(DpItemMeanConfig(clip_norm=5.0, adjacency="add-remove")).plan(40).sensitivity
-        == 5
-    )
 
 
 def test_numbers_are_shown_with_the_errors(world):
@@ -577,17 +481,3 @@ def test_numbers_are_shown_with_the_errors(world):
     found = evaluate_baselines(names, world("rating"), held_out="test")
     assert found["dpsgd-mf"]["nominal-epsilon"] == found["dpsgd-mf"]["epsilon"] == 3
     assert set(found["item-mean"]) == {"mae", "rmse"}
-
-
-@pytest.mark.parametrize(
-    ("config", "settings", "match"),
-    [
-        (DpsgdMfConfig, {"average-share": 1.0}, "average-share"),
-        (DppsMfConfig, {"temperature": 0.0}, "temperature"),
-        (DpItemMeanConfig, {"clip-norm": 0.0}, "clip-norm"),
-        (DpItemMeanConfig, {"clipnorm": 1.0}, "clip-norm"),
-    ],
-)
-def test_wrong_settings_are_named_of_private_ratings(config, settings, match):
-    with pytest.raises(ExperimentError, match=match):
-        config.parse(settings)

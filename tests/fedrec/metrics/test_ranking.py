@@ -3,7 +3,6 @@
 
 import itertools
 import math
-from fractions import Fraction
 from itertools import permutations
 
 import ir_measures
@@ -21,7 +20,7 @@ from fedrec.evaluation.lists import ranking_metrics
 from fedrec.evaluation.tables import Evaluated, Metrics
 from fedrec.experiment.loading import load
 from fedrec.experiment.tables import EvaluationConfig
-from fedrec.metrics.ranking import Exposure, TargetNdcg, TargetRank, _first_of_tied, gini
+from fedrec.metrics.ranking import Exposure, TargetNdcg, TargetRank, gini
 from fedrec.metrics.ranks import RankedBlock
 
 # Ranking metrics against ir-measures, brute force, and by hand.
@@ -166,40 +165,7 @@ def test_by_hand():
     assert got["ndcg@4"] == pytest.approx((1 / math.log2(3)) / ideal)
 
 
-def test_list_of_hit_miss_hit():
-    """DP-VAE's example: three relevant items, the list is hit, miss, hit; 1.5 / 2.1309 = .7039,
-    recall 2/3."""
-    scores, masks = block([3, 2, 1, 0], [1, 0, 1, 1], [0, 0, 0, 0], [1, 0, 1, 1])
-    got = single(scores, masks, ks=(3,))
-    assert got["ndcg@3"] == pytest.approx(0.7039, abs=5e-5)
-    assert got["recall@3"] == pytest.approx(2 / 3)
-
-
-def _broken_ties(scores: torch.Tensor, masks, k: int, draws: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean hits and nDCG of `draws` random tie-breakings (scores are integers, so noise below 1
-    keeps the order)."""
-    generator = np.random.default_rng(0)
-    hits, ndcg = np.zeros((2, draws, len(scores)))
-    for u in range(len(scores)):
-        relevant, negative = masks["relevant"][u].numpy(), ~masks["seen"][u].numpy()
-        noisy = scores[u].numpy() + generator.random((draws, scores.shape[1]))
-        above = (noisy[:, None, negative] > noisy[:, relevant, None]).sum(2)
-        hits[:, u] = (above < k).mean(1)
-        ndcg[:, u] = np.where(above < k, 1 / np.log2(above + 2), 0).mean(1)
-    return hits.mean(0), ndcg.mean(0)
-
-
-@pytest.mark.parametrize("levels", [1, 2, 5])
-def test_ties_have_the_expectation_of_random_breaking(levels):
-    scores, masks = random_block(levels, users=6, levels=levels)
-    got = ranking_metrics(scores, **masks, ks=(5,))
-    hits, ndcg = _broken_ties(scores, masks, k=5, draws=20_000)
-    np.testing.assert_allclose(got["hits@5"], hits, atol=0.01)
-    np.testing.assert_allclose(got["discounted-hits@5"], ndcg, atol=0.01)
-
-
-@pytest.mark.parametrize("never_seen", [1, 9, 50])
-@pytest.mark.parametrize("k", [1, 5, 30])
+@pytest.mark.parametrize(("never_seen", "k"), [(1, 1), (9, 5), (50, 30), (9, 30)])
 def test_constant_scores_hit_exactly_by_chance(never_seen, k):
     seen = [1, 1] + [0] * never_seen
     got = single(*block([2.0] * len(seen), seen, [0] * len(seen), seen), ks=(k,))
@@ -236,12 +202,6 @@ def test_ties_of_whole_lists_are_the_mean_over_all_orders_of_the_catalogue(score
     got = single(found, masks, ks=(k,))
     for name, expected in all_orders(found, masks, k).items():
         assert got[name] == pytest.approx(expected, abs=1e-12), name
-
-
-def test_a_relevant_item_that_is_excluded_is_not_found():
-    scores, masks = block([3, 2, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0])
-    got = single(scores, masks, ks=(4,), masked=torch.tensor([[False, True, False, False]]))
-    assert (got["mrr"], got["recall@4"]) == (0, 0)
 
 
 @settings(max_examples=150, deadline=None)
@@ -302,29 +262,6 @@ def test_a_known_positive_counts_in_single_lists_only():
 
 
 class TestEdges:
-    def test_one_item(self):
-        got = single(*block([0.0], [1], [0], [1]), ks=(1, 5))
-        assert (
-            got["hits@1"]
-            == got["discounted-hits@5"]
-            == got["recall@5"]
-            == got["mrr"]
-            == got["ndcg@5"]
-            == 1
-        )
-        assert got["precision@5"] == 0.2
-
-    def test_everything_seen(self):
-        got = single(*block([3, 1, 2], [1, 1, 1], [1, 0, 0], [0, 1, 0]), ks=(1, 2))
-        assert got["hits@1"] == 1 and got["recall@1"] == 0 and got["mrr"] == 0.5
-
-    def test_k_beyond_the_catalogue(self):
-        scores, masks = random_block(0, users=4, items=6)
-        got = ranking_metrics(scores, **masks, ks=(100,))
-        liked = masks["relevant"].any(1)
-        for name in ("hits@100", "recall@100"):
-            assert (got[name][liked.numpy()] == 1).all()
-
     def test_infinite_scores_are_ranked(self):
         inf = math.inf
         scores, masks = block(
@@ -340,33 +277,14 @@ class TestEdges:
         with pytest.raises(ExperimentError, match="1 NaN among 2"):
             single(*block([math.nan, 1], [1, 0], [0, 0], [1, 0]))
 
-    @pytest.mark.parametrize("ks", [(), (0,), (5, -1)])
-    def test_bad_lengths(self, ks):
-        with pytest.raises(ValueError, match="list lengths"):
-            scores, masks = block([0, 1], [1, 0], [0, 0], [1, 0])
-            RankedBlock(scores, **masks, ks=ks)
-
-    def test_relevant_must_be_seen(self):
+    def test_what_does_not_fit_together_is_refused(self):
         with pytest.raises(ValueError, match="relevant item to be seen"):
             single(*block([0, 1], [1, 0], [0, 0], [0, 1]))
-
-    def test_shapes_must_agree(self):
         scores, masks = random_block(0)
         with pytest.raises(ValueError, match="one shape"):
             ranking_metrics(scores[:3], **masks)
-
-
-def test_a_known_positive_is_no_item_that_a_whole_list_misses():
-    """A held-out item that is also a training item cannot be in a list: recall's denominator counts
-    only the other one."""
-    scores = torch.tensor([[0.9, 0.8, 0.1]])
-    masks = {
-        "seen": torch.tensor([[True, True, False]]),
-        "known": torch.tensor([[True, False, False]]),
-        "relevant": torch.tensor([[True, True, False]]),
-    }
-    found = ranking_metrics(scores, **masks, ks=(1,))
-    assert found["recall@1"].item() == found["ndcg@1"].item() == found["map@1"].item() == 1.0
+        with pytest.raises(ValueError, match="list lengths"):
+            RankedBlock(scores, **masks, ks=(0,))
 
 
 def test_a_masked_positive_counts_as_missed():
@@ -398,34 +316,6 @@ def test_lists_of_long_catalogues_are_those_of_sorting(levels):
     lists = RankedBlock(scores, ks=(5,), **masks).lists
     own = scores.masked_fill(masks["known"], -torch.inf)
     assert torch.equal(lists, own.sort(dim=1, descending=True, stable=True).indices[:, :5])
-
-
-@pytest.mark.parametrize("levels", [None, 200, 4])
-def test_metrics_of_long_catalogues_are_those_of_their_best_items(levels):
-    """Items below all others, which no list reaches, change nothing."""
-    scores, masks = random_block(4, items=60, levels=levels)
-    far = torch.full((len(scores), 6000), -5.0, dtype=scores.dtype)
-    none = torch.zeros_like(far, dtype=torch.bool)
-    longer = {name: torch.cat([none, mask], 1) for name, mask in masks.items()}
-    found = ranking_metrics(torch.cat([far, scores], 1), **longer, ks=KS)
-    for name, values in ranking_metrics(scores, **masks, ks=KS).items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-12, err_msg=name)
-
-
-@given(
-    above=st.integers(0, 3000),
-    number=st.integers(2, 200),
-    share=st.floats(0.0, 1.0, exclude_max=True),
-)
-def test_the_first_of_tied_items_is_at_its_expected_reciprocal_rank(above, number, share):
-    relevant = 1 + int(share * (number - 1))
-    total = math.comb(number, relevant)
-    exact = sum(
-        Fraction(math.comb(number - x, relevant - 1), total * (above + x))
-        for x in range(1, number - relevant + 2)
-    )
-    numbers = (torch.tensor([value]) for value in (above, number, relevant))
-    assert float(_first_of_tied(*numbers)) == pytest.approx(float(exact), rel=1e-9)
 
 
 @pytest.mark.parametrize("levels", [None, 4])
@@ -478,11 +368,6 @@ def test_gini_is_half_the_relative_mean_difference(seed):
         sum(abs(int(a) - int(b)) for a, b in itertools.product(counts, counts)) / len(counts) ** 2
     )
     assert gini(counts) == pytest.approx(differences / (2 * counts.mean()))
-
-
-def test_gini_at_its_ends():
-    assert gini(np.full(6, 3)) == pytest.approx(0)
-    assert gini(np.array([0, 0, 0, 8])) == pytest.approx(1 - 1 / 4)
     assert math.isnan(gini(np.zeros(4)))
 
 

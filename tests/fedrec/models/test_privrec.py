@@ -85,20 +85,6 @@ def test_predictions_and_gradients_equal_those_of_plain_modules(
             torch.testing.assert_close(leaves[name].grad[0], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_the_split_first_layer_has_right_gradients(make, world):
-    """Finite differences in float64, over every parameter."""
-    model = make(activation="tanh")
-    parameters = {name: value.double().unsqueeze(0) for name, value in fresh(model).items()}
-    users, names = codes_of(world(), 0), list(parameters)
-
-    def predict(*values):
-        return model.predict(dict(zip(names, values, strict=True)), users, ITEMS.unsqueeze(0))
-
-    assert torch.autograd.gradcheck(
-        predict, tuple(value.requires_grad_() for value in parameters.values())
-    )
-
-
 def test_a_cohort_gives_what_each_client_gives_alone(make, world):
     model, population = make(), world()
     slices = [fresh(model, seed) for seed in range(3)]
@@ -116,31 +102,6 @@ def test_a_cohort_gives_what_each_client_gives_alone(make, world):
     )
 
 
-def test_scores_are_the_predictions_of_every_item(make, world):
-    model = make()
-    parameters, users = stacked(fresh(model, 1), fresh(model, 2)), codes_of(world(), 2, 0)
-    items = torch.arange(6).expand(2, 6)
-    torch.testing.assert_close(
-        model.scores(parameters, users), model.predict(parameters, users, items)
-    )
-
-
-def test_scores_work_where_the_parameters_are():
-    """Without user features, a device needs only the parameters."""
-    seen = []
-
-    class Watched(PrivRec):
-        def predict(self, parameters, users, items):
-            seen.append(items.device.type)
-            return super().predict(parameters, users, items)
-
-    model = Watched(
-        PrivRecConfig(embedding=2, hidden=(3,)), Schema(4, FeatureTable(4), (), "ranking")
-    )
-    model.scores({name: value.unsqueeze(0).to("meta") for name, value in fresh(model).items()}, ())
-    assert seen == ["meta"]
-
-
 def test_ranking_loss_is_equation_2(make):
     logits, labels = torch.tensor([[2.0, -1.0], [0.0, 0.5]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
 
@@ -150,12 +111,6 @@ def test_ranking_loss_is_equation_2(make):
 
     expected = [(entropy(2, 1) + entropy(-1, 0)) / 2, (entropy(0, 0) + entropy(0.5, 1)) / 2]
     assert make().loss(logits, labels).tolist() == pytest.approx(expected, rel=1e-6)
-
-
-def test_rating_loss_is_the_mean_squared_error(make):
-    assert make("rating").loss(torch.tensor([[4.0, 1.0]]), torch.tensor([[5.0, 3.0]])).tolist() == [
-        2.5
-    ]
 
 
 def test_shapes_and_names_hold_no_user(make):
@@ -405,11 +360,6 @@ def test_onehot_vectors_are_in_range_and_tell_words_apart():
     np.testing.assert_array_equal(own[1], word_vectors(PriorsConfig(), WORDS, 4)[1])
 
 
-def test_as_many_numbers_as_words_are_onehot_itself():
-    own = np.concatenate(word_vectors(PriorsConfig(), WORDS, 5))
-    assert sorted(own.sum(1).tolist()) == [1] * 5 and sorted(own.sum(0).tolist()) == [1] * 5
-
-
 @pytest.fixture
 def glove(tmp_path):
     file = tmp_path / "glove.txt"
@@ -454,20 +404,6 @@ def test_a_file_in_the_published_format_is_read_as_plain_python_reads_it(tmp_pat
     assert (
         gender.shape == (1, 20) and work.shape == (2, 20) and gender.min() >= 0 and work.max() <= 1
     )
-
-
-def test_a_table_gives_the_same_as_the_file_it_was_made_from(glove, tmp_path):
-    table = tmp_path / "table.json"
-    table.write_text(
-        json.dumps(
-            {word: own.tolist() for word, own in read_glove(glove, WORDS[1] + ("male",)).items()}
-        )
-    )
-    words = (("M",), WORDS[1])
-    one = word_vectors(PriorsConfig(source=f"table:{table}"), words, 2)
-    other = word_vectors(PriorsConfig(source=f"glove:{glove}"), words, 2)
-    for own, same in zip(one, other, strict=True):
-        np.testing.assert_array_equal(own, same)
 
 
 def test_the_command_line_makes_such_a_table(glove, tmp_path, tiny_experiment):

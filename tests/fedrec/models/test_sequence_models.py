@@ -100,17 +100,6 @@ def test_scores_are_those_of_torch_nn_with_the_same_weights(kind, config):
 
 
 @both
-def test_clients_of_a_cohort_do_not_mix(kind, config):
-    model = made(kind, config)
-    drawn = [parameters_of(model, seed) for seed in (1, 2)]
-    joined = {name: torch.cat([one[name] for one in drawn]) for name in drawn[0]}
-    found = model.history_scores(joined, torch.stack([SEQUENCES, SEQUENCES.flip(0)]))
-    for place, sequences in enumerate((SEQUENCES, SEQUENCES.flip(0))):
-        alone = model.history_scores(drawn[place], sequences[None])
-        torch.testing.assert_close(found[place], alone[0])
-
-
-@both
 def test_a_user_without_items_has_no_preference(kind, config):
     model = made(kind, config)
     scores = model.history_scores(parameters_of(model), torch.full((1, 1, 4), -1))
@@ -177,17 +166,18 @@ def test_the_binary_loss_is_equation_7():
     torch.testing.assert_close(found, expected.detach()[None])
 
 
-def test_drawing_all_other_items_gives_the_softmax():
-    """Of one place, whose sum of exponentials is then not scaled."""
-    sampled = made(*KINDS[0], dropout=0.0, loss="sampled-softmax", negatives=ITEMS - 1)
-    whole = made(*KINDS[0], dropout=0.0)
-    parameters = parameters_of(whole)
-    rows = torch.tensor([[[3, 8]]])
-    others = torch.tensor([[[item for item in range(ITEMS) if item != 8]]])
-    found = sampled.sequence_loss(parameters, rows, torch.tensor([[1]]), others)
-    none = torch.empty(1, 1, 0, dtype=torch.int64)
-    expected = whole.sequence_loss(parameters, rows, torch.tensor([[1]]), none)
-    torch.testing.assert_close(found, expected)
+def test_the_sampled_softmax_is_a_cross_entropy_of_shifted_logits():
+    model = made(*KINDS[0], dropout=0.0, loss="sampled-softmax", negatives=4)
+    parameters = parameters_of(model)
+    table = parameters["item.id"][0]
+    negatives = torch.tensor([[[1, 2, 4, 6]]])
+    found = model.sequence_loss(parameters, SEQUENCES[None, :1], torch.tensor([[3]]), negatives)
+    states = sasrec_states(parameters, SEQUENCES[0, :-1])
+    wanted = (states * table[SEQUENCES[0, 1:]]).sum(1, keepdim=True)
+    others = states @ table[negatives[0, 0]].T + math.log((ITEMS - 1) / 4)
+    first = torch.zeros(3, dtype=torch.int64)
+    expected = F.cross_entropy(torch.cat([wanted, others], 1), first, reduction="sum")
+    torch.testing.assert_close(found, expected.detach()[None])
 
 
 @pytest.mark.parametrize("loss", ["binary", "sampled-softmax"])
@@ -272,12 +262,6 @@ def test_vectors_add_their_projection_to_the_embeddings_at_both_ends(kind, confi
         model.sequence_loss(parameters, SEQUENCES[None], counts, drawn),
         plain.sequence_loss(by_hand, SEQUENCES[None], counts, drawn),
     )
-
-
-@both
-def test_ratings_are_refused(kind, config):
-    with pytest.raises(ExperimentError, match="task = 'ranking'"):
-        kind(config, Schema(ITEMS, FeatureTable(ITEMS, ()), (), "rating"))
 
 
 def test_heads_divide_the_width():
