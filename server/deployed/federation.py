@@ -54,7 +54,7 @@ class DeployedFederation(Federation):
         _check_registered(experiment, grid)
         self.discovery = Discovery(
             grid,
-            run.path / "roster.sqlite",
+            run.path / "roster.npz",
             timeout=experiment.engine.timeout,
             most=grid.most_clients or MOST_CLIENTS,
         )

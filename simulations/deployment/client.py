@@ -10,7 +10,6 @@ never leave it.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from clients.device.policy import Policy
 from fedrec.errors import DataError, EngineError, RunError
 from fedrec.experiment.sections import override
 from fedrec.runtime.files import read_toml
-from simulations.deployment.health import WORK_SIGNAL
 from simulations.deployment.layout import CATALOGUE, DATA, check_path
 from simulations.deployment.pki import (
     RENEWED_DAYS,
@@ -32,8 +30,6 @@ from simulations.deployment.pki import (
     write_private,
 )
 from simulations.deployment.processes import (
-    TASK_POLL,
-    UNFINISHED,
     Process,
     Supervisor,
     check_container_user,
@@ -251,14 +247,12 @@ def supernode_flags(plan: ClientPlan) -> tuple[str, ...]:
 def client_processes(plan: ClientPlan) -> list[Process]:
     """SuperNode and executor."""
     meeting = plan.state / "meeting"
-    home = {"FLWR_HOME": str(plan.state / "flwr"), WORK_SIGNAL: str(meeting / "work-signal")}
-    noted = {UNFINISHED: str(plan.state / "unfinished")}
+    home = {"FLWR_HOME": str(plan.state / "flwr")}
     executor = executor_flags(plan.address, meeting / "ca.crt", meeting / "node.secret")
     data = {} if plan.data is None else {DATA: str(plan.data), CATALOGUE: str(plan.catalogue)}
-    poll = {TASK_POLL: os.environ.get(TASK_POLL, "0.1")}
     return [
         Process("supernode", ("supernode", *supernode_flags(plan)), home),
-        Process("executor", ("executor", *executor), {**home, **poll, **data, **noted}),
+        Process("executor", ("executor", *executor), {**home, **data}),
     ]
 
 

@@ -18,19 +18,26 @@ import asyncio
 import logging
 import re
 import ssl
-from collections.abc import AsyncIterator
+import time
+from base64 import b64decode
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import uvicorn
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from simulations.deployment.pki import NodeSignatures
+from simulations.deployment.pki import as_sent
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import H11Protocol as AutoHTTPProtocol
@@ -48,22 +55,78 @@ MOST_HELD = 256 * 2**20
 PATIENCE = 60.0
 """Seconds in which the head of a request must arrive, and longest pause of its body."""
 _CLOSE = {"connection": "close"}
-_HOP_BY_HOP = {
-    "connection",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "te",
-    "trailers",
-    "upgrade",
-}
-_DROPPED = _HOP_BY_HOP | {
-    "host",
-    "content-length",
-    "transfer-encoding",
-    "content-encoding",
-    "accept-encoding",
-}
+_DROPPED = frozenset(
+    [
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te"),
+        *("trailers", "upgrade", "host", "content-length", "transfer-encoding"),
+        *("content-encoding", "accept-encoding"),
+    ]
+)
+"""Headers of one hop, or that httpx writes anew."""
+
+
+PUBLIC_KEY = "flwr-public-key"
+SIGNATURE = "flwr-signature"
+TIMESTAMP = "flwr-timestamp"
+"""Headers of a SuperNode's calls: base64, base64, and ISO 8601."""
+OLDEST = 305.0
+"""Seconds after which Flower refuses a timestamp."""
+EARLIEST = 5.0
+"""Seconds that a timestamp may be ahead of this machine's clock."""
+_LOOK_AGAIN = 2.0  # seconds between two checks for new keys
+_FORGET = 30.0  # seconds after which keys of revoked nodes are refused
+
+
+class NodeSignatures:
+    """Verifies that calls are signed by nodes of a deployment, from the headers of Flower's
+    SuperNodes. The SuperLink verifies it again, with the identity of the node, but it reads the
+    whole body first.
+
+    Args:
+        folder: holds a folder with `node.pub` for each node; nodes may be added and revoked while
+            this runs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._keys: frozenset[bytes] = frozenset()
+        self._looked = float("-inf")
+
+    def refusal(self, headers: Mapping[str, str]) -> str | None:
+        """The reason why a call with these headers is not from a node; None if it is."""
+        try:
+            key = b64decode(headers[PUBLIC_KEY], validate=True)
+            signature = b64decode(headers[SIGNATURE], validate=True)
+            timestamp = headers[TIMESTAMP]
+            age = (datetime.now(tz=UTC) - datetime.fromisoformat(timestamp)).total_seconds()
+        except (KeyError, ValueError, TypeError):
+            return "no signature"
+        if not self._knows(key):
+            return "an unknown key"
+        if not -EARLIEST < age < OLDEST:
+            return "an old signature"
+        try:
+            load_pem_public_key(key).verify(signature, timestamp.encode(), ECDSA(SHA256()))  # type: ignore[union-attr, call-arg, arg-type]
+        except InvalidSignature:
+            return "a wrong signature"
+        return None
+
+    def _knows(self, public: bytes) -> bool:
+        limit = _FORGET if public in self._keys else _LOOK_AGAIN
+        if time.monotonic() - self._looked > limit:
+            self._looked = time.monotonic()
+            self._keys = frozenset(
+                key for file in self._folder.glob("*/node.pub") if (key := _read(file)) is not None
+            )
+        return public in self._keys
+
+
+def _read(file: Path) -> bytes | None:
+    """A public key as Flower sends it; None for a file that is being written."""
+    try:
+        return as_sent(file.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm):
+        return None
 
 
 def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Starlette:

@@ -63,9 +63,12 @@ def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
 
 
 def make_node(deployment: Deployment, authority: Authority, folder: Path) -> None:
-    """The folder that is handed to a node: its keys, its certificate, and the authority's."""
+    """The folder that is handed to a node: its key for the server, its key and certificate for
+    other nodes, and the authority's certificate."""
     private_folder(folder)
-    _make_signing_key(authority, folder)
+    issued = authority.issue_node(folder.name)
+    write_private(folder / KEY, issued.key)
+    write_atomically(folder / CERTIFICATE, issued.certificate)
     key = NodeKey.create()
     write_private(folder / "node.key", key.private)
     write_atomically(folder / "node.pub", key.public)
@@ -74,30 +77,18 @@ def make_node(deployment: Deployment, authority: Authority, folder: Path) -> Non
         shutil.copyfile(deployment.revoked, folder / REVOKED)
 
 
-def _make_signing_key(authority: Authority, folder: Path) -> None:
-    """The certificate and key with which a node authenticates to other nodes."""
-    issued = authority.issue_node(folder.name)
-    write_private(folder / KEY, issued.key)
-    write_atomically(folder / CERTIFICATE, issued.certificate)
-
-
 def add_nodes(deployment: Deployment, count: int) -> Deployment:
-    """The same deployment with more nodes; they may join while it runs, once they are registered.
-
-    Nodes get the catalogue of the others, and those of an older version the keys that they lack,
-    also if no nodes are added.
+    """The same deployment with more nodes, which get the catalogue of the others; they may join
+    while it runs, once they are registered.
 
     Raises:
         ExperimentError: so many nodes are not possible.
         RunError: the authority's key is missing.
     """
     before = deployment.settings.nodes
-    grown = {**deployment.settings.table(), "nodes": before + count}
-    DeploymentConfig.parse(grown, at="deployment")
+    table = {**deployment.settings.table(), "nodes": before + count}
+    DeploymentConfig.parse(table, at="deployment")
     authority = authority_of(deployment)
-    for folder in deployment.node_folders():
-        if not ((folder / KEY).is_file() and (folder / CERTIFICATE).is_file()):
-            _make_signing_key(authority, folder)
     for number in range(before + 1, before + count + 1):
         make_node(deployment, authority, deployment.node(number))
     grown = deployment.changed(nodes=before + count)

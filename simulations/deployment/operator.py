@@ -19,7 +19,6 @@ import httpx
 
 from fedrec.errors import EngineError, FedrecError
 from fedrec.runtime.files import read_json
-from simulations.deployment.health import is_healthy
 from simulations.deployment.layout import REVOKED_KEY, Deployment
 from simulations.deployment.processes import (
     Process,
@@ -28,12 +27,16 @@ from simulations.deployment.processes import (
     python,
     server_processes,
 )
-from simulations.flower_commands import last_lines
+from simulations.flower_commands import is_healthy, last_lines
 
 if TYPE_CHECKING:
     from simulations.deployment.client import ClientPlan
+    from simulations.deployment.flower import NodeState
 
 START_SECONDS = 90.0
+PROCESS_HEADS = "process", "pid", "restarts", "health"
+NODE_HEADS = "node", "status", "last heartbeat", "restarts here"
+"""Heads of the columns of `process_rows` and `node_rows`."""
 
 
 @dataclass(frozen=True)
@@ -127,21 +130,44 @@ def states(deployment: Deployment) -> list[ProcessState]:
         entry = running.get(process.name, {})
         pid = entry.get("pid")
         alive = pid is not None and Path(f"/proc/{pid}").exists()
-        healthy = None if process.health is None else alive and answers(process, deployment)
+        healthy = None if process.health is None else alive and _answers(process, deployment)
         states.append(
             ProcessState(process.name, pid if alive else None, entry.get("restarts", 0), healthy)
         )
     return states
 
 
-def node_restarts(deployment: Deployment) -> dict[str, int]:
-    """Restarts of the processes of each node on this machine since the start of process
-    `nodes`, by the node's name."""
+def process_rows(deployment: Deployment) -> list[tuple[str, str, str, str]]:
+    """What people read of each process: name, process id, restarts and health."""
+    health = {None: "", True: "well", False: "no answer"}
+    return [
+        (
+            state.name,
+            "not running" if state.pid is None else str(state.pid),
+            str(state.restarts),
+            health[state.healthy],
+        )
+        for state in states(deployment)
+    ]
+
+
+def node_rows(
+    deployment: Deployment, nodes: Sequence[NodeState]
+) -> tuple[str, list[tuple[str, str, str, str]]]:
+    """What people read of registered nodes: how many were heard of, and of each its name, status,
+    last heartbeat, and the restarts of its processes on this machine."""
+    now = time.time()
     table = _table(deployment, "nodes") if supervisor_of(deployment) is not None else {}
-    counts: Counter[str] = Counter()
+    restarts: Counter[str] = Counter()
     for name, entry in table.get("processes", {}).items():
-        counts[name.partition("/")[0]] += entry.get("restarts", 0)
-    return dict(counts)
+        restarts[name.partition("/")[0]] += entry.get("restarts", 0)
+    heard = sum(node.status == "online" and not node.overdue(now) for node in nodes)
+    title = f"nodes: {heard:,} of {len(nodes):,} registered ones heard of in time"
+    rows = [
+        (node.name, node.status, node.heard(now), str(restarts.get(node.name, "-")))
+        for node in sorted(nodes, key=lambda node: (len(node.name), node.name))
+    ]
+    return title, rows
 
 
 def supervisor_of(deployment: Deployment) -> int | None:
@@ -159,23 +185,20 @@ def _is_ours(deployment: Deployment, pid: int) -> bool:
         return False
 
 
-def answers(process: Process, deployment: Deployment) -> bool:
-    """Return True if a process reports that it is healthy, with a certificate of the deployment's
-    authority."""
+def _answers(process: Process, deployment: Deployment) -> bool:
     return is_healthy(str(process.health), deployment.authority)
 
 
 def _start_supervisor(deployment: Deployment) -> None:
     command = (*python("simulations.cli"), "deploy", "supervise", str(deployment.path))
     log = os.open(deployment.logs / "supervisor.txt", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
-    environment = environment_of(Process("supervisor", command))
     with os.fdopen(log, "wb") as output:
         subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=environment,
+            env=environment_of(Process("supervisor", command)),
             start_new_session=True,
             cwd=deployment.path,
         )
@@ -183,7 +206,7 @@ def _start_supervisor(deployment: Deployment) -> None:
 
 def _wait_for(deployment: Deployment, processes: Sequence[Process], deadline: float) -> None:
     for process in processes:
-        while not answers(process, deployment):
+        while not _answers(process, deployment):
             if time.monotonic() > deadline:
                 raise EngineError(
                     f"{process.name} did not start",
@@ -217,12 +240,11 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
 
 def _table(deployment: Deployment, part: str = "") -> dict:
     """The list of processes of a supervisor: that of the server, or of a part of it."""
-    try:
+    with suppress(OSError, ValueError):
         table = read_json(deployment.logs / part / "processes.json")
-    except (OSError, ValueError):
-        return {}
-    ours = isinstance(table, dict) and isinstance(table.get("processes"), dict)
-    return table if ours else {}
+        if isinstance(table, dict) and isinstance(table.get("processes"), dict):
+            return table
+    return {}
 
 
 def local_plans(deployment: Deployment) -> list[ClientPlan]:

@@ -404,22 +404,11 @@ def test_memory_survives_and_keeps_runs_apart(tmp_path):
         assert connection.execute("SELECT COUNT(*) FROM spent").fetchone() == (2,)
 
 
-def test_perturbed_profiles_are_refused(load_tiny, shards):
-    experiment = load(
-        {
-            **load_tiny().table(),
-            "perturb": {"name": "targeted", "attribute": "gender", "epsilon": 1.0},
-        }
-    )
-    with pytest.raises(RefusalError, match="not available on real clients"):
-        own(experiment, shards[0], **NUMBERED)
-
-
 @pytest.mark.slow
 def test_malicious_clients_are_refused_before_their_code_is_loaded(load_tiny, shards):
     """Where an adversary is, no module of attacks is imported on a node; without one, neither."""
     experiment = load_tiny("adversary={attack='explicit-boosting'}")
-    with pytest.raises(RefusalError, match="malicious clients exist in simulations alone"):
+    with pytest.raises(RefusalError, match=r"\[adversary\] is for simulations alone"):
         own(experiment, shards[0], **NUMBERED)
     code = """
 import json, sys
@@ -441,12 +430,10 @@ print([name for name in sys.modules if name.partition(".")[0] == "simulations"])
 
 
 def test_an_owner_may_insist_on_secure_aggregation(load_tiny, shards):
-    with pytest.raises(RefusalError, match=r"does not send its own sum(.*\n)*.*at least 3 nodes"):
+    with pytest.raises(RefusalError, match=r"does not send its own sum.*least-nodes = 3"):
         own(load_tiny(), shards[0], policy={"least_nodes": 3})
     secure = load_tiny("secure-aggregation=true")
-    with pytest.raises(
-        RefusalError, match=r"has no certificate for other nodes(.*\n)*.*signing.key"
-    ):
+    with pytest.raises(RefusalError, match=r"has no signing.key and signing.crt"):
         own(secure, shards[0])
     certify(shards[0])
     assert own(secure, shards[0], policy={"least_nodes": 3}, join=shards[0]).least_nodes == 3

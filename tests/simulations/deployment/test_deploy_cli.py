@@ -17,8 +17,7 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from clients.device.node import _identity
-from fedrec.errors import DataError, EngineError, ExperimentError, RefusalError, RunError
+from fedrec.errors import DataError, EngineError, ExperimentError, RunError
 from fedrec.experiment.loading import load
 from simulations.cli import app
 from simulations.cli.deploy import _next
@@ -36,13 +35,9 @@ from simulations.deployment.layout import Deployment, DeploymentConfig
 from simulations.deployment.pki import private_folder
 from simulations.deployment.processes import (
     SERVER,
-    TASK_POLL,
-    UNFINISHED,
     check_container_user,
-    executor_flags,
     node_process,
     server_processes,
-    superlink_flags,
 )
 from tests.runs import assert_close, parameters_in
 from tests.simulations.deployment.composed import (
@@ -356,22 +351,12 @@ def test_a_node_by_itself_is_a_node_beside_the_server(table):
         assert alone == json.loads(beside)
 
 
-def test_flags_and_paths_are_those_of_processes_without_containers(table):
+def test_flags_are_those_of_processes_without_containers(table, made):
     services = table["services"]
-    secrets = Path("/run/secrets")
-    link = superlink_flags(
-        host="0.0.0.0",
-        port=8000,
-        certificate=secrets / "superlink.crt",
-        key=secrets / "superlink.key",
-        authority=secrets / "ca.crt",
-        database=Path("/var/lib/fedrec/state/superlink.db"),
-        secret=secrets / "superexec.secret",
-    )
-    assert services["superlink"]["command"] == [*link]
-    server = executor_flags("superlink:8000", secrets / "ca.crt", secrets / "superexec.secret")
-    assert services["serverapp"]["command"] == [*server]
-    assert services["serverapp"]["environment"].keys() == {TASK_POLL, UNFINISHED}
+    for process in server_processes(made)[:2]:
+        named = [part for part in process.command if part.startswith("--")]
+        command = services[process.name]["command"]
+        assert [part for part in command if part.startswith("--")] == named
     for name in ("superlink", "serverapp"):
         assert services[name]["entrypoint"][:3] == ["python", "-m", SERVER]
     command, name, *arguments = services["gateway"]["command"]
@@ -578,19 +563,6 @@ def test_docker_compose_accepts_it(file, given):
             env={**os.environ, **given},
         )
         assert done.returncode == 0, done.stderr
-
-
-def test_nodes_of_an_older_version_get_the_keys_that_they_lack(tmp_path):
-    made = initialise(tmp_path / "d", DeploymentConfig.parse({"nodes": 2}, at="deployment"))
-    (made.node(1) / "signing.key").unlink()
-    kept = (made.node(2) / "signing.key").read_bytes()
-    with pytest.raises(RefusalError, match="has no certificate for other nodes") as error:
-        _identity(made.node(1))
-    assert "fedrec deploy add-nodes DEPLOYMENT 0" in error.value.fix
-    assert add_nodes(made, 0).settings.nodes == 2
-    one, other = _identity(made.node(1)), _identity(made.node(2))
-    assert other.author(one.proof(b"it is me"), b"it is me")
-    assert (made.node(2) / "signing.key").read_bytes() == kept
 
 
 # A deployment in real containers: up, register, run, killed containers, reported failures, no root,
