@@ -8,6 +8,7 @@ import importlib
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,6 +37,7 @@ from simulations.deployment.flower_patches import (
     PackedPieces,
     ticking,
 )
+from simulations.deployment.idle_polls import IdleNodes, answer_idle_nodes
 from simulations.deployment.pki import as_sent
 from simulations.deployment.processes import REFUSED
 
@@ -43,6 +45,8 @@ FLOWER_POLL = 3.0
 """Seconds that Flower's SuperNode sleeps between two polls; shorter sleeps wait for a reply."""
 FIRST_POLL = 0.1
 """Seconds after a message until the SuperNode polls for the next one."""
+HELD_LONG = 5.0
+"""Seconds after which an empty reply counts as held by the SuperLink."""
 FIRST_LOOK = 0.03
 LONGEST_LOOK = 0.5
 """Seconds between two checks for the reply to a message (Flower: .5)."""
@@ -50,11 +54,19 @@ LONGEST_LOOK = 0.5
 
 class NodePace:
     """Sleep times of the SuperNode: short after a message and growing while idle; likewise while it
-    waits for a reply."""
+    waits for a reply.
 
-    def __init__(self) -> None:
+    A poll that took long was held by the SuperLink, so the next poll follows at once.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._message = Backoff(FIRST_POLL, FLOWER_POLL, growth=1.3)
         self._reply = Backoff(FIRST_LOOK, LONGEST_LOOK)
+        self._clock = clock
+        self._asked = clock()
 
     def __call__(self, seconds: float) -> float:
         """Seconds to sleep instead of Flower's."""
@@ -62,7 +74,11 @@ class NodePace:
             self._message.restart()
             return min(seconds, self._reply.next())
         self._reply.restart()
-        return self._message.next()
+        if self._clock() - self._asked > HELD_LONG:
+            self._message.restart()
+        pause = self._message.next()
+        self._asked = self._clock() + pause
+        return pause
 
 
 class SuperNodeState(PackedPieces, AnsweringState):
@@ -289,7 +305,7 @@ DATABASE_WAIT_MS = 60_000
 """Milliseconds that the SuperLink waits for a lock on its database (Flower: 5,000)."""
 
 
-class SuperLinkState(PackedPieces, NodeHeartbeats, linkstate_factory.SqlLinkState):  # type: ignore
+class SuperLinkState(PackedPieces, NodeHeartbeats, IdleNodes):
     """Flower's state of a SuperLink with all patches."""
 
 
@@ -308,10 +324,11 @@ def superlink(arguments: list[str]) -> None:
     collection."""
     flower_commands.load("flower-superlink")
     flower_patches.use_in_superlink()
+    answer_idle_nodes()
     wait_for_database()
     linkstate_factory.SqlLinkState = SuperLinkState  # type: ignore[misc]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each node
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each waiting node
     gc.collect()
     # excludes the modules imported so far, a seventh of the work; each collection goes over objects
     # of the web framework and SQLAlchemy

@@ -19,25 +19,20 @@ import logging
 import re
 import ssl
 import time
-from base64 import b64decode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import uvicorn
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from cryptography.exceptions import UnsupportedAlgorithm
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from simulations.deployment.pki import as_sent
+from simulations.deployment.pki import NodeSignature, as_sent
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import H11Protocol as AutoHTTPProtocol
@@ -65,14 +60,6 @@ _DROPPED = frozenset(
 """Headers of one hop, or that httpx writes anew."""
 
 
-PUBLIC_KEY = "flwr-public-key"
-SIGNATURE = "flwr-signature"
-TIMESTAMP = "flwr-timestamp"
-"""Headers of a SuperNode's calls: base64, base64, and ISO 8601."""
-OLDEST = 305.0
-"""Seconds after which Flower refuses a timestamp."""
-EARLIEST = 5.0
-"""Seconds that a timestamp may be ahead of this machine's clock."""
 _LOOK_AGAIN = 2.0  # seconds between two checks for new keys
 _FORGET = 30.0  # seconds after which keys of revoked nodes are refused
 
@@ -94,22 +81,10 @@ class NodeSignatures:
 
     def refusal(self, headers: Mapping[str, str]) -> str | None:
         """The reason why a call with these headers is not from a node; None if it is."""
-        try:
-            key = b64decode(headers[PUBLIC_KEY], validate=True)
-            signature = b64decode(headers[SIGNATURE], validate=True)
-            timestamp = headers[TIMESTAMP]
-            age = (datetime.now(tz=UTC) - datetime.fromisoformat(timestamp)).total_seconds()
-        except (KeyError, ValueError, TypeError):
+        signature = NodeSignature.of(headers)
+        if signature is None:
             return "no signature"
-        if not self._knows(key):
-            return "an unknown key"
-        if not -EARLIEST < age < OLDEST:
-            return "an old signature"
-        try:
-            load_pem_public_key(key).verify(signature, timestamp.encode(), ECDSA(SHA256()))  # type: ignore[union-attr, call-arg, arg-type]
-        except InvalidSignature:
-            return "a wrong signature"
-        return None
+        return signature.fault() if self._knows(signature.key) else "an unknown key"
 
     def _knows(self, public: bytes) -> bool:
         limit = _FORGET if public in self._keys else _LOOK_AGAIN

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates, keys and private files of a deployment."""
+"""Certificates, keys, private files and signed calls of a deployment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import datetime
 import ipaddress
 import os
 import secrets
-from collections.abc import Sequence
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_pem_public_key,
     load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
@@ -220,3 +222,56 @@ def as_sent(public_key: bytes) -> bytes:
     """A public key in OpenSSH's format, in the one in which Flower sends it (PEM)."""
     key = load_ssh_public_key(public_key)
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+# The signature of a call, in the headers of Flower's SuperNodes.
+
+PUBLIC_KEY = "flwr-public-key"
+SIGNATURE = "flwr-signature"
+TIMESTAMP = "flwr-timestamp"
+"""Headers of a SuperNode's calls: base64, base64, and ISO 8601."""
+OLDEST = 305.0
+"""Seconds after which Flower refuses a timestamp."""
+EARLIEST = 5.0
+"""Seconds that a timestamp may be ahead of this machine's clock."""
+
+
+@dataclass(frozen=True)
+class NodeSignature:
+    """The signature of a call.
+
+    Attributes:
+        key: public key, as Flower sends it.
+        value: ECDSA signature of the timestamp.
+        timestamp: time of the call.
+        age: seconds since then.
+    """
+
+    key: bytes
+    value: bytes
+    timestamp: str
+    age: float
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> NodeSignature | None:
+        """The signature in a call's headers; None if there is none."""
+        try:
+            key = b64decode(headers[PUBLIC_KEY], validate=True)
+            value = b64decode(headers[SIGNATURE], validate=True)
+            timestamp = headers[TIMESTAMP]
+            made = datetime.datetime.fromisoformat(timestamp)
+            age = (datetime.datetime.now(tz=datetime.UTC) - made).total_seconds()
+        except (KeyError, ValueError, TypeError):
+            return None
+        return cls(key, value, timestamp, age)
+
+    def fault(self) -> str | None:
+        """The reason why it is not valid; None if it is."""
+        if not -EARLIEST < self.age < OLDEST:
+            return "an old signature"
+        key = load_pem_public_key(self.key)
+        try:
+            key.verify(self.value, self.timestamp.encode(), ec.ECDSA(hashes.SHA256()))  # type: ignore[union-attr, call-arg, arg-type]
+        except InvalidSignature:
+            return "a wrong signature"
+        return None

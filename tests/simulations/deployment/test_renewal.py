@@ -163,9 +163,9 @@ def test_a_call_from_a_clock_that_is_wrong_is_refused(made, seconds, fault):
     public = pki.as_sent((made.node(1) / "node.pub").read_bytes())
     signature = key.sign(timestamp.encode(), ec.ECDSA(hashes.SHA256()))
     headers = {
-        gateway.PUBLIC_KEY: b64encode(public).decode(),
-        gateway.SIGNATURE: b64encode(signature).decode(),
-        gateway.TIMESTAMP: timestamp,
+        pki.PUBLIC_KEY: b64encode(public).decode(),
+        pki.SIGNATURE: b64encode(signature).decode(),
+        pki.TIMESTAMP: timestamp,
     }
     found = gateway.NodeSignatures(made.path / "nodes").refusal(headers)
     assert found is None if fault is None else fault in found
