@@ -114,8 +114,7 @@ def authority_of(deployment: Deployment) -> Authority:
     """
     if not deployment.authority_key.is_file():
         raise RunError(
-            "the authority's key is missing",
-            expected=f"{deployment.authority_key}, to sign certificates with",
+            f"the authority's key {deployment.authority_key} is missing",
             fix="restore it temporarily",
         )
     return Authority(
@@ -199,10 +198,7 @@ def renew(deployment: Deployment) -> list[Path]:
             write_atomically(file, authority.renewed(file.read_bytes()))
         except ValueError as error:
             raise RunError(
-                f"{file} cannot be renewed",
-                expected="a certificate of this deployment's authority",
-                got=str(error),
-                fix="restore it, or create a new deployment",
+                f"{file} cannot be renewed: {error}", fix="restore it, or create a new deployment"
             ) from None
     hand_over(deployment)
     return [folder / CERTIFICATE for folder in deployment.node_folders()]
@@ -224,9 +220,7 @@ def check_certificates(deployment: Deployment) -> None:
     ended = [file for file in files if days_left(file.read_bytes()) <= 0]
     if ended:
         raise RunError(
-            f"Certificate {ended[0]} has expired",
-            expected="certificates that are valid now",
-            got=f"{len(ended)} expired, by this machine's clock",
+            f"Certificate {ended[0]} has expired, by this machine's clock",
             fix="create a new deployment"
             if ended[0] == deployment.authority
             else f"fedrec deploy renew {quote(str(deployment.path))}",
@@ -247,12 +241,7 @@ def revoke(deployment: Deployment, name: str) -> Deployment:
     if name in gone:
         return deployment
     if name not in names:
-        raise RunError(
-            f"there is no node {name[:100]!r}",
-            expected="the name of a node's folder",
-            got=f"{len(names)} nodes",
-            fix=did_you_mean(name, names),
-        )
+        raise RunError(f"there is no node {name[:100]!r}", fix=did_you_mean(name, names))
     folder = deployment.node(names[name])
     changed = deployment.changed(revoked=(*deployment.settings.revoked, names[name]))
     (folder / "node.pub").replace(folder / REVOKED_KEY)

@@ -93,9 +93,7 @@ def down(deployment: Deployment, *, wait: float = 45.0) -> bool:
             return True
         time.sleep(0.1)
     raise EngineError(
-        f"the supervisor (process {pid}) did not stop within {wait:g} s",
-        expected="all processes to end",
-        fix=f"kill -9 -- -{pid}",
+        f"the supervisor (process {pid}) did not stop within {wait:g} s", fix=f"kill -9 -- -{pid}"
     )
 
 
@@ -230,9 +228,7 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
                 return
             if time.monotonic() > deadline:
                 raise EngineError(
-                    "not all nodes came online",
-                    expected=f"{count}",
-                    got=f"{online}",
+                    f"not all nodes came online: {online} of {count}",
                     fix=f"see {deployment.logs}/nodes.txt and {deployment.logs}/nodes/*",
                 )
             time.sleep(0.2)

@@ -191,9 +191,7 @@ def serve(deployment: Deployment, host: str, port: int) -> None:
         uvicorn.Server(config).run()
     except SystemExit:
         raise EngineError(
-            "the page cannot be served",
-            expected=f"a free address {host}:{port}",
-            got="see the line above",
+            f"the page cannot be served on {host}:{port}, see the line above",
             fix="--port with another number",
         ) from None
 

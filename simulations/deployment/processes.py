@@ -128,8 +128,6 @@ def check_container_user() -> None:
     if os.environ.get(IN_CONTAINER) and os.getuid() == 0:
         raise EngineError(
             "the containers of a deployment do not run as root",
-            expected="the user and group that .env names beside docker-compose.yml",
-            got="user 0",
             fix="fedrec deploy add-nodes DEPLOYMENT 0 writes .env; then docker compose up again",
         )
 

@@ -135,11 +135,6 @@ def test_a_node_may_not_offer_to_train_others_clients(tmp_path):
     assert [node for node, _ in roster.for_training(np.array([5]))] == [3]
 
 
-def test_too_few_nodes_are_reported(tmp_path):
-    with pytest.raises(EngineError, match="at least 2 within 5 s"):
-        discovery(Nodes({3: presence(0, [5])}), tmp_path / "r.sqlite").wait_for(2)
-
-
 REASON = "this node does not run 'x' (step)\n  got: 'x'"
 REFUSED = Error(2, f"<class 'fedrec.errors.RefusalError'>:<'{REASON}'>")
 
@@ -239,12 +234,6 @@ def test_a_message_that_expired_is_as_one_without_an_answer(code):
     assert [message.metadata.dst_node_id for message in nodes.pushed] == [3, 4, 3]
 
 
-def test_an_error_of_a_node_is_an_answer():
-    nodes = Nodes({3: Error(2, "broken")})
-    (reply,) = nodes.grid().send_and_receive(orders(3), timeout=10.0)
-    assert reply.has_error() and nodes.now < 1
-
-
 def test_a_reply_whose_pieces_come_slowly_does_not_cost_the_replies_behind_it():
     nodes = Nodes({1: presence(0, [1]), 2: presence(1, [2])})
     pull = nodes.pull_messages
@@ -268,13 +257,6 @@ def test_the_time_to_live_starts_when_a_message_is_sent():
     old.metadata.__dict__["_created_at"] -= 500.0
     assert len(list(nodes.grid().send_and_receive([old], timeout=10.0))) == 1
     assert 510.0 <= nodes.pushed[0].metadata.ttl < 600.0
-
-
-def test_offline_nodes_get_no_messages():
-    nodes = Nodes({3: RecordDict(), 4: RecordDict()})
-    nodes.away.add(4)
-    assert len(list(nodes.grid().send_and_receive(orders(3, 4), timeout=10.0))) == 1
-    assert len(nodes.pushed) == 1 and nodes.now == 0.0
 
 
 def test_an_interrupted_upload_continues_with_the_same_messages():
@@ -525,11 +507,6 @@ def test_a_round_closes_when_enough_have_answered(federation):
     assert nodes.asked.count(4) == 2 and nodes.now < before + 6
 
 
-def test_enough_counts_clients_and_not_nodes(federation):
-    found, nodes = federation(DELAYS, "closing={over-selection=1.6}")
-    assert a_round(found, clients=2) == [1, 2, 3] and nodes.now < 4  # 6 of 10 clients for 6
-
-
 def test_nodes_that_fail_are_not_late(federation):
     found, _ = federation({1: 1.0, 2: -1.0, 3: -1.0, 4: 1.0}, "closing={deadline=10.0}")
     with pytest.raises(ClientError, match="2 of 4 nodes failed"):
@@ -545,9 +522,8 @@ def test_without_a_deadline_of_its_own_a_round_closes_at_the_timeout(federation)
 def test_simulated_devices_beside_real_nodes_are_refused(load_tiny, table):
     """Before the server waits for a node."""
     run = SimpleNamespace(experiment=load_tiny(f"{table}={{}}" if table == "devices" else BUFFERED))
-    with pytest.raises(ExperimentError, match="is for simulated devices") as caught:
+    with pytest.raises(ExperimentError, match=rf"\[{table}\] is for simulated devices"):
         DeployedFederation(run, DeployedGrid(Delayed({})))
-    assert f"leave out [{table}]" in caught.value.text()
 
 
 def test_an_empty_round_asks_nobody(federation):
@@ -626,7 +602,6 @@ def test_one_message_per_client_is_refused_before_anything_is_sent():
         for number, order in enumerate(orders)
     ]
     federation = object.__new__(DeployedFederation)  # without a grid: nothing can be sent
-    with pytest.raises(ExperimentError, match="several messages in one round") as error:
+    with pytest.raises(ExperimentError, match="sends node 7 3 messages in one round") as error:
         federation.train(messages, DEPLOYED_FEDERATION_THETA)
-    assert "3 messages for node 7" in error.value.text()
     assert "reply = .each." in error.value.text().replace(chr(39), ".")

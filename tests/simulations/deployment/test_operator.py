@@ -140,12 +140,6 @@ def test_a_damaged_list_of_processes_is_as_none(tmp_path, content):
     assert operator.supervisor_of(deployment(tmp_path)) is None and not are_alive(tmp_path)
 
 
-@pytest.mark.parametrize("entry", ["3", "{}", "null"])
-def test_a_process_without_its_id_does_not_run(tmp_path, entry):
-    (tmp_path / "processes.json").write_text(f'{{"processes": {{"nodes": {entry}}}}}')
-    assert not are_alive(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("status", "until", "words", "overdue"),
     [
@@ -429,16 +423,6 @@ def test_all_pieces_take_one_call_and_each_passes_flowers_handler():
     assert other.held == ALL and (other.calls, other.handled) == (1, 4)
 
 
-def test_one_piece_is_sent_as_flower_sends_it():
-    one = named(b"one")
-    store = Store(one)
-    assert flower_patches.pull(one, store.pulling()) == inflatable_utils.pull_objects(
-        list(one), store.pulling()
-    )
-    flower_patches.push(one.items(), store.pushing())
-    assert store.held == one
-
-
 def test_pieces_that_are_not_there_yet_are_asked_for_again_and_no_others():
     late = dict.fromkeys(ALL)
     store = Store({**ALL, next(iter(ALL)): None})
@@ -460,12 +444,6 @@ def test_a_piece_that_never_comes_is_given_up():
 
     with pytest.raises(ObjectPullError, match="not there in time"):
         flower_patches.pull(["a", "b"], missing, max_time=0.1)
-
-
-def test_an_unknown_piece_is_an_error_at_once():
-    store = Store(ALL)
-    with pytest.raises(ObjectPullError, match="could not be found"):
-        flower_patches.pull([*ALL, "unknown"], store.pulling())
 
 
 def test_a_forged_piece_is_an_error():
@@ -592,18 +570,6 @@ def private_modules():
             if module := module_of(name):
                 found.setdefault(module, set()).add(str(file.relative_to(ROOT)))
     return found
-
-
-def test_how_an_import_is_counted():
-    source = """
-import flwr.app
-from flwr.supercore import heartbeat
-from flwr.supercore.control import ControlHttpClient
-from flwr.serverapp.strategy import Strategy
-importlib.import_module("flwr.supernode.main")
-"""
-    counted = {module_of(name) for name in names_in(ast.parse(source))} - {None}
-    assert counted == {"flwr.supercore.heartbeat", "flwr.supercore.control", "flwr.supernode.main"}
 
 
 def test_the_docs_name_all_private_modules_and_their_number():
