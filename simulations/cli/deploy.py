@@ -17,6 +17,7 @@ from simulations.cli import options
 
 if TYPE_CHECKING:
     from simulations.deployment.layout import Deployment
+    from simulations.deployment.operator import ProcessState
 
 
 # `fedrec deploy`: create, start, inspect, use and stop a deployment of real clients.
@@ -104,10 +105,8 @@ def up(deployment: Folder) -> None:
 @app.command(short_help="Show processes, nodes and runs.")
 def status(deployment: Folder) -> None:
     """Show all processes, nodes and runs; the exit status is 1 if one is not healthy."""
-    from simulations.deployment import operator
-
-    _show(deployment)
-    if any(state.pid is None or state.healthy is False for state in operator.states(deployment)):
+    states = _show(deployment)
+    if any(state.pid is None or state.healthy is False for state in states):
         raise typer.Exit(1)
 
 
@@ -159,22 +158,6 @@ def page(
 
 
 @app.command(hidden=True)
-def supervise(deployment: Folder) -> None:
-    """Run a deployment's processes in the foreground."""
-    from simulations.deployment import operator
-
-    operator.supervise(deployment)
-
-
-@app.command(hidden=True)
-def nodes(deployment: Folder) -> None:
-    """Run a deployment's nodes in the foreground."""
-    from simulations.deployment import operator
-
-    operator.run_nodes_here(deployment)
-
-
-@app.command(hidden=True)
 def gateway(
     host: Annotated[str, typer.Option()],
     port: Annotated[int, typer.Option()],
@@ -191,7 +174,8 @@ def gateway(
     proxy.serve(host=host, port=port, upstream=upstream, **files)
 
 
-def _show(deployment: Deployment) -> None:
+def _show(deployment: Deployment) -> list[ProcessState]:
+    """Print processes, nodes, runs and the end of the certificates; returns the processes."""
     from rich.console import Console
     from rich.table import Table
 
@@ -209,9 +193,9 @@ def _show(deployment: Deployment) -> None:
             table.add_row(*row)
         console.print(table)
 
-    processes = operator.process_rows(deployment)
-    show(operator.PROCESS_HEADS, processes)
-    if any(name == "superlink" and health == "well" for name, _, _, health in processes):
+    states = operator.states(deployment)
+    show(operator.PROCESS_HEADS, operator.process_rows(states))
+    if any(state.name == "superlink" and state.healthy for state in states):
         with closing(Control(deployment.superlink, deployment.authority)) as control:
             known = control.nodes()
             title, rows = operator.node_rows(deployment, known)
@@ -224,6 +208,7 @@ def _show(deployment: Deployment) -> None:
     left = days_to_end(deployment)
     late = f"; fedrec deploy renew {quote(str(deployment.path))}" if left < RENEWED_DAYS else ""
     console.print(f"certificates: {left:.0f} days left{late}", highlight=False, soft_wrap=True)
+    return states
 
 
 @app.command(short_help="Run an experiment on the nodes.")

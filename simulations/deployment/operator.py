@@ -21,7 +21,9 @@ from fedrec.errors import EngineError, FedrecError
 from fedrec.runtime.files import read_json
 from simulations.deployment.layout import REVOKED_KEY, Deployment
 from simulations.deployment.processes import (
+    OPERATOR,
     Process,
+    Supervisor,
     environment_of,
     node_process,
     python,
@@ -68,11 +70,9 @@ def up(deployment: Deployment, *, wait: float = START_SECONDS) -> None:
     if supervisor_of(deployment) is None:
         _start_supervisor(deployment)
     deadline = time.monotonic() + wait
-    _wait_for(
-        deployment,
-        [process for process in server_processes(deployment) if process.health],
-        deadline,
-    )
+    for process in server_processes(deployment):
+        if process.health:
+            _wait_for(process, deployment, deadline)
     register_nodes(deployment)
     _wait_for_nodes(deployment, len(here), deadline)
 
@@ -135,7 +135,7 @@ def states(deployment: Deployment) -> list[ProcessState]:
     return states
 
 
-def process_rows(deployment: Deployment) -> list[tuple[str, str, str, str]]:
+def process_rows(states: Sequence[ProcessState]) -> list[tuple[str, ...]]:
     """What people read of each process: name, process id, restarts and health."""
     health = {None: "", True: "well", False: "no answer"}
     return [
@@ -145,13 +145,13 @@ def process_rows(deployment: Deployment) -> list[tuple[str, str, str, str]]:
             str(state.restarts),
             health[state.healthy],
         )
-        for state in states(deployment)
+        for state in states
     ]
 
 
 def node_rows(
     deployment: Deployment, nodes: Sequence[NodeState]
-) -> tuple[str, list[tuple[str, str, str, str]]]:
+) -> tuple[str, list[tuple[str, ...]]]:
     """What people read of registered nodes: how many were heard of, and of each its name, status,
     last heartbeat, and the restarts of its processes on this machine."""
     now = time.time()
@@ -188,7 +188,7 @@ def _answers(process: Process, deployment: Deployment) -> bool:
 
 
 def _start_supervisor(deployment: Deployment) -> None:
-    command = (*python("simulations.cli"), "deploy", "supervise", str(deployment.path))
+    command = (*python(OPERATOR), "supervise", str(deployment.path))
     log = os.open(deployment.logs / "supervisor.txt", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
     with os.fdopen(log, "wb") as output:
         subprocess.Popen(
@@ -202,17 +202,16 @@ def _start_supervisor(deployment: Deployment) -> None:
         )
 
 
-def _wait_for(deployment: Deployment, processes: Sequence[Process], deadline: float) -> None:
-    for process in processes:
-        while not _answers(process, deployment):
-            if time.monotonic() > deadline:
-                raise EngineError(
-                    f"{process.name} did not start",
-                    expected=f"an answer from {process.health}",
-                    got=last_lines(deployment.logs / f"{process.name}.txt"),
-                    fix=f"see {deployment.logs / process.name}.txt; is its port free?",
-                )
-            time.sleep(0.1)
+def _wait_for(process: Process, deployment: Deployment, deadline: float) -> None:
+    while not _answers(process, deployment):
+        if time.monotonic() > deadline:
+            log = deployment.logs / f"{process.name}.txt"
+            raise EngineError(
+                f"{process.name} did not start: no answer from {process.health}",
+                got=last_lines(log),
+                fix=f"see {log}; is its port free?",
+            )
+        time.sleep(0.1)
 
 
 def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None:
@@ -220,13 +219,11 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
 
     online = 0
     with closing(Control(deployment.superlink, deployment.authority)) as control:
-        while True:
+        while online < count:
             # the SuperLink is busy when many nodes connect at the same time
             with suppress(httpx.TransportError):
                 online = sum(node.status == "online" for node in control.nodes())
-            if online >= count:
-                return
-            if time.monotonic() > deadline:
+            if online < count and time.monotonic() > deadline:
                 raise EngineError(
                     f"not all nodes came online: {online} of {count}",
                     fix=f"see {deployment.logs}/nodes.txt and {deployment.logs}/nodes/*",
@@ -281,7 +278,15 @@ def run_nodes_here(deployment: Deployment) -> None:
 
 def supervise(deployment: Deployment) -> None:
     """Run the deployment's processes until a stop signal; what `up` starts in the background."""
-    from simulations.deployment.processes import Supervisor
-
     sys.stdin.close()
     Supervisor([*server_processes(deployment), *node_process(deployment)], deployment.logs).run()
+
+
+def main(part: str, folder: str) -> None:
+    """Run a deployment's processes (`supervise`), or its nodes (`nodes`), in the foreground."""
+    run = {"supervise": supervise, "nodes": run_nodes_here}[part]
+    run(Deployment(Path(folder)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -68,7 +68,7 @@ def page(deployment: Deployment) -> str:
         key=lambda folder: folder.stat().st_mtime,
         reverse=True,
     )
-    processes = operator.process_rows(deployment)
+    processes = operator.process_rows(operator.states(deployment))
     title, nodes = operator.node_rows(deployment, known)
     return rendered(
         "federation.html.j2",

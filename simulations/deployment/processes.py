@@ -23,6 +23,8 @@ from simulations.deployment.pki import private_folder, write_private
 from simulations.flower_commands import environment_with, groups_end, signal_groups
 
 SERVER = "simulations.deployment.entry"
+OPERATOR = "simulations.deployment.operator"
+"""Modules that run as programs."""
 IN_CONTAINER = "FEDREC_CONTAINER"
 """Set in the environment of the image."""
 
@@ -98,7 +100,7 @@ def node_process(deployment: Deployment) -> list[Process]:
     """The process from which the nodes on this machine fork, if there are any."""
     if not deployment.settings.local_nodes or not deployment.numbers:
         return []
-    command = (*python("simulations.cli"), "deploy", "nodes", str(deployment.path))
+    command = (*python(OPERATOR), "nodes", str(deployment.path))
     return [Process("nodes", command, after=deployment.registered)]
 
 
