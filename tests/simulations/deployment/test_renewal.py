@@ -91,7 +91,7 @@ def test_certificates_are_renewed_by_their_own_authority_only(made, tmp_path):
     with pytest.raises(RunError, match=r"gateway\.crt cannot be renewed"):
         renew(made)
     made.authority_key.unlink()
-    with pytest.raises(RunError, match="authority's key is missing"):
+    with pytest.raises(RunError, match=r"authority's key .* is missing"):
         renew(made)
 
 
