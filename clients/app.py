@@ -15,7 +15,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from clients.device.node import at_multiples_of
+from clients.device.node import at_multiples_of, device_node_of
 from clients.device.policy import Policy
 from clients.evaluation import evaluate_clients, mean_metrics
 from clients.generated import requested_items
@@ -25,7 +25,6 @@ from clients.secure import channel_key, masked_sum, share, unmask
 from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.loading import from_run_config
 from fedrec.protocol.messages import (
-    array_names,
     check_settings,
     pack_channel,
     pack_each,
@@ -66,10 +65,6 @@ def node_of(context: Context) -> Node:
     the run configuration; real nodes are made by `clients.device.node`.
     """
     if is_real(context):
-        from clients.device.node import (
-            device_node_of,  # imports certificates, which simulations do not need
-        )
-
         return device_node_of(context)
     given = context.run_config
     config = context.node_config
@@ -124,41 +119,28 @@ ClientAppCallable = Callable[[Message, Context], Message]
 
 def _at_the_border(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Decodes messages to a real node, and removes error texts from its replies: an error may quote
-    the node's files, or reveal which files exist, so its text stays in the node's log unless its
-    owner allows the operator to read it."""
-    real = is_real(context)
-    if not real and not context.run_config.get("deployment"):
+    the node's files, or reveal which files exist, so its text stays in the node's log."""
+    if not is_real(context):
         return call_next(message, context)
-    policy = Policy()
+    sent = message.metadata.created_at
+    left = seconds_left(sent, message.metadata.ttl, time.time())
     try:
-        if real:
-            policy = Policy.of(context.node_config)
-        with at_multiples_of(policy.reply_seconds if real else 0.0):
+        with at_multiples_of(Policy.of(context.node_config).reply_seconds):
             if message.has_content():
                 check_settings(message.metadata.message_type, message.content)
                 from_the_network(message.content)
-            with ended_after(*(_limits(message) if real else (0.0, 0.0))):
+            with ended_after(MOST_SECONDS, left):
                 answer = call_next(message, context)
     except RefusalError:
         raise
     except Exception as error:
-        if not real:
-            raise
         log.error("a message failed", exc_info=error)
         raise ClientError(
-            "the node failed to process this message",
-            got=str(error) if policy.report_errors else None,
-            fix="see executor.txt in the node's own logs; its owner may set report-errors = true",
+            "the node failed to process this message", fix="see executor.txt in the node's own logs"
         ) from None
     if answer.has_content():
         for_the_network(answer.content)
     return answer
-
-
-def _limits(message: Message) -> tuple[float, float]:
-    """Seconds of processor time, and of elapsed time, for the work on a message."""
-    sent = message.metadata.created_at
-    return MOST_SECONDS, seconds_left(sent, message.metadata.ttl, time.time())
 
 
 app = ClientApp(mods=[_at_the_border])
@@ -195,7 +177,7 @@ def items(message: Message, context: Context) -> Message:
     them."""
     order = unpack_item_query(message.content)
     node = node_of(context)
-    node.refuse_generated()
+    node.check(order)
     return Message(pack_item_requests(requested_items(node, order)), reply_to=message)
 
 
@@ -226,13 +208,12 @@ def train(message: Message, context: Context) -> Message:
     all and reply in Flower's standard form."""
     node = node_of(context)
     order = unpack_train_order(message.content)
-    node.check_train(order, array_names(message.content))
     arrays = (
         read_arrays(message.content)
         if only_reads(node, order)
         else writable_arrays(message.content)
     )
-    node.check_parameters(arrays)
+    node.check(order, arrays)
     if order.secure is not None or node.experiment.secure_aggregation:
         return Message(pack_masked(masked_sum(node, arrays, order)), reply_to=message)
     if order.each:
@@ -252,10 +233,7 @@ def evaluate(message: Message, context: Context) -> Message:
     means."""
     arrays, order = unpack_evaluate(message.content)
     node = node_of(context)
-    node.check_evaluate(order)
-    node.check_parameters(arrays)
-    if order.each:
-        node.refuse_generated()
+    node.check(order, arrays)
     evaluated = evaluate_clients(node, arrays, order)
     if order.clients is not None:
         return Message(

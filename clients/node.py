@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node: the clients that it hosts, the training path of a step, and the number of clients trained
-at once.
-
-A node: the clients that it hosts, with their data, model and private state.
+"""A node: the clients that it hosts, with their data, model and private state; the training path of
+a step, and the number of clients trained at once.
 
 A phone hosts one client; a simulation worker hosts thousands. Client c is on node c mod n, the same
 node in every round, so its private state can stay there.
@@ -10,11 +8,12 @@ node in every round, so its private state can stay there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -37,7 +36,7 @@ from fedrec.experiment.schema import FINE_TUNE, Experiment
 from fedrec.experiment.sections import Section, component_of
 from fedrec.experiment.tables import EngineConfig
 from fedrec.models.base import Model
-from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.protocol.orders import EvaluateOrder, ItemQuery, TrainOrder
 from fedrec.rng import NoiseSource, source_of, torch_stream
 from fedrec.training.block import Batches
 
@@ -182,21 +181,15 @@ class Node:
             private).
     """
 
+    real = False
+    """Whether its clients are real, and the server is not trusted: a client whose training fails
+    counts as zero where its update is protected or masked, a round is masked once, and the updates
+    that clients compressed are sent in place of their sum."""
     run = ""
     """Key of the run on real nodes."""
     least_nodes = 0
     """Smallest number of nodes in a sum to which this node contributes; 0: it may send its own sum
     unmasked."""
-    least_clients = 0
-    """Smallest number of its clients in a masked sum."""
-    sums_once = False
-    """Whether a round without the clients' own noise is unmasked again only for the same nodes and
-    clients."""
-    hides_failures = False
-    """Whether a client whose training fails counts as zero where its update is protected or masked,
-    so that the answer does not reveal the failure."""
-    sends_compressed = False
-    """Whether it sends what its clients compressed; otherwise their sum, as for a simulation."""
     identity: Identity | None = None
     """Its certificate for other nodes, and the authority that it checks theirs with."""
 
@@ -315,25 +308,20 @@ class Node:
         """The training path of each of the experiment's steps, by the step's name."""
         return {section.name: str(self.path(self.step(section))) for section in self.steps}
 
-    def check_train(self, order: TrainOrder, names: Iterable[str]) -> None:
-        """Refuse a training order with parameters of these names; nodes of a simulation accept all.
+    def check(
+        self,
+        order: TrainOrder | EvaluateOrder | ItemQuery,
+        arrays: Mapping[str, np.ndarray] = MappingProxyType({}),
+    ) -> None:
+        """Refuse an order, or the parameters that came with it; nodes of a simulation accept all.
 
         Raises:
             RefusalError: it is refused.
         """
 
-    def check_evaluate(self, order: EvaluateOrder) -> None:
-        """Refuse an evaluation, likewise."""
-
-    def check_parameters(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Refuse parameters that came with an order, likewise."""
-
     def accept(self, order: TrainOrder) -> TrainOrder:
         """The order as the node executes it; in a simulation, unchanged."""
         return order
-
-    def refuse_generated(self) -> None:
-        """Refuse to report the items that a client needs; nodes of a simulation report them."""
 
     def hosted(self, clients: np.ndarray | None) -> np.ndarray:
         """The evaluated clients among some of its clients, or among all, `int64 [clients]`,

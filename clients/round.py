@@ -57,7 +57,7 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
         order.round,
         node.private,
         work.private,
-        passes_on=node.sends_compressed and order.secure is None and order.clients is not None,
+        passes_on=node.real and order.secure is None and order.clients is not None,
     )
     total = UpdateSum(
         arrays,
@@ -73,7 +73,7 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     covered = order.protection is not None or order.secure is not None
     # Clients are then trained alone, so that none is trained again to find which one failed: the
     # duration would reveal that one did.
-    hides_failures = node.hides_failures and (covered or adds_noise)
+    hides_failures = node.real and (covered or adds_noise)
     private: dict[int, dict[str, Change]] = {}
     for block in work.trained(alone=hides_failures):
         total.add_block(block.clients, block.shared)
@@ -177,7 +177,6 @@ class _Work:
             )
         given = None
         if generated:
-            node.refuse_generated()
             given = ClientArrays.read(arrays)
             fresh = node.fresh if step.keeps else {}
             start = {name: fresh[name].to(node.device) for name in step.private_names(list(fresh))}

@@ -135,7 +135,7 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
         raise _unsound("a training order other than the one that the nodes agreed on")
     state = _received(node, secure, secrets, mask_keys)
     accepted = node.accept(order)
-    if node.sums_once and not (order.protection and order.protection.noise_scale):
+    if node.real and not (order.protection and order.protection.noise_scale):
         group = keys.digest(b"group", *pieces(secrets["channels"], KEY_BYTES))
         clients = keys.digest(b"clients", np.unique(np.asarray(accepted.clients)).tobytes())
         if not node.session_secrets.first_sum(order.round, clients, group):
@@ -145,7 +145,7 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
     node.session_secrets.masked(secure.session, state)
     shapes = vector.shapes_of(arrays, order.protection, symmetric_of(node.experiment, order.step))
     reply = train_clients(node, arrays, accepted)
-    if reply.clients < node.least_clients:
+    if node.real and not reply.clients:
         raise _unsound(
             f"an order in which {reply.clients} of its clients take part: the sum would have only"
             " other nodes' clients"
@@ -210,7 +210,7 @@ def _encoded(
     try:
         return vector.encoded(reply, arrays, shapes, bits, nodes)
     except ClientError as error:
-        if not node.hides_failures:
+        if not node.real:
             raise
         log.error("the node's sum is too large and counts as zero", exc_info=error)
         zeros: dict[str, Change] = {name: np.zeros_like(arrays[name]) for name in shapes}

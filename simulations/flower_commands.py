@@ -1,13 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flower's commands in this process or as processes of their own, without telemetry; groups of
-processes."""
+processes, and their health, also as a program for the health checks of containers:
+
+    python -m simulations.flower_commands answers URL AUTHORITY
+    python -m simulations.flower_commands alive FOLDER
+
+A container is checked every few seconds, so little is imported here: the command line of fedrec
+takes a second of a core to start.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import ssl
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from importlib.metadata import distribution
@@ -15,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedrec.errors import EngineError
+from fedrec.runtime.files import read_json
 
 # Switches off telemetry and automatic installations of Flower and Ray, unless the user has set
 # them.
@@ -133,3 +144,36 @@ def _processes() -> Iterator[_Process]:
         with suppress(OSError, ValueError):  # it has ended
             state, parent, group, *_ = file.read_text().rsplit(")", 1)[1].split()
             yield _Process(int(file.parent.name), state, int(parent), int(group))
+
+
+# Health of processes.
+
+
+def is_healthy(url: str, authority: Path) -> bool:
+    """Return True if a server answers, with a certificate of an authority."""
+    context = ssl.create_default_context(cafile=str(authority))
+    try:
+        with urllib.request.urlopen(url, timeout=3, context=context) as answer:
+            return answer.status == 200
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def are_alive(logs: Path) -> bool:
+    """Return True if all processes of a supervisor run, by the list in its folder."""
+    try:
+        running = read_json(logs / "processes.json")["processes"].values()
+        return bool(running) and all(Path(f"/proc/{entry['pid']}").exists() for entry in running)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def main(arguments: list[str]) -> int:
+    """The exit status: 0 if all is healthy, 1 if not."""
+    what, *given = arguments
+    well = is_healthy(given[0], Path(given[1])) if what == "answers" else are_alive(Path(given[0]))
+    return int(not well)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

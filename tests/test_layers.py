@@ -50,7 +50,7 @@ FLWR_PRIVATE = tuple(
         "engines/grid.py",
         "deployment/flower.py",
         "deployment/flower_patches.py",
-        "deployment/flower_calls.py",
+        "deployment/idle_polls.py",
     )
 )
 

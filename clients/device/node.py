@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from flwr.app import Context
@@ -31,16 +32,9 @@ from fedrec.errors import ClientError, RefusalError
 from fedrec.experiment.phases import phase_at, step_table
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section
-from fedrec.protocol.orders import EvaluateOrder, TrainOrder
+from fedrec.protocol.orders import EvaluateOrder, ItemQuery, TrainOrder
 from fedrec.rng import NoiseSource, source_of
 from fedrec.secure.identity import CERTIFICATE, KEY, Identity
-
-# Refusal of parameters that would make a node's answer depend on its data before noise is added.
-#
-# With NaN in some rows of a table, or with rows missing, the work of a client that uses these rows
-# fails and that of others does not, so that a server learns from a failure which items a client
-# has. A node therefore checks all parameters before it reads a client's data.
-
 
 LARGEST_PARAMETER = 1e9
 """Largest absolute value of a number in parameters."""
@@ -49,7 +43,12 @@ LARGEST_PARAMETER = 1e9
 def check_parameters(
     arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Refuse received parameters that are not those of the experiment, or not finite and bounded.
+    """Refuse received parameters that are not those of the experiment, or not finite and bounded,
+    before a client's data are read.
+
+    With NaN in some rows of a table, or with rows missing, the work of a client that uses these
+    rows fails and that of others does not: a server would learn from a failure which items a client
+    has.
 
     Args:
         arrays: the received parameters.
@@ -59,26 +58,25 @@ def check_parameters(
         RefusalError: a parameter is missing or unknown, or has another shape, other numbers than
             `float32`, or a number that is NaN, infinite or too large.
     """
-    odd = sorted(set(arrays) ^ set(shapes))
-    if odd:
-        raise _other("the experiment's parameters", f"others: {', '.join(map(repr, odd[:3]))}")
-    for name, value in arrays.items():
-        if value.shape != shapes[name] or value.dtype != np.float32:
-            raise _other(
-                f"float32 {list(shapes[name])} for {name!r}", f"{value.dtype} {list(value.shape)}"
-            )
-        # not `> largest`, which is false for NaN
-        if value.size and not max(-float(value.min()), float(value.max())) <= LARGEST_PARAMETER:
-            raise _other(f"finite numbers of at most {LARGEST_PARAMETER:g}", f"others in {name!r}")
+    wrong = sorted(set(arrays) ^ set(shapes)) or [
+        name for name, value in arrays.items() if not _is_sound(value, shapes[name])
+    ]
+    if wrong:
+        raise RefusalError(
+            "this node refuses the parameters of an order",
+            expected="the experiment's, in their shapes, as finite float32 numbers of at most"
+            f" {LARGEST_PARAMETER:g}",
+            got=", ".join(map(repr, wrong[:3])),
+            fix="continue from an earlier checkpoint with a lower learning rate, if training"
+            " diverged",
+        )
 
 
-def _other(expected: str, got: str) -> RefusalError:
-    return RefusalError(
-        "this node refuses the parameters of an order",
-        expected=expected,
-        got=got,
-        fix="continue from an earlier checkpoint with a lower learning rate, if training diverged",
-    )
+def _is_sound(value: np.ndarray, shape: tuple[int, ...]) -> bool:
+    if value.shape != shape or value.dtype != np.float32:
+        return False
+    largest = max(-float(value.min()), float(value.max())) if value.size else 0.0
+    return largest <= LARGEST_PARAMETER  # false for NaN
 
 
 log = logging.getLogger("fedrec")
@@ -103,9 +101,7 @@ class DeviceNode(Node):
         RefusalError: the node does not take part in the experiment.
     """
 
-    hides_failures = True
-    sums_once = True
-    sends_compressed = True
+    real = True
 
     def __init__(
         self,
@@ -142,7 +138,6 @@ class DeviceNode(Node):
         self.uploads = UploadLedger(state / "private" / "uploads.sqlite")
         self.session_secrets = SessionSecrets(state / "private" / f"secure-{run}.sqlite")
         self.least_nodes = self.policy.least_nodes
-        self.least_clients = 1
         if experiment.secure_aggregation:
             self.identity = _identity(join)
 
@@ -190,15 +185,24 @@ class DeviceNode(Node):
     def noise(self) -> NoiseSource:
         return source_of("secure", self.experiment.seed)
 
-    def check_train(self, order: TrainOrder, names: Iterable[str]) -> None:
-        self.policy.check_train(self.experiment, self.phases, order, names)
-
-    def check_evaluate(self, order: EvaluateOrder) -> None:
-        self.policy.check_evaluate(self.experiment, order)
-
-    def check_parameters(self, arrays: Mapping[str, np.ndarray]) -> None:
-        shapes = {name: tuple(value.shape) for name, value in self.fresh.items()}
-        check_parameters(arrays, shapes)
+    def check(
+        self,
+        order: TrainOrder | EvaluateOrder | ItemQuery,
+        arrays: Mapping[str, np.ndarray] = MappingProxyType({}),
+    ) -> None:
+        if isinstance(order, ItemQuery):
+            raise RefusalError(
+                "parameters that the server generates for each client are not available on real"
+                " clients",
+                expected="a strategy that sends all clients the same parameters",
+                got="a request for the items of clients, which are private",
+                fix="run the experiment as a simulation",
+            )
+        if isinstance(order, TrainOrder):
+            self.policy.check_train(self.experiment, self.phases, order, arrays)
+        else:
+            self.policy.check_evaluate(self.experiment, order)
+        check_parameters(arrays, {name: tuple(v.shape) for name, v in self.fresh.items()})
 
     def accept(self, order: TrainOrder) -> TrainOrder:
         """The order with the clients that this node hosts and that may still take part; their
@@ -227,25 +231,14 @@ class DeviceNode(Node):
         if protection is not None and noisy:
             protection = replace(protection, silent=True)
         clients = self.memory.spend(self.run, order.round, asked, cost, limits)
-        if len(clients) < len(asked):
-            reached = len(asked) - len(clients)
+        refused = len(asked) - len(clients)
+        if refused:
             log.warning(
                 "round %d: %d clients reached the limit of rounds or of epsilon",
                 order.round,
-                reached,
+                refused,
             )
         return replace(order, clients=clients, protection=protection)
-
-    def refuse_generated(self) -> None:
-        raise RefusalError(
-            "parameters that the server generates for each client are not available on real"
-            " clients",
-            expected="a strategy that sends all clients the same parameters",
-            got=(
-                "a request for the items that clients train on or are tested on, which are private"
-            ),
-            fix="run the experiment as a simulation",
-        )
 
     def hosted(self, clients: np.ndarray | None) -> np.ndarray:
         asked = self.evaluated if clients is None else np.intersect1d(clients, self.evaluated)
@@ -270,14 +263,8 @@ def _identity(join: Path | None) -> Identity:
     identity = None if join is None else Identity.read(join)
     if identity is None:
         raise RefusalError(
-            "this node has no certificate for other nodes",
-            expected=(
-                f"{KEY} and {CERTIFICATE} in the folder that it joined with, for secure aggregation"
-            ),
-            fix=(
-                "the operator creates missing files with fedrec deploy add-nodes DEPLOYMENT 0 and"
-                " transfers both"
-            ),
+            f"this node has no {KEY} and {CERTIFICATE} in its folder, for secure aggregation",
+            fix="ask the operator for this node's folder",
         )
     return identity
 
@@ -317,14 +304,11 @@ def device_node_of(context: Context) -> DeviceNode:
     return own_node(experiment, run_key(context.run_config), tuple(sorted(config.items())))
 
 
-# When the reply to a message leaves a node: the time of the work tells how many rows its clients
-# have.
-
-
 @contextmanager
 def at_multiples_of(interval: float) -> Iterator[None]:
     """End at a multiple of so many seconds after the begin, also with an error; 0 waits for
-    nothing. Who sees when a reply leaves learns which multiple it was, and no more."""
+    nothing. Who sees when a reply leaves learns which multiple it was, and not how many rows the
+    node's clients have."""
     began = time.monotonic()
     try:
         yield

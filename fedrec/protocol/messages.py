@@ -58,11 +58,6 @@ def read_arrays(content: RecordDict) -> dict[str, np.ndarray]:
     return zero_copy_arrays(_first(content))
 
 
-def array_names(content: RecordDict) -> list[str]:
-    """Names of the parameters that came with an order, in their order."""
-    return list(_first(content))
-
-
 def config_of(content: RecordDict) -> ConfigRecord:
     records = list(content.config_records.values())
     return records[0] if records else ConfigRecord()

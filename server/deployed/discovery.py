@@ -22,13 +22,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedrec.errors import ClientError, EngineError, RunError
 from fedrec.protocol.messages import HELLO, INITIAL, unpack_parameters, unpack_presence
 from fedrec.protocol.orders import Presence
-from fedrec.runtime.files import DatabaseFile
+from fedrec.runtime.files import open_atomically
 from server.cohort import Roster
 from server.exchange import is_refusal, reason_of
 
@@ -42,57 +42,44 @@ ASKED = 5
 """Number of nodes that are asked for initial parameters."""
 
 
-class RosterFile(DatabaseFile):
-    """The nodes that a run has seen and the clients that each announced, by Flower's node ids; the
-    file grows by those that join."""
+def read_roster(file: Path) -> dict[int, Presence]:
+    """The nodes that a run has seen and the clients that each announced, by Flower's ids, in the
+    order in which they joined; none if there is no file.
 
-    opening = (
-        "CREATE TABLE IF NOT EXISTS nodes (node TEXT PRIMARY KEY, place TEXT NOT NULL,"
-        " training BLOB NOT NULL, evaluated BLOB NOT NULL)",
-    )
-    fix = "restore it from a backup, or delete it: the nodes are asked again"
-
-    def read(self) -> dict[int, Presence]:
-        """All nodes that were added, in the order in which they joined.
-
-        Raises:
-            RunError: the file is damaged.
-        """
-        if self.file is None or not self.file.exists():
-            return {}
-        with self._connect() as connection:
-            rows = connection.execute("SELECT * FROM nodes ORDER BY rowid").fetchall()
-        try:
+    Raises:
+        RunError: the file is damaged.
+    """
+    if not file.exists():
+        return {}
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            nodes = dict.fromkeys(name.partition("/")[0] for name in arrays)
             return {
                 int(node): Presence(
-                    int(partition), np.frombuffer(training, "<i8"), np.frombuffer(evaluated, "<i8")
+                    int(arrays[f"{node}/partition"]),
+                    _clean(arrays[f"{node}/training"]),
+                    _clean(arrays[f"{node}/evaluated"]),
                 )
-                for node, partition, training, evaluated in rows
+                for node in nodes
             }
-        except (ValueError, TypeError, OverflowError) as error:
-            raise RunError(
-                f"{self.file} is not a roster",
-                expected="nodes and their clients, as written by fedrec",
-                got=str(error),
-                fix=self.fix,
-            ) from None
-
-    def add(self, joined: Mapping[int, Presence]) -> None:
-        """Write nodes that were not there before."""
-        rows = [
-            (
-                str(node),
-                str(p.partition),
-                *(i.astype("<i8").tobytes() for i in (p.training, p.evaluated)),
-            )
-            for node, p in joined.items()
-        ]
-        with self._connect() as connection:
-            connection.executemany("INSERT INTO nodes VALUES (?, ?, ?, ?)", rows)
+    except Exception as error:  # a damaged archive fails in many ways
+        raise RunError(
+            f"{file} is damaged",
+            expected="nodes and their clients, as written by fedrec",
+            got=str(error),
+            fix="restore it from a backup, or delete it: the nodes are asked again",
+        ) from None
 
 
-def _bytes_of(ids: np.ndarray) -> bytes:
-    return ids.astype("<i8").tobytes()
+def write_roster(file: Path, nodes: Mapping[int, Presence]) -> None:
+    """Write what `read_roster` reads, readable by its owner only."""
+    arrays = {
+        f"{node}/{name}": np.asarray(getattr(presence, name))
+        for node, presence in nodes.items()
+        for name in ("partition", "training", "evaluated")
+    }
+    with open_atomically(file, mode=0o600) as opened:
+        np.savez(opened, allow_pickle=False, **arrays)
 
 
 class Discovery:
@@ -122,8 +109,8 @@ class Discovery:
         self.timeout = timeout
         self.most = most
         self._sleep = sleep
-        self._file = RosterFile(file)
-        self._known: dict[int, Presence] = self._file.read()
+        self._file = file
+        self._known = read_roster(file)
         self._silent: dict[int, int] = {}
         self._trouble: dict[int, str] = {}  # the last error of each node that has not joined
         self._refused: set[int] = set()
@@ -193,22 +180,23 @@ class Discovery:
             return False
         messages = [Message(RecordDict(), node, HELLO) for node in strangers]
         announced: dict[int, Presence] = {}
-        self._trouble |= dict.fromkeys(strangers, "did not announce its clients")
-        for node, answer in _answers(
-            self.grid.send_and_receive(messages, timeout=self.timeout), self.most
-        ):
-            if isinstance(answer, Error):
-                self._trouble[node] = " ".join(f"failed: {reason_of(answer)}".split())[:_LONGEST]
-                (self._refused.add if is_refusal(answer) else self._refused.discard)(node)
-            elif isinstance(answer, str):
-                self._trouble[node] = " ".join(answer.split())[:_LONGEST]
-            else:
-                announced[node] = answer
+        trouble = dict.fromkeys(strangers, "did not announce its clients")
+        for reply in self.grid.send_and_receive(messages, timeout=self.timeout):
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                trouble[node] = f"failed: {reason_of(reply.error)}"
+                (self._refused.add if is_refusal(reply.error) else self._refused.discard)(node)
+                continue
+            try:
+                announced[node] = self._presence_in(reply.content)
+            except Exception as error:  # untrusted input may be anything
+                trouble[node] = f"sent no list of clients: {error}"
         for node in strangers:
             if node in announced:
-                del self._trouble[node]
+                self._trouble.pop(node, None)
                 self._refused.discard(node)
             else:
+                self._trouble[node] = " ".join(trouble[node].split())[:_LONGEST]
                 log.warning("node %d: %s", node, self._trouble[node])
                 self._silent[node] = _ASK_AGAIN
         joined = self._owned({n: announced[n] for n in sorted(announced) if n in strangers})
@@ -216,8 +204,22 @@ class Discovery:
             log.info("node %d joined with %d clients", node, len(presence.training))
         self._known |= joined
         if joined:
-            self._file.add(joined)
+            write_roster(self._file, self._known)
         return bool(joined)
+
+    def _presence_in(self, content: RecordDict) -> Presence:
+        """The clients that a node announces.
+
+        Raises:
+            ValueError: they are no ids, or too many.
+        """
+        unpacked = unpack_presence(content)
+        clients = _clean(unpacked.training), _clean(unpacked.evaluated)
+        presence = Presence(unpacked.partition, *clients)
+        claimed = len(_ids([presence]))
+        if claimed > self.most:
+            raise ValueError(f"claims {claimed} clients, of the {self.most} that it may host")
+        return presence
 
     def _waits(self, node: int) -> bool:
         left = self._silent.get(node, 0)
@@ -242,24 +244,6 @@ class Discovery:
             )
             owned[node] = Presence(presence.partition, training, evaluated)
         return owned
-
-
-def _answers(replies: Iterable[Message], most: int) -> Iterable[tuple[int, Presence | Error | str]]:
-    """The reply of each node, the error in it, or what is wrong with it."""
-    for reply in replies:
-        node = reply.metadata.src_node_id
-        if reply.has_error():
-            yield node, reply.error
-            continue
-        try:
-            unpacked = unpack_presence(reply.content)
-            clients = _clean(unpacked.training), _clean(unpacked.evaluated)
-            presence = Presence(unpacked.partition, *clients)
-            claimed = len(_ids([presence]))
-            too_many = f"claims {claimed} clients, of the {most} that it may host"
-            yield node, presence if claimed <= most else too_many
-        except Exception as error:  # untrusted input may be anything
-            yield node, f"sent no list of clients: {error}"
 
 
 def _clean(ids: np.ndarray) -> np.ndarray:
@@ -299,12 +283,7 @@ def most_common_parameters(grid: Grid, roster: Roster, *, timeout: float) -> dic
         except Exception as error:  # untrusted input may be anything
             log.warning("node %d gave no initial parameters: %s", node, error)
     if not arrays:
-        raise ClientError(
-            "no node returned initial parameters",
-            expected="finite arrays",
-            got="none",
-            fix="see the log",
-        )
+        raise ClientError("no node returned finite initial parameters", fix="see the log")
     votes = {
         node: sum(_alike(arrays[node], other) for other in arrays.values())
         for node in asked
@@ -318,11 +297,8 @@ def most_common_parameters(grid: Grid, roster: Roster, *, timeout: float) -> dic
 
 
 def _finite(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    for name, array in arrays.items():
-        if array.dtype.kind != "f" or not np.isfinite(array).all():
-            raise ValueError(f"{name!r} is not finite")
-    if not arrays:
-        raise ValueError("no arrays")
+    if not arrays or not all(a.dtype.kind == "f" and np.isfinite(a).all() for a in arrays.values()):
+        raise ValueError("a parameter is not finite, or there are none")
     return arrays
 
 

@@ -54,7 +54,7 @@ class DeployedFederation(Federation):
         _check_registered(experiment, grid)
         self.discovery = Discovery(
             grid,
-            run.path / "roster.sqlite",
+            run.path / "roster.npz",
             timeout=experiment.engine.timeout,
             most=grid.most_clients or MOST_CLIENTS,
         )
@@ -120,15 +120,12 @@ class DeployedFederation(Federation):
 
 def _check_simulated(experiment: Experiment) -> None:
     """Refuse tables of simulated devices."""
-    tables = [name for name in ("devices", "asynchronous") if getattr(experiment, name) is not None]
-    if tables:
-        given = " and ".join(f"[{name}]" for name in tables)
-        raise ExperimentError(
-            f"{given} is for simulated devices, and these nodes are real",
-            expected="rounds that wait for their clients, or that [closing] ends without late ones",
-            got=given,
-            fix=f"leave out {given}; [closing] with a deadline does not wait for slow devices",
-        )
+    for name in ("devices", "asynchronous"):
+        if getattr(experiment, name) is not None:
+            raise ExperimentError(
+                f"[{name}] is for simulated devices, and these nodes are real",
+                fix="leave it out; [closing] with a deadline does not wait for slow devices",
+            )
 
 
 def _check_registered(experiment: Experiment, grid: DeployedGrid) -> None:
@@ -139,12 +136,7 @@ def _check_registered(experiment: Experiment, grid: DeployedGrid) -> None:
         raise ExperimentError(
             "noise depends on the number of clients, and this deployment does not limit how many a"
             " node may claim",
-            expected="most-clients in deployment.toml",
-            got="none",
-            fix=(
-                "set it to the largest number of users that one node hosts, such as"
-                " most-clients = 1"
-            ),
+            fix="set most-clients in deployment.toml to the largest number of users of a node",
         )
 
 
@@ -158,14 +150,11 @@ def _check_single_messages(messages: Sequence[Message]) -> None:
     """Refuse a strategy that sends a node several messages: of its replies, only one would be
     accepted."""
     counts = Counter(message.metadata.dst_node_id for message in messages)
-    node, most = max(counts.items(), key=lambda pair: pair[1], default=(0, 0))
-    if most > 1:
-        raise ExperimentError(
-            "the strategy sends a node several messages in one round",
-            expected="one message per node and round",
-            got=f"{most} messages for node {node}",
-            fix=(
-                "for the update of each client, set `reply = 'each'` in the strategy's class"
-                " (docs/plugins.md); or set strategy.name = 'reptile'"
-            ),
-        )
+    for node, count in counts.items():
+        if count > 1:
+            raise ExperimentError(
+                f"the strategy sends node {node} {count} messages in one round, of which one would"
+                " be answered",
+                fix="for the update of each client, set `reply = 'each'` in the strategy's class"
+                " (docs/plugins.md); or set strategy.name = 'reptile'",
+            )

@@ -17,7 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 log = logging.getLogger("fedrec")
-K = TypeVar("K")
+Key = tuple[int, int | None]
+"""A node, and one of its clients; None: their sum."""
 LARGER = 10.0
 """Largest size of a reply, in units of the usual one."""
 LARGEST_LOSS = 1e6  # per client; the mean loss is only reported
@@ -58,7 +59,7 @@ _FAR_ROWS = 100.0
 _LARGEST = 1e9  # of metrics without a bound
 
 
-def norm_bounds(sizes: Mapping[K, float], earlier: deque[float]) -> dict[K, float]:
+def norm_bounds(sizes: Mapping[Key, float], earlier: deque[float]) -> dict[Key, float]:
     """Factors in (0, 1) by which replies above the usual size are to be scaled (norm bounding, Sun
     et al. 2019, with a bound that follows the replies).
 
@@ -114,8 +115,8 @@ class ReplyValidator:
             message.metadata.dst_node_id: unpack_train_order(message.content) for message in sent
         }
         good: dict[int, Message] = {}
-        sizes: dict[int, tuple[float, float]] = {}
-        single: dict[int, TrainEach] = {}
+        norms: dict[Key, float] = {}
+        examples: dict[Key, float] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
@@ -123,32 +124,51 @@ class ReplyValidator:
                     raise ValueError("a second answer")
                 order = orders[node]
                 if order.each:
-                    single[node] = self._each(reply, order, theta)
+                    norms |= self._sizes_of_each(reply, order, theta)
                 else:
-                    size = self._size(reply, order, theta)
-                    sizes |= {node: size} if order.protection is None else {}
+                    norm, count = self._size(reply, order, theta)
+                    if order.protection is None:
+                        norms[node, None] = norm
+                        examples[node, None] = count
             except Exception as error:  # untrusted input may be anything
                 reason = "not asked for" if node not in orders else _reason(error)
                 log.warning("node %d: the answer is left out: %s", node, reason)
                 self._dropped.dropped(node, reason)
                 continue
             good[node] = reply
-        self._bound_sums(good, sizes, orders, theta)
-        self._bound_each(good, single, orders)
+        if norms:
+            step = str(next(iter(orders.values())).step)  # the same for all nodes
+            by_norm = norm_bounds(norms, self._norms[step])
+            by_count = norm_bounds(examples, self._examples[step])
+            for key in sorted({*by_norm, *by_count}, key=str):
+                words = [
+                    f"{what} {sizes[key]:.3g} counts as {sizes[key] * factors[key]:.3g}"
+                    for what, sizes, factors in (
+                        ("norm of the update", norms, by_norm),
+                        ("examples per client", examples, by_count),
+                    )
+                    if key in factors
+                ]
+                self._bounded(*key, f"{', '.join(words)}, {LARGER:g} times the usual")
+            for node in {node for node, _ in [*by_norm, *by_count]}:
+                _scale(good[node], orders[node], theta, node, by_norm, by_count)
         return list(good.values())
 
-    def _each(
+    def _sizes_of_each(
         self, reply: Message, order: TrainOrder, theta: Mapping[str, np.ndarray]
-    ) -> TrainEach:
-        """The clients of a reply that count."""
+    ) -> dict[Key, float]:
+        """The norm of each client's update; clients that do not count are taken out in place."""
+        node = reply.metadata.src_node_id
         asked = [] if order.clients is None else order.clients.tolist()
         each, left_out = sound_clients(unpack_each(reply.content), asked, theta)
         for client in left_out:
-            node = reply.metadata.src_node_id
             reason = f"client {client}: its update is not finite, or its counts are impossible"
             log.warning("node %d: %s", node, reason)
             self._dropped.dropped(node, reason)
-        return each
+        reply.content = pack_each(each)
+        norms = np.sqrt(_squares_of_each(each.updates)).tolist()
+        clients = each.clients.tolist()
+        return {(node, client): norm for client, norm in zip(clients, norms, strict=True)}
 
     def _size(
         self, reply: Message, order: TrainOrder, theta: Mapping[str, np.ndarray]
@@ -165,66 +185,33 @@ class ReplyValidator:
             return _size_of_mean(reply, theta)
         return _size_of_sum(unpack_sum(reply.content), order, theta)
 
-    def _bound_each(
-        self,
-        replies: Mapping[int, Message],
-        single: Mapping[int, TrainEach],
-        orders: Mapping[int, TrainOrder],
-    ) -> None:
-        """Scale down, in place, updates of single clients that are much larger than usual."""
-        if not single:
-            return
-        norms = {c: norm for each in single.values() for c, norm in norms_of(each).items()}
-        factors = norm_bounds(norms, self._norms[_step_of(orders, single)])
-        for node, each in single.items():
-            for client in sorted(factors.keys() & set(each.clients.tolist())):
-                words = _words((norms[client], 0.0), (factors[client], 1.0))
-                self._bounded(node, f"client {client}: {words}")
-            replies[node].content = pack_each(scaled_clients(each, factors))
-
-    def _bound_sums(
-        self,
-        replies: Mapping[int, Message],
-        sizes: Mapping[int, tuple[float, float]],
-        orders: Mapping[int, TrainOrder],
-        theta: Mapping[str, np.ndarray],
-    ) -> None:
-        """Scale down, in place, sums of unusual size: norm per unit of weight, and number of
-        examples per client."""
-        if not sizes:
-            return
-        step = _step_of(orders, sizes)
-        norms = norm_bounds({n: norm for n, (norm, _) in sizes.items()}, self._norms[step])
-        counts = norm_bounds({n: count for n, (_, count) in sizes.items()}, self._examples[step])
-        for node in sorted({*norms, *counts}):
-            factors = norms.get(node, 1.0), counts.get(node, 1.0)
-            self._bounded(node, _words(sizes[node], factors))
-            reply = replies[node]
-            order = orders[node]
-            if order.clients is None or not len(order.clients):
-                bound_mean(reply, theta, *factors)
-            else:
-                weighted = order.weighting == "examples"
-                reply.content = bounded_sum(unpack_sum(reply.content), *factors, weighted=weighted)
-
-    def _bounded(self, node: int, reason: str) -> None:
+    def _bounded(self, node: int, client: int | None, reason: str) -> None:
+        reason = reason if client is None else f"client {client}: {reason}"
         log.warning("node %d: %s", node, reason)
         self._dropped.bounded(node, reason)
 
 
-def _step_of(orders: Mapping[int, TrainOrder], nodes: Mapping[int, object]) -> str:
-    """The step of a round's orders, which is the same for all nodes."""
-    return str(orders[next(iter(nodes))].step)
-
-
-def _words(size: tuple[float, float], factors: tuple[float, float]) -> str:
-    """The reason why a reply is scaled down."""
-    names = ("norm of the update", "examples per client")
-    return ", ".join(
-        f"{name} {value:.3g} counts as {value * factor:.3g}, {LARGER:g} times the usual"
-        for value, factor, name in zip(size, factors, names, strict=True)
-        if factor < 1
-    )
+def _scale(
+    reply: Message,
+    order: TrainOrder,
+    theta: Mapping[str, np.ndarray],
+    node: int,
+    by_norm: Mapping[Key, float],
+    by_count: Mapping[Key, float],
+) -> None:
+    """Scale down, in place, a node's reply, or the updates of its clients."""
+    update = by_norm.get((node, None), 1.0)
+    examples = by_count.get((node, None), 1.0)
+    if order.each:
+        each = unpack_each(reply.content)
+        factors = np.array([by_norm.get((node, client), 1.0) for client in each.clients.tolist()])
+        reply.content = pack_each(_scaled_clients(each, factors))
+    elif order.clients is None or not len(order.clients):
+        _bound_mean(reply, theta, update, examples)
+    else:
+        weighted = order.weighting == "examples"
+        bounded = _bounded_sum(unpack_sum(reply.content), update, examples, weighted=weighted)
+        reply.content = pack_sum(bounded)
 
 
 def _reason(error: Exception) -> str:
@@ -285,23 +272,15 @@ def _check_counts(reply: TrainSum, order: TrainOrder, asked: int) -> None:
         )
 
 
-def bounded_sum(reply: TrainSum, update: float, examples: float, *, weighted: bool) -> RecordDict:
-    """A node's sum, scaled down.
-
-    Args:
-        reply: the sum.
-        update: factor of the sum of updates.
-        examples: factor of the number of examples.
-        weighted: whether clients are weighted by their examples, and the sum with them.
-    """
+def _bounded_sum(reply: TrainSum, update: float, examples: float, *, weighted: bool) -> TrainSum:
+    """A node's sum with factors of the updates and of the number of examples, by which clients may
+    be weighted."""
     share = examples if weighted else 1.0
-    return pack_sum(
-        replace(
-            reply,
-            total={name: scaled(change, update * share) for name, change in reply.total.items()},
-            examples=round(reply.examples * examples),
-            weight=reply.weight * share,
-        )
+    return replace(
+        reply,
+        total={name: scaled(change, update * share) for name, change in reply.total.items()},
+        examples=round(reply.examples * examples),
+        weight=reply.weight * share,
     )
 
 
@@ -327,7 +306,7 @@ def _size_of_mean(reply: Message, theta: Mapping[str, np.ndarray]) -> tuple[floa
     return math.sqrt(squares), float(examples)
 
 
-def bound_mean(
+def _bound_mean(
     reply: Message, theta: Mapping[str, np.ndarray], update: float, examples: float
 ) -> None:
     """Scale down, in place, the change of the parameters, and the number of examples; `theta` are
@@ -369,21 +348,14 @@ def sound_clients(
     return reply.take(np.flatnonzero(sound)), reply.clients[~sound].tolist()
 
 
-def norms_of(reply: TrainEach) -> dict[int, float]:
-    """Norm of each client's update, by client."""
-    norms = np.sqrt(_squares_of_each(reply.updates))
-    return dict(zip(reply.clients.tolist(), norms.tolist(), strict=True))
-
-
-def scaled_clients(reply: TrainEach, factors: Mapping[int, float]) -> TrainEach:
-    """The updates times the factor of their client; 1 for one that is not named."""
+def _scaled_clients(reply: TrainEach, factors: np.ndarray) -> TrainEach:
+    """The updates times the factor of each client, `float64 [C]`."""
     updates = reply.updates
-    each = np.array([factors.get(client, 1.0) for client in reply.clients.tolist()])
-    rows = np.repeat(each, np.diff(updates.requests.offsets))
+    of_rows = np.repeat(factors, np.diff(updates.requests.offsets))
     moved = ClientArrays(
         updates.requests,
-        {name: _times(value, each) for name, value in updates.values.items()},
-        {name: _times(value, rows) for name, value in updates.rows.items()},
+        {name: _times(value, factors) for name, value in updates.values.items()},
+        {name: _times(value, of_rows) for name, value in updates.rows.items()},
     )
     return replace(reply, updates=moved)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-import time
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from simulations.cli import options
 
 if TYPE_CHECKING:
     from simulations.deployment.layout import Deployment
+    from simulations.deployment.operator import ProcessState
 
 
 # `fedrec deploy`: create, start, inspect, use and stop a deployment of real clients.
@@ -104,10 +105,8 @@ def up(deployment: Folder) -> None:
 @app.command(short_help="Show processes, nodes and runs.")
 def status(deployment: Folder) -> None:
     """Show all processes, nodes and runs; the exit status is 1 if one is not healthy."""
-    from simulations.deployment import operator
-
-    _show(deployment)
-    if any(state.pid is None or state.healthy is False for state in operator.states(deployment)):
+    states = _show(deployment)
+    if any(state.pid is None or state.healthy is False for state in states):
         raise typer.Exit(1)
 
 
@@ -133,11 +132,7 @@ def register(deployment: Folder) -> None:
 def add_nodes(
     deployment: Folder,
     count: Annotated[
-        int,
-        typer.Argument(
-            min=0,
-            help="Number of new nodes; 0 only creates keys that nodes of an older version lack.",
-        ),
+        int, typer.Argument(min=0, help="Number of new nodes; 0 only writes .env again.")
     ] = 1,
 ) -> None:
     """Create folders with keys for further nodes; `register` then admits them."""
@@ -163,22 +158,6 @@ def page(
 
 
 @app.command(hidden=True)
-def supervise(deployment: Folder) -> None:
-    """Run a deployment's processes in the foreground."""
-    from simulations.deployment import operator
-
-    operator.supervise(deployment)
-
-
-@app.command(hidden=True)
-def nodes(deployment: Folder) -> None:
-    """Run a deployment's nodes in the foreground."""
-    from simulations.deployment import operator
-
-    operator.run_nodes_here(deployment)
-
-
-@app.command(hidden=True)
 def gateway(
     host: Annotated[str, typer.Option()],
     port: Annotated[int, typer.Option()],
@@ -195,7 +174,8 @@ def gateway(
     proxy.serve(host=host, port=port, upstream=upstream, **files)
 
 
-def _show(deployment) -> None:
+def _show(deployment: Deployment) -> list[ProcessState]:
+    """Print processes, nodes, runs and the end of the certificates; returns the processes."""
     from rich.console import Console
     from rich.table import Table
 
@@ -206,21 +186,20 @@ def _show(deployment) -> None:
     from simulations.deployment.pki import RENEWED_DAYS
 
     console = Console()
-    table = Table("process", "pid", "restarts", "health")
+
+    def show(heads: Sequence[str], rows: Sequence[tuple[str, ...]], title: str | None = None):
+        table = Table(*heads, title=title)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+
     states = operator.states(deployment)
-    for state in states:
-        health = {None: "", True: "well", False: "no answer"}[state.healthy]
-        table.add_row(
-            state.name,
-            "not running" if state.pid is None else str(state.pid),
-            str(state.restarts),
-            health,
-        )
-    console.print(table)
+    show(operator.PROCESS_HEADS, operator.process_rows(states))
     if any(state.name == "superlink" and state.healthy for state in states):
         with closing(Control(deployment.superlink, deployment.authority)) as control:
             known = control.nodes()
-            console.print(_nodes_table(deployment, known, time.time()))
+            title, rows = operator.node_rows(deployment, known)
+            show(operator.NODE_HEADS, rows, title)
             names = {str(node.node): node.name for node in known if node.name}
             for run in control.runs()[:10]:
                 details = with_names(run.details, names)
@@ -229,21 +208,7 @@ def _show(deployment) -> None:
     left = days_to_end(deployment)
     late = f"; fedrec deploy renew {quote(str(deployment.path))}" if left < RENEWED_DAYS else ""
     console.print(f"certificates: {left:.0f} days left{late}", highlight=False, soft_wrap=True)
-
-
-def _nodes_table(deployment, known, now: float):
-    """The registered nodes: which of them were heard of, and how often they were restarted."""
-    from rich.table import Table
-
-    from simulations.deployment import operator
-
-    heard = sum(node.status == "online" and not node.overdue(now) for node in known)
-    title = f"nodes: {heard} of {len(known)} registered ones heard of in time"
-    table = Table("node", "status", "last heartbeat", "restarts here", title=title)
-    restarts = operator.node_restarts(deployment)
-    for node in sorted(known, key=lambda node: (len(node.name), node.name)):
-        table.add_row(node.name, node.status, node.heard(now), str(restarts.get(node.name, "-")))
-    return table
+    return states
 
 
 @app.command(short_help="Run an experiment on the nodes.")

@@ -10,7 +10,6 @@ never leave it.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from clients.device.policy import Policy
 from fedrec.errors import DataError, EngineError, RunError
 from fedrec.experiment.sections import override
 from fedrec.runtime.files import read_toml
-from simulations.deployment.health import WORK_SIGNAL
 from simulations.deployment.layout import CATALOGUE, DATA, check_path
 from simulations.deployment.pki import (
     RENEWED_DAYS,
@@ -32,8 +30,6 @@ from simulations.deployment.pki import (
     write_private,
 )
 from simulations.deployment.processes import (
-    TASK_POLL,
-    UNFINISHED,
     Process,
     Supervisor,
     check_container_user,
@@ -78,37 +74,21 @@ class ClientPlan:
         """
         for path in (self.join, self.state, *([] if self.data is None else [self.data])):
             check_path(path)  # they are part of Flower's node configuration
-        for name in ("node.key", "ca.crt") if part != "executor" else ():
-            if not (self.join / name).is_file():
-                raise EngineError(
-                    f"{self.join} is not the folder of a node",
-                    expected="node.key and ca.crt, as `fedrec deploy init` made them",
-                    got=f"no {name}",
-                    fix="ask the operator for this node's folder",
-                )
-        if part != "executor" and days_left((self.join / "ca.crt").read_bytes()) <= 0:
-            raise EngineError(
-                f"Certificate {self.join / 'ca.crt'} has expired",
-                expected="a deployment whose authority is valid now",
-                got="an expired one, by this machine's clock",
-                fix="set the clock, or ask the operator for the folder of a new deployment",
-            )
-        key = self.join / "node.key"
-        if part != "executor" and key.stat().st_mode & 0o077:
-            raise EngineError(
-                f"other users can read {key}",
-                expected="mode 0600",
-                got=f"mode {key.stat().st_mode & 0o777:04o}",
-                fix=f"chmod 600 {key}",
-            )
+        if part != "executor":
+            _check_keys(self.join)
         if part != "supernode" and (self.data is None or not self.data.is_file()):
             shown = self.join / "data.csv" if self.data is None else self.data
-            raise DataError(
-                f"there is no data file {shown}", expected="a CSV file", fix="give --data FILE"
-            )
+            raise DataError(f"there is no data file {shown}", fix="give --data FILE")
         Policy.of(dict(self.config))  # before anything is started
         for name, value in self.config:
-            self._check_setting(name, value)
+            text = isinstance(value, str) and not set(value) & set("\"'\\\n")
+            key = name.isascii() and name.replace("-", "").isalnum()
+            if not key or not (text or isinstance(value, bool | int | float)):
+                raise EngineError(
+                    f"the setting {name[:100]!r} of a node is {value!r:.200}",
+                    expected="a number, true, false, or a text without quotes",
+                    fix=f"see {self.join / 'node.toml'}, and --set",
+                )
 
     def check_data(self) -> None:
         """Read the data as the node will, so that errors are found before it connects.
@@ -119,7 +99,6 @@ class ClientPlan:
         if not self.catalogue.is_file():
             raise DataError(
                 f"there is no {self.catalogue}",
-                expected="the operator's catalogue of items, as in the folders of other nodes",
                 fix="ask the operator for it; fedrec deploy add-nodes DEPLOYMENT 0 writes it",
             )
         read_own(self.data or self.join / "data.csv", self.catalogue)
@@ -128,18 +107,6 @@ class ClientPlan:
     def catalogue(self) -> Path:
         """The operator's catalogue."""
         return self.join / "catalogue.json"
-
-    def _check_setting(self, name: str, value: object) -> None:
-        """Refuse a setting that Flower's node configuration cannot hold."""
-        text = isinstance(value, str) and not set(value) & set("\"'\\\n")
-        key = name.isascii() and name.replace("-", "").isalnum()
-        if not key or not (text or isinstance(value, bool | int | float)):
-            raise EngineError(
-                f"unknown setting of a node {name[:100]!r} of that kind",
-                expected="numbers, true, false, or a text without quotes",
-                got=repr(value)[:200],
-                fix=f"see {self.join / 'node.toml'}, and --set",
-            )
 
     @property
     def address(self) -> str:
@@ -160,6 +127,25 @@ class ClientPlan:
                 "join": str(self.join),
             }
         return " ".join(f"{name}={json.dumps(value)}" for name, value in table.items())
+
+
+def _check_keys(join: Path) -> None:
+    """Refuse a join folder without a key and a valid certificate, or with a key that others can
+    read."""
+    key = join / "node.key"
+    authority = join / "ca.crt"
+    if not (key.is_file() and authority.is_file()):
+        raise EngineError(
+            f"{join} is not the folder of a node: it has no node.key and ca.crt",
+            fix="ask the operator for this node's folder",
+        )
+    if days_left(authority.read_bytes()) <= 0:
+        raise EngineError(
+            f"Certificate {authority} has expired, by this machine's clock",
+            fix="set the clock, or ask the operator for the folder of a new deployment",
+        )
+    if key.stat().st_mode & 0o077:
+        raise EngineError(f"other users can read {key}", fix=f"chmod 600 {key}")
 
 
 def plan_of(
@@ -217,20 +203,14 @@ def prepare(plan: ClientPlan, part: str = "all") -> None:
         time.sleep(0.2)
     if not meeting.exists():
         private_folder(private_folder(plan.state) / "meeting")
-    if not _is_usable(meeting):
+    secret = meeting / "node.secret"
+    if not secret.exists() or days_left((meeting / "node.crt").read_bytes()) <= RENEWED_DAYS:
         authority = Authority.create("fedrec node")
         issued = authority.issue([plan.host, "localhost", "127.0.0.1"])
         write_private(meeting / "ca.crt", authority.issued.certificate)  # its key is not stored
         write_private(meeting / "node.crt", issued.certificate)
         write_private(meeting / "node.key", issued.key)
-        write_private(meeting / "node.secret", new_secret())
-
-
-def _is_usable(meeting: Path) -> bool:
-    """Return True if the certificate of SuperNode and executor exists and does not expire soon."""
-    if not (meeting / "node.secret").exists():
-        return False
-    return days_left((meeting / "node.crt").read_bytes()) > RENEWED_DAYS
+        write_private(secret, new_secret())
 
 
 def supernode_flags(plan: ClientPlan) -> tuple[str, ...]:
@@ -251,14 +231,12 @@ def supernode_flags(plan: ClientPlan) -> tuple[str, ...]:
 def client_processes(plan: ClientPlan) -> list[Process]:
     """SuperNode and executor."""
     meeting = plan.state / "meeting"
-    home = {"FLWR_HOME": str(plan.state / "flwr"), WORK_SIGNAL: str(meeting / "work-signal")}
-    noted = {UNFINISHED: str(plan.state / "unfinished")}
+    home = {"FLWR_HOME": str(plan.state / "flwr")}
     executor = executor_flags(plan.address, meeting / "ca.crt", meeting / "node.secret")
     data = {} if plan.data is None else {DATA: str(plan.data), CATALOGUE: str(plan.catalogue)}
-    poll = {TASK_POLL: os.environ.get(TASK_POLL, "0.1")}
     return [
         Process("supernode", ("supernode", *supernode_flags(plan)), home),
-        Process("executor", ("executor", *executor), {**home, **poll, **data, **noted}),
+        Process("executor", ("executor", *executor), {**home, **data}),
     ]
 
 

@@ -20,10 +20,7 @@ from fedrec.errors import ClientError, EngineError, FedrecError
 from fedrec.training.kernel import compile_ahead
 from simulations import flower_commands
 from simulations.deployment import flower
-from simulations.deployment.health import WORK_SIGNAL, WorkSignal
-from simulations.deployment.processes import (
-    check_container_user,
-)
+from simulations.deployment.processes import check_container_user
 from simulations.flower_commands import disable_telemetry
 
 # Nodes as forks of one process that has imported everything.
@@ -95,14 +92,14 @@ def _names_in(package: str) -> list[str]:
 
 def supernode(arguments: list[str]) -> None:
     """Connect to the server, with the flags of `flower-supernode`."""
-    flower.supernode(arguments, _work_signal())
+    flower.supernode(arguments)
 
 
 def executor(arguments: list[str]) -> None:
     """Wait for messages and work on each in a fork, with the flags of `flower-superexec`."""
     _log_to_standard_error()
     _read_before()
-    flower.client_executor(arguments, own_app, _work_signal())
+    flower.client_executor(arguments, own_app)
 
 
 def _log_to_standard_error() -> None:
@@ -113,11 +110,6 @@ def _log_to_standard_error() -> None:
     logger = logging.getLogger("fedrec")
     logger.handlers[:] = [handler]
     logger.disabled = logger.propagate = False
-
-
-def _work_signal() -> WorkSignal:
-    file = os.environ.get(WORK_SIGNAL)
-    return WorkSignal(None if file is None else Path(file))
 
 
 def _read_before() -> None:

@@ -27,19 +27,19 @@ from uvicorn import Server
 
 from fedrec.runtime.process import Backoff
 from simulations import flower_commands
-from simulations.deployment import flower_calls, flower_patches
-from simulations.deployment.flower_calls import IdleNodes, PackedPieces
+from simulations.deployment import flower_patches
 from simulations.deployment.flower_patches import (
     AnsweringState,
     ForkExecutor,
     LoadApp,
     NodeHeartbeats,
     PacedTime,
+    PackedPieces,
     ticking,
 )
-from simulations.deployment.health import WorkSignal
+from simulations.deployment.idle_polls import IdleNodes, answer_idle_nodes
 from simulations.deployment.pki import as_sent
-from simulations.deployment.processes import REFUSED, UNFINISHED, UnfinishedTasks
+from simulations.deployment.processes import REFUSED
 
 FLOWER_POLL = 3.0
 """Seconds that Flower's SuperNode sleeps between two polls; shorter sleeps wait for a reply."""
@@ -50,8 +50,6 @@ HELD_LONG = 5.0
 FIRST_LOOK = 0.03
 LONGEST_LOOK = 0.5
 """Seconds between two checks for the reply to a message (Flower: .5)."""
-KEPT = 60.0
-"""Seconds that an unused connection to the server is kept; the gateway ends it after 75."""
 
 
 class NodePace:
@@ -93,32 +91,22 @@ def load() -> Any:
     loop = importlib.import_module("flwr.supernode.start_client_internal")
     importlib.import_module("flwr.supernode.main")  # otherwise imported by each SuperNode
     flower_commands.load("flower-supernode")
-    flower_calls.use_packed_pieces(loop)
+    flower_patches.use_packed_pieces(loop)
     return loop
 
 
-def supernode(arguments: list[str], work_signal: WorkSignal) -> None:
+def supernode(arguments: list[str]) -> None:
     """`flower-supernode` with shorter waits, faster heartbeats, and a reply to every message. If
     the server does not accept the node's key, the process ends with the status `REFUSED`.
 
     Args:
         arguments: of `flower-supernode`.
-        work_signal: sent to the executor.
     """
     load().time = PacedTime(NodePace())
-    keep_connections()
-    flower_calls.use_direct_middleware()
     flower_patches.use_in_supernode()
     Server.main_loop = ticking
-    nodestate_factory.InMemoryNodeState = partial(SuperNodeState, work_signal=work_signal)  # type: ignore[misc]
+    nodestate_factory.InMemoryNodeState = SuperNodeState  # type: ignore[misc]
     ending_as_refused(partial(flower_commands.run, "flower-supernode", arguments))
-
-
-def keep_connections() -> None:
-    """Keep the connections that this process opens from one heartbeat to the next: httpx would
-    close them after 5 s, and each heartbeat would begin with a TLS handshake."""
-    limits = httpx.Limits(max_keepalive_connections=2, keepalive_expiry=KEPT)
-    httpx.Client = partial(httpx.Client, limits=limits)  # type: ignore[misc]
 
 
 def ending_as_refused(connect: Callable[[], None]) -> None:
@@ -277,10 +265,8 @@ def _clock(moment: float) -> str:
 PIECES_WAIT = 60.0
 """Seconds that the ServerApp waits for the pieces of an announced reply; with Flower's two hours a
 node could block a round by never sending them."""
-SERVER_POLL = 1.0
-CLIENT_POLL = 30.0
-"""Longest time in seconds between two polls of an idle executor: the server's as in Flower; a
-node's executor is woken by a work signal and polls only for missed ones."""
+LONGEST_POLL = 1.0
+"""Longest time in seconds between two polls of an idle executor, as in Flower."""
 SERVER_APP = "flwr-serverapp"
 CLIENT_APP = "flwr-clientapp"
 """Kinds of tasks, named by Flower's commands that work on them."""
@@ -288,23 +274,22 @@ CLIENT_APP = "flwr-clientapp"
 
 def server_executor(arguments: list[str]) -> None:
     """`flower-superexec` that forks ServerApps, and survives a failed call."""
-    flower_calls.use_packed_pieces(longest_wait=PIECES_WAIT)
-    _execute(SERVER_APP, Backoff(FIRST_POLL, SERVER_POLL), WorkSignal(None), arguments)
+    flower_patches.use_packed_pieces(longest_wait=PIECES_WAIT)
+    _execute(SERVER_APP, arguments)
 
 
-def client_executor(arguments: list[str], load_app: LoadApp, work_signal: WorkSignal) -> None:
-    """`flower-superexec` that forks ClientApps, woken by a work signal."""
-    flower_calls.use_packed_pieces()
+def client_executor(arguments: list[str], load_app: LoadApp) -> None:
+    """`flower-superexec` that forks ClientApps."""
+    flower_patches.use_packed_pieces()
     flower_patches.use_own_code(load_app)
-    _execute(CLIENT_APP, Backoff(FIRST_POLL, CLIENT_POLL), work_signal, arguments)
+    _execute(CLIENT_APP, arguments)
 
 
-def _execute(kind: str, backoff: Backoff, work_signal: WorkSignal, arguments: list[str]) -> None:
+def _execute(kind: str, arguments: list[str]) -> None:
     flower_commands.load(kind)  # once for all forks
-    folder = os.environ.get(UNFINISHED)
-    unfinished = UnfinishedTasks(None if folder is None else Path(folder))
-    executor = ForkExecutor(kind, partial(_work_on, kind), backoff, unfinished)
-    flower_patches.use_own_loop(executor, backoff, work_signal)
+    backoff = Backoff(FIRST_POLL, LONGEST_POLL)
+    executor = ForkExecutor(kind, partial(_work_on, kind), backoff)
+    flower_patches.use_own_loop(executor, backoff)
     flower_commands.run("flower-superexec", arguments)
 
 
@@ -338,9 +323,8 @@ def superlink(arguments: list[str]) -> None:
     """`flower-superlink` with all patches, as many open files as it may have, and less garbage
     collection."""
     flower_commands.load("flower-superlink")
-    flower_calls.use_direct_middleware()
     flower_patches.use_in_superlink()
-    flower_calls.answer_idle_nodes()
+    answer_idle_nodes()
     wait_for_database()
     linkstate_factory.SqlLinkState = SuperLinkState  # type: ignore[misc]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

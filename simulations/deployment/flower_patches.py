@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patches of Flower's processes: sleep times, executors, heartbeats, own code, and replies of a
-SuperNode."""
+"""Patches of Flower's processes: sleep times, executors, heartbeats, own code, replies of a
+SuperNode, and many pieces of a message in one call."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import asyncio
 import importlib
 import os
 import signal
+import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ import httpx
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore import heartbeat
+from flwr.supercore.inflatable import inflatable_utils
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from flwr.supernode.nodestate import nodestate_factory
 from uvicorn import Server
 
 from fedrec.runtime.process import Backoff, Fork
-from simulations.deployment.health import WorkSignal
-from simulations.deployment.processes import UnfinishedTasks
 
 # Replaces the sleep times of Flower's polling loops, and of the web server in a SuperNode.
 #
@@ -42,18 +43,14 @@ class PacedTime:
 
     Args:
         pace: maps the seconds that the loop would sleep to those that it sleeps.
-        sleep: function that sleeps.
     """
 
-    def __init__(
-        self, pace: Callable[[float], float], sleep: Callable[[float], None] = time.sleep
-    ) -> None:
+    def __init__(self, pace: Callable[[float], float]) -> None:
         self._pace = pace
-        self._sleep = sleep
 
     def sleep(self, seconds: float) -> None:
         """Sleep for the mapped time."""
-        self._sleep(self._pace(seconds))
+        time.sleep(self._pace(seconds))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
@@ -67,8 +64,8 @@ async def ticking(self: Server) -> None:
 
 # An executor that works on each task in a fork of its process, which has imported what it needs.
 #
-# Missing in Flower: an executor that does not start a new Python for a task, that is woken for one
-# instead of polling, that reports a killed task at once, and that survives a failed call.
+# Missing in Flower: an executor that does not start a new Python for a task, that reports a killed
+# task at once, and that survives a failed call.
 
 AGAIN = 1.0
 """Seconds until a call that failed on the server is repeated."""
@@ -78,11 +75,10 @@ run_superexec: Any = importlib.import_module("flwr.supercore.superexec.run_super
 run_clientapp: Any = importlib.import_module("flwr.supernode.runtime.run_clientapp")
 
 
-def use_own_loop(executor: ForkExecutor, backoff: Backoff, work_signal: WorkSignal) -> None:
-    """Let Flower's executor in this process be this one, woken by a work signal."""
+def use_own_loop(executor: ForkExecutor, backoff: Backoff) -> None:
+    """Let Flower's executor in this process be this one."""
     run_superexec.RuntimeHttpClient = TolerantClient
-    sleep = work_signal.listen().sleep
-    run_superexec.time = PacedTime(lambda interval: max(interval, backoff.next()), sleep)
+    run_superexec.time = PacedTime(lambda _: backoff.next())
     run_superexec.get_executor = lambda *_, **__: executor
 
 
@@ -93,22 +89,12 @@ class ForkExecutor:
         kind: of the tasks that are run, and no others, by the name of Flower's command for them.
         become: runs a task in the fork.
         backoff: the sleeps between two polls for a task.
-        unfinished: where tasks are noted; those of an earlier executor have failed.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        become: Callable[[Any], None],
-        backoff: Backoff,
-        unfinished: UnfinishedTasks | None = None,
-    ) -> None:
+    def __init__(self, kind: str, become: Callable[[Any], None], backoff: Backoff) -> None:
         self._kind = kind
         self._become = become
         self._backoff = backoff
-        self._unfinished = unfinished or UnfinishedTasks(None)
-        for spec in self._unfinished.take():
-            _report_failure(spec, "ended together with its executor")
         self._children: dict[Fork, Any] = {}
 
     def get_eligible_capacity(
@@ -120,7 +106,6 @@ class ForkExecutor:
     def launch(self, spec: Any) -> Any:
         """Run one task in a child."""
         self._backoff.restart()
-        self._unfinished.add(spec)
         self._children[Fork(partial(self._run, spec))] = spec
         return run_superexec.LaunchResult.accepted()
 
@@ -139,7 +124,6 @@ class ForkExecutor:
             code = child.poll()
             if code is not None:
                 del self._children[child]
-                self._unfinished.remove(spec)
                 if code < 0:
                     _report_failure(spec, f"ended by signal {-code}")
 
@@ -155,7 +139,7 @@ def _report_failure(spec: Any, reason: str) -> None:
     it later.
 
     Args:
-        spec: Flower's description of the task, or what was noted of it.
+        spec: Flower's description of the task.
         reason: why it failed.
     """
     client = run_clientapp.RuntimeHttpClient.from_server_address(
@@ -274,14 +258,12 @@ class AnsweringState(nodestate_factory.InMemoryNodeState):  # type: ignore[misc]
 
     Args:
         object_store: as Flower's.
-        work_signal: sent to the executor for each task.
     """
 
     _newest_task: int | None = None
 
-    def __init__(self, object_store: Any, work_signal: WorkSignal | None = None) -> None:
+    def __init__(self, object_store: Any) -> None:
         super().__init__(object_store)
-        self._work_signal = work_signal or WorkSignal(None)
         self._forgotten: deque[str] = deque(maxlen=1000)
 
     def store_message(self, message: Message) -> str | None:
@@ -308,15 +290,13 @@ class AnsweringState(nodestate_factory.InMemoryNodeState):  # type: ignore[misc]
         ]
 
     def create_task(self, *args: Any, **kwargs: Any) -> int | None:
-        """As Flower's, which keeps all tasks; there is one message, and so one task, at a time. The
-        work signal wakes the executor."""
+        """As Flower's, which keeps all tasks; there is one message, and so one task, at a time."""
         with self.lock_task_store:
             for task in list(self.task_store.values()):
                 if task.status.status == _FINISHED:
                     del self.task_store[task.task_id]
         created = super().create_task(*args, **kwargs)
         self._newest_task = created if created is not None else self._newest_task
-        self._work_signal.send()
         return created
 
     def finish_task(self, task_id: int, sub_status: str, details: str) -> bool:
@@ -337,3 +317,185 @@ class AnsweringState(nodestate_factory.InMemoryNodeState):  # type: ignore[misc]
                 ):
                     entry.is_retrieved = True
             super()._store_error_replies(run_ids, error)
+
+
+# The pieces of a message, many in one call.
+#
+# Missing in Flower: calls for more than one piece, and shorter waits for a missing one. It sends a
+# message as a tree of pieces, each named by the SHA-256 of its content, and pushes and pulls each
+# in a call of its own. A training message of a small model has six, and passes four pairs of
+# processes: most of a round with many nodes was spent on calls for pieces. Here one call names
+# several pieces, separated by commas, and its content is `packed`. A call for a single piece is as
+# in Flower. Every piece passes the checks of Flower's own state.
+
+FIRST_PULL_WAIT = 0.05
+LONGEST_PULL_WAIT = 1.0
+"""Seconds before missing pieces of an announced message are requested again (Flower: 1 and 10)."""
+LONGEST_WAIT = 7200.0
+"""Seconds until an announced piece is given up (as in Flower)."""
+MOST_PIECES = 256
+MOST_BYTES = 8 * 2**20
+"""Bytes of a call; the last piece may exceed them, by at most 5 MiB, the size at which Flower
+cuts."""
+_BETWEEN = ","
+_HEAD = struct.Struct(">II")  # index among the pieces that were asked for, bytes
+
+Pull = Callable[[str], bytes]
+Push = Callable[[str, bytes], None]
+
+
+def packed(pieces: Mapping[int, bytes]) -> bytes:
+    """Contents of pieces by their indices, as one."""
+    return b"".join(_HEAD.pack(index, len(piece)) + piece for index, piece in pieces.items())
+
+
+def unpacked(content: bytes) -> dict[int, bytes]:
+    """The inverse of `packed`.
+
+    Raises:
+        ValueError: these are not packed pieces.
+    """
+    pieces: dict[int, bytes] = {}
+    start = 0
+    while start < len(content):
+        try:
+            index, size = _HEAD.unpack_from(content, start)
+        except struct.error as error:
+            raise ValueError("cut in the head of a piece") from error
+        start += _HEAD.size
+        pieces[index] = content[start : start + size]
+        if len(pieces[index]) != size:
+            raise ValueError("cut in a piece")
+        start += size
+    return pieces
+
+
+def pull(
+    object_ids: Iterable[str],
+    pull_object_fn: Pull,
+    *,
+    max_time: float = LONGEST_WAIT,
+    sleep: Callable[[float], None] = time.sleep,
+    **_: Any,
+) -> dict[str, bytes]:
+    """Replaces Flower's `pull_objects`.
+
+    Args:
+        object_ids: names of the pieces.
+        pull_object_fn: a call.
+        max_time: seconds until pieces that were announced are given up.
+        sleep: waits.
+
+    Raises:
+        ObjectPullError: a piece is unknown, was not there in time, or cannot be read.
+    """
+    missing = list(dict.fromkeys(object_ids))
+    pieces: dict[str, bytes] = {}
+    until = time.monotonic() + max_time
+    pauses = Backoff(FIRST_PULL_WAIT, LONGEST_PULL_WAIT, growth=2.0)
+    while missing:
+        try:
+            pieces |= _pulled(missing[:MOST_PIECES], pull_object_fn)
+            pauses.restart()
+        except ObjectUnavailableError:
+            if time.monotonic() >= until:
+                raise ObjectPullError(missing[0], "it was not there in time") from None
+            sleep(pauses.next())
+        missing = [name for name in missing if name not in pieces]
+    return pieces
+
+
+def _pulled(names: list[str], pull_object_fn: Pull) -> dict[str, bytes]:
+    """One call: the available pieces that fit into a reply, at least one."""
+    content = pull_object_fn(_BETWEEN.join(names))
+    if len(names) == 1:
+        return {names[0]: content}
+    try:
+        return {names[index]: piece for index, piece in unpacked(content).items()}
+    except (ValueError, IndexError) as error:
+        raise ObjectPullError(names[0], f"the answer cannot be read: {error}") from error
+
+
+def push(object_contents: Iterable[tuple[str, bytes]], push_object_fn: Push, **_: Any) -> None:
+    """Replaces Flower's `push_object_contents_from_iterable`.
+
+    Args:
+        object_contents: names and contents of the pieces.
+        push_object_fn: a call.
+    """
+    batch: dict[str, bytes] = {}
+    for name, piece in object_contents:
+        size = sum(map(len, batch.values())) + len(piece)
+        if batch and (len(batch) == MOST_PIECES or size > MOST_BYTES):
+            _push(batch, push_object_fn)
+            batch = {}
+        batch[name] = piece
+    if batch:
+        _push(batch, push_object_fn)
+
+
+def _push(pieces: dict[str, bytes], push_object_fn: Push) -> None:
+    if len(pieces) == 1:
+        push_object_fn(*next(iter(pieces.items())))
+    else:
+        push_object_fn(_BETWEEN.join(pieces), packed(dict(enumerate(pieces.values()))))
+
+
+def use_packed_pieces(*modules: Any, longest_wait: float = LONGEST_WAIT) -> None:
+    """Replace these functions in this process, in Flower's module and in those that have imported
+    them.
+
+    Args:
+        modules: that have imported them.
+        longest_wait: seconds until an announced piece is given up.
+    """
+    patched: tuple[Any, ...] = (inflatable_utils, *modules)
+    for module in patched:
+        module.pull_objects = partial(pull, max_time=longest_wait)
+        module.push_object_contents_from_iterable = push
+
+
+class PackedPieces:
+    """The state of a SuperLink or SuperNode, whose calls may name several pieces."""
+
+    def get_object(self, run_id: int, object_id: str) -> bytes | None:
+        """As Flower's: None for an unknown piece, empty if it is not there yet. Of several pieces,
+        those that are there, at least one, up to the size of a call."""
+        names = object_id.split(_BETWEEN)
+        if len(names) == 1:
+            return super().get_object(run_id, object_id)  # type: ignore[misc]
+        pieces: dict[int, bytes] = {}
+        with self._transaction():
+            for index, name in enumerate(names[:MOST_PIECES]):
+                piece = super().get_object(run_id, name)  # type: ignore[misc]
+                if piece is None:
+                    return None
+                if piece:
+                    pieces[index] = piece
+                if sum(map(len, pieces.values())) >= MOST_BYTES:
+                    break
+        return packed(pieces)
+
+    def store_object(
+        self, run_id: int, session_id: str, object_id: str, object_content: bytes
+    ) -> bool:
+        """As Flower's; whether all pieces were stored."""
+        names = object_id.split(_BETWEEN)
+        store = super().store_object  # type: ignore[misc]
+        if len(names) == 1:
+            return store(run_id, session_id, object_id, object_content)
+        try:
+            pieces = unpacked(object_content)
+        except ValueError:
+            return False
+        if list(pieces) != list(range(len(names))):
+            return False
+        with self._transaction():
+            return all(
+                store(run_id, session_id, name, piece)
+                for name, piece in zip(names, pieces.values(), strict=True)
+            )
+
+    def _transaction(self) -> AbstractContextManager[Any]:
+        """One for all pieces, where the state is in a database."""
+        return self.session() if hasattr(self, "session") else nullcontext()  # type: ignore[attr-defined]

@@ -18,19 +18,21 @@ import asyncio
 import logging
 import re
 import ssl
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import uvicorn
+from cryptography.exceptions import UnsupportedAlgorithm
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from simulations.deployment.pki import NodeSignatures
+from simulations.deployment.pki import NodeSignature, as_sent
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import H11Protocol as AutoHTTPProtocol
@@ -48,22 +50,58 @@ MOST_HELD = 256 * 2**20
 PATIENCE = 60.0
 """Seconds in which the head of a request must arrive, and longest pause of its body."""
 _CLOSE = {"connection": "close"}
-_HOP_BY_HOP = {
-    "connection",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "te",
-    "trailers",
-    "upgrade",
-}
-_DROPPED = _HOP_BY_HOP | {
-    "host",
-    "content-length",
-    "transfer-encoding",
-    "content-encoding",
-    "accept-encoding",
-}
+_DROPPED = frozenset(
+    [
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te"),
+        *("trailers", "upgrade", "host", "content-length", "transfer-encoding"),
+        *("content-encoding", "accept-encoding"),
+    ]
+)
+"""Headers of one hop, or that httpx writes anew."""
+
+
+_LOOK_AGAIN = 2.0  # seconds between two checks for new keys
+_FORGET = 30.0  # seconds after which keys of revoked nodes are refused
+
+
+class NodeSignatures:
+    """Verifies that calls are signed by nodes of a deployment, from the headers of Flower's
+    SuperNodes. The SuperLink verifies it again, with the identity of the node, but it reads the
+    whole body first.
+
+    Args:
+        folder: holds a folder with `node.pub` for each node; nodes may be added and revoked while
+            this runs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._keys: frozenset[bytes] = frozenset()
+        self._looked = float("-inf")
+
+    def refusal(self, headers: Mapping[str, str]) -> str | None:
+        """The reason why a call with these headers is not from a node; None if it is."""
+        signature = NodeSignature.of(headers)
+        if signature is None:
+            return "no signature"
+        return signature.fault() if self._knows(signature.key) else "an unknown key"
+
+    def _knows(self, public: bytes) -> bool:
+        limit = _FORGET if public in self._keys else _LOOK_AGAIN
+        if time.monotonic() - self._looked > limit:
+            self._looked = time.monotonic()
+            self._keys = frozenset(
+                key for file in self._folder.glob("*/node.pub") if (key := _read(file)) is not None
+            )
+        return public in self._keys
+
+
+def _read(file: Path) -> bytes | None:
+    """A public key as Flower sends it; None for a file that is being written."""
+    try:
+        return as_sent(file.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm):
+        return None
 
 
 def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Starlette:

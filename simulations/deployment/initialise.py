@@ -63,9 +63,12 @@ def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
 
 
 def make_node(deployment: Deployment, authority: Authority, folder: Path) -> None:
-    """The folder that is handed to a node: its keys, its certificate, and the authority's."""
+    """The folder that is handed to a node: its key for the server, its key and certificate for
+    other nodes, and the authority's certificate."""
     private_folder(folder)
-    _make_signing_key(authority, folder)
+    issued = authority.issue_node(folder.name)
+    write_private(folder / KEY, issued.key)
+    write_atomically(folder / CERTIFICATE, issued.certificate)
     key = NodeKey.create()
     write_private(folder / "node.key", key.private)
     write_atomically(folder / "node.pub", key.public)
@@ -74,30 +77,18 @@ def make_node(deployment: Deployment, authority: Authority, folder: Path) -> Non
         shutil.copyfile(deployment.revoked, folder / REVOKED)
 
 
-def _make_signing_key(authority: Authority, folder: Path) -> None:
-    """The certificate and key with which a node authenticates to other nodes."""
-    issued = authority.issue_node(folder.name)
-    write_private(folder / KEY, issued.key)
-    write_atomically(folder / CERTIFICATE, issued.certificate)
-
-
 def add_nodes(deployment: Deployment, count: int) -> Deployment:
-    """The same deployment with more nodes; they may join while it runs, once they are registered.
-
-    Nodes get the catalogue of the others, and those of an older version the keys that they lack,
-    also if no nodes are added.
+    """The same deployment with more nodes, which get the catalogue of the others; they may join
+    while it runs, once they are registered.
 
     Raises:
         ExperimentError: so many nodes are not possible.
         RunError: the authority's key is missing.
     """
     before = deployment.settings.nodes
-    grown = {**deployment.settings.table(), "nodes": before + count}
-    DeploymentConfig.parse(grown, at="deployment")
+    table = {**deployment.settings.table(), "nodes": before + count}
+    DeploymentConfig.parse(table, at="deployment")
     authority = authority_of(deployment)
-    for folder in deployment.node_folders():
-        if not ((folder / KEY).is_file() and (folder / CERTIFICATE).is_file()):
-            _make_signing_key(authority, folder)
     for number in range(before + 1, before + count + 1):
         make_node(deployment, authority, deployment.node(number))
     grown = deployment.changed(nodes=before + count)
@@ -123,8 +114,7 @@ def authority_of(deployment: Deployment) -> Authority:
     """
     if not deployment.authority_key.is_file():
         raise RunError(
-            "the authority's key is missing",
-            expected=f"{deployment.authority_key}, to sign certificates with",
+            f"the authority's key {deployment.authority_key} is missing",
             fix="restore it temporarily",
         )
     return Authority(
@@ -208,10 +198,7 @@ def renew(deployment: Deployment) -> list[Path]:
             write_atomically(file, authority.renewed(file.read_bytes()))
         except ValueError as error:
             raise RunError(
-                f"{file} cannot be renewed",
-                expected="a certificate of this deployment's authority",
-                got=str(error),
-                fix="restore it, or create a new deployment",
+                f"{file} cannot be renewed: {error}", fix="restore it, or create a new deployment"
             ) from None
     hand_over(deployment)
     return [folder / CERTIFICATE for folder in deployment.node_folders()]
@@ -233,9 +220,7 @@ def check_certificates(deployment: Deployment) -> None:
     ended = [file for file in files if days_left(file.read_bytes()) <= 0]
     if ended:
         raise RunError(
-            f"Certificate {ended[0]} has expired",
-            expected="certificates that are valid now",
-            got=f"{len(ended)} expired, by this machine's clock",
+            f"Certificate {ended[0]} has expired, by this machine's clock",
             fix="create a new deployment"
             if ended[0] == deployment.authority
             else f"fedrec deploy renew {quote(str(deployment.path))}",
@@ -256,12 +241,7 @@ def revoke(deployment: Deployment, name: str) -> Deployment:
     if name in gone:
         return deployment
     if name not in names:
-        raise RunError(
-            f"there is no node {name[:100]!r}",
-            expected="the name of a node's folder",
-            got=f"{len(names)} nodes",
-            fix=did_you_mean(name, names),
-        )
+        raise RunError(f"there is no node {name[:100]!r}", fix=did_you_mean(name, names))
     folder = deployment.node(names[name])
     changed = deployment.changed(revoked=(*deployment.settings.revoked, names[name]))
     (folder / "node.pub").replace(folder / REVOKED_KEY)

@@ -97,7 +97,6 @@ def start(deployment: Deployment, folder: RunFolder) -> int:
     except (ValueError, KeyError):
         raise EngineError(
             "the SuperLink did not accept the run",
-            expected="the id of a run",
             got=(done.stdout + done.stderr).strip()[-2000:],
             fix=f"fedrec deploy status {deployment.path}",
         ) from None
@@ -152,7 +151,6 @@ def wait(
         return folder.read_result()
     raise EngineError(
         "the run did not finish",
-        expected="a finished run",
         got=(
             f"{ended.status}; the run folder says {status['state']!r} after round"
             f" {len(folder.read_rounds())}\n"
@@ -177,8 +175,7 @@ def _end_of(deployment: Deployment, run: int, poll: float, watch: RunWatch) -> R
             except httpx.HTTPError as error:
                 if time.monotonic() - heard > OUTAGE:
                     raise EngineError(
-                        "the SuperLink does not answer",
-                        expected=f"an answer within {OUTAGE:.0f} s",
+                        f"the SuperLink has not answered for {OUTAGE:.0f} s",
                         got=str(error),
                         fix=f"fedrec deploy up {deployment.path}",
                     ) from None
@@ -194,9 +191,7 @@ def resumable(path: Path) -> RunFolder:
     """
     folder = RunFolder(path)
     if folder.status()["state"] == "finished":
-        raise RunError(
-            f"{path} is finished", expected="an interrupted run", fix="read its result.json"
-        )
+        raise RunError(f"{path} is finished", fix="read its result.json")
     return folder
 
 

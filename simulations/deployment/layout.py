@@ -88,11 +88,8 @@ def check_path(path: Path) -> None:
     if strange or not str(path).isprintable():
         raise RunError(
             f"a deployment cannot be in {str(path)!r}",
-            expected=(
-                "a path without quotes, braces, semicolons, dollars, backslashes and line ends"
-            ),
             got=" ".join(strange) or "a character that cannot be printed",
-            fix="choose another folder",
+            fix="choose a folder without quotes, braces, semicolons, dollars and backslashes",
         )
 
 
@@ -138,8 +135,7 @@ class Deployment:
             got = getattr(error, "strerror", None) or str(error)
         if not exists:
             raise RunError(
-                f"{str(path)[:200]} is not a deployment",
-                expected="a folder with deployment.toml",
+                f"{str(path)[:200]} is not a deployment: {SETTINGS}",
                 got=got,
                 fix="create one with fedrec deploy init FOLDER",
             )

@@ -19,21 +19,26 @@ import httpx
 
 from fedrec.errors import EngineError, FedrecError
 from fedrec.runtime.files import read_json
-from simulations.deployment.health import is_healthy
 from simulations.deployment.layout import REVOKED_KEY, Deployment
 from simulations.deployment.processes import (
+    OPERATOR,
     Process,
+    Supervisor,
     environment_of,
     node_process,
     python,
     server_processes,
 )
-from simulations.flower_commands import last_lines
+from simulations.flower_commands import is_healthy, last_lines
 
 if TYPE_CHECKING:
     from simulations.deployment.client import ClientPlan
+    from simulations.deployment.flower import NodeState
 
 START_SECONDS = 90.0
+PROCESS_HEADS = "process", "pid", "restarts", "health"
+NODE_HEADS = "node", "status", "last heartbeat", "restarts here"
+"""Heads of the columns of `process_rows` and `node_rows`."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,9 @@ def up(deployment: Deployment, *, wait: float = START_SECONDS) -> None:
     if supervisor_of(deployment) is None:
         _start_supervisor(deployment)
     deadline = time.monotonic() + wait
-    _wait_for(
-        deployment,
-        [process for process in server_processes(deployment) if process.health],
-        deadline,
-    )
+    for process in server_processes(deployment):
+        if process.health:
+            _wait_for(process, deployment, deadline)
     register_nodes(deployment)
     _wait_for_nodes(deployment, len(here), deadline)
 
@@ -90,9 +93,7 @@ def down(deployment: Deployment, *, wait: float = 45.0) -> bool:
             return True
         time.sleep(0.1)
     raise EngineError(
-        f"the supervisor (process {pid}) did not stop within {wait:g} s",
-        expected="all processes to end",
-        fix=f"kill -9 -- -{pid}",
+        f"the supervisor (process {pid}) did not stop within {wait:g} s", fix=f"kill -9 -- -{pid}"
     )
 
 
@@ -127,21 +128,44 @@ def states(deployment: Deployment) -> list[ProcessState]:
         entry = running.get(process.name, {})
         pid = entry.get("pid")
         alive = pid is not None and Path(f"/proc/{pid}").exists()
-        healthy = None if process.health is None else alive and answers(process, deployment)
+        healthy = None if process.health is None else alive and _answers(process, deployment)
         states.append(
             ProcessState(process.name, pid if alive else None, entry.get("restarts", 0), healthy)
         )
     return states
 
 
-def node_restarts(deployment: Deployment) -> dict[str, int]:
-    """Restarts of the processes of each node on this machine since the start of process
-    `nodes`, by the node's name."""
+def process_rows(states: Sequence[ProcessState]) -> list[tuple[str, ...]]:
+    """What people read of each process: name, process id, restarts and health."""
+    health = {None: "", True: "well", False: "no answer"}
+    return [
+        (
+            state.name,
+            "not running" if state.pid is None else str(state.pid),
+            str(state.restarts),
+            health[state.healthy],
+        )
+        for state in states
+    ]
+
+
+def node_rows(
+    deployment: Deployment, nodes: Sequence[NodeState]
+) -> tuple[str, list[tuple[str, ...]]]:
+    """What people read of registered nodes: how many were heard of, and of each its name, status,
+    last heartbeat, and the restarts of its processes on this machine."""
+    now = time.time()
     table = _table(deployment, "nodes") if supervisor_of(deployment) is not None else {}
-    counts: Counter[str] = Counter()
+    restarts: Counter[str] = Counter()
     for name, entry in table.get("processes", {}).items():
-        counts[name.partition("/")[0]] += entry.get("restarts", 0)
-    return dict(counts)
+        restarts[name.partition("/")[0]] += entry.get("restarts", 0)
+    heard = sum(node.status == "online" and not node.overdue(now) for node in nodes)
+    title = f"nodes: {heard:,} of {len(nodes):,} registered ones heard of in time"
+    rows = [
+        (node.name, node.status, node.heard(now), str(restarts.get(node.name, "-")))
+        for node in sorted(nodes, key=lambda node: (len(node.name), node.name))
+    ]
+    return title, rows
 
 
 def supervisor_of(deployment: Deployment) -> int | None:
@@ -159,39 +183,35 @@ def _is_ours(deployment: Deployment, pid: int) -> bool:
         return False
 
 
-def answers(process: Process, deployment: Deployment) -> bool:
-    """Return True if a process reports that it is healthy, with a certificate of the deployment's
-    authority."""
+def _answers(process: Process, deployment: Deployment) -> bool:
     return is_healthy(str(process.health), deployment.authority)
 
 
 def _start_supervisor(deployment: Deployment) -> None:
-    command = (*python("simulations.cli"), "deploy", "supervise", str(deployment.path))
+    command = (*python(OPERATOR), "supervise", str(deployment.path))
     log = os.open(deployment.logs / "supervisor.txt", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
-    environment = environment_of(Process("supervisor", command))
     with os.fdopen(log, "wb") as output:
         subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=environment,
+            env=environment_of(Process("supervisor", command)),
             start_new_session=True,
             cwd=deployment.path,
         )
 
 
-def _wait_for(deployment: Deployment, processes: Sequence[Process], deadline: float) -> None:
-    for process in processes:
-        while not answers(process, deployment):
-            if time.monotonic() > deadline:
-                raise EngineError(
-                    f"{process.name} did not start",
-                    expected=f"an answer from {process.health}",
-                    got=last_lines(deployment.logs / f"{process.name}.txt"),
-                    fix=f"see {deployment.logs / process.name}.txt; is its port free?",
-                )
-            time.sleep(0.1)
+def _wait_for(process: Process, deployment: Deployment, deadline: float) -> None:
+    while not _answers(process, deployment):
+        if time.monotonic() > deadline:
+            log = deployment.logs / f"{process.name}.txt"
+            raise EngineError(
+                f"{process.name} did not start: no answer from {process.health}",
+                got=last_lines(log),
+                fix=f"see {log}; is its port free?",
+            )
+        time.sleep(0.1)
 
 
 def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None:
@@ -199,17 +219,13 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
 
     online = 0
     with closing(Control(deployment.superlink, deployment.authority)) as control:
-        while True:
+        while online < count:
             # the SuperLink is busy when many nodes connect at the same time
             with suppress(httpx.TransportError):
                 online = sum(node.status == "online" for node in control.nodes())
-            if online >= count:
-                return
-            if time.monotonic() > deadline:
+            if online < count and time.monotonic() > deadline:
                 raise EngineError(
-                    "not all nodes came online",
-                    expected=f"{count}",
-                    got=f"{online}",
+                    f"not all nodes came online: {online} of {count}",
                     fix=f"see {deployment.logs}/nodes.txt and {deployment.logs}/nodes/*",
                 )
             time.sleep(0.2)
@@ -217,12 +233,11 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
 
 def _table(deployment: Deployment, part: str = "") -> dict:
     """The list of processes of a supervisor: that of the server, or of a part of it."""
-    try:
+    with suppress(OSError, ValueError):
         table = read_json(deployment.logs / part / "processes.json")
-    except (OSError, ValueError):
-        return {}
-    ours = isinstance(table, dict) and isinstance(table.get("processes"), dict)
-    return table if ours else {}
+        if isinstance(table, dict) and isinstance(table.get("processes"), dict):
+            return table
+    return {}
 
 
 def local_plans(deployment: Deployment) -> list[ClientPlan]:
@@ -263,7 +278,15 @@ def run_nodes_here(deployment: Deployment) -> None:
 
 def supervise(deployment: Deployment) -> None:
     """Run the deployment's processes until a stop signal; what `up` starts in the background."""
-    from simulations.deployment.processes import Supervisor
-
     sys.stdin.close()
     Supervisor([*server_processes(deployment), *node_process(deployment)], deployment.logs).run()
+
+
+def main(part: str, folder: str) -> None:
+    """Run a deployment's processes (`supervise`), or its nodes (`nodes`), in the foreground."""
+    run = {"supervise": supervise, "nodes": run_nodes_here}[part]
+    run(Deployment(Path(folder)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

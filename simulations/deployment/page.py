@@ -14,7 +14,6 @@ import base64
 import hmac
 import logging
 import ssl
-import time
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,7 +29,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from fedrec.errors import EngineError, FedrecError
-from fedrec.report.page.charts import Cell, Note, PageTable, Row, number_cell, rendered
+from fedrec.report.page.charts import Note, PageTable, Row, number_cell, rendered
 from fedrec.runs.folder import RunFolder
 from simulations.deployment import operator
 from simulations.deployment.layout import Deployment
@@ -55,19 +54,29 @@ class RunPart:
 
 def page(deployment: Deployment) -> str:
     """The page as HTML, with everything in it."""
-    notes, nodes = _nodes(deployment)
+    from simulations.deployment.flower import Control
+
+    notes = []
+    known = []
+    try:
+        with closing(Control(deployment.superlink, deployment.authority)) as control:
+            known = control.nodes()
+    except (httpx.HTTPError, OSError) as error:
+        notes.append(Note(f"The SuperLink does not answer: {error}", warning=True))
     folders = sorted(
         (file.parent for file in (deployment.path / "runs").glob("*/run.json")),
         key=lambda folder: folder.stat().st_mtime,
         reverse=True,
     )
+    processes = operator.process_rows(operator.states(deployment))
+    title, nodes = operator.node_rows(deployment, known)
     return rendered(
         "federation.html.j2",
         title=f"Federation {deployment.path.name}",
         stamp=datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
         notes=notes,
-        processes=_processes(deployment),
-        nodes=nodes,
+        processes=_table("processes of this machine", operator.PROCESS_HEADS, processes),
+        nodes=_table(title, operator.NODE_HEADS, nodes),
         runs=[run_part(folder) for folder in folders[:_RUNS]],
     )
 
@@ -121,42 +130,8 @@ def _rounds(rounds: pd.DataFrame) -> PageTable | None:
     return PageTable("Newest rounds", ("round", *names), rows)
 
 
-def _processes(deployment: Deployment) -> PageTable:
-    health = {None: "", True: "well", False: "no answer"}
-    rows = tuple(
-        Row(
-            state.name,
-            (
-                "not running" if state.pid is None else "runs",
-                Cell(str(state.restarts)),
-                health[state.healthy],
-            ),
-        )
-        for state in operator.states(deployment)
-    )
-    return PageTable("Processes of this machine", ("process", "state", "restarts", "health"), rows)
-
-
-def _nodes(deployment: Deployment) -> tuple[list[Note], PageTable]:
-    """Registered nodes and whether they are online; without a SuperLink, a note."""
-    from simulations.deployment.flower import Control
-
-    notes = []
-    nodes = []
-    try:
-        with closing(Control(deployment.superlink, deployment.authority)) as control:
-            nodes = control.nodes()
-    except (httpx.HTTPError, OSError) as error:
-        notes.append(Note(f"The SuperLink does not answer: {error}", warning=True))
-    now = time.time()
-    heard = sum(node.status == "online" and not node.overdue(now) for node in nodes)
-    restarts = operator.node_restarts(deployment)
-    rows = tuple(
-        Row(node.name, (node.status, node.heard(now), Cell(str(restarts.get(node.name, "-")))))
-        for node in nodes
-    )
-    caption = f"Nodes: {heard:,} of {len(nodes):,} registered ones heard of in time"
-    return notes, PageTable(caption, ("node", "status", "last heartbeat", "restarts here"), rows)
+def _table(title: str, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> PageTable:
+    return PageTable(title, heads, tuple(Row(name, tuple(cells)) for name, *cells in rows))
 
 
 log = logging.getLogger("fedrec")
@@ -216,9 +191,7 @@ def serve(deployment: Deployment, host: str, port: int) -> None:
         uvicorn.Server(config).run()
     except SystemExit:
         raise EngineError(
-            "the page cannot be served",
-            expected=f"a free address {host}:{port}",
-            got="see the line above",
+            f"the page cannot be served on {host}:{port}, see the line above",
             fix="--port with another number",
         ) from None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a deployment: command lines, supervision, and tasks that have not ended."""
+"""The processes of a deployment: command lines and supervision."""
 
 from __future__ import annotations
 
@@ -12,68 +12,19 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 from fedrec.errors import EngineError
-from fedrec.runtime.files import read_json
 from fedrec.runtime.process import Backoff, Fork
 from simulations.deployment.layout import Deployment
 from simulations.deployment.pki import private_folder, write_private
 from simulations.flower_commands import environment_with, groups_end, signal_groups
 
-# Tasks that an executor has started and that have not ended, kept in files.
-#
-# If an executor is killed together with its children, as in a container, nobody reports that their
-# tasks failed, and Flower waits five minutes for a ServerApp's next heartbeat. When the executor is
-# restarted, it finds them here and reports them.
-
-UNFINISHED = "FEDREC_UNFINISHED"
-"""Names in the environment the folder where an executor notes tasks that have not ended."""
-
-
-class UnfinishedTasks:
-    """The unfinished tasks of one executor.
-
-    Args:
-        folder: of their files, readable only by their owner, because they contain tokens; None:
-            they are not kept.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = None if folder is None else private_folder(folder)
-
-    def add(self, task: Any) -> None:
-        """Record a task that is being started."""
-        if self._folder is not None:
-            write_private(self._file(self._folder, task), json.dumps(asdict(task)))
-
-    def remove(self, task: Any) -> None:
-        """Delete a task that has ended."""
-        if self._folder is not None:
-            self._file(self._folder, task).unlink(missing_ok=True)
-
-    def take(self) -> list[Any]:
-        """Return and delete the tasks of an earlier executor; damaged files are omitted."""
-        tasks = []
-        for file in [] if self._folder is None else sorted(self._folder.glob("*.json")):
-            with suppress(OSError, ValueError, TypeError):
-                tasks.append(SimpleNamespace(**read_json(file)))
-            file.unlink(missing_ok=True)
-        return tasks
-
-    @staticmethod
-    def _file(folder: Path, task: Any) -> Path:
-        return folder / f"{task.task_id}.json"
-
-
 SERVER = "simulations.deployment.entry"
-HEALTH = "simulations.deployment.health"
-TASK_POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
+OPERATOR = "simulations.deployment.operator"
+"""Modules that run as programs."""
 IN_CONTAINER = "FEDREC_CONTAINER"
 """Set in the environment of the image."""
 
@@ -102,31 +53,31 @@ def server_processes(deployment: Deployment) -> list[Process]:
     settings = deployment.settings
     server = deployment.server
     home = {"FLWR_HOME": str(deployment.flower_home)}
-    noted = {UNFINISHED: str(server / "unfinished")}
     secret = server / "superexec.secret"
-    superlink = superlink_flags(
-        host="127.0.0.1",
-        port=settings.superlink_port,
-        certificate=server / "superlink.crt",
-        key=server / "superlink.key",
-        authority=deployment.authority,
-        database=deployment.database,
-        secret=secret,
+    superlink = (
+        *flags(host="127.0.0.1", port=settings.superlink_port),
+        *flags(ssl_certfile=server / "superlink.crt", ssl_keyfile=server / "superlink.key"),
+        *flags(ssl_ca_certfile=deployment.authority),
+        "--enable-supernode-auth",
+        *flags(isolation="process", database=deployment.database),
+        "--disable-runtime-dependency-installation",
+        *flags(superexec_auth_secret_file=secret),
     )
     executor = executor_flags(deployment.superlink, deployment.authority, secret)
+    gateway = (
+        *flags(host=settings.bind, port=settings.port, upstream=deployment.superlink),
+        *flags(certificate=server / "gateway.crt", key=server / "gateway.key"),
+        *flags(authority=deployment.authority, nodes=deployment.path / "nodes"),
+    )
+    health = f"https://{deployment.superlink}/health"
     return [
+        Process("superlink", (*python(SERVER), "superlink", *superlink), home, health),
+        Process("serverapp", (*python(SERVER), "executor", *executor), home),
         Process(
-            "superlink",
-            (*python(SERVER), "superlink", *superlink),
-            home,
-            f"https://{deployment.superlink}/health",
+            "gateway",
+            (*python("simulations.cli"), "deploy", "gateway", *gateway),
+            health=f"https://127.0.0.1:{settings.port}/health",
         ),
-        Process(
-            "serverapp",
-            (*python(SERVER), "executor", *executor),
-            {**home, **noted, TASK_POLL: "0.5"},
-        ),
-        Process("gateway", _gateway(deployment), {}, f"https://127.0.0.1:{settings.port}/health"),
     ]
 
 
@@ -134,28 +85,6 @@ def flags(**values: object) -> tuple[str, ...]:
     """Options of a command line with their values, such as `--port 8443` for `port=8443`."""
     named = ((f"--{name.replace('_', '-')}", str(value)) for name, value in values.items())
     return tuple(part for pair in named for part in pair)
-
-
-def superlink_flags(
-    *,
-    host: str,
-    port: int,
-    certificate: Path,
-    key: Path,
-    authority: Path,
-    database: Path,
-    secret: Path,
-) -> tuple[str, ...]:
-    """Flags of the SuperLink: TLS, node authentication, separate executors with a secret, and a
-    persistent state."""
-    return (
-        *flags(host=host, port=port),
-        *flags(ssl_certfile=certificate, ssl_keyfile=key, ssl_ca_certfile=authority),
-        "--enable-supernode-auth",
-        *flags(isolation="process", database=database),
-        "--disable-runtime-dependency-installation",
-        *flags(superexec_auth_secret_file=secret),
-    )
 
 
 def executor_flags(address: str, authority: Path, secret: Path) -> tuple[str, ...]:
@@ -171,7 +100,7 @@ def node_process(deployment: Deployment) -> list[Process]:
     """The process from which the nodes on this machine fork, if there are any."""
     if not deployment.settings.local_nodes or not deployment.numbers:
         return []
-    command = (*python("simulations.cli"), "deploy", "nodes", str(deployment.path))
+    command = (*python(OPERATOR), "nodes", str(deployment.path))
     return [Process("nodes", command, after=deployment.registered)]
 
 
@@ -192,17 +121,6 @@ def python(module: str) -> tuple[str, ...]:
     return (sys.executable, "-m", module)
 
 
-def _gateway(deployment: Deployment) -> tuple[str, ...]:
-    settings = deployment.settings
-    server = deployment.server
-    return (
-        *(*python("simulations.cli"), "deploy", "gateway"),
-        *flags(host=settings.bind, port=settings.port, upstream=deployment.superlink),
-        *flags(certificate=server / "gateway.crt", key=server / "gateway.key"),
-        *flags(authority=deployment.authority, nodes=deployment.path / "nodes"),
-    )
-
-
 def check_container_user() -> None:
     """Refuse to run as root in a container.
 
@@ -212,8 +130,6 @@ def check_container_user() -> None:
     if os.environ.get(IN_CONTAINER) and os.getuid() == 0:
         raise EngineError(
             "the containers of a deployment do not run as root",
-            expected="the user and group that .env names beside docker-compose.yml",
-            got="user 0",
             fix="fedrec deploy add-nodes DEPLOYMENT 0 writes .env; then docker compose up again",
         )
 

@@ -64,14 +64,12 @@ def cut(experiment: Experiment, folders: list[Path]) -> list[int]:
 
 
 def _settings(experiment: Experiment, partition: int) -> dict[str, object]:
-    """Settings of a shard, with limits for some runs of the experiment; the operator has its data
-    anyway, and reads its errors."""
+    """Settings of a shard, with limits for some runs of the experiment."""
     return {
         "partition-id": partition,
         "numbers": True,
         "most-evaluations": _RUNS * (experiment.rounds + _LAST_EVALUATIONS),
         "most-rounds": _RUNS * experiment.rounds,
-        "report-errors": True,
     }
 
 

@@ -155,12 +155,6 @@ def test_handlers_of_others_stay_and_ours_are_gone_afterwards(monkeypatch):
             signal.signal(sign, handler)
 
 
-def test_without_interrupting_nothing_waits():
-    with pytest.raises(KeyboardInterrupt), uninterrupted():
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("it waited")
-
-
 def test_an_interruption_that_was_dropped_is_raised_again():
     with interrupting():
         raise_if_interrupted()
@@ -199,11 +193,6 @@ def test_what_the_parent_would_do_at_its_end_is_left_to_it(tmp_path):
         with cleaned.open("a") as file:
             file.write("once ")
     assert cleaned.read_text() == "once "
-
-
-def test_the_error_of_a_fork_is_written(capfd):
-    os.waitpid(Fork(_fail).pid, 0)
-    assert "ValueError: as meant" in capfd.readouterr().err
 
 
 @given(
@@ -272,12 +261,6 @@ def test_a_folder_with_files_is_refused(tmp_path, name, got):
     with pytest.raises(RunError, match=got):
         require_new_folder(tmp_path)
     require_new_folder(tmp_path, usable=lambda _: True)
-
-
-def test_a_file_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"got: a file\n *fix: choose another --output"):
-        require_new_folder(tmp_path / "file", usable=lambda _: True)
 
 
 # Shared parameters: other processes read the owner's current values and cannot change them.

@@ -670,7 +670,7 @@ def test_attack_others_have_no_clients(dialogue):
 def test_attack_others_clients_take_part_no_more(dialogue):
     """Because they are not hosted there, or have reached their owner's limit of rounds."""
     talk = dialogue().deal()
-    talk.nodes[1].least_clients = 1
+    talk.nodes[1].real = True
     talk.nodes[1].accept = lambda order: replace(order, clients=order.clients[:0])
     with pytest.raises(RefusalError, match="0 of its clients take part"):
         talk.train(1)
@@ -847,7 +847,7 @@ def repeated(federation):
     def made(nodes, **settings):
         found = federation(nodes, **settings)
         for context in found.grid.contexts:
-            node_of(context).sums_once = True
+            node_of(context).real = True
         presences = tuple(replace(presence, work=None) for presence in found.roster.presences)
         found.roster = found.sums.roster = Roster(found.roster.nodes, presences)
         found.groups = dict(found.roster.for_training(found.roster.training))

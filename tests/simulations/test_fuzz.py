@@ -322,7 +322,7 @@ def test_answers_of_nodes(tmp_path, data):
         def send_and_receive(self, messages, *, timeout=None):
             return [Message(content, reply_to=one) for one in messages]
 
-    Discovery(Grid(), tmp_path / "roster.sqlite", timeout=1.0).refresh_roster()
+    Discovery(Grid(), tmp_path / "roster.npz", timeout=1.0).refresh_roster()
 
 
 # Random tables, archives, vectors, sweeps, studies, results and runs are read or refused with a

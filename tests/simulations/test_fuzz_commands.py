@@ -29,7 +29,7 @@ from fedrec.components import registry
 from fedrec.protocol import messages
 from fedrec.protocol.orders import Presence
 from fedrec.protocol.serialization import PackedArray, opened, packed
-from server.deployed.discovery import Discovery, RosterFile
+from server.deployed.discovery import Discovery, write_roster
 from simulations import cli
 from tests.simulations.fuzzing import fuzzed, told
 
@@ -226,12 +226,12 @@ def test_files_of_a_server(tmp_path, data):
     from server.privacy.personal_budgets import uploads_in
 
     clients = Presence(0, np.array([1, 2]), np.array([3]))
-    RosterFile(tmp_path / "whole.sqlite").add({7: clients})
-    roster = (tmp_path / "whole.sqlite").read_bytes()
-    (tmp_path / "whole.sqlite").unlink()
-    (tmp_path / "roster.sqlite").write_bytes(damaged(roster, data))
+    write_roster(tmp_path / "whole.npz", {7: clients})
+    roster = (tmp_path / "whole.npz").read_bytes()
+    (tmp_path / "whole.npz").unlink()
+    (tmp_path / "roster.npz").write_bytes(damaged(roster, data))
     (tmp_path / "uploads.txt").write_bytes(damaged(b"1\n2\n2\n3\n", data))
-    told(lambda: Discovery(cast(Any, None), tmp_path / "roster.sqlite", timeout=1.0))
+    told(lambda: Discovery(cast(Any, None), tmp_path / "roster.npz", timeout=1.0))
     found = told(uploads_in, tmp_path / "uploads.txt")
     assert isinstance(found, str) or all(number > 0 for number in found)
 

@@ -313,32 +313,22 @@ def test_own_noise_is_accounted_and_comes_from_the_system(load_tiny, shards):
     assert rounds == 2 and rho == pytest.approx(2 * 0.5 * (2 * 2.0 / 4.0) ** 2)
 
 
-@pytest.mark.parametrize("key", ["model.name", "step.name", "split.name"])
-def test_code_of_packages_that_the_owner_did_not_name_is_not_run(load_tiny, shards, key):
-    section = key.partition(".")[0]
-    table = load_tiny().table()
-    table[section] = {"name": "subprocess:Popen"}
-    from fedrec.experiment.schema import Experiment
-
-    with pytest.raises(RefusalError, match=r"does not run 'subprocess:Popen'"):
-        own(Experiment.parse(table), shards[0], **NUMBERED)
-
-
 def arrived(answer):
     """The server's view of a reply after serialization."""
     return from_the_network(answer.content)
 
 
+def context_of(experiment, folder):
+    """The context of a node, as Flower makes it."""
+    files = {"private-dir": "state", "data": "data.csv", "catalogue": "catalogue.json"}
+    config = {key: str(folder / name) for key, name in files.items()}
+    run = {"resolved": experiment.model_dump_json(), "run": "00ff" * 4}
+    return Context(1, 2, {**config, **NUMBERED, "partition-id": 0}, RecordDict(), run)
+
+
 def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, identity):
     experiment = load_tiny()
-    config = {
-        "data": str(shards[0] / "data.csv"),
-        "catalogue": str(shards[0] / "catalogue.json"),
-        **NUMBERED,
-    }
-    config |= {"private-dir": str(shards[0] / "state"), "partition-id": 0}
-    run = {"resolved": experiment.model_dump_json(), "run": "00ff" * 4, "deployment": True}
-    context = Context(1, 2, config, RecordDict(), run)
+    context = context_of(experiment, shards[0])
     theta = unpack_parameters(arrived(app(Message(RecordDict(), 2, INITIAL), context)))
     node = node_of(context)
     assert isinstance(node, DeviceNode)
@@ -379,16 +369,9 @@ def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])
 def test_no_server_learns_which_items_a_client_has(load_tiny, shards, identity, purpose):
-    config = {
-        "data": str(shards[0] / "data.csv"),
-        "catalogue": str(shards[0] / "catalogue.json"),
-        **NUMBERED,
-    }
-    config |= {"private-dir": str(shards[0] / "state"), "partition-id": 0}
-    run = {"resolved": load_tiny().model_dump_json(), "run": "00ff" * 4, "deployment": True}
     order = ItemQuery(1, np.array([0, 2]), purpose, {"name": "sgd"})
     with pytest.raises(RefusalError, match="not available on real clients"):
-        app(Message(pack_item_query(order), 2, ITEMS), Context(1, 2, config, RecordDict(), run))
+        app(Message(pack_item_query(order), 2, ITEMS), context_of(load_tiny(), shards[0]))
 
 
 def test_memory_survives_and_keeps_runs_apart(tmp_path):
@@ -404,22 +387,11 @@ def test_memory_survives_and_keeps_runs_apart(tmp_path):
         assert connection.execute("SELECT COUNT(*) FROM spent").fetchone() == (2,)
 
 
-def test_perturbed_profiles_are_refused(load_tiny, shards):
-    experiment = load(
-        {
-            **load_tiny().table(),
-            "perturb": {"name": "targeted", "attribute": "gender", "epsilon": 1.0},
-        }
-    )
-    with pytest.raises(RefusalError, match="not available on real clients"):
-        own(experiment, shards[0], **NUMBERED)
-
-
 @pytest.mark.slow
 def test_malicious_clients_are_refused_before_their_code_is_loaded(load_tiny, shards):
     """Where an adversary is, no module of attacks is imported on a node; without one, neither."""
     experiment = load_tiny("adversary={attack='explicit-boosting'}")
-    with pytest.raises(RefusalError, match="malicious clients exist in simulations alone"):
+    with pytest.raises(RefusalError, match=r"\[adversary\] is for simulations alone"):
         own(experiment, shards[0], **NUMBERED)
     code = """
 import json, sys
@@ -441,12 +413,10 @@ print([name for name in sys.modules if name.partition(".")[0] == "simulations"])
 
 
 def test_an_owner_may_insist_on_secure_aggregation(load_tiny, shards):
-    with pytest.raises(RefusalError, match=r"does not send its own sum(.*\n)*.*at least 3 nodes"):
+    with pytest.raises(RefusalError, match=r"does not send its own sum.*least-nodes = 3"):
         own(load_tiny(), shards[0], policy={"least_nodes": 3})
     secure = load_tiny("secure-aggregation=true")
-    with pytest.raises(
-        RefusalError, match=r"has no certificate for other nodes(.*\n)*.*signing.key"
-    ):
+    with pytest.raises(RefusalError, match=r"has no signing.key and signing.crt"):
         own(secure, shards[0])
     certify(shards[0])
     assert own(secure, shards[0], policy={"least_nodes": 3}, join=shards[0]).least_nodes == 3

@@ -28,7 +28,6 @@ from fedrec.experiment.sections import Section
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
     CONFIG,
-    HELLO,
     INITIAL,
     METRICS,
     pack_evaluate,
@@ -134,8 +133,17 @@ def refused(attack, match="."):
     return text
 
 
-def test_simulated_devices_are_refused(victim):
-    refused(victim("devices={}").theta, "real nodes have their own time")
+@pytest.mark.parametrize(
+    ("section", "table"),
+    [
+        ("devices", {}),
+        ("perturb", {"name": "targeted", "attribute": "gender", "epsilon": 1.0}),
+        ("adversary", {"attack": {"name": "explicit-boosting"}}),
+    ],
+)
+def test_sections_of_simulations_are_refused(victim, section, table):
+    changes = {section: table}
+    refused(lambda: victim().theta(changes=changes), rf"\[{section}\] is for simulations")
 
 
 VAE = {"name": "vae", "latent": 4, "hidden": 8}
@@ -169,7 +177,7 @@ def test_steps_within_a_strategy_read_no_file(victim, secret):
 def test_a_setting_of_an_order_names_no_file(victim, secret):
     node = victim("model.name=vae", "step.name=dpvae", "step.noise=secure")
     order = node.order(step={"priors": {"source": f"glove:{secret}/words", "noise": False}})
-    refused(lambda: node.train(order), "not a step of the experiment")
+    refused(lambda: node.train(order), "got: step:")
 
 
 def test_the_experiment_comes_whole_and_not_as_a_file_to_be_read(victim, secret):
@@ -198,29 +206,6 @@ def test_an_error_reveals_nothing_of_the_nodes_files(victim):
     assert str(node.folder) not in texts[0]
 
 
-def test_an_owner_may_let_the_operator_read_errors(victim):
-    node = victim(**{"report-errors": True})
-    (node.folder / "data.csv").write_text("user,thing\nann,1\n")
-    with pytest.raises(ClientError, match="has no column 'item'") as found:
-        node.ask("query.hello")
-    assert found.value.__suppress_context__
-
-
-def test_a_missing_package_is_not_known_before_a_restart(victim):
-    node = victim()
-    text = refused(lambda: node.theta(changes={"step": {"name": "late"}}), "does not run 'late'")
-    assert "fedrec deploy down, then up" in text
-
-
-def test_a_server_does_not_decide_what_is_a_real_node(victim):
-    node = victim()
-    (node.folder / "data.csv").write_text(f"user,item,rating,time,part\nann,1,5,2,{SECRET}\n")
-    own_node.cache_clear()
-    with pytest.raises(ClientError) as found:
-        app(Message(RecordDict(), 2, HELLO), node.context(deployment=False))
-    assert SECRET not in str(found.value)
-
-
 def test_without_its_own_data_a_node_reads_no_other_data(victim, secret):
     node = victim()
     del node.config["data"]
@@ -239,9 +224,10 @@ def test_an_order_without_protection_gives_no_bare_update(victim):
     node = victim(LOCAL, "sampler.name=full")
     names = list(node.theta())
     assert node.train(node.order(protection=local(names=names))).clients > 0
-    refused(lambda: node.train(node.order()), "protection")
+    refused(lambda: node.train(node.order()), "got: protection:")
     standard = TrainOrder(1, None, "examples", None)
-    refused(lambda: node.ask("train", pack_train(to_record(node.theta()), standard)), "protection")
+    content = pack_train(to_record(node.theta()), standard)
+    refused(lambda: node.ask("train", content), "got: protection:")
 
 
 def test_noise_is_not_averaged_out_by_asking_again_and_again(victim):
@@ -288,7 +274,7 @@ def test_an_order_with_less_protection_than_the_experiment_is_refused(victim, we
     protection = Protection(
         **{**full, **{given.get(key, key): value for key, value in weaker.items()}}
     )
-    refused(lambda: node.train(node.order(protection=protection)), "protection")
+    refused(lambda: node.train(node.order(protection=protection)), "got: protection:")
 
 
 def test_counts_need_noise_for_sqrt_2_clip_norms(victim):
@@ -296,7 +282,7 @@ def test_counts_need_noise_for_sqrt_2_clip_norms(victim):
     sqrt(2) S."""
     node = victim(LOCAL, "sampler.name=full", "step.name=counts", "model.item-bias=true")
     names = list(node.theta())
-    refused(lambda: node.train(node.order(protection=local(0.7, names=names))), "protection")
+    refused(lambda: node.train(node.order(protection=local(0.7, names=names))), "got: protection:")
     assert node.train(node.order(protection=local(0.7072, names=names))).clients > 0
 
 
@@ -308,7 +294,7 @@ def test_noise_is_counted_over_all_rounds_where_epsilon_is_given(victim):
         "rounds=3",
     )
     names = list(node.theta())
-    refused(lambda: node.train(node.order(protection=local(2.5, 1.0, names))), "protection")
+    refused(lambda: node.train(node.order(protection=local(2.5, 1.0, names))), "got: protection:")
     assert node.train(node.order(protection=local(5.0, 1.0, names))).clients > 0
 
 
@@ -324,25 +310,13 @@ def test_parameters_that_stay_on_the_device_stay_there(victim):
     )
 
 
-def test_a_step_of_the_servers_own_does_not_lift_the_limit_on_uploads(victim):
-    node = victim(*ONE_UPLOAD)
-    assert node.train(node.order(1)).clients > 0
-    assert node.train(node.order(2)).clients == 0  # every client has made its one upload
-    refused(
-        lambda: node.train(node.order(2, {"participations": 1000})), "not a step of the experiment"
-    )
-    refused(lambda: node.train(node.order(2, {"name": "vae"})), "not a step of the experiment")
-
-
 @pytest.mark.parametrize(
     "change", [{"epochs": 1000}, {"learning-rate": 1e9}, {"private-parameters": []}]
 )
 def test_an_order_changes_no_setting_of_the_step(victim, change):
     node = victim('step.private-parameters=["user.*"]')
-    refused(lambda: node.train(node.order(1, change)), "not a step of the experiment")
-    refused(
-        lambda: node.evaluate(1, {**node.order().step, **change}), "not a step of the experiment"
-    )
+    refused(lambda: node.train(node.order(1, change)), "got: step:")
+    refused(lambda: node.evaluate(1, {**node.order().step, **change}), "got: step:")
 
 
 def test_sums_over_the_lists_of_its_users_are_refused(victim):
@@ -350,19 +324,19 @@ def test_sums_over_the_lists_of_its_users_are_refused(victim):
     node = victim()
     order = EvaluateOrder(1, np.arange(24), node.order().step, sums=True)
     content = pack_evaluate(to_record(node.theta()), order)
-    refused(lambda: node.ask("evaluate", content), "sums over the lists")
+    refused(lambda: node.ask("evaluate", content), "got: sums:")
 
 
 @pytest.mark.parametrize("number", [0, -1, 3, 10**9])
 def test_rounds_are_those_of_the_experiment(victim, number):
     node = victim()  # of two rounds
-    refused(lambda: node.train(node.order(number)), "round")
+    refused(lambda: node.train(node.order(number)), "got: round:")
 
 
 def test_orders_carry_no_other_keys(victim):
     node = victim()
     refused(lambda: node.train(node.order(), {"overrides": "x"}), "'overrides'")
-    refused(lambda: node.train(node.order(), {"proximal-mu": -1e9}), "'proximal-mu'")
+    refused(lambda: node.train(node.order(), {"proximal-mu": -1e9}), "got: proximal-mu:")
     refused(
         lambda: node.ask(
             "query.hello", RecordDict({"config": ConfigRecord({"path": "/etc/passwd"})})
@@ -598,32 +572,24 @@ def test_a_phase_without_noise_is_not_asked_for_in_the_rounds_of_another(victim)
     names = tuple(node.theta())
     assert node.train(TrainOrder(1, np.arange(24), step=first)).clients > 0
     assert node.train(node.order(2, protection=local(names=names))).clients > 0
-    refused(
-        lambda: node.train(TrainOrder(2, np.arange(24), step=first)), "not a step of the experiment"
-    )
-    refused(lambda: node.train(node.order(2)), "protection")
-    refused(lambda: node.train(node.order(1)), "not a step of the experiment")
+    refused(lambda: node.train(TrainOrder(2, np.arange(24), step=first)), "got: step:")
+    refused(lambda: node.train(node.order(2)), "got: protection:")
+    refused(lambda: node.train(node.order(1)), "got: step:")
 
 
 @pytest.mark.parametrize("step", ["sgd", "dpsgd"])
-def test_private_parameters_that_leave_nothing_to_share_are_refused(load_tiny, tmp_path, step):
+@pytest.mark.parametrize(
+    ("private", "words"),
+    [("*", "leaves none to share"), ("usr.*", r"'usr\.\*'.*private-parameters")],
+)
+def test_private_parameters_that_leave_nothing_or_match_nothing_are_refused(
+    load_tiny, tmp_path, step, private, words
+):
     from clients.node import Node
 
-    with pytest.raises(ExperimentError, match="leaves none to share"):
-        Node(
-            load_tiny(f"step.name={step}", 'step.private-parameters=["*"]'), 0, 1, tmp_path
-        ).initial()
-
-
-@pytest.mark.parametrize("step", ["sgd", "dpsgd"])
-def test_private_parameters_that_match_nothing_are_refused(load_tiny, tmp_path, step):
-    from clients.node import Node
-
-    with pytest.raises(ExperimentError, match=r"'usr\.\*'.*private-parameters"):
-        node = Node(
-            load_tiny(f"step.name={step}", 'step.private-parameters=["usr.*"]'), 0, 1, tmp_path
-        )
-        node.initial()
+    experiment = load_tiny(f"step.name={step}", f"step.private-parameters=['{private}']")
+    with pytest.raises(ExperimentError, match=words):
+        Node(experiment, 0, 1, tmp_path).initial()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])

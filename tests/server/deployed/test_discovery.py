@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Discovery of real nodes, and the first rounds with them."""
 
-import json
-import sqlite3
 import stat
 from types import SimpleNamespace
 
@@ -17,7 +15,7 @@ from fedrec.protocol.messages import pack_parameters, pack_presence, pack_sum, p
 from fedrec.protocol.orders import Presence, TrainOrder, TrainSum
 from fedrec.protocol.serialization import for_the_network, from_record, to_record
 from server.cohort import SampledCohorts
-from server.deployed.discovery import Discovery, RosterFile, most_common_parameters
+from server.deployed.discovery import Discovery, most_common_parameters, read_roster, write_roster
 from server.deployed.federation import DeployedFederation
 from server.deployed.grid import DeployedGrid
 from server.exchange import DroppedReplies, answers
@@ -77,7 +75,7 @@ def discovery(nodes, file, timeout=5.0, **settings):
 
 def test_late_nodes_are_asked_once_and_remembered(tmp_path):
     nodes = Nodes({7: presence(1, [4, 9], [4]), 3: presence(0, [5])})
-    found = discovery(nodes, tmp_path / "roster.sqlite")
+    found = discovery(nodes, tmp_path / "roster.npz")
     assert (
         found.wait_for(2).nodes == (3, 7) and not found.refresh_roster() and len(nodes.pushed) == 2
     )
@@ -90,7 +88,7 @@ def test_late_nodes_are_asked_once_and_remembered(tmp_path):
     ]
     assert groups == [(7, [4, 9]), (11, [2**61 + 1])]
     nodes.away.add(7)  # offline nodes stay on the roster
-    again = discovery(nodes, tmp_path / "roster.sqlite")
+    again = discovery(nodes, tmp_path / "roster.npz")
     assert again.wait_for(3).training.tolist() == found.roster.training.tolist()
     assert len(nodes.pushed) == 3
 
@@ -137,11 +135,6 @@ def test_a_node_may_not_offer_to_train_others_clients(tmp_path):
     assert [node for node, _ in roster.for_training(np.array([5]))] == [3]
 
 
-def test_too_few_nodes_are_reported(tmp_path):
-    with pytest.raises(EngineError, match="at least 2 within 5 s"):
-        discovery(Nodes({3: presence(0, [5])}), tmp_path / "r.sqlite").wait_for(2)
-
-
 REASON = "this node does not run 'x' (step)\n  got: 'x'"
 REFUSED = Error(2, f"<class 'fedrec.errors.RefusalError'>:<'{REASON}'>")
 
@@ -186,12 +179,6 @@ def test_the_error_lists_the_faults_of_the_connected_nodes(tmp_path):
     assert "node 6: failed: no file xxx" in said
     assert len(said) < 2000
     assert "node 7: did not announce its clients" in said and "node 3" not in said
-
-
-def test_a_broken_roster_file_is_an_error(tmp_path):
-    (tmp_path / "r.sqlite").write_text(json.dumps({"x": 1}))
-    with pytest.raises(RunError, match="cannot be used"):
-        discovery(Nodes({}), tmp_path / "r.sqlite")
 
 
 def test_cohorts_take_in_who_joins(load_tiny, tmp_path):
@@ -247,12 +234,6 @@ def test_a_message_that_expired_is_as_one_without_an_answer(code):
     assert [message.metadata.dst_node_id for message in nodes.pushed] == [3, 4, 3]
 
 
-def test_an_error_of_a_node_is_an_answer():
-    nodes = Nodes({3: Error(2, "broken")})
-    (reply,) = nodes.grid().send_and_receive(orders(3), timeout=10.0)
-    assert reply.has_error() and nodes.now < 1
-
-
 def test_a_reply_whose_pieces_come_slowly_does_not_cost_the_replies_behind_it():
     nodes = Nodes({1: presence(0, [1]), 2: presence(1, [2])})
     pull = nodes.pull_messages
@@ -276,13 +257,6 @@ def test_the_time_to_live_starts_when_a_message_is_sent():
     old.metadata.__dict__["_created_at"] -= 500.0
     assert len(list(nodes.grid().send_and_receive([old], timeout=10.0))) == 1
     assert 510.0 <= nodes.pushed[0].metadata.ttl < 600.0
-
-
-def test_offline_nodes_get_no_messages():
-    nodes = Nodes({3: RecordDict(), 4: RecordDict()})
-    nodes.away.add(4)
-    assert len(list(nodes.grid().send_and_receive(orders(3, 4), timeout=10.0))) == 1
-    assert len(nodes.pushed) == 1 and nodes.now == 0.0
 
 
 def test_an_interrupted_upload_continues_with_the_same_messages():
@@ -388,9 +362,9 @@ def test_claims_above_the_registered_maximum_are_refused(tmp_path):
     """Claimed clients are sampled like others, and more clients would mean less noise."""
     crowd = presence(1, range(100, 1100))
     nodes = Nodes({3: presence(0, [5, 6], [6, 7]), 7: crowd, 9: presence(2, range(3), range(3, 6))})
-    found = discovery(nodes, tmp_path / "roster.sqlite", most=3)
+    found = discovery(nodes, tmp_path / "roster.npz", most=3)
     with pytest.raises(
-        EngineError, match=r"node 7: claims 1000 clients, of the 3 that it may host"
+        EngineError, match=r"node 7: .*claims 1000 clients, of the 3 that it may host"
     ):
         found.wait_for(2)
     assert found.roster.nodes == (3,) and found.roster.training.tolist() == [5, 6]
@@ -533,11 +507,6 @@ def test_a_round_closes_when_enough_have_answered(federation):
     assert nodes.asked.count(4) == 2 and nodes.now < before + 6
 
 
-def test_enough_counts_clients_and_not_nodes(federation):
-    found, nodes = federation(DELAYS, "closing={over-selection=1.6}")
-    assert a_round(found, clients=2) == [1, 2, 3] and nodes.now < 4  # 6 of 10 clients for 6
-
-
 def test_nodes_that_fail_are_not_late(federation):
     found, _ = federation({1: 1.0, 2: -1.0, 3: -1.0, 4: 1.0}, "closing={deadline=10.0}")
     with pytest.raises(ClientError, match="2 of 4 nodes failed"):
@@ -553,9 +522,8 @@ def test_without_a_deadline_of_its_own_a_round_closes_at_the_timeout(federation)
 def test_simulated_devices_beside_real_nodes_are_refused(load_tiny, table):
     """Before the server waits for a node."""
     run = SimpleNamespace(experiment=load_tiny(f"{table}={{}}" if table == "devices" else BUFFERED))
-    with pytest.raises(ExperimentError, match="is for simulated devices") as caught:
+    with pytest.raises(ExperimentError, match=rf"\[{table}\] is for simulated devices"):
         DeployedFederation(run, DeployedGrid(Delayed({})))
-    assert f"leave out [{table}]" in caught.value.text()
 
 
 def test_an_empty_round_asks_nobody(federation):
@@ -591,42 +559,33 @@ def equal(one, other):
     )
 
 
-def test_what_was_added_is_read_in_order_whatever_the_ids(tmp_path):
+def test_what_was_written_is_read_in_order_whatever_the_ids(tmp_path):
     none = np.empty(0, dtype=np.int64)
     random = np.unique(np.random.default_rng(0).integers(2**62, size=1000))
-    first = {
+    nodes = {
         2**64 - 1: Presence(2**61, random, none),
         3: Presence(0, np.array([0, 2**63 - 1]), none),
+        1: Presence(1, none, np.array([7])),
     }
-    later = {1: Presence(1, none, np.array([7]))}
-    file = RosterFile(tmp_path / "roster.sqlite")
-    assert file.read() == {} and not (tmp_path / "roster.sqlite").exists()
-    file.add(first)
-    file.add(later)
-    assert equal(RosterFile(tmp_path / "roster.sqlite").read(), first | later)
-    assert stat.S_IMODE((tmp_path / "roster.sqlite").stat().st_mode) == 0o600
+    file = tmp_path / "roster.npz"
+    assert read_roster(file) == {} and not file.exists()
+    write_roster(file, nodes)
+    assert equal(read_roster(file), nodes)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        ("UPDATE nodes SET training = ?", (b"\0" * 9,)),
-        ("UPDATE nodes SET training = 'text'", ()),
-        ("UPDATE nodes SET node = 'x'", ()),
-        ("ALTER TABLE nodes RENAME COLUMN place TO other", ()),
-    ],
-)
-def test_a_damaged_file_is_refused(tmp_path, change):
-    path = tmp_path / "roster.sqlite"
-    RosterFile(path).add({1: Presence(0, np.array([4, 9]), np.array([4]))})
-    connection = sqlite3.connect(path)
-    with connection:
-        connection.execute(*change)
-    connection.close()
-    if "RENAME" in change[0]:
-        path.write_bytes(b"SQLite format 3\0" + b"x" * 200)
+@pytest.mark.parametrize("content", [b"", b"x" * 200, "cut", {"x/partition": 1}, {"1/training": 1}])
+def test_a_damaged_file_is_refused(tmp_path, content):
+    path = tmp_path / "roster.npz"
+    if isinstance(content, dict):
+        np.savez(path, **content)
+    elif content == "cut":
+        write_roster(path, {1: Presence(0, np.array([4, 9]), np.array([4]))})
+        path.write_bytes(path.read_bytes()[:-40])
+    else:
+        path.write_bytes(content)
     with pytest.raises(RunError) as error:
-        RosterFile(path).read()
+        read_roster(path)
     assert "the nodes are asked again" in error.value.text()
 
 
@@ -643,7 +602,6 @@ def test_one_message_per_client_is_refused_before_anything_is_sent():
         for number, order in enumerate(orders)
     ]
     federation = object.__new__(DeployedFederation)  # without a grid: nothing can be sent
-    with pytest.raises(ExperimentError, match="several messages in one round") as error:
+    with pytest.raises(ExperimentError, match="sends node 7 3 messages in one round") as error:
         federation.train(messages, DEPLOYED_FEDERATION_THETA)
-    assert "3 messages for node 7" in error.value.text()
     assert "reply = .each." in error.value.text().replace(chr(39), ".")

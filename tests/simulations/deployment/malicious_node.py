@@ -26,7 +26,7 @@ from fedrec.protocol.messages import (
 from fedrec.protocol.orders import Presence, TrainSum
 from fedrec.protocol.serialization import for_the_network, from_the_network
 from simulations.deployment import flower
-from simulations.deployment.health import WorkSignal
+from simulations.flower_commands import WorkSignal
 
 app = ClientApp()
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
-import httpx
 import pytest
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
@@ -41,13 +40,12 @@ from flwr.supercore.primitives.asymmetric import (
     sign_message,
 )
 from flwr.superlink.servicer.fleet import fleet_handlers
-from flwr.supernode.fleet_http_client import FleetHttpClient
 from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 
 from simulations import flower_commands
-from simulations.deployment import flower, flower_calls, pki
-from simulations.deployment.flower_calls import BELIEVED, HELD, PULL, AnswerIdleNodes, EmptyQueues
+from simulations.deployment import flower, idle_polls, pki
+from simulations.deployment.idle_polls import BELIEVED, PULL, AnswerIdleNodes, EmptyQueues
 from simulations.deployment.pki import Authority, NodeKey, write_private
 from tests.simulations.deployment.federation import free_ports
 
@@ -403,12 +401,8 @@ def test_a_queue_is_empty_until_a_message_is_stored_and_not_for_ever():
     queues.none_found(NODE, queues.messages(NODE))
     moment[0] = BELIEVED
     assert NODE not in queues
-
-
-def test_a_message_stored_while_the_database_is_asked_is_not_missed():
-    queues = EmptyQueues()
     before = queues.messages(NODE)
-    queues.stored(NODE)
+    queues.stored(NODE)  # while the database was asked
     queues.none_found(NODE, before)
     assert NODE not in queues
 
@@ -437,14 +431,8 @@ def test_a_held_call_ends_when_a_message_is_stored_by_another_thread():
         await asyncio.wait_for(call, 10)
         await asyncio.wait_for(queues.wait(NODE, 30.0), 10)  # there is a message: none is held
         assert not queues._held
-
-    asyncio.run(ends())
-
-
-def test_a_held_call_ends_after_its_time_and_is_removed():
-    async def ends():
-        queues = waiting_queues()
-        await asyncio.wait_for(queues.wait(NODE, 0.01), 10)
+        queues.none_found(NODE, queues.messages(NODE))
+        await asyncio.wait_for(queues.wait(NODE, 0.01), 10)  # its time is over
         assert not queues._held
 
     asyncio.run(ends())
@@ -472,7 +460,7 @@ def test_a_superlink_that_ends_answers_held_calls_and_holds_no_more():
         ended = SimpleNamespace(
             config=SimpleNamespace(app=app), on_tick=AsyncMock(return_value=True)
         )
-        await flower_calls.until_it_ends(ended)
+        await idle_polls.until_it_ends(ended)
         await asyncio.wait_for(call, 10)
         await asyncio.wait_for(queues.wait(NODE, 30.0), 10)
 
@@ -486,16 +474,6 @@ def test_a_node_asks_again_at_once_after_an_answer_that_was_held():
     assert sleeps[0] == flower.FIRST_POLL and sleeps[-1] == 3.0
     moment[0] += sleeps[-1] + flower.HELD_LONG + 1.0
     assert pace(3.0) == flower.FIRST_POLL
-
-
-def test_a_node_keeps_its_connections_from_one_heartbeat_to_the_next(monkeypatch):
-    monkeypatch.setattr(httpx, "Client", httpx.Client)
-    kept = []
-    for keep in (lambda: None, flower.keep_connections):
-        keep()
-        with FleetHttpClient.from_server_address("localhost:1", True, None, []) as client:
-            kept.append(client._client._transport._pool._keepalive_expiry)
-    assert kept == [5.0, flower.KEPT] and flower.KEPT > HELD
 
 
 class Calls:
@@ -565,11 +543,6 @@ def test_everything_else_is_left_to_flower_with_its_body(calls, call):
     assert calls.passed == [call.get("body", asked)]
 
 
-def test_another_nodes_queue_is_not_revealed(calls):
-    calls.queues.none_found(NODE + 1, 0)
-    assert calls.ask(node=NODE + 1).content == b"usual"  # its key is another one
-
-
 def test_a_key_is_looked_up_once_until_a_node_is_removed(monkeypatch):
     looked, usual = [], flower.linkstate_factory.SqlLinkState
 
@@ -590,14 +563,14 @@ def test_a_key_is_looked_up_once_until_a_node_is_removed(monkeypatch):
 def test_a_web_server_of_a_superlink_asks_it_first(monkeypatch, calls):
     monkeypatch.setattr(uvicorn.Config, "load", uvicorn.Config.load)
     monkeypatch.setattr(uvicorn.Server, "main_loop", uvicorn.Server.main_loop)
-    flower_calls.answer_idle_nodes()
+    idle_polls.answer_idle_nodes()
     state = SimpleNamespace(empty_queues=EmptyQueues())
     app = FastAPI()
     app.state.linkstate_factory = SimpleNamespace(state=lambda: state)
     config = uvicorn.Config(app)
     config.load()
     assert isinstance(config.loaded_app, AnswerIdleNodes)
-    assert uvicorn.Server.main_loop is flower_calls.until_it_ends
+    assert uvicorn.Server.main_loop is idle_polls.until_it_ends
     source = inspect.getsource(inspect.getmodule(flower_commands.load("flower-superlink")))
     assert "uvicorn.run(" in source and "main_loop" in vars(uvicorn.Server)
 

@@ -56,13 +56,13 @@ from server.callbacks.base import Callback
 from server.exchange import DroppedReplies
 from simulations import runner
 from simulations.deployment import entry as process_entry
-from simulations.deployment import flower, flower_calls, operator, page
+from simulations.deployment import flower, flower_patches, operator, page
 from simulations.deployment import processes as supervisor
-from simulations.deployment.health import are_alive
 from simulations.deployment.initialise import initialise
 from simulations.deployment.layout import DeploymentConfig
 from simulations.deployment.processes import Process
 from simulations.engines.flower import RunWatch
+from simulations.flower_commands import are_alive
 from tests.fedrec.report.browser import CONTRAST, OUTSIDE
 from tests.simulations.deployment.federation import free_ports
 from tests.test_layers import PACKAGES, ROOT
@@ -140,12 +140,6 @@ def test_a_damaged_list_of_processes_is_as_none(tmp_path, content):
     assert operator.supervisor_of(deployment(tmp_path)) is None and not are_alive(tmp_path)
 
 
-@pytest.mark.parametrize("entry", ["3", "{}", "null"])
-def test_a_process_without_its_id_does_not_run(tmp_path, entry):
-    (tmp_path / "processes.json").write_text(f'{{"processes": {{"nodes": {entry}}}}}')
-    assert not are_alive(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("status", "until", "words", "overdue"),
     [
@@ -173,7 +167,9 @@ def test_restarts_of_nodes_are_counted_and_a_dead_process_stays_in_the_list(tmp_
         made._write()
         time.sleep(0.3)
     monkeypatch.setattr(operator, "supervisor_of", lambda _: 1)
-    found = operator.node_restarts(deployment(tmp_path))
+    here = deployment(tmp_path)
+    nodes = [flower.NodeState(n, "online", b"", f"node-{n}") for n in (1, 2)]
+    found = {name: int(restarts) for name, *_, restarts in operator.node_rows(here, nodes)[1]}
     table = json.loads((logs / "processes.json").read_text())["processes"]
     made._end()
     assert found["node-1"] == 0 and found["node-2"] >= 1
@@ -258,7 +254,7 @@ def two_nodes(monkeypatch):
 
 def test_it_says_how_nodes_and_runs_are(deployment_of_operator_page, two_nodes):
     text = page.page(deployment_of_operator_page)
-    assert "Nodes: 1 of 2 registered ones heard of in time" in text
+    assert "nodes: 1 of 2 registered ones heard of in time" in text
     assert "node-2" in text and "4 s ago" in text and "22 s ago" in text
     assert "9223372036854775808" not in text
     run = page.run_part(deployment_of_operator_page.path / "runs" / "first")
@@ -396,7 +392,7 @@ class Single:
         return genuine
 
 
-class Store(flower_calls.PackedPieces, Single):
+class Store(flower_patches.PackedPieces, Single):
     """The same for several pieces, behind Flower's functions that make and read calls."""
 
     def _pull(self, request: PullObjectRequest):
@@ -420,21 +416,11 @@ class Store(flower_calls.PackedPieces, Single):
 
 def test_all_pieces_take_one_call_and_each_passes_flowers_handler():
     store = Store(ALL)
-    assert flower_calls.pull(ALL, store.pulling()) == ALL
+    assert flower_patches.pull(ALL, store.pulling()) == ALL
     assert (store.calls, store.handled) == (1, 4)
     other = Store({})
-    flower_calls.push(ALL.items(), other.pushing())
+    flower_patches.push(ALL.items(), other.pushing())
     assert other.held == ALL and (other.calls, other.handled) == (1, 4)
-
-
-def test_one_piece_is_sent_as_flower_sends_it():
-    one = named(b"one")
-    store = Store(one)
-    assert flower_calls.pull(one, store.pulling()) == inflatable_utils.pull_objects(
-        list(one), store.pulling()
-    )
-    flower_calls.push(one.items(), store.pushing())
-    assert store.held == one
 
 
 def test_pieces_that_are_not_there_yet_are_asked_for_again_and_no_others():
@@ -447,7 +433,7 @@ def test_pieces_that_are_not_there_yet_are_asked_for_again_and_no_others():
         if len(waits) == 2:
             store.held.update(ALL)
 
-    assert flower_calls.pull(late, store.pulling(), sleep=sleep) == ALL
+    assert flower_patches.pull(late, store.pulling(), sleep=sleep) == ALL
     assert waits == [0.05, 0.1] and store.calls == 4
     assert store.handled == 4 + 3  # three calls for the missing one only
 
@@ -457,24 +443,18 @@ def test_a_piece_that_never_comes_is_given_up():
         raise ObjectUnavailableError(object_id)
 
     with pytest.raises(ObjectPullError, match="not there in time"):
-        flower_calls.pull(["a", "b"], missing, max_time=0.1)
-
-
-def test_an_unknown_piece_is_an_error_at_once():
-    store = Store(ALL)
-    with pytest.raises(ObjectPullError, match="could not be found"):
-        flower_calls.pull([*ALL, "unknown"], store.pulling())
+        flower_patches.pull(["a", "b"], missing, max_time=0.1)
 
 
 def test_a_forged_piece_is_an_error():
     store = Store({})
     with pytest.raises(ObjectPushError):
-        flower_calls.push({**ALL, "0" * 64: b"forged"}.items(), store.pushing())
+        flower_patches.push({**ALL, "0" * 64: b"forged"}.items(), store.pushing())
     assert "0" * 64 not in store.held
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\0" * 7, flower_calls.packed({0: b"a", 2: b"b"}), b"\xff" * 9]
+    "content", [b"", b"\0" * 7, flower_patches.packed({0: b"a", 2: b"b"}), b"\xff" * 9]
 )
 def test_pushes_that_cannot_be_read_are_refused_before_any_piece(content):
     store = Store({})
@@ -483,32 +463,32 @@ def test_pushes_that_cannot_be_read_are_refused_before_any_piece(content):
     assert store.handled == 0
 
 
-@pytest.mark.parametrize("content", [b"\0" * 7, flower_calls.packed({9: b"a"}), b"\xff" * 9])
+@pytest.mark.parametrize("content", [b"\0" * 7, flower_patches.packed({9: b"a"}), b"\xff" * 9])
 def test_answers_that_cannot_be_read_are_errors(content):
     with pytest.raises(ObjectPullError, match="cannot be read"):
-        flower_calls.pull(["a", "b"], lambda _: content)
+        flower_patches.pull(["a", "b"], lambda _: content)
 
 
 def test_a_call_has_bounds(monkeypatch):
-    monkeypatch.setattr(flower_calls, "MOST_BYTES", 300)
-    monkeypatch.setattr(flower_calls, "MOST_PIECES", 3)
+    monkeypatch.setattr(flower_patches, "MOST_BYTES", 300)
+    monkeypatch.setattr(flower_patches, "MOST_PIECES", 3)
     many = named(*(bytes([number]) * 100 for number in range(10)))
     store = Store(many)
-    assert flower_calls.pull(many, store.pulling()) == many and store.calls == 4
+    assert flower_patches.pull(many, store.pulling()) == many and store.calls == 4
     other = Store({})
-    flower_calls.push(many.items(), other.pushing())
+    flower_patches.push(many.items(), other.pushing())
     assert other.held == many and other.calls == 4
 
 
 @given(st.dictionaries(st.integers(0, 2**32 - 1), st.binary(max_size=50)))
 def test_packed_pieces_are_unpacked(found):
-    assert flower_calls.unpacked(flower_calls.packed(found)) == found
+    assert flower_patches.unpacked(flower_patches.packed(found)) == found
 
 
 @given(st.binary(max_size=60))
 def test_unpacking_any_bytes_gives_pieces_or_a_value_error(content):
     with suppress(ValueError):
-        assert isinstance(flower_calls.unpacked(content), dict)
+        assert isinstance(flower_patches.unpacked(content), dict)
 
 
 def test_flower_sends_and_fetches_each_piece_in_a_call_of_its_own():
@@ -549,7 +529,7 @@ def test_a_serverapp_waits_for_pieces_as_long_as_it_is_told():
         "['push_object_contents_from_iterable'].__module__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.split() == ["60.0", flower_calls.__name__], done.stderr
+    assert done.stdout.split() == ["60.0", flower_patches.__name__], done.stderr
 
 
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
@@ -592,18 +572,6 @@ def private_modules():
     return found
 
 
-def test_how_an_import_is_counted():
-    source = """
-import flwr.app
-from flwr.supercore import heartbeat
-from flwr.supercore.control import ControlHttpClient
-from flwr.serverapp.strategy import Strategy
-importlib.import_module("flwr.supernode.main")
-"""
-    counted = {module_of(name) for name in names_in(ast.parse(source))} - {None}
-    assert counted == {"flwr.supercore.heartbeat", "flwr.supercore.control", "flwr.supernode.main"}
-
-
 def test_the_docs_name_all_private_modules_and_their_number():
     text = (ROOT / "docs" / "deployment.md").read_text()
     section = text.partition("## Private parts of Flower")[2].partition("\n## ")[0]
@@ -613,12 +581,6 @@ def test_the_docs_name_all_private_modules_and_their_number():
     assert int(number) == len(found) < 15
     for file in set().union(*found.values()):
         assert f"`{file.removeprefix('simulations/')}`" in section, file
-
-
-def test_each_patch_names_what_flower_lacks():
-    for name in ("flower_patches", "flower_calls"):
-        source = (ROOT / "simulations" / "deployment" / f"{name}.py").read_text("utf-8")
-        assert "Missing in Flower: " in source, name
 
 
 def test_flower_has_no_public_interface_for_operators():

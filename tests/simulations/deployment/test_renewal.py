@@ -29,7 +29,7 @@ from clients.device.node import _identity
 from fedrec.errors import EngineError, RunError
 from fedrec.runtime.process import Fork
 from simulations.cli import app
-from simulations.deployment import flower, operator, pki
+from simulations.deployment import flower, gateway, operator, pki
 from simulations.deployment.client import plan_of, prepare
 from simulations.deployment.initialise import add_nodes, days_to_end, initialise, renew, revoke
 from simulations.deployment.layout import Deployment, DeploymentConfig
@@ -91,7 +91,7 @@ def test_certificates_are_renewed_by_their_own_authority_only(made, tmp_path):
     with pytest.raises(RunError, match=r"gateway\.crt cannot be renewed"):
         renew(made)
     made.authority_key.unlink()
-    with pytest.raises(RunError, match="authority's key is missing"):
+    with pytest.raises(RunError, match=r"authority's key .* is missing"):
         renew(made)
 
 
@@ -161,12 +161,13 @@ def test_a_call_from_a_clock_that_is_wrong_is_refused(made, seconds, fault):
     now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
     timestamp = now.isoformat()
     public = pki.as_sent((made.node(1) / "node.pub").read_bytes())
+    signature = key.sign(timestamp.encode(), ec.ECDSA(hashes.SHA256()))
     headers = {
         pki.PUBLIC_KEY: b64encode(public).decode(),
-        pki.SIGNATURE: b64encode(key.sign(timestamp.encode(), ec.ECDSA(hashes.SHA256()))).decode(),
+        pki.SIGNATURE: b64encode(signature).decode(),
         pki.TIMESTAMP: timestamp,
     }
-    found = pki.NodeSignatures(made.path / "nodes").refusal(headers)
+    found = gateway.NodeSignatures(made.path / "nodes").refusal(headers)
     assert found is None if fault is None else fault in found
 
 
@@ -229,12 +230,12 @@ def test_the_superlink_is_asked_to_remove_the_node_of_the_key(made):
 
 def test_the_gateway_forgets_a_revoked_key(made, monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(pki, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    known = pki.NodeSignatures(made.path / "nodes")
+    monkeypatch.setattr(gateway, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    known = gateway.NodeSignatures(made.path / "nodes")
     key = pki.as_sent((made.node(2) / "node.pub").read_bytes())
     assert known._knows(key)
     revoke(made, "node-2")
-    clock[0] += pki._FORGET + 1
+    clock[0] += gateway._FORGET + 1
     assert not known._knows(key)
     assert known._knows(pki.as_sent((made.node(1) / "node.pub").read_bytes()))
 
@@ -325,11 +326,13 @@ def test_node_keys_are_pairs_that_openssh_reads():
 
 def test_private_files_are_private_from_their_first_moment(tmp_path):
     folder = private_folder(tmp_path / "a" / "b")
-    file = write_private(folder / "secret", "x")
+    file = folder / "secret"
+    write_private(file, "x")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.chmod(0o644)
-    assert stat.S_IMODE(write_private(file, b"y").stat().st_mode) == 0o600
+    write_private(file, b"y")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert file.read_bytes() == b"y"
     assert [p.name for p in folder.iterdir()] == ["secret"]
 
