@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedrec.attacks.bounds import CUTS, _interval, estimate_epsilon, gdp_bound
+from fedrec.attacks.bounds import CUTS, estimate_epsilon, gdp_bound
 from fedrec.attacks.canaries import (
     CanaryPlan,
     Directions,
@@ -121,12 +121,6 @@ def test_signs_are_fair_secret_and_repeatable():
     )
 
 
-def test_who_is_a_canary():
-    assert CanaryPlan(first=5, count=4, magnitude=1.0).is_canary(np.arange(11)).nonzero()[
-        0
-    ].tolist() == [5, 6, 7, 8]
-
-
 @pytest.mark.parametrize(
     ("kind", "room", "shapes"),
     [
@@ -232,7 +226,7 @@ def test_gdp_bound_has_its_coverage():
 
 
 @pytest.mark.slow
-def test_the_estimate_errs_upwards_and_so_does_its_interval():
+def test_the_estimate_is_right_on_average_and_its_interval_has_its_coverage():
     truth, found = gdp_epsilon(1.0, 1e-3), []
     for seed in range(60):
         random = np.random.default_rng(seed)
@@ -240,18 +234,8 @@ def test_the_estimate_errs_upwards_and_so_does_its_interval():
         found.append(
             estimate_epsilon(random.normal(size=1000) + 0.5 * signs, signs, 1e-3, resamples=200)
         )
-    assert 1.0 < np.mean([estimate.epsilon for estimate in found]) / truth < 1.25
-    assert np.mean([truth <= estimate.high for estimate in found]) >= 0.95
-    assert np.mean([estimate.low <= truth for estimate in found]) >= 0.75
-
-
-def test_the_interval_is_that_of_bias_corrected_percentiles():
-    resampled = np.arange(1000.0)
-    # half below: plain percentiles
-    assert _interval(499.5, resampled) == pytest.approx((24.0, 974.0), abs=1.0)
-    shift = stats.norm.ppf(0.3)  # 300 of 1000 resamples lie below the estimate: all are too high
-    expected = 1000 * stats.norm.cdf(2 * shift + stats.norm.ppf([0.025, 0.975]))
-    assert _interval(299.5, resampled) == pytest.approx(expected, abs=1.0)
+    assert np.mean([estimate.epsilon for estimate in found]) == pytest.approx(truth, rel=0.03)
+    assert np.mean([estimate.low <= truth <= estimate.high for estimate in found]) >= 0.85
 
 
 def test_an_estimate_needs_canaries_of_both_signs():

@@ -108,7 +108,7 @@ def test_lira_finds_members_of_a_system_that_learns_them_by_heart(tmp_path):
 
 def test_lira_finds_nothing_after_no_training(tmp_path):
     idle = ("rounds=1", "step.learning-rate=1e-9")
-    found = attack(tmp_path, "lira", *idle, shadows=4, mode="offline").figures
+    found = attack(tmp_path, "lira", *idle, shadows=4).figures
     assert 0.3 < found.auc.value < 0.7 and found.members == found.others == 48
 
 
@@ -117,8 +117,8 @@ def test_runs_that_are_there_are_taken_and_others_refused(tmp_path):
     stamps = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/checkpoints/*")}
     again = attack(tmp_path, "lira", "rounds=2", shadows=4)
     assert again.table == first.table and len(stamps) == 10
-    other = attack(tmp_path, "lira", "rounds=2", shadows=4, mode="offline")
-    assert other.figures != first.figures
+    other = attack(tmp_path, "lira", "rounds=2", shadows=4, epsilon=1.0)
+    assert other.figures == first.figures and other.table["ceilings"]
     assert stamps == {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/checkpoints/*")}
     with pytest.raises(RunError, match="holds a run of other settings"):
         attack(tmp_path, "lira", "rounds=3", shadows=4)
@@ -155,7 +155,7 @@ def test_the_papers_attack_end_to_end(tmp_path):
 
 
 def test_the_papers_attack_finds_members_of_a_system_that_learns_them_by_heart(tmp_path):
-    found = attack(tmp_path, "membership", *MEMORISING, **PAPERS, balanced=True).figures
+    found = attack(tmp_path, "membership", *MEMORISING, **PAPERS).figures
     assert found.balanced_accuracy.low > 0.7 and found.auc.low > 0.75
 
 
@@ -179,7 +179,7 @@ def test_equal_features_are_equal_lists_of_the_shared_model(tmp_path):
 def test_lists_can_leave_out_what_a_user_has(tmp_path):
     target, users = system(tmp_path / "run", "rounds=1")
     population = Population.of(target.experiment)
-    lists = target.lists(users, 10, exclude_known=True)
+    lists = target.lists(users, 10, own=True)
     for user, items in zip(users.tolist(), lists, strict=True):
         assert not np.isin(items, population.client(user).items).any()
 
@@ -230,20 +230,16 @@ def attack_of_attribute_driver(tmp_path, *overrides, table=ATTRIBUTE_DRIVER_ATTA
 
 @pytest.mark.slow
 def test_profiles_reveal_gender_and_a_strong_perturbation_hides_it(tmp_path):
-    outcome = attack_of_attribute_driver(tmp_path, attacker="logistic")
+    outcome = attack_of_attribute_driver(tmp_path)
     clear = outcome.figures
     assert clear.balanced_accuracy.value > 0.8 and outcome.table["categories"] == ["F", "M"]
     assert "recommends" not in outcome.table
     assert [file.name for file in tmp_path.iterdir()] == ["attack.json"]
     targeted = ("perturb.name=targeted", "perturb.attribute=gender")
     responses = ("perturb.epsilon=0.1", "perturb.mechanism=randomised-response")
-    hidden = attack_of_attribute_driver(
-        tmp_path, *targeted, *responses, attacker="logistic"
-    ).figures
+    hidden = attack_of_attribute_driver(tmp_path, *targeted, *responses).figures
     assert hidden.balanced_accuracy.value < 0.63
-    half = attack_of_attribute_driver(
-        tmp_path, *targeted, "perturb.epsilon=3", attacker="logistic"
-    ).figures
+    half = attack_of_attribute_driver(tmp_path, *targeted, "perturb.epsilon=3").figures
     assert hidden.auc < half.auc <= clear.auc + 0.05
 
 
@@ -251,7 +247,7 @@ def test_profiles_reveal_gender_and_a_strong_perturbation_hides_it(tmp_path):
 @pytest.mark.parametrize("source", ["recommendations", "updates"])
 def test_attribute_inference_from_a_trained_system(tmp_path, source):
     """The gender among the model's features must not help the attacker, who sees only items."""
-    outcome = attack_of_attribute_driver(tmp_path, source=source, without=["user.*"])
+    outcome = attack_of_attribute_driver(tmp_path, source=source)
     found = outcome.figures
     assert found.users == len(
         Population.of(load(ATTRIBUTE_DRIVER_ATTACKED)).partition.training_clients
@@ -277,7 +273,7 @@ def test_updates_of_a_generating_system_as_its_server_sees_them(tmp_path):
     runner.run(experiment, output=tmp_path / "run")
     users = Population.of(experiment).partition.training_clients[[5, 3, 200]]
     target = TrainedSystem(experiment, RunFolder(tmp_path / "run"), users)
-    found = list(target.updates(users, ("layer1.*",)))
+    found = list(target.updates(users))
     node = Node(experiment, 0, 1, None)
     given = {name: torch.from_numpy(value.copy()) for name, value in target.parameters.items()}
     for user, described in zip(users.tolist(), found, strict=True):
@@ -286,33 +282,27 @@ def test_updates_of_a_generating_system_as_its_server_sees_them(tmp_path):
         drawn = stream(experiment.seed, "client", user, experiment.rounds + 1)
         data = node.population.client(user)
         delta = update_under(node.step(experiment.step), own, data, drawn).delta
-        told = [
-            v.norm(dim=-1) if v.dim() > 1 else v
-            for n, v in delta.items()
-            if not n.startswith("layer1.")
-        ]
+        told = [v.norm(dim=-1) if v.dim() > 1 else v for v in delta.values()]
         np.testing.assert_allclose(
             np.abs(described), np.abs(torch.cat(told).numpy()), rtol=1e-3, atol=1e-6
         )
-        assert described.shape == (4 + 4 + 2 + 40,) and 0 < np.count_nonzero(described[-40:]) < 40
+        assert 0 < np.count_nonzero(described[-40:]) < 40
 
 
 def test_updates_of_a_generating_system_are_attacked(tmp_path):
-    outcome = attack_of_attribute_driver(
-        tmp_path, table=META, source="updates", attacker="logistic"
-    )
+    outcome = attack_of_attribute_driver(tmp_path, table=META, source="updates")
     assert outcome.figures.balanced_accuracy.low > 0.55 and "hits@5" in outcome.table["recommends"]
 
 
 @pytest.mark.slow
 def test_an_update_reveals_the_features_of_the_user(tmp_path):
-    found = attack_of_attribute_driver(tmp_path, source="updates", attacker="logistic").figures
+    found = attack_of_attribute_driver(tmp_path, source="updates").figures
     assert found.balanced_accuracy.value > 0.92  # the row of `user.gender` that moves
 
 
 def test_items_independent_of_gender_reveal_nothing(tmp_path):
     found = attack_of_attribute_driver(
-        tmp_path, "dataset.users=400", attribute="occupation", attacker="logistic"
+        tmp_path, "dataset.users=400", attribute="occupation"
     ).figures
     assert abs(found.balanced_accuracy.value - found.chance) < 0.1
 
