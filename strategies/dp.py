@@ -115,12 +115,12 @@ class DpFedAvg:
     def keeps_noise(self) -> bool:
         """Whether a resumed run needs `memory`: the noise of a round depends on that of earlier
         ones, and cannot be drawn again."""
-        return self.plan.mechanism.correlated and not self._repeats
+        return self.plan.mechanism.memory_arrays > 0 and not self._repeats
 
     @property
     def _repeats(self) -> bool:
         """Whether the noise of a round depends on that of earlier ones, all of it from the seed."""
-        return self.plan.mechanism.correlated and self.plan.config.mode == "reproducible"
+        return self.plan.mechanism.memory_arrays > 0 and self.plan.config.mode == "reproducible"
 
     def _remember(self, round_number: int, sizes: Mapping[str, int]) -> None:
         """Draw the noise of earlier rounds again if a resumed run needs it, and count this one."""

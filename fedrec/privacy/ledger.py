@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedrec.errors import FedrecError, RunError
 from fedrec.privacy.accounting.accountant import Accountant, Report
-from fedrec.privacy.accounting.events import DEFAULT_BACKEND, Backend, Event, from_record, to_record
+from fedrec.privacy.accounting.events import DEFAULT_BACKEND, Event, from_record, to_record
 from fedrec.runtime.files import MOST_JSON, append_durably, parse_json
 
 
@@ -53,7 +53,7 @@ class Ledger:
     def __init__(
         self,
         path: Path,
-        backend: str | Backend = DEFAULT_BACKEND,
+        backend: str = DEFAULT_BACKEND,
         *,
         budget: float | None = None,
         delta: float = 0.0,

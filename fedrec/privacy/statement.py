@@ -7,16 +7,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedrec.config import Config
 from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.events import DEFAULT_BACKEND, BackendName
 from fedrec.privacy.accounting.rdp import amplified
 from fedrec.privacy.accounting.sampling import Adjacency, Full, Poisson, Scheduled
-from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.config import Budget, PrivacyConfig
 from fedrec.privacy.plan import Plan, default_delta
 
 # Caveats of an epsilon: its assumptions and limits, selected by the plan.
@@ -76,11 +75,6 @@ def _about_the_number(plan: Plan) -> _Rules:
             plan.clip_norm < plan.sensitivity < 2 * plan.clip_norm,
             "All contributions are non-negative, so replacing a client changes the sum by at most"
             " sqrt(2) times the clip norm.",
-        ),
-        (
-            config.paper_noise_order,
-            "Noise is added after the server's learning rate, as in PrivRec's algorithm 2;"
-            f" accounted is the multiplier that this leaves, {plan.noise_multiplier:g}.",
         ),
         (
             True,
@@ -205,7 +199,7 @@ def _scheduled(sampling: Scheduled) -> str:
 # Accounting questions of the command line, by numbers of rounds, clients and noise.
 
 
-class Question(Config):
+class Question(Budget):
     """Parameters of a question; exactly one of `noise-multiplier` and `epsilon`."""
 
     clients: int = Field(ge=1)
@@ -215,13 +209,6 @@ class Question(Config):
     clients."""
     rounds: int = Field(ge=1)
     """Number of rounds (T)."""
-    noise_multiplier: float | None = Field(default=None, gt=0)
-    """Noise scale / sensitivity, > 0: the sensitivity is 2S under replace-one and S under
-    add-remove."""
-    epsilon: float | None = Field(default=None, gt=0)
-    """Target for all rounds, > 0."""
-    delta: float | None = Field(default=None, ge=0, le=0.1)
-    """A probability, 0 <= delta <= 0.1; default: the smaller of N^-1.1 and 1e-5."""
     sampler: Literal["fixed-size", "poisson", "scheduled"] = "fixed-size"
     """How cohorts are drawn: fixed-size (without replacement) goes with replace-one, poisson with
     add-remove; scheduled: known rounds, for mechanisms that need a separation."""
@@ -230,18 +217,12 @@ class Question(Config):
     secret_cohorts: bool = False
     """With the sampler scheduled and add-remove: whether clients whose turn it is take part by
     secret, independent coin flips."""
-    adjacency: Adjacency = "replace-one"
-    """replace-one (with fixed-size) or add-remove (with poisson)."""
-    backend: BackendName | Literal["paper"] = DEFAULT_BACKEND
+    backend: BackendName | Literal["paper"] = DEFAULT_BACKEND  # type: ignore[assignment]
     """Accountant: pld is the tightest; paper is the arithmetic of PrivRec's tables, for comparison
     only."""
-    mechanism: str | dict[str, Any] = "gaussian"
-    """Mechanism, see `fedrec list mechanism`: its name, or a table with its name and settings."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if (self.epsilon is None) == (self.noise_multiplier is None):
-            raise ValueError("exactly one of noise-multiplier and epsilon")
         if self.epsilon is not None and self.backend == "paper":
             raise ValueError(
                 "backend autodp or pld: noise is not calibrated to the paper's arithmetic"

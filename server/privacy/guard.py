@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -118,13 +117,12 @@ class Guard(RunExtension):
     def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
         """The privacy cost of the run, as sentences and as JSON values."""
         report = self.phases.report(self.ledger.accountant)
-        accountants = self._accountants()
         first, *rest = self.phases.lines(report)
         again = self._charged_again()
         missing = self.run.experiment.rounds - rounds if self.why_stop(rounds + 1) else 0
         interruption = " ".join(_interruption(again, rounds, missing))
         first = f"{first}{self._unit()}"
-        words = [first, *filter(None, [interruption]), *accountants, *self._beside, *rest]
+        words = [first, *filter(None, [interruption]), *self._beside, *rest]
         phases = {f"epsilon of {phase}": value for phase, value in report.phases.items()}
         return words, {
             **finite({"epsilon": report.epsilon, "attack": report.attack, **phases}),
@@ -135,7 +133,6 @@ class Guard(RunExtension):
             "rounds-not-run": missing,
             "interruption": interruption,
             "in words": words,
-            "accountants": " ".join(accountants),
             "noise": self._beside,
         }
 
@@ -249,18 +246,6 @@ class Guard(RunExtension):
         """Noise compared with the signal, see `PhasePlans.noise_lines`."""
         self._beside = self.phases.noise_lines(theta)
         return self._beside
-
-    def _accountants(self) -> list[str]:
-        """Epsilon by RDP beside the tightest valid one, where both are finite and differ."""
-        if not self._charges:
-            return []
-        epsilon = self.phases.by_accountant(self.ledger.accountant)
-        if len(epsilon) < 2 or not all(map(math.isfinite, epsilon.values())):
-            return []
-        return [
-            f"RDP (autodp) gives epsilon {epsilon['autodp']:.4g}, the tightest valid accountant"
-            f" (pld) {epsilon['pld']:.4g}; the run's budget is accounted by {self.config.backend}."
-        ]
 
     def _populations(self) -> dict[str, int]:
         """Number of clients of each phase when the run began; clients that join later do not change

@@ -27,8 +27,11 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import phase_at, phases_of
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.accountant import Accountant
+from fedrec.privacy.accounting.events import CorrelatedRounds
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Charge, Ledger
+from fedrec.privacy.mechanisms.banded import Banded
+from fedrec.privacy.mechanisms.base import Gaussian
 from fedrec.privacy.plan import Plan
 from fedrec.protocol.serialization import from_record, zero_copy_arrays
 from fedrec.runs.folder import RunFolder
@@ -331,7 +334,8 @@ def charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> Privacy
     accountant = Accountant(plan.config.backend)
     for charge in charges:
         accountant.step(charge.event, charge.count)
-    correlated = plan.mechanism.correlated
+    mechanism = plan.mechanism
+    correlated = any(isinstance(charge.event, CorrelatedRounds) for charge in charges)
     multipliers = (getattr(charge.event, "noise_multiplier", 0.0) for charge in charges)
     largest = plan.noise_multiplier if correlated else max(multipliers, default=0.0)
     return PrivacyClaim(
@@ -342,7 +346,11 @@ def charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> Privacy
         rounds=rounds,
         delta=plan.delta,
         epsilon=accountant.epsilon(plan.delta).epsilon,
-        mixing=tuple(plan.mechanism.mixing(rounds).tolist()) if correlated else None,
+        mixing=(
+            tuple(mechanism.mixing(rounds).tolist())
+            if correlated and isinstance(mechanism, Banded)
+            else None
+        ),
     )
 
 
@@ -377,7 +385,7 @@ def _check_claim(privacy: PrivacyConfig) -> None:
             privacy.adjacency != "replace-one",
             "replace-one: a canary's other sign is another client",
         ),
-        ("mechanism", privacy.noise().order == 1, "Gaussian noise"),
+        ("mechanism", not isinstance(privacy.noise(), Gaussian | Banded), "gaussian or banded"),
         (
             "placement",
             privacy.placement == "local",

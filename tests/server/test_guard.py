@@ -615,16 +615,16 @@ def test_the_population_that_noise_is_for_is_that_of_the_runs_start(load_tiny, t
 
 
 def test_a_bound_below_what_an_attack_reaches_is_an_error_of_the_accountant(monkeypatch):
-    from fedrec.privacy.accounting import backends
+    from fedrec.privacy.accounting import accountant as module
 
     accountant = Accountant("pld")
     accountant.step(NoisyRound("gaussian", FixedSize(6, 18), "replace-one", 1.0), 3)
     honest = accountant.epsilon(1e-5, attack=True)
     assert 0 < honest.attack < honest.epsilon
-    monkeypatch.setattr(backends, "attack_epsilon", lambda *_: honest.epsilon * 1.001)
+    monkeypatch.setattr(module, "attack_epsilon", lambda *_: honest.epsilon * 1.001)
     # within the digits of the grid
     assert accountant.epsilon(1e-5, attack=True).attack == honest.epsilon
-    monkeypatch.setattr(backends, "attack_epsilon", lambda *_: honest.epsilon * 1.01)
+    monkeypatch.setattr(module, "attack_epsilon", lambda *_: honest.epsilon * 1.01)
     with pytest.raises(
         ComponentError, match=r"accountant .* is wrong: the best known attack exceeds"
     ):

@@ -74,7 +74,7 @@ def refused(experiment, phase, protection):
     [
         "{clip-norm=0.1, noise-multiplier=1.5, placement='local'}",
         "{clip-norm=0.1, noise-multiplier=1.5, placement='distributed', max-dropouts=2}",
-        "{clip-norm=0.1, noise-multiplier=1.5, noise-relative-to='clip-norm', placement='local'}",
+        "{clip-norm=0.1, noise-multiplier=0.75, placement='local'}",
         "{clip-norm=0.1, noise-multiplier=1.5, mechanism='laplace', placement='local'}",
     ],
 )

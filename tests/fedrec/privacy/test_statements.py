@@ -107,7 +107,6 @@ def test_without_charges_nothing_is_claimed():
             "The number of clients, 500, is public all the same",
         ),
         ({"private_phases": ["main"]}, "item sequences are users' data"),
-        ({"paper_noise_order": True}, "algorithm 2"),
         ({"backend": "paper"}, "comparison only"),
         ({"noise_multiplier": 0.0}, "epsilon is infinite"),
         ({"backend": "autodp"}, "Method: RDP curves of autodp"),
@@ -318,14 +317,6 @@ def test_a_plan_needs_less_noise_for_the_same_event():
     assert counted.noise_multiplier == pytest.approx(signed.noise_multiplier)
     assert counted.noise_std == pytest.approx(signed.noise_std / math.sqrt(2))
     assert counted.sensitivity * counted.noise_multiplier == pytest.approx(counted.noise_std)
-
-
-def test_noise_that_is_given_relative_to_the_clip_norm_counts_for_more():
-    given = {"noise-multiplier": 2.0, "noise-relative-to": "clip-norm"}
-    assert plan("signed", **given).noise_multiplier == pytest.approx(1.0)
-    assert plan("non-negative", **given).noise_multiplier == pytest.approx(math.sqrt(2))
-    laplace = {**given, "mechanism": "laplace"}
-    assert plan("non-negative", **laplace).event() == plan("signed", **laplace).event()
 
 
 # The cost of the best of a random number of trials, against dp-accounting, and against exact
