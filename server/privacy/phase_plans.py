@@ -5,6 +5,7 @@ during a run."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.privacy import statement
 from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.events import CorrelatedRounds, Event, Volunteered
-from fedrec.privacy.accounting.sampling import FixedSize, Full, Scheduled
+from fedrec.privacy.accounting.sampling import FixedSize, Full
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import SIMULATION, caveats
@@ -167,13 +168,11 @@ class PhasePlans:
         """Number of rounds that the budget covers; further rounds are not run."""
         if self.budget is None:
             return len(self.order)
-        low = 0
-        high = len(self.order)
-        while low < high:  # epsilon grows with every round
-            middle = (low + high + 1) // 2
-            fits = self._accountant(middle).epsilon(self.delta).epsilon <= self.budget
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
+        return bisect_right(  # epsilon grows with every round
+            range(1, len(self.order) + 1),
+            self.budget,
+            key=lambda rounds: self._accountant(rounds).epsilon(self.delta).epsilon,
+        )
 
     def forecast(self) -> Report:
         """The cost of all rounds that the budget covers, before the run."""
@@ -271,12 +270,9 @@ def _drawn(plan: Plan) -> str:
     """Description of the cohort of a plan."""
     if isinstance(plan.sampling, Full) and plan.denominator == plan.clients:
         return f"all {plan.clients} clients in each"
-    words = {
-        FixedSize: "",
-        Full: "up to ",
-        Scheduled: "at most " if plan.sampling.rate == 1 else "on average ",
-    }
-    drawn = words.get(type(plan.sampling), "on average ")
+    drawn = "at most " if plan.sampling.rate == 1 else "on average "
+    if isinstance(plan.sampling, FixedSize):
+        drawn = ""
     return f"{drawn}{plan.denominator:g} of {plan.clients} clients in each"
 
 
@@ -345,6 +341,5 @@ def _check_phases(config: PrivacyConfig, parts: Mapping[str, CohortStrategy]) ->
         if list(part.phases().values()) != [part]:
             raise ExperimentError(
                 f"phase {phase!r} delegates its rounds to other strategies, which have no plan",
-                expected="`phases` of the outer strategy, with those of all inner strategies",
-                fix=f"correct `phases` of {type(part).__name__}, or use it without [privacy]",
+                fix=f"name all inner strategies in `phases` of {type(part).__name__}",
             )

@@ -85,7 +85,7 @@ class Attribute(Attack):
         if config.source == "updates":
             return np.stack(list(attacked.target.updates(users)))
         if config.source == "recommendations":
-            return one_hot(attacked.target.lists(users, config.length, own=True), items)
+            return one_hot(attacked.target.lists(users, config.length, as_shown=True), items)
         profiles = np.zeros((len(users), items), dtype=np.float32)
         for row, user in zip(profiles, users.tolist(), strict=True):
             row[attacked.population.client(user).items] = 1.0

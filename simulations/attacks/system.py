@@ -110,23 +110,23 @@ class TrainedSystem:
         users: np.ndarray,
         length: int,
         *,
-        own: bool = False,
+        as_shown: bool = False,
     ) -> np.ndarray:
         """Recommendation lists, `int64 [users, length]`, best item first.
 
         Args:
             users: `int64 [users]`.
             length: items in a list, at most those of the catalogue.
-            own: whether lists are those that users see: after their own fine-tuning, and without
-                items of their real training rows.
+            as_shown: whether lists are those that users see: after their own fine-tuning, and
+                without items of their real training rows.
         """
         population = self._node.population
         codes = population.feature_codes(users)
         # Users with equal features are made adjacent, because those of a block are scored once.
         order = np.lexsort(np.concatenate(codes, axis=1).T) if codes else np.arange(len(users))
         blocks = []
-        for part, scores in self.scores(users[order], fine_tune=own):
-            if own:
+        for part, scores in self.scores(users[order], fine_tune=as_shown):
+            if as_shown:
                 held_out = population.held_out(part, self.experiment.evaluation.held_out)
                 scores = np.where(held_out.known, -np.inf, scores)
             blocks.append(top_lists(scores, length))

@@ -248,12 +248,6 @@ class Accountant:
         """Phases with events, in the order in which they began."""
         return list(dict.fromkeys(event.phase for event in self._counts))
 
-    def by(self, backend: str) -> Accountant:
-        """An accountant of the same events by another method."""
-        other = Accountant(backend)
-        other._counts = self._counts.copy()
-        return other
-
     def _of_volunteers(self, phase: str) -> bool:
         return all(isinstance(event, Volunteered) for event in self._of(phase))
 

@@ -23,7 +23,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter
 
 from fedrec.errors import ExperimentError, RunError
 from fedrec.privacy.accounting import sampling as samplings
-from fedrec.privacy.accounting.sampling import Adjacency, Recorded, Sampling
+from fedrec.privacy.accounting.sampling import Adjacency, InLedger, Sampling
 
 TRAINING = "training"
 GAUSSIAN = "gaussian"
@@ -35,7 +35,7 @@ epsilons are above 1e17, and practically 0."""
 
 
 @dataclass(frozen=True)
-class Release(Recorded):
+class Release(InLedger):
     """The parameters of an event that accountants need.
 
     Attributes:
@@ -74,7 +74,7 @@ class Release(Recorded):
 
 
 @dataclass(frozen=True)
-class NoisyRound(Recorded):
+class NoisyRound(InLedger):
     """A sum of clipped updates under noise; with adaptive clipping also a noisy count of the same
     cohort.
 
@@ -113,7 +113,7 @@ class NoisyRound(Recorded):
 
 
 @dataclass(frozen=True)
-class CorrelatedRounds(Recorded):
+class CorrelatedRounds(InLedger):
     """All rounds of a phase, whose noise is correlated; charged with the first of them.
 
     Attributes:
@@ -138,7 +138,7 @@ class CorrelatedRounds(Recorded):
 
 
 @dataclass(frozen=True)
-class CoveredRound(Recorded):
+class CoveredRound(InLedger):
     """A further round of `CorrelatedRounds`, whose cost is charged already.
 
     Attributes:
@@ -150,7 +150,7 @@ class CoveredRound(Recorded):
 
 
 @dataclass(frozen=True)
-class NonPrivate(Recorded):
+class NonPrivate(InLedger):
     """Something computed from users' data was used or released without noise: the total epsilon is
     infinite.
 
@@ -165,7 +165,7 @@ class NonPrivate(Recorded):
 
 
 @dataclass(frozen=True)
-class Volunteered(Recorded):
+class Volunteered(InLedger):
     """A release without noise, computed only from the data of users who agreed to it. It costs
     nothing for other users; for the volunteers the total epsilon is infinite.
 

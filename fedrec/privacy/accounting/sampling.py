@@ -55,14 +55,14 @@ Contributions = Literal["signed", "non-negative"]
 semi-definite matrices; `signed`: anything."""
 
 
-class Recorded:
+class InLedger:
     """A dataclass that is written to ledgers as JSON: pydantic checks all its fields."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
-class Full(Recorded):
+class Full(InLedger):
     """Every client takes part in every round, or participation is known: no amplification."""
 
     name: Literal["full"] = "full"
@@ -74,7 +74,7 @@ class Full(Recorded):
 
 
 @dataclass(frozen=True)
-class FixedSize(Recorded):
+class FixedSize(InLedger):
     """A cohort of fixed size, uniformly without replacement.
 
     Attributes:
@@ -97,7 +97,7 @@ class FixedSize(Recorded):
 
 
 @dataclass(frozen=True)
-class Poisson(Recorded):
+class Poisson(InLedger):
     """Every client takes part independently with the same probability.
 
     Attributes:
@@ -113,7 +113,7 @@ class Poisson(Recorded):
 
 
 @dataclass(frozen=True)
-class Scheduled(Recorded):
+class Scheduled(InLedger):
     """Who may take part in which round does not depend on data and need not be secret: a bound on
     the rounds of each client.
 

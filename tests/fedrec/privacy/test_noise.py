@@ -20,8 +20,6 @@ from fedrec.privacy.personal import (
     PersonalBudget,
     PersonalNoise,
     PriorsConfig,
-    QuantileConfig,
-    drawn_budget,
     epsilon_table,
     promises,
     words,
@@ -432,27 +430,18 @@ def test_calibrated_noise_spends_the_budget_and_no_more(adjacency):
 
 
 def test_budgets_are_drawn_from_zero_to_the_largest():
-    drawn = [drawn_budget(3, client, 1.5, 1e-5).epsilon for client in range(2000)]
+    noise, other = (PersonalNoise(epsilon=1.5, budget_seed=seed) for seed in (3, 4))
+    drawn = [noise.budget(client).epsilon for client in range(2000)]
     # 4 standard deviations
     assert min(drawn) > 0 and max(drawn) <= 1.5 and abs(np.mean(drawn) - 0.75) < 0.04
-    assert (
-        drawn[7] == drawn_budget(3, 7, 1.5, 1e-5).epsilon != drawn_budget(4, 7, 1.5, 1e-5).epsilon
-    )
-
-
-@pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (math.inf, 1e-5), (1, 0), (1, 1)])
-def test_impossible_budgets_are_refused(epsilon, delta):
-    with pytest.raises(ExperimentError, match="invalid budget"):
-        PersonalBudget(epsilon, delta)
+    assert drawn[7] == noise.budget(7).epsilon != other.budget(7).epsilon
 
 
 # Cost of an upload under each setting, against the composition of Gaussian releases.
 
 ALL = {
     "plain": {},
-    "quantile": {"quantile": QuantileConfig(share=0.3)},
     "priors": {"priors": PriorsConfig(share=0.4)},
-    "both": {"quantile": QuantileConfig(), "priors": PriorsConfig()},
     "quiet-priors": {"priors": PriorsConfig(noise=False)},
 }
 
@@ -468,10 +457,9 @@ def test_calibrated_noise_spends_the_budget_and_not_more(case, uploads):
 
 
 def test_cost_is_the_sum_over_everything_that_leaves_the_device():
-    noise = PersonalNoise(budgets="equal", participations=3, **ALL["both"])
-    # Replacing a user moves the gradient by 2S, the share within the bound by 1, and the prior by
-    # its sensitivity, once.
-    by_hand = 3 * (2 / noise.gradient_multiplier(0)) ** 2 + 3 / noise.share_std(0) ** 2
+    noise = PersonalNoise(budgets="equal", participations=3, **ALL["priors"])
+    # Replacing a user moves the gradient by 2S, and the prior by its sensitivity, once.
+    by_hand = 3 * (2 / noise.noise_multiplier(0)) ** 2
     assert noise.cost(0, "replace-one", 3) == pytest.approx(
         by_hand + 1 / noise.prior_multiplier(0) ** 2
     )
@@ -513,11 +501,7 @@ def test_reports_of_a_run():
     assert any("one upload alone" in line for line in said)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"mode": "paper", "quantile": {}}, {"noise": "secure", "priors": {}}],
-)
-def test_settings_that_do_not_fit_are_refused(wrong):
+def test_noise_on_priors_is_refused_where_it_would_be_drawn_anew():
     with pytest.raises(ValidationError):
-        PersonalNoise.model_validate(wrong)
+        PersonalNoise.model_validate({"noise": "secure", "priors": {}})
     PersonalNoise.model_validate({"noise": "secure", "priors": {"noise": False}})

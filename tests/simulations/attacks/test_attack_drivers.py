@@ -179,7 +179,7 @@ def test_equal_features_are_equal_lists_of_the_shared_model(tmp_path):
 def test_lists_can_leave_out_what_a_user_has(tmp_path):
     target, users = system(tmp_path / "run", "rounds=1")
     population = Population.of(target.experiment)
-    lists = target.lists(users, 10, own=True)
+    lists = target.lists(users, 10, as_shown=True)
     for user, items in zip(users.tolist(), lists, strict=True):
         assert not np.isin(items, population.client(user).items).any()
 
