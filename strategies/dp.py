@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from fedrec.privacy.clipping import AdaptiveClip, Clip
+from fedrec.privacy.clipping import Clip, adapted_norm
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainSum
@@ -200,14 +200,11 @@ class DpFedAvg:
         std = self.plan.count_noise_std
         if adaptive is None or std is None:
             return
-        clip = AdaptiveClip(
-            self.plan.clip_norm, adaptive.quantile, adaptive.learning_rate, self.plan.denominator
-        )
         counted = [(reply.unclipped, _within(reply.clients, asked)) for reply, asked in sums]
         count = sum(_within(unclipped, clients) - clients / 2 for unclipped, clients in counted)
-        self.plan = self.plan.at_clip_norm(
-            clip.after(noisy_count(count, std, self.source, round_number)).norm
-        )
+        noisy = noisy_count(count, std, self.source, round_number)
+        settings = self.plan.denominator, adaptive.quantile, adaptive.learning_rate
+        self.plan = self.plan.at_clip_norm(adapted_norm(self.plan.clip_norm, noisy, *settings))
 
 
 def _within(reported: int, most: int) -> int:

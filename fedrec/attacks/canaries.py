@@ -7,17 +7,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
 from scipy.linalg import toeplitz
-from scipy.stats import binom
 
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
-from fedrec.privacy.accounting.rdp import gdp_epsilon, gdp_parameter, smallest_epsilon
+from fedrec.privacy.accounting.rdp import gdp_epsilon, gdp_parameter
 from fedrec.privacy.mechanisms.banded import inverse
 from fedrec.rng import stream
 
@@ -95,35 +93,6 @@ class PrivacyClaim:
         return gdp_epsilon(
             math.sqrt(releases) / self.noise_multiplier if self.noise_std else math.inf, self.delta
         )
-
-    @cached_property
-    def shown(self) -> float:
-        """The attack's own epsilon: the largest that the sum of a canary's releases can show at
-        `delta` if the claim holds.
-
-        A canary's number of releases is binomial, so the two hypotheses are mixtures of normal
-        distributions.
-        """
-        if not self.noise_std:
-            return math.inf
-        if self.mixing is not None:
-            return self.epsilon
-        times = np.arange(self.rounds + 1)
-        weight = np.exp(binom.logpmf(times, self.rounds, self.sampling_rate))
-        sd = self.noise_std * math.sqrt(self.rounds)
-        reach = times[weight > 1e-18].max() * self.signal + 12 * sd
-        points = np.linspace(-reach, reach, 20_001)
-        keep = times[weight > 1e-18]
-        density = np.zeros_like(points)
-        for count in keep.tolist():
-            density += weight[count] * np.exp(-np.square((points - count * self.signal) / sd) / 2)
-        plus = density / density.sum()
-        minus = density[::-1] / density.sum()
-
-        def spent(epsilon: float) -> float:
-            return float(np.maximum(plus - math.exp(epsilon) * minus, 0.0).sum())
-
-        return smallest_epsilon(spent, self.delta, largest=500.0)
 
 
 # The observations of an audit: released means along the canaries' directions, participation, and
@@ -337,14 +306,8 @@ Upload = Mapping[str, tuple[np.ndarray, np.ndarray]]
 `float64 [n]`."""
 
 
-@dataclass(frozen=True, eq=False)
-class UploadPair:
-    """The two possible uploads of a canary, of norm 1.
-
-    Attributes:
-        up: that of sign +1.
-        down: that of sign -1.
-    """
+class UploadPair(NamedTuple):
+    """The two possible uploads of a canary, of norm 1: `up` of sign +1, `down` of sign -1."""
 
     up: Upload
     down: Upload

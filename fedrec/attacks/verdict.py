@@ -387,10 +387,7 @@ class RunFindings:
     def table(self) -> dict[str, Any]:
         """Everything as plain values."""
         table = asdict(self)
-        derived = {
-            "noise_multiplier": self.claim.noise_multiplier,
-            "epsilon_shown_by_final": self.claim.shown,
-        }
+        derived = {"noise_multiplier": self.claim.noise_multiplier}
         return {
             "verdict": self.verdict,
             "epsilon_verdict": self.epsilon_verdict,

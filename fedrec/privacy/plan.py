@@ -161,12 +161,8 @@ def check_shares(config: PrivacyConfig, sampler: str, denominator: float) -> Non
         return
     if sampler == "poisson":
         raise ExperimentError(
-            "distributed noise needs a cohort of known size",
-            expected=(
-                "sampler fixed-size: a small Poisson cohort would add too little noise, an empty"
-                " one none"
-            ),
-            got="sampler poisson",
+            "distributed noise needs a cohort of known size: a small Poisson cohort would add too"
+            " little noise",
             fix="set sampler.name = 'fixed-size', or privacy.placement = 'central'",
         )
     if config.max_dropouts >= denominator:
@@ -297,9 +293,7 @@ class Plan:
         """
         if clients < 1 or rounds < 1:
             raise ExperimentError(
-                "no clients or no rounds",
-                expected="at least one client and one round",
-                got=f"{clients} and {rounds}",
+                f"at least one client and one round, not {clients} and {rounds}",
                 fix="set rounds, or choose a split with training clients",
             )
         mechanism = config.noise()

@@ -169,16 +169,8 @@ class Accountant:
         """Count an event n times.
 
         Raises:
-            ExperimentError: n is negative, or the event's adjacency is not that of the events
-                before.
+            ExperimentError: the event's adjacency is not that of the events before.
         """
-        if n < 0:
-            raise ExperimentError(
-                "a negative number of events",
-                expected="a count >= 0",
-                got=str(n),
-                fix="give the number of releases so far",
-            )
         _check_adjacencies([*self._counts, event])
         self._counts[event] += n
 

@@ -201,7 +201,7 @@ def test_a_right_server_never_fails_in_twenty_audits():
     lower = max(
         score.lower for run in found.runs for score in run.scores if score.observer != "known"
     )
-    assert lower < CLAIM.shown < CLAIM.epsilon
+    assert lower < 4.35 < CLAIM.epsilon  # what the sum of a canary's releases can show at most
 
 
 # Of each server the ranges of the one-run bound, the GDP bound and the estimate of the observer

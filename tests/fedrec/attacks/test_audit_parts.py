@@ -170,17 +170,6 @@ def test_the_claim_in_other_words():
     assert PrivacyClaim(2.0, 10.0, 0.0, 0.25, 40, 1e-5, 5.0).known_epsilon(1) == math.inf
 
 
-def test_what_the_last_model_shows_is_the_gaussian_value_without_sampling():
-    everybody = PrivacyClaim(2.0, 10.0, 0.9, 1.0, 40, 1e-5, 5.0)
-    assert everybody.shown == pytest.approx(everybody.known_epsilon(40), rel=1e-3)
-    sampled = PrivacyClaim(2.0, 10.0, 0.9, 0.25, 40, 1e-5, 5.0)
-    assert sampled.shown < everybody.shown
-    # a sum of 40 releases with 10 of 40 signals is nearly one Gaussian release
-    assert sampled.shown == pytest.approx(
-        gdp_epsilon(2 * 10 * 0.2 / (0.9 * math.sqrt(40)), 1e-5), rel=0.15
-    )
-
-
 @pytest.mark.parametrize(
     "change", [{"clip": 0.0}, {"noise_std": -1.0}, {"sampling_rate": 1.5}, {"delta": 0.0}]
 )

@@ -33,7 +33,6 @@ from fedrec.experiment.schema import marked
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_text
 from fedrec.report.page.page import report
-from fedrec.report.summary import summary_table
 from fedrec.runs.folder import RunFolder
 from simulations import runner
 from simulations.attacks.members import half_members, half_memberships
@@ -297,11 +296,6 @@ def test_the_result_states_the_leak(pair):
     honest, leaky = pair
     assert marked(honest.experiment) == "tiny" and not honest.privacy
     assert marked(leaky.experiment) == "tiny [leak]" and leaky.privacy[0].startswith("LEAK")
-
-
-def test_the_table_on_the_terminal_marks_the_system_once(pair):
-    honest, leaky = (text_of(summary_table(result)) for result in pair)
-    assert "[leak]" not in honest and leaky.count("[leak]") == leaky.count("tiny") == 1
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.rdp import gdp_delta, gdp_epsilon, gdp_parameter
-from fedrec.privacy.clipping import AdaptiveClip, Clip
+from fedrec.privacy.clipping import Clip, adapted_norm
 from fedrec.privacy.mechanisms.base import mechanism_of
 from fedrec.privacy.optimal_clip import clip_error, optimal_clip
 from fedrec.privacy.personal import (
@@ -129,20 +129,23 @@ def test_clips_without_a_bound_are_refused(norm, order):
 
 
 def test_one_adaptive_step_by_hand():
-    clip = AdaptiveClip(norm=1.0, quantile=0.5, learning_rate=0.2, denominator=4)
+    def after(count):
+        return adapted_norm(1.0, count, 4, quantile=0.5, rate=0.2)
+
     count = 3 * 0.5 - 0.5  # three unclipped, one not
-    assert clip.after(count).norm == pytest.approx(math.exp(-0.2 * (0.75 - 0.5)))
-    assert clip.after(1e9).norm == pytest.approx(math.exp(-0.1))
-    assert clip.after(-1e9).norm == pytest.approx(math.exp(0.1))
+    assert after(count) == pytest.approx(math.exp(-0.2 * (0.75 - 0.5)))
+    assert after(1e9) == pytest.approx(math.exp(-0.1))
+    assert after(-1e9) == pytest.approx(math.exp(0.1))
 
 
 @pytest.mark.parametrize("start", [0.001, 1.0, 1000.0])
 def test_the_adaptive_norm_moves_towards_the_quantile(start):
     norms = np.arange(1, 101) / 10  # 0.1 .. 10
-    clip = AdaptiveClip(start, quantile=0.8, learning_rate=0.2, denominator=100)
+    norm = start
     for _ in range(400):
-        clip = clip.after(float(np.where(norms <= clip.norm, 0.5, -0.5).sum()))
-    assert clip.norm == pytest.approx(8.0, rel=0.03)
+        count = float(np.where(norms <= norm, 0.5, -0.5).sum())
+        norm = adapted_norm(norm, count, 100, quantile=0.8, rate=0.2)
+    assert norm == pytest.approx(8.0, rel=0.03)
 
 
 # Equation 20 and algorithm 2 of DP-VAE against loops, Monte Carlo, and a search of all norms.
@@ -178,11 +181,6 @@ def test_the_error_is_that_of_equation_20(bound):
     assert clip_error(bound, rows, 0.4) == pytest.approx(
         by_hand(bound, rows.numpy(), 0.4), rel=5e-3
     )
-
-
-def test_without_bound_nothing_is_left_but_the_gradients():
-    rows = gradients(6, 4)
-    assert clip_error(0.0, rows, 3.0) == pytest.approx(float(rows.abs().sum(1).mean()))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 10])

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from clients.node import Node
-from clients.one_client import update_of
 from clients.round import train_clients
 from fedrec.attacks.canaries import CanaryPlan
 from fedrec.attacks.membership import top_lists
@@ -26,7 +25,6 @@ from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream, torch_stream
 from fedrec.runs.folder import RunFolder
 from simulations import runner
-from simulations.attacks import canary_users
 from simulations.attacks.base import run_attack
 from simulations.attacks.canary_users import CanaryConfig, CanaryUsers, Reserved
 from simulations.attacks.members import Members, half_members, half_memberships, shadow_parts
@@ -244,10 +242,9 @@ def test_profiles_reveal_gender_and_a_strong_perturbation_hides_it(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["recommendations", "updates"])
-def test_attribute_inference_from_a_trained_system(tmp_path, source):
+def test_attribute_inference_from_a_trained_system(tmp_path):
     """The gender among the model's features must not help the attacker, who sees only items."""
-    outcome = attack_of_attribute_driver(tmp_path, source=source)
+    outcome = attack_of_attribute_driver(tmp_path, source="recommendations")
     found = outcome.figures
     assert found.users == len(
         Population.of(load(ATTRIBUTE_DRIVER_ATTACKED)).partition.training_clients
@@ -324,18 +321,12 @@ PAPER = {"shadow_users": 1000, "used": 0.8, "members": 0.5}
 def test_the_papers_sizes():
     parts = shadow_parts(np.arange(6040), **PAPER, seed=1)
     assert [len(part) for part in parts] == [800, 200, 2520, 2520]
+    again = shadow_parts(np.arange(6040)[::-1], **PAPER, seed=1)
+    assert all(np.array_equal(one, two) for one, two in zip(parts, again, strict=True))
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(6040))
 
 
-def test_the_parts_are_a_function_of_the_users_and_the_seed():
-    users = np.arange(100, 1500)
-    first = shadow_parts(users, **PAPER, seed=1)
-    again = shadow_parts(users[::-1], **PAPER, seed=1)
-    assert all(np.array_equal(one, two) for one, two in zip(first, again, strict=True))
-    assert not np.array_equal(first[0], shadow_parts(users, **PAPER, seed=2)[0])
-
-
-@pytest.mark.parametrize("users", [900, 1000, 1001])
+@pytest.mark.parametrize("users", [1000, 1001])
 def test_too_few_users_are_explained(users):
     with pytest.raises(ExperimentError, match="too few users") as caught:
         shadow_parts(np.arange(users), **PAPER, seed=1)
@@ -434,13 +425,6 @@ def test_canaries_train_and_nothing_else_changes(tiny_experiment, split):
 def test_ids_of_canaries_are_new(ids):
     found = more_ids(ids, 3, "canary")
     assert len(set(found.tolist())) == 5 and found[:2].tolist() == ids.tolist()
-
-
-def test_a_feature_keeps_its_categories_and_gets_rows_without_codes():
-    feature = Feature.multiple("hobby", [["a", "b"], [], ["b"]])
-    (longer,) = canary_users._longer(FeatureTable(3, (feature,)), 2).features
-    assert longer.categories == feature.categories
-    assert longer.padded().tolist() == [*feature.padded().tolist(), [-1, -1], [-1, -1]]
 
 
 def test_wrong_settings_of_what_is_wrapped_are_named():
@@ -586,13 +570,3 @@ def test_what_belongs_to_the_other_step_is_the_others(nodes):
     step = audited.step(private)
     assert step.keeps is True and canary.keeps is False
     assert step.private_names(["w", "v"]) == ["w"]
-
-
-def test_a_model_without_reserved_rows_is_refused(nodes):
-    audited, _ = nodes()
-    step = audited.step(audited.experiment.step)
-    step.model = step.model.base
-    with pytest.raises(ExperimentError, match="no room for canaries"):
-        update_of(
-            step, {"w": torch.zeros(2)}, audited.population.client(USERS), np.random.default_rng(0)
-        )
