@@ -70,7 +70,7 @@ class Ledger:
             except (ValueError, KeyError, TypeError, FedrecError) as error:
                 raise RunError(
                     f"line {number} of {path} is damaged",
-                    expected="a charge in JSON",
+                    expected="a charge in JSON, as this version of fedrec writes it",
                     got=f"{line[:80]!r} ({error})",
                     fix="restore the file from a backup; without it the privacy spent is unknown",
                 ) from None
