@@ -113,6 +113,7 @@ def _explain_experiment(source: str, overrides: list[str], given: dict[str, Any]
         raise ExperimentError(
             "an experiment already has its settings",
             expected="an experiment, or options; beside an experiment only --clients, at least 1",
+            got=", ".join(f"--{key}" for key in given) or f"--clients {clients}",
             fix="change a key of the experiment with --set, such as --set privacy.delta=1e-6",
         )
     experiment = load(source, overrides)
