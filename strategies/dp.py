@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from fedrec.privacy.clipping import AdaptiveClip, Clip
+from fedrec.privacy.clipping import Clip, adapted_norm
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainSum
@@ -115,12 +115,12 @@ class DpFedAvg:
     def keeps_noise(self) -> bool:
         """Whether a resumed run needs `memory`: the noise of a round depends on that of earlier
         ones, and cannot be drawn again."""
-        return self.plan.mechanism.correlated and not self._repeats
+        return self.plan.mechanism.memory_arrays > 0 and not self._repeats
 
     @property
     def _repeats(self) -> bool:
         """Whether the noise of a round depends on that of earlier ones, all of it from the seed."""
-        return self.plan.mechanism.correlated and self.plan.config.mode == "reproducible"
+        return self.plan.mechanism.memory_arrays > 0 and self.plan.config.mode == "reproducible"
 
     def _remember(self, round_number: int, sizes: Mapping[str, int]) -> None:
         """Draw the noise of earlier rounds again if a resumed run needs it, and count this one."""
@@ -200,14 +200,11 @@ class DpFedAvg:
         std = self.plan.count_noise_std
         if adaptive is None or std is None:
             return
-        clip = AdaptiveClip(
-            self.plan.clip_norm, adaptive.quantile, adaptive.learning_rate, self.plan.denominator
-        )
         counted = [(reply.unclipped, _within(reply.clients, asked)) for reply, asked in sums]
         count = sum(_within(unclipped, clients) - clients / 2 for unclipped, clients in counted)
-        self.plan = self.plan.at_clip_norm(
-            clip.after(noisy_count(count, std, self.source, round_number)).norm
-        )
+        noisy = noisy_count(count, std, self.source, round_number)
+        settings = self.plan.denominator, adaptive.quantile, adaptive.learning_rate
+        self.plan = self.plan.at_clip_norm(adapted_norm(self.plan.clip_norm, noisy, *settings))
 
 
 def _within(reported: int, most: int) -> int:

@@ -21,7 +21,8 @@ from fedrec.privacy.accounting.accountant import Accountant, releases_of
 from fedrec.privacy.accounting.sampling import Full, Scheduled
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Ledger
-from fedrec.privacy.mechanisms.base import Mechanism, longest_noise
+from fedrec.privacy.mechanisms.banded import Banded
+from fedrec.privacy.mechanisms.base import Mechanism, cost_of, longest_noise
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.orders import TrainOrder
@@ -145,6 +146,8 @@ class MechanismChecks(MechanismContract):
         parts = {str(number): row for number, row in enumerate([*first, *second])}
         expected = {str(number): row for number, row in enumerate(whole)}
         assert_that(same_bits(parts, expected), "a resumed run has other noise: what is not saved?")
+        arrays = sum(value.shape == (SIZE,) for value in memory.values())
+        assert_that(arrays <= self.mechanism().memory_arrays, f"{arrays} arrays in its memory")
         assert_that(
             not np.array_equal(self._drawn(Secure()), self._drawn(Secure())),
             "noise from the operating system repeats",
@@ -155,9 +158,9 @@ class MechanismChecks(MechanismContract):
         stds = self._drawn(Reproducible(0)).std(axis=1)
         stated = self.mechanism().std
         assert_that(bool((stds <= stated * 1.05).all()), f"std {stds.max():.4g} above {stated:.4g}")
-        correlated = self.mechanism().correlated
         assert_that(
-            correlated or stds.max() >= stated * 0.95, f"std {stds.max():.4g}, not {stated}"
+            self.mechanism().memory_arrays > 0 or stds.max() >= stated * 0.95,
+            f"std {stds.max():.4g}, not {stated}",
         )
 
     def test_the_charge_covers_what_all_rounds_reveal(self) -> None:
@@ -167,7 +170,7 @@ class MechanismChecks(MechanismContract):
         sampling = Full() if self.schedule is None else self.schedule
         separation = 1 if self.schedule is None else self.schedule.separation
         scale = 3.0
-        cost = mechanism.releases(scale, ROUNDS, sampling, "add-remove")
+        cost = cost_of(mechanism, scale, ROUNDS, sampling, "add-remove")
         backend = Accountant("pld").backend
         noise = scale * self._drawn(Reproducible(0))
         moved = np.zeros(ROUNDS)
@@ -191,7 +194,7 @@ class MechanismChecks(MechanismContract):
         """What `mixing` states, undone, leaves independent noise of standard deviation 1; audits
         rely on it."""
         mechanism = self.mechanism()
-        if not mechanism.correlated:
+        if not isinstance(mechanism, Banded):
             return
         undo = np.linalg.inv(toeplitz(mechanism.mixing(ROUNDS), np.zeros(ROUNDS)))
         off = np.abs(np.cov(undo @ self._drawn(Reproducible(0))) - np.eye(ROUNDS)).max()

@@ -46,7 +46,7 @@ FEDRAP = (
     *SAME,
 )
 DPVAE = ("model={name='vae', hidden=6, latent=3}", "sampler.cohort=12", *SAME)
-NOISE = "participations=2, quantile={}"
+NOISE = "participations=2"
 COUNTS = "{name='counts', low-rated=0.25}"
 CLIPS = "parameters=['item.products'], clip-norm=3.0, phases={popularity={"
 PHASE = "parameters=['item.bias'], clip-norm=2.0, noise-factor=2.0}}"

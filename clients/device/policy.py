@@ -274,7 +274,7 @@ class Policy(Config):
             return  # the noise scale is checked in each order
         added = 0.0
         if noise is not None and noise.mode == "sound":
-            added = noise.of_largest_budget().gradient_multiplier(0)
+            added = noise.of_largest_budget().noise_multiplier(0)
         if added < self.least_noise:
             raise self._too_little()
 

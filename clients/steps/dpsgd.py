@@ -34,7 +34,7 @@ from torch import Tensor
 
 from clients.step import PrivateParameters
 from clients.steps.descent import Update, labelled, one_by_one
-from clients.steps.own_noise import BOUND, OwnNoiseConfig, OwnNoiseStep, clipped_mean
+from clients.steps.own_noise import OwnNoiseConfig, OwnNoiseStep, clipped_mean
 from clients.steps.updates import Updates
 from fedrec.data.client_data import ClientData
 from fedrec.models.base import Parameters
@@ -102,15 +102,14 @@ class DpSgd(OwnNoiseStep):
         if not self.config.upload:
             return Update(delta, 1, math.nan)
         gradients, loss = self.gradients({**parameters, **fitted}, data, examples, random)
-        norms = gradients.double().norm(dim=1)
-        bound = self.bound(parameters, gradients, data.client)
-        uploaded = self.uploaded(clipped_mean(gradients, bound), bound, norms, data.client, random)
+        bound = self.bound(gradients, data.client)
+        uploaded = self.uploaded(clipped_mean(gradients, bound), bound, data.client, random)
         reported = loss if self.config.mode == "paper" else math.nan
         return Update(delta | self.shaped(uploaded, self.shared(parameters)), 1, reported)
 
     def shared(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The parameters that are neither private nor a clip norm."""
-        left_out = {BOUND, *self.private_names(list(parameters))}
+        """The parameters that are not private."""
+        left_out = set(self.private_names(list(parameters)))
         return {name: value for name, value in parameters.items() if name not in left_out}
 
     def gradients(

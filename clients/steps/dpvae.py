@@ -42,7 +42,6 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.steps.own_noise import (
-    BOUND,
     ROUNDING,
     FactoredGradients,
     OwnNoiseConfig,
@@ -89,9 +88,8 @@ class DpVae(HistoryStep, OwnNoiseStep):
         """Train every client of a block. One backward pass for all examples of all clients."""
         if not isinstance(block, HistoryBlock):
             raise TypeError(f"Expected a HistoryBlock, got {type(block).__name__}.")
-        network = _network(parameters)
         recorder = Recorder()
-        losses, real = self._losses(network, block, recorder)
+        losses, real = self._losses(parameters, block, recorder)
         gradients = recorder.gradients(losses)
         bounds = self._bounds(gradients, block, real, parameters)
         norms = gradients.norms()
@@ -102,7 +100,7 @@ class DpVae(HistoryStep, OwnNoiseStep):
             return self._summed(
                 parameters, block, gradients, torch.where(usable, factors, 0.0) / counts, bounds
             )
-        changes = self._noise(parameters, block, bounds, norms, real)
+        changes = self._noise(parameters, block, bounds)
         weights = torch.where(usable, factors, 0.0) / counts
         rates = torch.tensor([self.rate(member.client) for member in block.histories_of])
         scale = (-self.config.epochs * rates).to(weights)[:, None]
@@ -122,34 +120,22 @@ class DpVae(HistoryStep, OwnNoiseStep):
         )
 
     def _noise(
-        self,
-        parameters: Parameters,
-        block: HistoryBlock,
-        bounds: Tensor,
-        norms: Tensor,
-        real: Tensor,
+        self, parameters: Parameters, block: HistoryBlock, bounds: Tensor
     ) -> dict[str, Tensor]:
-        """The noise of every client's upload, `[C, ...]` for each parameter of the network: views
-        of one array, in which it is drawn; and the upload for the bound, if it follows a quantile.
-        """
-        network = _network(parameters)
-        sizes = [value.numel() for value in network.values()]
+        """The noise of every client's upload, `[C, ...]` for each parameter: views of one array, in
+        which it is drawn."""
+        sizes = [value.numel() for value in parameters.values()]
         new = torch.empty if self.config.epochs else torch.zeros
         flat = new(len(block), sum(sizes), dtype=self.noise_dtype)
-        bound_shape = {name: v for name, v in parameters.items() if name == BOUND}
-        noise = {name: v.new_zeros(len(block), *v.shape) for name, v in bound_shape.items()}
         members = zip(block.histories_of, bounds.tolist(), strict=True)
         for index, (member, bound) in enumerate(members if self.config.epochs else ()):
             normal = self.normal(member.random)
             normal(flat[index]).mul_(self.noise_std(member.client, bound))
-            if self.config.quantile is not None:
-                before = norms[: int(real[index].sum()), index]
-                change = self.bound_change(before, bound, member.client, normal)
-                noise[BOUND][index] = on_device(change, self.device)
         parts = on_device(flat, self.device).split(sizes, dim=1)
-        for (name, value), part in zip(network.items(), parts, strict=True):
-            noise[name] = part.view(len(block), *value.shape)
-        return noise
+        return {
+            name: part.view(len(block), *value.shape)
+            for (name, value), part in zip(parameters.items(), parts, strict=True)
+        }
 
     def _summed(
         self,
@@ -165,7 +151,7 @@ class DpVae(HistoryStep, OwnNoiseStep):
         config = self.config
         weights_of = torch.tensor([config.upload_weight(client) for client in clients]).double()
         rates = config.learning_rate * weights_of
-        multipliers = torch.tensor([config.gradient_multiplier(client) for client in clients])
+        multipliers = torch.tensor([config.noise_multiplier(client) for client in clients])
         stds = multipliers * bounds.cpu() * rates * config.epochs
         factors = gradients.weighted(-rates.to(weights) * weights)
         losses = (math.nan,) * len(block)
@@ -201,17 +187,11 @@ class DpVae(HistoryStep, OwnNoiseStep):
     ) -> Tensor:
         """The clip norm of each client, `float64 [C]`."""
         if self.config.mode == "sound":
-            return torch.full(
-                (len(real),), self.shared_bound(parameters), dtype=torch.float64, device=real.device
-            )
-        coordinates = sum(value.numel() for value in _network(parameters).values())
+            size = (len(real),)
+            return torch.full(size, self.config.clip_norm, dtype=torch.float64, device=real.device)
+        coordinates = sum(value.numel() for value in parameters.values())
         bounds = []
         for index, member in enumerate(block.histories_of):
             rows, counts = gradients.rows(index, int(real[index].sum()))
-            bounds.append(self.bound(parameters, rows, member.client, counts, coordinates))
+            bounds.append(self.bound(rows, member.client, counts, coordinates))
         return torch.tensor(bounds, dtype=torch.float64, device=real.device)
-
-
-def _network(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters without the bound."""
-    return {name: value for name, value in parameters.items() if name != BOUND}

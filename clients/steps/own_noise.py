@@ -23,8 +23,6 @@ from fedrec.rng import Secure
 # between them and the server. `clients.steps.dpvae` documents the guarantee of each `mode`, and
 # `fedrec.privacy.personal` the privacy cost of uploads.
 
-# the shared parameter that holds the logarithm of a clip norm found under noise
-BOUND = "clip.log-norm"
 ROUNDING = 1 - 1e-6  # so that the norm of a clipped gradient in float32 is at most the bound
 
 
@@ -65,50 +63,30 @@ class OwnNoiseStep(Step):
         any number."""
         return self.config.participations if self.config.epochs else None
 
-    def added_parameters(
-        self, model: Mapping[str, Tensor], generator: torch.Generator
-    ) -> dict[str, Tensor]:
-        """The logarithm of the clip norm if it follows a quantile, else nothing; trained with the
-        parameters of the `model`."""
-        return (
-            {}
-            if self.config.quantile is None
-            else {BOUND: torch.tensor([math.log(self.config.clip_norm)])}
-        )
-
-    def shared_bound(self, parameters: Mapping[str, Tensor]) -> float:
-        """The clip norm of all users: the setting, or the current value that follows the
-        quantile."""
-        return (
-            self.config.clip_norm if BOUND not in parameters else math.exp(float(parameters[BOUND]))
-        )
-
     def bound(
         self,
-        parameters: Mapping[str, Tensor],
         gradients: Tensor,
         client: int,
         counts: Tensor | None = None,
         coordinates: int | None = None,
     ) -> float:
-        """The clip norm of one client's gradients `[J, m]`: the shared one, or algorithm 2's with
-        mode `paper`.
+        """The clip norm of one client's gradients `[J, m]`: the setting, or algorithm 2's with mode
+        `paper`.
 
         `counts` and `coordinates` as in `fedrec.privacy.optimal_clip.clip_error`.
         """
         if self.config.mode == "sound" or not len(gradients):
-            return self.shared_bound(parameters)
-        return optimal_clip(gradients, self.config.gradient_multiplier(client), counts, coordinates)
+            return self.config.clip_norm
+        return optimal_clip(gradients, self.config.noise_multiplier(client), counts, coordinates)
 
     def uploaded(
-        self, mean: Tensor, bound: float, norms: Tensor, client: int, random: np.random.Generator
-    ) -> dict[str | None, np.ndarray]:
-        """The upload, `float32`: the network's change `[l]`, and under `BOUND` that of the bound.
+        self, mean: Tensor, bound: float, client: int, random: np.random.Generator
+    ) -> np.ndarray:
+        """The upload, the network's change, `float32 [l]`.
 
         Args:
             mean: `[l]`, mean of the clipped gradients.
             bound: their clip norm.
-            norms: `[J]`, their norms before.
             client: the client's id.
             random: source of the noise, where that is reproducible.
         """
@@ -117,10 +95,7 @@ class OwnNoiseStep(Step):
         noisy *= self.noise_std(client, bound)
         if math.isfinite(float(mean.sum())):  # otherwise only the noise, as without a gradient
             noisy.sub_(mean.cpu(), alpha=self.rate(client))
-        upload: dict[str | None, np.ndarray] = {None: noisy.float().numpy()}
-        if self.config.quantile is not None:
-            upload[BOUND] = self.bound_change(norms, bound, client, normal)
-        return upload
+        return noisy.float().numpy()
 
     @property
     def noise_dtype(self) -> torch.dtype:
@@ -142,41 +117,13 @@ class OwnNoiseStep(Step):
 
     def noise_std(self, client: int, bound: float) -> float:
         """Standard deviation of the noise in a client's upload."""
-        return self.config.gradient_multiplier(client) * bound * self.rate(client)
+        return self.config.noise_multiplier(client) * bound * self.rate(client)
 
-    def bound_change(
-        self,
-        norms: Tensor,
-        bound: float,
-        client: int,
-        normal: Callable[[Tensor], Tensor],
-    ) -> np.ndarray:
-        """The upload for the clip norm that follows a quantile, `float32 [1]`; arguments as of
-        `uploaded`, and the source of noise."""
-        quantile = self.config.quantile
-        if quantile is None:
-            raise ValueError("the clip norm is fixed")
-        within = float((norms <= bound).double().mean()) if len(norms) else 1.0
-        drawn = normal(torch.empty(1, dtype=self.noise_dtype)).double().numpy()
-        released = within + self.config.share_std(client) * drawn
-        weight = self.config.upload_weight(client)
-        return (-quantile.rate * weight * (released - quantile.quantile)).astype(np.float32)
-
-    def shaped(
-        self, uploaded: Mapping[str | None, np.ndarray], network: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """An upload, `float32 [numbers]`, as changes of the network's parameters and the bound."""
-        parts = (
-            torch.from_numpy(uploaded[None])
-            .to(self.device)
-            .split([value.numel() for value in network.values()])
-        )
-        changes = {
-            n: part.view(v.shape) for (n, v), part in zip(network.items(), parts, strict=True)
-        }
-        return changes | {
-            n: torch.from_numpy(v).to(self.device) for n, v in uploaded.items() if n is not None
-        }
+    def shaped(self, uploaded: np.ndarray, network: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """An upload, `float32 [l]`, as changes of the network's parameters."""
+        sizes = [value.numel() for value in network.values()]
+        parts = torch.from_numpy(uploaded).to(self.device).split(sizes)
+        return {n: part.view(v.shape) for (n, v), part in zip(network.items(), parts, strict=True)}
 
 
 def clipped_mean(gradients: Tensor, bound: float) -> Tensor:

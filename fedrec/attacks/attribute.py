@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedrec.attacks.bounds import Interval, clopper_pearson, mean_of, wilson
+from fedrec.attacks.bounds import clopper_pearson, mean_of, wilson
 from fedrec.errors import ExperimentError
 from fedrec.nn.layers import AdamW
 from fedrec.privacy.statement import attack_ceiling
@@ -40,11 +39,6 @@ class Figure:
     value: float
     low: float
     high: float
-
-    @classmethod
-    def of(cls, value: float, interval: Interval) -> Figure:
-        """A figure from a value and an interval."""
-        return cls(float(value), float(interval[0]), float(interval[1]))
 
 
 @dataclass(frozen=True)
@@ -130,16 +124,16 @@ def measure(
     caught = int((inside > cut).sum())
     return Success(
         *sizes,
-        accuracy=Figure.of(
-            (right_in + right_out) / users, wilson(right_in + right_out, users, confidence)
+        accuracy=Figure(
+            (right_in + right_out) / users, *wilson(right_in + right_out, users, confidence)
         ),
         majority=max(sizes) / users,
-        balanced_accuracy=Figure.of(
+        balanced_accuracy=Figure(
             (right_in / sizes[0] + right_out / sizes[1]) / 2,
-            mean_of([(right_in, sizes[0]), (right_out, sizes[1])], confidence),
+            *mean_of([(right_in, sizes[0]), (right_out, sizes[1])], confidence),
         ),
         auc=_area(inside, outside, confidence),
-        members_found=Figure.of(caught / sizes[0], clopper_pearson(caught, sizes[0], confidence)),
+        members_found=Figure(caught / sizes[0], *clopper_pearson(caught, sizes[0], confidence)),
         false_alarms=float((outside > cut).mean()),
         wanted=wanted,
     )
@@ -175,67 +169,37 @@ def _area(inside: np.ndarray, outside: np.ndarray, confidence: float) -> Figure:
     return Figure(area, max(0.0, area - half), min(1.0, area + half))
 
 
-# The attribute attacker's classifier: a small neural network, or logistic regression if
-# `attacker` is "logistic".
+# The attribute attacker's classifier: a network with one hidden layer.
 #
 # Trained by Adam on class-balanced cross-entropy. Early stopping on a part of the training users
 # makes tuning unnecessary, and keeps an overfitting attacker from being mistaken for a private
 # system.
 
-Attacker = Literal["neural", "logistic"]
-
-
-@dataclass(frozen=True)
-class Training:
-    """How the classifier is trained.
-
-    Attributes:
-        hidden: units of the hidden layer of the neural attacker.
-        learning_rate: of Adam.
-        weight_decay: decoupled L2 decay per step.
-        batch: users per step.
-        epochs: most passes over the training users.
-        patience: passes without a better validation loss after which training stops.
-        validation: share of the training users that chooses the pass to keep, in (0, 1).
-    """
-
-    hidden: int = 128
-    learning_rate: float = 3e-3
-    weight_decay: float = 1e-2
-    batch: int = 128
-    epochs: int = 60
-    patience: int = 8
-    validation: float = 0.15
+_HIDDEN = 128
+_LEARNING_RATE = 3e-3
+_WEIGHT_DECAY = 1e-2
+_BATCH = 128  # users per step
+_EPOCHS = 60
+_PATIENCE = 8  # passes without a better validation loss after which training stops
+_VALIDATION = 0.15  # share of the training users that chooses the pass to keep
 
 
 class Classifier:
     """Class scores from descriptions.
 
     Args:
-        attacker: `"neural"` (one hidden layer, ReLU) or `"logistic"`.
         columns: width of a description.
         classes: number of classes.
-        training: how it is trained.
         seed: of the stream `"attribute-classifier"`; `address` names one of several classifiers
             below it.
     """
 
-    def __init__(
-        self,
-        attacker: Attacker,
-        columns: int,
-        classes: int,
-        training: Training,
-        seed: int,
-        *address: int,
-    ) -> None:
+    def __init__(self, columns: int, classes: int, seed: int, *address: int) -> None:
         self.classes = classes
-        self.training = training
         self._random = torch_stream(seed, "attribute-classifier", *address)
-        widths = [columns, training.hidden, classes] if attacker == "neural" else [columns, classes]
         self._layers = [
             (self._uniform(fan_in, fan_out), torch.zeros(fan_out))
-            for fan_in, fan_out in itertools.pairwise(widths)
+            for fan_in, fan_out in ((columns, _HIDDEN), (_HIDDEN, classes))
         ]
 
     def fit(self, described: np.ndarray, labels: np.ndarray) -> Classifier:
@@ -250,19 +214,17 @@ class Classifier:
         counts = torch.bincount(targets, minlength=self.classes).clamp(min=1)
         weight = len(labels) / (self.classes * counts.float())
         order = torch.randperm(len(labels), generator=self._random)
-        held = max(1, round(self.training.validation * len(labels)))
+        held = max(1, round(_VALIDATION * len(labels)))
         check = order[:held]
         learn = order[held:]
         leaves = [value.requires_grad_() for layer in self._layers for value in layer]
-        rate = self.training.learning_rate
-        decay = self.training.weight_decay
-        optimiser = AdamW(leaves, lr=rate, weight_decay=decay)
+        optimiser = AdamW(leaves, lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
         best = float("inf")
         best_leaves = [leaf.detach().clone() for leaf in leaves]
         waited = 0
-        for _ in range(self.training.epochs):
+        for _ in range(_EPOCHS):
             shuffled = learn[torch.randperm(len(learn), generator=self._random)]
-            for batch in shuffled.split(self.training.batch):
+            for batch in shuffled.split(_BATCH):
                 optimiser.zero_grad()
                 F.cross_entropy(
                     self._logits(inputs[batch]), targets[batch], weight=weight
@@ -276,7 +238,7 @@ class Classifier:
                 best = loss
                 best_leaves = [leaf.detach().clone() for leaf in leaves]
                 waited = 0
-            elif (waited := waited + 1) > self.training.patience:
+            elif (waited := waited + 1) > _PATIENCE:
                 break
         self._layers = list(zip(best_leaves[::2], best_leaves[1::2], strict=True))
         return self
@@ -349,11 +311,9 @@ def infer_attribute(
     described: np.ndarray,
     labels: np.ndarray,
     *,
-    attacker: Attacker = "neural",
     scaling: Scaling = "rows",
     folds: int = 5,
     seed: int = 0,
-    training: Training | None = None,
 ) -> Inference:
     """Attack in folds.
 
@@ -361,13 +321,11 @@ def infer_attribute(
         described: `float [users, columns]`, what the attacker sees of each user; finite.
         labels: `int64 [users]`, the attribute as codes from 0, each class with at least `folds`
             users.
-        attacker: `"neural"` or `"logistic"`.
         scaling: `"rows"` scales each description to length 1, for sets; `"columns"` scales each
             column to mean 0 and standard deviation 1 over the users whose attribute is known, for
             numbers of different size.
         folds: number of folds, at least 2.
         seed: of the streams `"attribute-folds"` and `"attribute-classifier"`.
-        training: how the classifier is trained.
 
     Raises:
         ExperimentError: fewer than two classes, or a class has fewer users than there are folds.
@@ -395,9 +353,7 @@ def infer_attribute(
         known = fold != number
         asked = fold == number
         learn, test = _scaled(described[known], described[asked], scaling)
-        model = Classifier(
-            attacker, described.shape[1], len(counts), training or Training(), seed, number
-        )
+        model = Classifier(described.shape[1], len(counts), seed, number)
         chances[asked] = model.fit(learn, labels[known]).scores(test)
     return judged(chances, labels, fold)
 
@@ -454,9 +410,9 @@ def judged(chances: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> Inferen
     return Inference(
         users=len(labels),
         classes=tuple(counts.tolist()),
-        balanced_accuracy=Figure.of(float(np.mean(hits / counts)), mean_of(pairs)),
+        balanced_accuracy=Figure(float(np.mean(hits / counts)), *mean_of(pairs)),
         folds=tuple(within),
-        accuracy=Figure.of(float(right.mean()), wilson(int(right.sum()), len(labels))),
+        accuracy=Figure(float(right.mean()), *wilson(int(right.sum()), len(labels))),
         majority=float(counts.max() / len(labels)),
         auc=_mean_area(chances[:, 1], labels, fold) if len(counts) == 2 else None,
     )

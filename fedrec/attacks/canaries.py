@@ -7,17 +7,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
 from scipy.linalg import toeplitz
-from scipy.stats import binom
 
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
-from fedrec.privacy.accounting.rdp import gdp_epsilon, gdp_parameter, smallest_epsilon
+from fedrec.privacy.accounting.rdp import gdp_epsilon, gdp_parameter
 from fedrec.privacy.mechanisms.banded import inverse
 from fedrec.rng import stream
 
@@ -60,25 +58,23 @@ class PrivacyClaim:
     mixing: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        ranges = {
-            "clip": self.clip > 0,
-            "denominator": self.denominator > 0,
-            "noise-std": self.noise_std >= 0,
-            "sampling rate": 0 < self.sampling_rate <= 1,
-            "rounds": self.rounds >= 1,
-            "delta": 0 < self.delta < 1,
-            "epsilon": self.epsilon >= 0,
-        }
-        wrong = [name for name, right in ranges.items() if not right]
-        if wrong:
+        if not (
+            self.clip > 0
+            and self.denominator > 0
+            and self.noise_std >= 0
+            and 0 < self.sampling_rate <= 1
+            and self.rounds >= 1
+            and 0 < self.delta < 1
+            and self.epsilon >= 0
+        ):
             raise ExperimentError(
-                f"the mechanism to audit has a wrong {wrong[0]}",
+                "the mechanism to audit has a value out of range",
                 expected=(
                     "clip, denominator > 0; noise-std, epsilon >= 0; sampling rate in (0, 1]; delta"
                     " in (0, 1)"
                 ),
                 got=repr(self),
-                fix=f"give {wrong[0]} a value in its range",
+                fix="correct the claim",
             )
 
     @property
@@ -97,35 +93,6 @@ class PrivacyClaim:
         return gdp_epsilon(
             math.sqrt(releases) / self.noise_multiplier if self.noise_std else math.inf, self.delta
         )
-
-    @cached_property
-    def shown(self) -> float:
-        """The attack's own epsilon: the largest that the sum of a canary's releases can show at
-        `delta` if the claim holds.
-
-        A canary's number of releases is binomial, so the two hypotheses are mixtures of normal
-        distributions.
-        """
-        if not self.noise_std:
-            return math.inf
-        if self.mixing is not None:
-            return self.epsilon
-        times = np.arange(self.rounds + 1)
-        weight = np.exp(binom.logpmf(times, self.rounds, self.sampling_rate))
-        sd = self.noise_std * math.sqrt(self.rounds)
-        reach = times[weight > 1e-18].max() * self.signal + 12 * sd
-        points = np.linspace(-reach, reach, 20_001)
-        keep = times[weight > 1e-18]
-        density = np.zeros_like(points)
-        for count in keep.tolist():
-            density += weight[count] * np.exp(-np.square((points - count * self.signal) / sd) / 2)
-        plus = density / density.sum()
-        minus = density[::-1] / density.sum()
-
-        def spent(epsilon: float) -> float:
-            return float(np.maximum(plus - math.exp(epsilon) * minus, 0.0).sum())
-
-        return smallest_epsilon(spent, self.delta, largest=500.0)
 
 
 # The observations of an audit: released means along the canaries' directions, participation, and
@@ -150,8 +117,7 @@ class Observations:
         groups: `[k]`, the parameter in which each canary is; None: all in the same.
 
     Raises:
-        ValueError: shapes do not match, there is no canary of either sign, or a number is not
-            finite.
+        ValueError: shapes do not match, a sign has no canary, or a number is not finite.
     """
 
     released: np.ndarray
@@ -162,15 +128,15 @@ class Observations:
     groups: np.ndarray | None = None
 
     def __post_init__(self) -> None:
+        quiet = self.released[:, :0] if self.quiet is None else self.quiet
         if (
             self.released.shape != self.taking_part.shape
             or self.released.shape[1:] != self.signs.shape
+            or len(quiet) != len(self.released)
+            or set(self.signs.tolist()) != {-1, 1}
+            or not np.isfinite(self.released).all()
+            or not np.isfinite(quiet).all()
         ):
-            raise ValueError("Expected [rounds, canaries] twice and [canaries].")
-        quiet = self.released[:, :0] if self.quiet is None else self.quiet
-        if len(quiet) != len(self.released) or not np.isfinite(quiet).all():
-            raise ValueError("Expected finite noise of as many rounds.")
-        if not np.isfinite(self.released).all() or set(self.signs.tolist()) != {-1, 1}:
             raise ValueError("Expected finite releases and canaries of both signs.")
 
     @property
@@ -340,14 +306,8 @@ Upload = Mapping[str, tuple[np.ndarray, np.ndarray]]
 `float64 [n]`."""
 
 
-@dataclass(frozen=True, eq=False)
-class UploadPair:
-    """The two possible uploads of a canary, of norm 1.
-
-    Attributes:
-        up: that of sign +1.
-        down: that of sign -1.
-    """
+class UploadPair(NamedTuple):
+    """The two possible uploads of a canary, of norm 1: `up` of sign +1, `down` of sign -1."""
 
     up: Upload
     down: Upload
@@ -492,14 +452,14 @@ def _along(flat: Mapping[str, np.ndarray], upload: Upload) -> float:
 
 
 def _no_room(plan: CanaryPlan, trained: Mapping[str, tuple[int, ...]]) -> ExperimentError:
-    expected = {
-        "signed": "a model with item tables (`item_tables`), and one of them trained",
+    needed = {
+        "signed": "item tables (`item_tables`), and one of them trained",
         "rows": "a trained table with one number per item",
         "products": f"a trained matrix of products with {plan.count} pairs of items",
     }
     return ExperimentError(
         "this model has no room for canaries",
-        expected=expected[plan.kind],
+        expected=f"a model with {needed[plan.kind]}",
         got=", ".join(f"{name} {list(shape)}" for name, shape in trained.items()) or "none",
         fix="audit an experiment with such a model, for example privrec, or with fewer --canaries",
     )

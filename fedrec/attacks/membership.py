@@ -4,11 +4,10 @@ both."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy.special import log_ndtr
 
 from fedrec.data.features import FeatureTable
 from fedrec.errors import ExperimentError
@@ -30,36 +29,28 @@ if TYPE_CHECKING:
 #
 # Where this differs from the paper:
 #
-# - The encoding of the list for the forest is not stated there. `Encoding` selects one; the default
-#   joins all of them.
+# - The encoding of the list for the forest is not stated there; `Describer` joins two.
 # - Members are 80 % of the shadow users but 50 % of the attacked ones; a forest that has learned
 #   nothing then answers "member" nearly always. The paper reports accuracy only. We also report
-#   balanced accuracy and AUC, and `balanced` weights the two kinds equally.
+#   balanced accuracy and AUC.
 # - Whether lists hold items that a user already has, and whether the model is fine-tuned first, is
-#   not stated. The stated knowledge of the attacker (features, global model) suggests neither; the
-#   driver offers both.
-
-Encoding = Literal["multi-hot", "pooled", "both"]
+#   not stated. The stated knowledge of the attacker (features, global model) suggests neither.
 
 
 class Describer:
-    """Turns users and their lists into rows of numbers.
+    """Turns users and their lists into rows of numbers: a 0/1 column for each category of a user
+    and for each item, the share of the list's items with each item category, and the popularity
+    rank (0 most popular, 1 least) at each place of the list, with its mean, smallest and largest.
 
     Args:
-        users: features of the users; each category becomes a 0/1 column.
-        items: features of the items, for the pooled encoding.
+        users: features of the users.
+        items: features of the items.
         popularity: `float [items]`, popularity of each item among the users that the attacker
             knows.
-        encoding: `"multi-hot"`: one column per item, 1 where it is in the list; `"pooled"`: share
-            of the list's items with each item category, and the popularity rank (0 most popular, 1
-            least) at each place of the list, with its mean, smallest and largest; `"both"`.
     """
 
-    def __init__(
-        self, users: FeatureTable, items: FeatureTable, popularity: np.ndarray, encoding: Encoding
-    ) -> None:
+    def __init__(self, users: FeatureTable, items: FeatureTable, popularity: np.ndarray) -> None:
         self.users = users
-        self.encoding = encoding
         self._items = np.concatenate(
             [
                 np.empty((items.rows, 0), np.float32),
@@ -75,12 +66,10 @@ class Describer:
         """`float32 [n, columns]` of users `int64 [n]` and their lists `int64 [n, k]`, best item
         first."""
         columns = [one_hot(f.padded()[users], len(f.categories)) for f in self.users.features]
-        if self.encoding in ("multi-hot", "both"):
-            columns.append(one_hot(lists, len(self._rank)))
-        if self.encoding in ("pooled", "both"):
-            ranks = self._rank[lists]
-            columns.append(self._items[lists].mean(axis=1))
-            columns.append(np.column_stack([ranks, ranks.mean(1), ranks.min(1), ranks.max(1)]))
+        ranks = self._rank[lists]
+        columns.append(one_hot(lists, len(self._rank)))
+        columns.append(self._items[lists].mean(axis=1))
+        columns.append(np.column_stack([ranks, ranks.mean(1), ranks.min(1), ranks.max(1)]))
         return np.concatenate(columns, axis=1, dtype=np.float32)
 
 
@@ -101,12 +90,7 @@ def top_lists(scores: np.ndarray, length: int = 10) -> np.ndarray:
 
 
 def train_forest(
-    described: np.ndarray,
-    member: np.ndarray,
-    *,
-    seed: int,
-    trees: int = 100,
-    balanced: bool = False,
+    described: np.ndarray, member: np.ndarray, *, seed: int, trees: int = 100
 ) -> RandomForestClassifier:
     """The attack model.
 
@@ -115,7 +99,6 @@ def train_forest(
         member: `bool [n]`, which of them trained the shadow system.
         seed: of the stream `"attack-forest"`.
         trees: number of trees (not stated in the paper).
-        balanced: whether members and others have equal total weight, although 80 % are members.
 
     Raises:
         ExperimentError: scikit-learn is not installed.
@@ -130,10 +113,7 @@ def train_forest(
             fix="pip install 'fedrec[attacks]'",
         ) from None
     state = int(seed_sequence(seed, "attack-forest").generate_state(1)[0])
-    weight = "balanced" if balanced else None
-    return RandomForestClassifier(n_estimators=trees, class_weight=weight, random_state=state).fit(
-        described, member
-    )
+    return RandomForestClassifier(n_estimators=trees, random_state=state).fit(described, member)
 
 
 def forest_scores(forest: RandomForestClassifier, described: np.ndarray) -> np.ndarray:
@@ -147,42 +127,26 @@ def forest_scores(forest: RandomForestClassifier, described: np.ndarray) -> np.n
 #
 # Shadow systems are trained on random halves of the users. For each user, the signals of systems
 # that were trained with it and of those that were not are fitted by two normal distributions; the
-# attack's score is the log ratio of their densities at the target system's signal (online), or how
-# improbable so large a signal is without the user (offline).
+# attack's score is the log ratio of their densities at the target system's signal (online).
 #
 # Where this differs from the paper: one "example" is one user with all its data; the signal is a
 # mean over the user's positives (`fedrec.attacks.membership`); there is no augmentation, so one
-# signal per user and system.
-
-Mode = Literal["online", "offline"]
-Variance = Literal["global", "user"]
+# signal per user and system, and one variance for all users, which is better with few systems.
 
 _SMALLEST_SD = 1e-12
 
 
-def lira_scores(
-    target: np.ndarray,
-    shadows: np.ndarray,
-    member: np.ndarray,
-    *,
-    mode: Mode = "online",
-    variance: Variance = "global",
-) -> np.ndarray:
+def lira_scores(target: np.ndarray, shadows: np.ndarray, member: np.ndarray) -> np.ndarray:
     """Score of each user; higher means "member".
 
     Args:
         target: `float [users]`, signals under the target system.
         shadows: `float [runs, users]`, signals under the shadow systems.
         member: `bool [runs, users]`, which users trained which system; each user needs two systems
-            of each kind (offline: two that it did not train).
-        mode: `"online"` compares both fits; `"offline"` uses only systems that the user did not
-            train, which an attacker can train before choosing whom to attack.
-        variance: `"user"` fits a variance per user; `"global"` pools it over users, better with few
-            shadow systems.
+            of each kind.
 
     Returns:
-        `float64 [users]`: online, log density ratio (0 is undecided); offline, minus the log of the
-        probability of such a large signal without the user (log 2 is the middle).
+        `float64 [users]`: log density ratio; 0 is undecided.
 
     Raises:
         ValueError: shapes differ, or a user has too few systems of a kind.
@@ -194,32 +158,18 @@ def lira_scores(
             f"Expected [users] and [runs, users] twice, got {target.shape}, {shadows.shape},"
             f" {member.shape}."
         )
-    mean, sd = _fit(shadows, ~member, variance)
-    if mode == "offline":
-        return -log_ndtr(-(target - mean) / sd)
-    mean_in, sd_in = _fit(shadows, member, variance)
-    return _log_density(target, mean_in, sd_in) - _log_density(target, mean, sd)
+    return _log_density(target, shadows, member) - _log_density(target, shadows, ~member)
 
 
-def _fit(
-    signals: np.ndarray, chosen: np.ndarray, variance: Variance
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation `[users]` over the chosen runs of each user."""
+def _log_density(value: np.ndarray, signals: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Log density of each user's value `[users]`, up to a constant, by a normal distribution fitted
+    to the chosen runs `[runs, users]` of each user."""
     counts = chosen.sum(axis=0)
     if counts.min(initial=2) < 2:
         raise ValueError("Expected at least two shadow systems of each kind for every user.")
     mean = np.where(chosen, signals, 0.0).sum(axis=0) / counts
     squares = np.where(chosen, np.square(signals - mean), 0.0).sum(axis=0)
-    freedom = counts - 1
-    spread = (
-        squares / freedom
-        if variance == "user"
-        else np.full(len(mean), squares.sum() / freedom.sum())
-    )
-    return mean, np.sqrt(np.maximum(spread, _SMALLEST_SD**2))
-
-
-def _log_density(value: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> np.ndarray:
+    sd = max(float(np.sqrt(squares.sum() / (counts - 1).sum())), _SMALLEST_SD)
     return -np.log(sd) - np.square((value - mean) / sd) / 2
 
 
@@ -227,14 +177,10 @@ def _log_density(value: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> np.ndar
 #
 # Carlini et al. 2022 use `log(p / (1 - p))` of the right class, because it is nearly normal. Our
 # models' scores for ranking are that number already. A user has several positives: we take their
-# mean.
-
-Signal = Literal["positives", "contrast"]
+# mean, and subtract that of all other items, which removes the general level of a model's logits.
 
 
-def fit_signals(
-    scores: np.ndarray, population: Population, users: np.ndarray, signal: Signal
-) -> np.ndarray:
+def fit_signals(scores: np.ndarray, population: Population, users: np.ndarray) -> np.ndarray:
     """How well scores fit the users' training rows.
 
     Args:
@@ -242,12 +188,11 @@ def fit_signals(
             predicted ratings.
         population: the users' data.
         users: `int64 [n]`.
-        signal: ranking: `"positives"`, the mean logit of a user's positives; `"contrast"`, the same
-            minus the mean logit of all other items, which removes the general level of a model's
-            logits. For ratings both are minus the mean squared error.
 
     Returns:
-        `float64 [n]`; 0 for a user without positives (without rows, for ratings).
+        `float64 [n]`: the mean logit of a user's positives minus that of all other items, or for
+        ratings minus the mean squared error; 0 for a user without positives (without rows, for
+        ratings).
     """
     signals = np.zeros(len(users))
     for index, user in enumerate(users.tolist()):
@@ -257,6 +202,6 @@ def fit_signals(
             signals[index] = -np.square(logits[data.items] - data.labels).mean()
         elif population.task != "rating" and len(data.positives):
             signals[index] = logits[data.positives].mean()
-            if signal == "contrast" and len(data.positives) < len(logits):
+            if len(data.positives) < len(logits):
                 signals[index] -= np.delete(logits, data.positives).mean()
     return signals

@@ -317,19 +317,6 @@ class ScoreFindings:
             return "FAIL"
         return "WARN" if self.estimate.epsilon > self.upper else "PASS"
 
-    @property
-    def _advice(self) -> str:
-        """What to do about an estimate above the claim."""
-        if self.estimate.low > self.upper:
-            return (
-                "so is the whole interval: repeat with other seeds (--seeds 5), and if it stays"
-                " there, look for the defect in clip, noise and ledger"
-            )
-        return (
-            "the interval contains the claim, so this refutes nothing: repeat with four times as"
-            " many canaries (--canaries) or more runs (--seeds 5) for a narrower one"
-        )
-
     def reasons(self) -> list[str]:
         """Why it is not PASS, and what to do about a WARN."""
         bounds = {"one-run": self.one_run.epsilon, "GDP": self.gdp}
@@ -344,7 +331,8 @@ class ScoreFindings:
             texts = [
                 f"{self.observer}: the point estimate {estimate.epsilon:.3f} (95 % interval"
                 f" {estimate.low:.3f} to {estimate.high:.3f}) is above the claimed epsilon"
-                f" {self.upper:.3f}; {self._advice}"
+                f" {self.upper:.3f}: repeat with more canaries or runs (--seeds 5), and if it stays"
+                " there, look for the defect in clip, noise and ledger"
             ]
         return texts
 
@@ -399,10 +387,7 @@ class RunFindings:
     def table(self) -> dict[str, Any]:
         """Everything as plain values."""
         table = asdict(self)
-        derived = {
-            "noise_multiplier": self.claim.noise_multiplier,
-            "epsilon_shown_by_final": self.claim.shown,
-        }
+        derived = {"noise_multiplier": self.claim.noise_multiplier}
         return {
             "verdict": self.verdict,
             "epsilon_verdict": self.epsilon_verdict,

@@ -107,32 +107,21 @@ class Clip:
         }
 
 
-@dataclass(frozen=True)
-class AdaptiveClip:
-    """A clip norm that is adapted until a given share of clients is unclipped (Andrew et al. 2021,
-    section 3).
+def adapted_norm(
+    norm: float, noisy_centred_count: float, denominator: float, quantile: float, rate: float
+) -> float:
+    """The next clip norm, which is adapted until a given share of clients is unclipped (Andrew et
+    al. 2021, section 3): C exp(-rate (share unclipped - quantile)).
 
-    Attributes:
+    Args:
         norm: the present clip norm C.
-        quantile: target share of unclipped clients.
-        learning_rate: step of the geometric update.
+        noisy_centred_count: sum over the clients of 1/2 (not clipped) or -1/2 (clipped), with
+            noise; a failed client adds 0.
         denominator: the fixed number that sums are divided by.
+        quantile: target share of unclipped clients.
+        rate: step of the geometric update.
     """
-
-    norm: float
-    quantile: float
-    learning_rate: float
-    denominator: float
-
-    def after(self, noisy_centred_count: float) -> AdaptiveClip:
-        """The next clip norm, C exp(-rate (share unclipped - quantile)).
-
-        Args:
-            noisy_centred_count: sum over the clients of 1/2 (not clipped) or -1/2 (clipped), with
-                noise; a failed client adds 0.
-        """
-        unclipped = noisy_centred_count / self.denominator + 0.5
-        # Noise may push the share far outside [0, 1]; one round's noise must not carry the norm to
-        # 0 or infinity.
-        step = self.learning_rate * (min(max(unclipped, 0.0), 1.0) - self.quantile)
-        return replace(self, norm=self.norm * math.exp(-step))
+    unclipped = noisy_centred_count / denominator + 0.5
+    # Noise may push the share far outside [0, 1]; one round's noise must not carry the norm to 0 or
+    # infinity.
+    return norm * math.exp(-rate * (min(max(unclipped, 0.0), 1.0) - quantile))

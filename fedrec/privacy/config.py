@@ -46,7 +46,39 @@ class PhaseConfig(Config):
     all phases together."""
 
 
-class PrivacyConfig(Config):
+class Budget(Config):
+    """Noise of some rounds, and their guarantee.
+
+    Exactly one of `noise-multiplier` and `epsilon` is given.
+    """
+
+    noise_multiplier: float | None = Field(default=None, ge=0)
+    """Noise multiplier z, noise scale / sensitivity, which is 2S under replace-one (PrivRec) and S
+    under add-remove; 0: clipping without noise, and epsilon is infinite."""
+    epsilon: float | None = Field(default=None, gt=0)
+    """Target epsilon for all rounds together, to which the noise is calibrated; rounds that would
+    exceed it are not run."""
+    delta: float | None = Field(default=None, ge=0, le=0.1)
+    """Additive term of the guarantee: any set of outcomes is at most e^epsilon times as probable as
+    on neighbouring data, plus delta; 0 with Laplace only; default: the smaller of
+    N^-1.1 and 1e-5."""
+    mechanism: str | dict[str, Any] = "gaussian"
+    """The noise: a name (`fedrec list mechanism`), or a table with name and settings; `laplace`
+    clips in the L1 norm, which costs far more noise in many dimensions."""
+    adjacency: Adjacency = "replace-one"
+    """Neighbours differ in all data of one client: `replace-one` (fixed-size cohorts), `add-remove`
+    (Poisson)."""
+    backend: BackendName = DEFAULT_BACKEND
+    """Accountant; both give valid upper bounds, that of pld is tighter."""
+
+    @model_validator(mode="after")
+    def _has_noise_or_a_target(self) -> Self:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise ValueError("exactly one of noise-multiplier and epsilon")
+        return self
+
+
+class PrivacyConfig(Budget):
     """User-level differential privacy of an experiment.
 
     Exactly one of `noise-multiplier` and `epsilon` is given.
@@ -55,30 +87,9 @@ class PrivacyConfig(Config):
     clip_norm: float = Field(ge=1e-9)
     """Clip norm S of a client's whole update, in the norm of the mechanism (L2; L1 for Laplace);
     the initial one if clipping is adaptive."""
-    noise_multiplier: float | None = Field(default=None, ge=0)
-    """Noise multiplier z, relative to `noise-relative-to`; 0: clipping without noise, and epsilon
-    is infinite."""
-    epsilon: float | None = Field(default=None, gt=0)
-    """Target epsilon for all rounds of the experiment, to which the noise is calibrated; rounds
-    that would exceed it are not run."""
     budget: float | None = Field(default=None, gt=0)
     """With `noise-multiplier`: largest epsilon; the run stops before a round that would exceed it.
     Default: no limit."""
-    delta: float | None = Field(default=None, ge=0, le=0.1)
-    """Additive term of the guarantee: any set of outcomes is at most e^epsilon times as probable as
-    on neighbouring data, plus delta; 0 with Laplace only; default: the smaller of
-    N^-1.1 and 1e-5."""
-    mechanism: str | dict[str, Any] = "gaussian"
-    """The noise: a name (`fedrec list mechanism`), or a table with name and settings; `laplace`
-    clips in the L1 norm, which costs far more noise in many dimensions."""
-    noise_relative_to: Literal["sensitivity", "clip-norm"] = "sensitivity"
-    """`sensitivity`: 2S under replace-one (PrivRec) and S under add-remove; `clip-norm`: always
-    S."""
-    adjacency: Adjacency = "replace-one"
-    """Neighbours differ in all data of one client: `replace-one` (fixed-size cohorts), `add-remove`
-    (Poisson)."""
-    backend: BackendName = DEFAULT_BACKEND
-    """Accountant; both give valid upper bounds, that of pld is tighter."""
     mode: Literal["reproducible", "secure"] = "reproducible"
     """`reproducible`: noise from the seed, a simulation; `secure`: from the operating system's
     generator."""
@@ -88,9 +99,6 @@ class PrivacyConfig(Config):
     max_dropouts: int = Field(default=0, ge=0)
     """With `distributed`: number of clients of a cohort that may fail without loss of the
     guarantee."""
-    paper_noise_order: bool = False
-    """Whether to add noise after the server's learning rate, as in PrivRec's algorithm 2; the
-    multiplier is then z / server-lr."""
     adaptive_clip: AdaptiveClipConfig | None = None
     """Adaptive clipping; default: a fixed clip norm."""
     parameters: tuple[str, ...] = Field(default=("*",), min_length=1)
@@ -110,18 +118,11 @@ class PrivacyConfig(Config):
 
     def _rules(self) -> list[tuple[str, bool]]:
         """Constraints between settings, and whether they are violated."""
-        calibrated = self.epsilon is not None
         adaptive = self.adaptive_clip is not None
-        by_clients = self.placement != "central"
-        paper = self.paper_noise_order
         return [
             (
-                "exactly one of noise-multiplier and epsilon",
-                calibrated == (self.noise_multiplier is not None),
-            ),
-            (
                 "budget only with noise-multiplier; epsilon is a budget itself",
-                calibrated and self.budget is not None,
+                self.epsilon is not None and self.budget is not None,
             ),
             (
                 "max-dropouts only with placement = 'distributed'",
@@ -136,18 +137,9 @@ class PrivacyConfig(Config):
             ),
             (
                 "placement = 'central' with adaptive-clip: the server adds the count's noise",
-                by_clients and adaptive,
+                self.placement != "central" and adaptive,
             ),
             ("noise-multiplier > 0 with adaptive-clip", adaptive and self.noise_multiplier == 0),
-            ("placement = 'central' with paper-noise-order", by_clients and paper),
-            (
-                "no adaptive-clip with paper-noise-order: the paper clips to a fixed norm",
-                adaptive and paper,
-            ),
-            (
-                "noise-multiplier with paper-noise-order: calibrated noise would undo the order",
-                calibrated and paper,
-            ),
         ]
 
     def in_phase(self, phase: str) -> PrivacyConfig:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedrec.errors import FedrecError, RunError
 from fedrec.privacy.accounting.accountant import Accountant, Report
-from fedrec.privacy.accounting.events import DEFAULT_BACKEND, Backend, Event, from_record, to_record
+from fedrec.privacy.accounting.events import DEFAULT_BACKEND, Event, from_record, to_record
 from fedrec.runtime.files import MOST_JSON, append_durably, parse_json
 
 
@@ -53,7 +53,7 @@ class Ledger:
     def __init__(
         self,
         path: Path,
-        backend: str | Backend = DEFAULT_BACKEND,
+        backend: str = DEFAULT_BACKEND,
         *,
         budget: float | None = None,
         delta: float = 0.0,
@@ -70,7 +70,7 @@ class Ledger:
             except (ValueError, KeyError, TypeError, FedrecError) as error:
                 raise RunError(
                     f"line {number} of {path} is damaged",
-                    expected="a charge in JSON",
+                    expected="a charge in JSON, as this version of fedrec writes it",
                     got=f"{line[:80]!r} ({error})",
                     fix="restore the file from a backup; without it the privacy spent is unknown",
                 ) from None

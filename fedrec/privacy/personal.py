@@ -12,7 +12,6 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedrec.config import Config
-from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.rdp import gdp_epsilon, gdp_parameter
 from fedrec.privacy.accounting.sampling import Adjacency
 from fedrec.privacy.clipping import Clip
@@ -54,15 +53,6 @@ class PersonalBudget:
     epsilon: float
     delta: float
 
-    def __post_init__(self) -> None:
-        if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
-            raise ExperimentError(
-                "invalid budget",
-                expected="a finite epsilon > 0, and delta in (0, 1)",
-                got=f"epsilon {self.epsilon}, delta {self.delta}",
-                fix="correct step.epsilon or step.delta",
-            )
-
     @property
     def paper_multiplier(self) -> float:
         """Sigma / S of one release as DP-VAE sets it: sqrt(2 ln(1.25 / delta)) / epsilon."""
@@ -76,14 +66,6 @@ class PersonalBudget:
             * Clip(1.0).sensitivity(adjacency)
             / gdp_parameter(self.epsilon, self.delta)
         )
-
-
-def drawn_budget(seed: int, client: int, largest: float, delta: float) -> PersonalBudget:
-    """A user's own epsilon, uniform in (0, largest] (DP-VAE, section 4.1.3); a function of seed and
-    client."""
-    return PersonalBudget(
-        largest * (1 - float(stream(seed, "personal-budget", client).random())), delta
-    )
 
 
 # The `priors` table of a step.
@@ -119,36 +101,18 @@ class PriorsConfig(Config):
 #
 # For a step with such settings the server accounts for each user separately. Everything here
 # depends on the settings and the user's id, never on data.
-#
-# Where this differs from DP-VAE (Fang et al. 2022): see `fedrec.privacy.personal`. A clip norm can
-# follow the gradients without access to raw values: each upload contains one noisy number, the
-# share of the user's gradients within the bound, and the shared bound follows a quantile of it
-# (Andrew et al. 2021, there under central noise).
 
 PAPER_MODE = "no finite guarantee: the clip norm comes from private data"
-
-
-class QuantileConfig(Config):
-    """A clip norm that follows a quantile of the users' gradient norms, released under noise."""
-
-    quantile: float = Field(default=0.5, ge=0, le=1)
-    """Target share of gradients that are not clipped."""
-    rate: float = Field(default=0.2, gt=0)
-    """Step of S <- S exp(-rate (share unclipped - quantile)); the server's learning rate multiplies
-    it."""
-    share: float = Field(default=0.1, gt=0, lt=1)
-    """Share of an upload's cost (squared sensitivity / noise) for the noisy number."""
 
 
 class PersonalNoise(Config):
     """Settings of noise that each user adds."""
 
     mode: Literal["sound", "paper"] = "sound"
-    """`sound`: a clip norm that is fixed or found under noise; `paper`: the paper's, from private
-    data, without any guarantee."""
+    """`sound`: a fixed clip norm; `paper`: the paper's, from private data, without any
+    guarantee."""
     clip_norm: float = Field(default=1.5, ge=1e-9)
-    """Clip norm S in mode `sound` (paper: constant bounds of 1.5 and 2); the initial one with
-    `quantile`."""
+    """Clip norm S in mode `sound` (paper: constant bounds of 1.5 and 2)."""
     epsilon: float = Field(default=1.0, gt=0)
     """The users' epsilon, or the largest one if they are drawn (paper: 1)."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
@@ -160,8 +124,6 @@ class PersonalNoise(Config):
     participations: int | None = Field(default=None, ge=1)
     """Number of uploads that epsilon_k covers together, which a real node also counts over all runs
     and a simulation in its run; default: the paper's noise, for one upload, and no limit."""
-    quantile: QuantileConfig | None = None
-    """In mode `sound`: a clip norm that follows a noisy quantile; default: a fixed clip norm."""
     priors: PriorsConfig | None = None
     """Priors of the users' codes from their metadata (equation 11); default: standard normal."""
     noise: Literal["reproducible", "secure", "summed"] = "reproducible"
@@ -171,12 +133,6 @@ class PersonalNoise(Config):
 
     @model_validator(mode="after")
     def _noise_fits(self) -> Self:
-        if self.mode == "paper" and self.quantile is not None:
-            raise ValueError(
-                "no quantile with mode = 'paper', whose clip norm is that of algorithm 2"
-            )
-        if self.noise == "summed" and self.quantile is not None:
-            raise ValueError("no quantile with noise = 'summed', which is of gradients alone")
         if self.noise == "secure" and self.noisy_priors is not None:
             raise ValueError(
                 "priors.noise = false with noise = 'secure': noise on priors is drawn once, and is"
@@ -201,34 +157,24 @@ class PersonalNoise(Config):
         return self.priors if self.priors is not None and self.priors.noise else None
 
     def budget(self, client: int) -> PersonalBudget:
-        """The requested guarantee of a user."""
-        if self.budgets == "equal":
-            return PersonalBudget(self.epsilon, self.delta)
-        return drawn_budget(self.own_seed, client, self.epsilon, self.delta)
+        """The requested guarantee of a user: with drawn budgets an epsilon uniform in (0, epsilon]
+        (DP-VAE, section 4.1.3), a function of seed and client."""
+        drawn = 0.0
+        if self.budgets == "uniform":
+            drawn = float(stream(self.own_seed, "personal-budget", client).random())
+        return PersonalBudget(self.epsilon * (1 - drawn), self.delta)
 
     def of_largest_budget(self) -> Self:
         """The same settings, with the largest budget for every user."""
         return self.model_copy(update={"budgets": "equal"})
 
     def noise_multiplier(self, client: int) -> float:
-        """Standard deviation / S of noise that uses the cost of a whole upload."""
+        """Standard deviation / S of the noise on a user's gradient."""
         budget = self.budget(client)
         if self.participations is None:
             return budget.paper_multiplier
         left = 1.0 if self.noisy_priors is None else 1 - self.noisy_priors.share
         return budget.multiplier(self.participations) / math.sqrt(left)
-
-    def gradient_multiplier(self, client: int) -> float:
-        """Standard deviation / S of the noise on a user's gradient."""
-        return self.noise_multiplier(client) / math.sqrt(
-            1.0 if self.quantile is None else 1 - self.quantile.share
-        )
-
-    def share_std(self, client: int) -> float:
-        """Standard deviation of the noise on the share of gradients within the bound, which is in
-        [0, 1]."""
-        share = 0.0 if self.quantile is None else self.quantile.share
-        return self.noise_multiplier(client) / (2 * math.sqrt(share)) if share else 0.0
 
     def prior_multiplier(self, client: int) -> float:
         """Standard deviation / L2 sensitivity of the noise on a user's prior, mean and variance as
@@ -250,9 +196,7 @@ class PersonalNoise(Config):
         if self.mode == "paper":
             return math.inf
         moved = Clip(1.0).sensitivity(adjacency)
-        total = uploads * (moved / self.gradient_multiplier(client)) ** 2
-        if self.quantile is not None:
-            total += uploads / self.share_std(client) ** 2
+        total = uploads * (moved / self.noise_multiplier(client)) ** 2
         if self.noisy_priors is not None:
             total += self.prior_multiplier(client) ** -2
         return total

@@ -34,11 +34,11 @@ from fedrec.privacy.accounting.sampling import (
 )
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import Mix, PrivacyConfig
-from fedrec.privacy.mechanisms.base import Mechanism, longest_noise
+from fedrec.privacy.mechanisms.base import Mechanism, cost_of, longest_noise
 from fedrec.privacy.protection import Protection
 
-# The noise of a `[privacy]` table in units of the clip norm: given or calibrated, increased if a
-# noisy count takes a share of the budget, and adjusted to the configured order.
+# The noise of a `[privacy]` table in units of the clip norm: given or calibrated, and increased if
+# a noisy count takes a share of the budget.
 
 _SOME = 1e-9  # clip norms
 _COUNTED = Clip(0.5)  # the count adds 1/2 or -1/2 per client: it has signs, whatever updates have
@@ -53,9 +53,7 @@ def count_noise_std(config: PrivacyConfig, denominator: float) -> float | None:
     """Standard deviation of the noise on the count of unclipped clients; None without adaptive
     clipping."""
     adaptive = config.adaptive_clip
-    if adaptive is None:
-        return None
-    return denominator / 20 if adaptive.count_noise is None else adaptive.count_noise
+    return None if adaptive is None else adaptive.count_noise or denominator / 20
 
 
 def count_multiplier(config: PrivacyConfig, denominator: float) -> float | None:
@@ -73,7 +71,6 @@ def noise_per_clip_norm(
     delta: float,
     *,
     denominator: float,
-    server_lr: float,
     factor: float = 1.0,
 ) -> float:
     """Noise scale of the sum (of one upload when local) / clip norm.
@@ -85,23 +82,24 @@ def noise_per_clip_norm(
         mix: the parts of the run, for a target epsilon.
         delta: for a target epsilon.
         denominator: the fixed number that sums are divided by.
-        server_lr: the strategy's learning rate (alpha2).
         factor: noise factor of the rounds.
 
     Raises:
         ExperimentError: no noise reaches the target, or the count alone costs more than the whole
             round may.
     """
-    unit = clip.at(1.0)
-    scale = factor * _joint(config, unit, sampling, mix, delta)
+    sensitivity = clip.at(1.0).sensitivity(config.adjacency)
+    multiplier = config.noise_multiplier
+    if config.epsilon is not None:
+        target = config.epsilon, delta, config.backend
+        multiplier = _calibrated(*target, mix, config.noise(), sampling, config.adjacency)
+    scale = factor * ((multiplier or 0.0) * sensitivity)
     count = count_multiplier(config, denominator)
     if count is not None:
         # Andrew et al.'s theorem is about noise in units of sensitivities, whose ratio is another
         # if the sum has no signs.
-        sensitivity = unit.sensitivity(config.adjacency)
         scale = _beside_a_count(scale / sensitivity, count, config.adjacency) * sensitivity
-    # PrivRec algorithm 2, line 9: only the mean is scaled by alpha2
-    return scale / server_lr if config.paper_noise_order else scale
+    return scale
 
 
 def least_client_noise(
@@ -136,7 +134,8 @@ def least_client_noise(
         return 0.0
     some = clip.norm * _SOME
     if config.epsilon is None:
-        scale = factor * _given(config, clip)
+        unit = clip.sensitivity(config.adjacency)
+        scale = factor * ((config.noise_multiplier or 0.0) * unit)
         if config.placement == "local":
             return scale
         return (
@@ -162,12 +161,8 @@ def check_shares(config: PrivacyConfig, sampler: str, denominator: float) -> Non
         return
     if sampler == "poisson":
         raise ExperimentError(
-            "distributed noise needs a cohort of known size",
-            expected=(
-                "sampler fixed-size: a small Poisson cohort would add too little noise, an empty"
-                " one none"
-            ),
-            got="sampler poisson",
+            "distributed noise needs a cohort of known size: a small Poisson cohort would add too"
+            " little noise",
             fix="set sampler.name = 'fixed-size', or privacy.placement = 'central'",
         )
     if config.max_dropouts >= denominator:
@@ -177,23 +172,6 @@ def check_shares(config: PrivacyConfig, sampler: str, denominator: float) -> Non
             got=str(config.max_dropouts),
             fix=f"set privacy.max-dropouts = {int(denominator) - 1} or less",
         )
-
-
-def _given(config: PrivacyConfig, clip: Clip) -> float:
-    """Noise scale of a round of noise factor 1, from the given noise multiplier."""
-    relative = config.noise_relative_to == "clip-norm"
-    unit = clip.norm if relative else clip.sensitivity(config.adjacency)
-    return (config.noise_multiplier or 0.0) * unit
-
-
-def _joint(config: PrivacyConfig, unit: Clip, sampling: Sampling, mix: Mix, delta: float) -> float:
-    """Noise scale / S that corresponds to the whole cost of a round of noise factor 1; `unit` is
-    the clip at S = 1."""
-    if config.epsilon is None:
-        return _given(config, unit)
-    target = config.epsilon, delta, config.backend
-    multiplier = _calibrated(*target, mix, config.noise(), sampling, config.adjacency)
-    return multiplier * unit.sensitivity(config.adjacency)
 
 
 @lru_cache(maxsize=64)  # all releases of a mix need the same number, which may take a second
@@ -206,10 +184,12 @@ def _calibrated(
     sampling: Sampling,
     adjacency: Adjacency,
 ) -> float:
+    drawn = sampling, adjacency
+
     def releases(multiplier: float) -> dict[Release, int]:
         total: Counter[Release] = Counter()
         for factor, rounds in mix:
-            total.update(mechanism.releases(multiplier * factor, rounds, sampling, adjacency))
+            total.update(cost_of(mechanism, multiplier * factor, rounds, *drawn))
         return dict(total)
 
     return calibrate(epsilon, delta, releases, backend=backend)
@@ -225,10 +205,7 @@ def _beside_a_count(joint: float, count: float, adjacency: Adjacency) -> float:
             "the count of adaptive clipping alone costs more than the whole round may",
             expected=f"noise on the count with standard deviation > {joint * unit:g}",
             got=f"{count * unit:g}",
-            fix=(
-                "raise privacy.adaptive-clip.count-noise or the cohort, or lower the noise"
-                " multiplier"
-            ),
+            fix="raise privacy.adaptive-clip.count-noise, or lower the noise multiplier",
         )
     return left**-0.5
 
@@ -242,9 +219,7 @@ def _beside_a_count(joint: float, count: float, adjacency: Adjacency) -> float:
 # sends no numbers counts as a zero update; the denominator stays.
 #
 # Where this differs from the paper (PrivRec algorithm 2): line 9 scales the mean by alpha2 but not
-# its noise, so that the noise multiplier really is z / alpha2. Here noise comes first;
-# `paper-noise-order` adds the noise of line 9, by making the sum's noise 1 / alpha2 times as large,
-# and accounts for that.
+# its noise, so that the noise multiplier really is z / alpha2. Here noise comes first.
 
 
 @dataclass(frozen=True)
@@ -286,7 +261,6 @@ class Plan:
         clients: int,
         rounds: int,
         *,
-        server_lr: float = 1.0,
         factor: float = 1.0,
         mix: Mix | None = None,
         contributions: Contributions = "signed",
@@ -303,7 +277,6 @@ class Plan:
             settings: the sampler's settings, with `cohort`.
             clients: number of clients that may be drawn (N).
             rounds: number of rounds (T); a target epsilon is for all of them.
-            server_lr: the strategy's learning rate (alpha2), which only `paper-noise-order` needs.
             factor: the noise multiplier is this factor times that of the settings.
             mix: parts of the run, if there are several; default: all rounds are equal.
             contributions: `non-negative` only for contributions that are so by construction, see
@@ -320,9 +293,7 @@ class Plan:
         """
         if clients < 1 or rounds < 1:
             raise ExperimentError(
-                "no clients or no rounds",
-                expected="at least one client and one round",
-                got=f"{clients} and {rounds}",
+                f"at least one client and one round, not {clients} and {rounds}",
                 fix="set rounds, or choose a split with training clients",
             )
         mechanism = config.noise()
@@ -332,7 +303,7 @@ class Plan:
         if config.placement == "local":
             sampling = Full()  # the server sees who takes part and each single upload
         samplings.check_proven(sampling, config.adjacency)
-        mechanism.check_sampling(sampling, sampler)
+        mechanism.dp_event(1.0, 1, sampling)  # refuses cohorts for which its cost is not known
         check_shares(config, sampler, denominator)
         honest = max(1, clients - malicious)
         delta = default_delta(honest) if config.delta is None else config.delta
@@ -344,7 +315,6 @@ class Plan:
             ((factor, rounds),) if mix is None else mix,
             delta,
             denominator=denominator,
-            server_lr=server_lr,
             factor=factor,
         )
         planned = rounds if phase_rounds is None else phase_rounds
@@ -459,15 +429,15 @@ class Plan:
         mechanism = self.mechanism
         adjacency = self.config.adjacency
         rounds = self.phase_rounds
-        counted = mechanism.releases(self.noise_multiplier, rounds, self.sampling, adjacency)
-        if mechanism.correlated or len(counted) > 1:
+        drawn = self.sampling, adjacency
+        counted = cost_of(mechanism, self.noise_multiplier, rounds, *drawn)
+        (release, times), *others = counted.items()
+        if others or times != rounds:  # the rounds have no cost by themselves
             return CorrelatedRounds(
                 mechanism.name, adjacency, rounds, tuple(counted.items()), phase
             )
-        (release,) = counted
         count = count_multiplier(self.config, self.denominator)
-        kind = release.mechanism, self.sampling, adjacency
-        return NoisyRound(*kind, release.noise_multiplier, count, phase)
+        return NoisyRound(release.mechanism, *drawn, release.noise_multiplier, count, phase)
 
     def trained(self, names: Iterable[str]) -> list[str]:
         """The parameters that are trained and released under noise; the others stay as they are.

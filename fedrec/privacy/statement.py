@@ -7,16 +7,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedrec.config import Config
 from fedrec.privacy.accounting.accountant import Accountant, Report
 from fedrec.privacy.accounting.events import DEFAULT_BACKEND, BackendName
 from fedrec.privacy.accounting.rdp import amplified
-from fedrec.privacy.accounting.sampling import Adjacency, Full, Poisson, Scheduled
-from fedrec.privacy.config import PrivacyConfig
+from fedrec.privacy.accounting.sampling import Adjacency, FixedSize, Full, Poisson, Scheduled
+from fedrec.privacy.config import Budget, PrivacyConfig
 from fedrec.privacy.plan import Plan, default_delta
 
 # Caveats of an epsilon: its assumptions and limits, selected by the plan.
@@ -53,119 +52,91 @@ _NEIGHBOURS = {
 }
 
 
-def caveats(plan: Plan, *, backend: str | None = None) -> list[str]:
+def caveats(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
     """Sentences to report with an epsilon of a plan.
 
     Args:
         plan: the plan.
         backend: accountant, when it is not the plan's own.
     """
-    rules = (*_about_the_number(plan), *_about_cohorts(plan), *_about_the_rest(plan))
-    return [*warnings(plan, backend=backend), *(text for applies, text in rules if applies)]
-
-
-_Rules = list[tuple[bool, str]]
-"""Sentences, and whether each applies."""
-
-
-def _about_the_number(plan: Plan) -> _Rules:
     config = plan.config
-    return [
-        (True, _NEIGHBOURS[config.adjacency].format(honest=plan.honest)),
-        (
-            plan.clip_norm < plan.sensitivity < 2 * plan.clip_norm,
+    yield from warnings(plan, backend=backend)
+    yield _NEIGHBOURS[config.adjacency].format(honest=plan.honest)
+    if plan.clip_norm < plan.sensitivity < 2 * plan.clip_norm:
+        yield (
             "All contributions are non-negative, so replacing a client changes the sum by at most"
-            " sqrt(2) times the clip norm.",
-        ),
-        (
-            config.paper_noise_order,
-            "Noise is added after the server's learning rate, as in PrivRec's algorithm 2;"
-            f" accounted is the multiplier that this leaves, {plan.noise_multiplier:g}.",
-        ),
-        (
-            True,
-            _TRUST[config.placement].format(dropouts=config.max_dropouts, rounds=plan.rounds),
-        ),
-    ]
-
-
-def _about_cohorts(plan: Plan) -> _Rules:
-    config = plan.config
-    sampling = plan.sampling
-    scheduled = isinstance(sampling, Scheduled)
-    sampled = not scheduled and not isinstance(sampling, Full)
-    # devices decide who takes part
-    late = isinstance(sampling, Full) and plan.denominator < plan.honest
-    late = late and config.placement != "local"
-    coins = isinstance(sampling, Poisson)
-    return [
-        (scheduled, _scheduled(sampling) if isinstance(sampling, Scheduled) else ""),
-        (
-            late,
-            "Who takes part in a round depends on the speed and availability of devices, so nothing"
-            " is gained by sampling: accounted is a client that takes part in every round. That"
-            " devices answer early or late must not depend on their users' data.",
-        ),
-        (
-            config.adjacency == "add-remove" and (late or (scheduled and sampling.rate == 1)),
-            "Add-remove means here that a client sends its updates or zeros in their place: who"
-            " else is drawn is the same.",
-        ),
-        (
-            sampled,
-            "Amplification by sampling assumes that cohorts are drawn"
-            f" {'independently' if coins else 'uniformly'} from all {plan.clients} clients and are"
-            " kept secret. If only some clients are ever available, N is their number.",
-        ),
-        (
-            plan.malicious > 0,
-            f"An adversary made up {plan.malicious} of the {plan.clients} clients, and knows when"
-            f" they are drawn: the guarantee is for the other {plan.honest}, and accounted is the"
-            " probability with which they are drawn from among themselves.",
-        ),
-    ]
-
-
-def _about_the_rest(plan: Plan) -> _Rules:
-    config = plan.config
+            " sqrt(2) times the clip norm."
+        )
+    yield _TRUST[config.placement].format(dropouts=config.max_dropouts, rounds=plan.rounds)
+    yield from _about_cohorts(plan)
     arrays = plan.mechanism.memory_arrays
-    stored = (
-        "in private/ of the run folder until the run is finished"
-        if config.mode == "secure"
-        else "which a resumed run draws again from the seed"
-    )
-    return [
-        (
-            arrays > 0,
+    if arrays:
+        stored = (
+            "in private/ of the run folder until the run is finished"
+            if config.mode == "secure"
+            else "which a resumed run draws again from the seed"
+        )
+        yield (
             f"Noise is correlated between rounds: the server keeps at most {arrays} arrays of the"
             f" size of the trained parameters, in float64, {stored}. Whoever reads them can remove"
-            " noise.",
-        ),
-        (
-            config.mode == "reproducible",
+            " noise."
+        )
+    if config.mode == "reproducible":
+        yield (
             "Mode 'reproducible' is a simulation, not a release: noise and cohorts come from the"
             " experiment's seed. Whoever knows the seed can remove the noise; a release needs mode"
-            " 'secure'.",
-        ),
-        (
-            "*" not in config.private_phases,
+            " 'secure'."
+        )
+    if "*" not in config.private_phases:
+        yield (
             "Only the following phases run under noise:"
             f" {', '.join(config.private_phases) or '(none)'}. A phase without noise makes the"
             " total infinite for those whose data it learns from; item sequences are users' data,"
-            " and so is what items have in common because of them.",
-        ),
-        (
-            True,
-            "Not accounted: losses, metrics and numbers of examples that clients report, early"
-            " stopping, and choosing settings by looking at results. Publish them only if they come"
-            " from public data, or under their own budget.",
-        ),
-        (
-            True,
-            "The guarantee is per client: a person with two clients has at least twice the epsilon,"
-            " and what others' data tell about somebody is not covered.",
-        ),
-    ]
+            " and so is what items have in common because of them."
+        )
+    yield (
+        "Not accounted: losses, metrics and numbers of examples that clients report, early"
+        " stopping, and choosing settings by looking at results. Publish them only if they come"
+        " from public data, or under their own budget."
+    )
+    yield (
+        "The guarantee is per client: a person with two clients has at least twice the epsilon,"
+        " and what others' data tell about somebody is not covered."
+    )
+
+
+def _about_cohorts(plan: Plan) -> Iterator[str]:
+    sampling = plan.sampling
+    scheduled = isinstance(sampling, Scheduled)
+    # devices decide who takes part
+    late = isinstance(sampling, Full) and plan.denominator < plan.honest
+    late = late and plan.config.placement != "local"
+    if isinstance(sampling, Scheduled):
+        yield _scheduled(sampling)
+    if late:
+        yield (
+            "Who takes part in a round depends on the speed and availability of devices, so nothing"
+            " is gained by sampling: accounted is a client that takes part in every round. That"
+            " devices answer early or late must not depend on their users' data."
+        )
+    if plan.config.adjacency == "add-remove" and (late or (scheduled and sampling.rate == 1)):
+        yield (
+            "Add-remove means here that a client sends its updates or zeros in their place: who"
+            " else is drawn is the same."
+        )
+    if isinstance(sampling, FixedSize | Poisson):
+        drawn = "independently" if isinstance(sampling, Poisson) else "uniformly"
+        yield (
+            f"Amplification by sampling assumes that cohorts are drawn {drawn} from all"
+            f" {plan.clients} clients and are kept secret. If only some clients are ever available,"
+            " N is their number."
+        )
+    if plan.malicious:
+        yield (
+            f"An adversary made up {plan.malicious} of the {plan.clients} clients, and knows when"
+            f" they are drawn: the guarantee is for the other {plan.honest}, and accounted is the"
+            " probability with which they are drawn from among themselves."
+        )
 
 
 def warnings(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
@@ -205,7 +176,7 @@ def _scheduled(sampling: Scheduled) -> str:
 # Accounting questions of the command line, by numbers of rounds, clients and noise.
 
 
-class Question(Config):
+class Question(Budget):
     """Parameters of a question; exactly one of `noise-multiplier` and `epsilon`."""
 
     clients: int = Field(ge=1)
@@ -215,13 +186,6 @@ class Question(Config):
     clients."""
     rounds: int = Field(ge=1)
     """Number of rounds (T)."""
-    noise_multiplier: float | None = Field(default=None, gt=0)
-    """Noise scale / sensitivity, > 0: the sensitivity is 2S under replace-one and S under
-    add-remove."""
-    epsilon: float | None = Field(default=None, gt=0)
-    """Target for all rounds, > 0."""
-    delta: float | None = Field(default=None, ge=0, le=0.1)
-    """A probability, 0 <= delta <= 0.1; default: the smaller of N^-1.1 and 1e-5."""
     sampler: Literal["fixed-size", "poisson", "scheduled"] = "fixed-size"
     """How cohorts are drawn: fixed-size (without replacement) goes with replace-one, poisson with
     add-remove; scheduled: known rounds, for mechanisms that need a separation."""
@@ -230,18 +194,12 @@ class Question(Config):
     secret_cohorts: bool = False
     """With the sampler scheduled and add-remove: whether clients whose turn it is take part by
     secret, independent coin flips."""
-    adjacency: Adjacency = "replace-one"
-    """replace-one (with fixed-size) or add-remove (with poisson)."""
-    backend: BackendName | Literal["paper"] = DEFAULT_BACKEND
+    backend: BackendName | Literal["paper"] = DEFAULT_BACKEND  # type: ignore[assignment]
     """Accountant: pld is the tightest; paper is the arithmetic of PrivRec's tables, for comparison
     only."""
-    mechanism: str | dict[str, Any] = "gaussian"
-    """Mechanism, see `fedrec list mechanism`: its name, or a table with its name and settings."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if (self.epsilon is None) == (self.noise_multiplier is None):
-            raise ValueError("exactly one of noise-multiplier and epsilon")
         if self.epsilon is not None and self.backend == "paper":
             raise ValueError(
                 "backend autodp or pld: noise is not calibrated to the paper's arithmetic"
@@ -312,12 +270,6 @@ def report(plan: Plan, *, backend: str | None = None, delta: float | None = None
     return accountant.epsilon(at, attack=True, caveats=caveats(plan, backend=backend))
 
 
-def probability_factor(epsilon: float) -> float:
-    """Largest factor between the probabilities of a set of outcomes on neighbouring data, e^epsilon
-    (delta aside); infinite if it exceeds the range of floats."""
-    return math.exp(epsilon) if epsilon < 700 else math.inf
-
-
 def attack_ceiling(epsilon: float, delta: float) -> float:
     """Largest accuracy of any membership attack on a fair coin: (e^epsilon + delta) / (1 +
     e^epsilon), at most 1."""
@@ -380,9 +332,10 @@ def lines(report: Report, adjacency: Adjacency) -> list[str]:
         return ["No round was charged to the privacy ledger, so nothing is claimed."]
     texts = [sentence(report, adjacency)]
     if math.isfinite(report.epsilon):
+        factor = math.exp(report.epsilon) if report.epsilon < 700 else math.inf
         texts.append(
             "Whatever an observer looks for in the model, its probability is at most"
-            f" {probability_factor(report.epsilon):.3g} times what it would be"
+            f" {factor:.3g} times what it would be"
             f" {_WORDS[adjacency][2]}, plus {report.delta:g}. This is about sets of outcomes: the"
             " odds of a single outcome may change by more, with a probability that can exceed"
             " delta."

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,8 +82,6 @@ class Guard(RunExtension):
         self._noise = NoiseFiles(run)
         self._lost: set[str] = set()  # phases whose noise of earlier rounds is lost
         self._beside: list[str] = []
-        self._counted = 0
-        self._spent = 0.0  # cost of the charges so far
         self._lines_before = 0  # lines of the ledger before the present round
         if config.mode == "reproducible":
             log.info(
@@ -118,13 +115,12 @@ class Guard(RunExtension):
     def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
         """The privacy cost of the run, as sentences and as JSON values."""
         report = self.phases.report(self.ledger.accountant)
-        accountants = self._accountants()
         first, *rest = self.phases.lines(report)
         again = self._charged_again()
         missing = self.run.experiment.rounds - rounds if self.why_stop(rounds + 1) else 0
-        interruption = " ".join(_interruption(again, rounds, missing))
+        interruption = _interruption(again, rounds, missing)
         first = f"{first}{self._unit()}"
-        words = [first, *filter(None, [interruption]), *accountants, *self._beside, *rest]
+        words = [first, *filter(None, [interruption]), *self._beside, *rest]
         phases = {f"epsilon of {phase}": value for phase, value in report.phases.items()}
         return words, {
             **finite({"epsilon": report.epsilon, "attack": report.attack, **phases}),
@@ -135,7 +131,6 @@ class Guard(RunExtension):
             "rounds-not-run": missing,
             "interruption": interruption,
             "in words": words,
-            "accountants": " ".join(accountants),
             "noise": self._beside,
         }
 
@@ -240,27 +235,12 @@ class Guard(RunExtension):
 
     def epsilon(self) -> float:
         """The epsilon spent so far."""
-        if self._charges != self._counted:
-            self._spent = self.ledger.spent(self.delta).epsilon
-            self._counted = self._charges
-        return self._spent
+        return self.ledger.spent(self.delta).epsilon
 
     def announce(self, theta: Mapping[str, np.ndarray]) -> list[str]:
         """Noise compared with the signal, see `PhasePlans.noise_lines`."""
         self._beside = self.phases.noise_lines(theta)
         return self._beside
-
-    def _accountants(self) -> list[str]:
-        """Epsilon by RDP beside the tightest valid one, where both are finite and differ."""
-        if not self._charges:
-            return []
-        epsilon = self.phases.by_accountant(self.ledger.accountant)
-        if len(epsilon) < 2 or not all(map(math.isfinite, epsilon.values())):
-            return []
-        return [
-            f"RDP (autodp) gives epsilon {epsilon['autodp']:.4g}, the tightest valid accountant"
-            f" (pld) {epsilon['pld']:.4g}; the run's budget is accounted by {self.config.backend}."
-        ]
 
     def _populations(self) -> dict[str, int]:
         """Number of clients of each phase when the run began; clients that join later do not change
@@ -353,7 +333,7 @@ class Guard(RunExtension):
         ]
 
 
-def _interruption(again: Sequence[int], rounds: int, missing: int) -> Iterator[str]:
+def _interruption(again: Sequence[int], rounds: int, missing: int) -> str:
     """What a resumed run paid for repeated rounds, and how many rounds its budget left out.
 
     Args:
@@ -361,16 +341,12 @@ def _interruption(again: Sequence[int], rounds: int, missing: int) -> Iterator[s
         rounds: rounds that were run.
         missing: rounds that the budget did not cover.
     """
+    texts = []
     if again:
-        count = len(again)
-        named = ", ".join(map(str, sorted(set(again))))
-        yield (
-            f"{count} charge{'s' if count > 1 else ''} more than an uninterrupted run has: after an"
-            f" interruption, {'rounds' if ',' in named else 'round'} {named} ran again, and what"
-            " may have been released before is not refunded."
+        texts.append(
+            "Charged again after an interruption, as what may have been released before is not"
+            f" refunded: round {', '.join(map(str, again))}."
         )
     if missing:
-        yield (
-            f"The budget ended the run after {rounds} of {rounds + missing} rounds: {missing}"
-            f" {'were' if missing > 1 else 'was'} not run."
-        )
+        texts.append(f"The budget ended the run after {rounds} of {rounds + missing} rounds.")
+    return " ".join(texts)

@@ -5,9 +5,9 @@ during a run."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,15 +21,15 @@ from fedrec.experiment.phases import contributions_of, phase_at
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy import statement
 from fedrec.privacy.accounting.accountant import Accountant, Report
-from fedrec.privacy.accounting.events import Event, Volunteered
-from fedrec.privacy.accounting.sampling import FixedSize, Full, Scheduled
+from fedrec.privacy.accounting.events import CorrelatedRounds, Event, Volunteered
+from fedrec.privacy.accounting.sampling import FixedSize, Full
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import SIMULATION, caveats
 from fedrec.rng import NoiseSource, source_of
 from server.checkpoint import make_strategy
 from server.cohort import SampledCohorts
-from strategies.base import CohortStrategy, more_than_sums, not_private, protect, server_rate
+from strategies.base import CohortStrategy, more_than_sums, not_private, protect
 from strategies.dp import DpFedAvg
 
 
@@ -80,7 +80,6 @@ class PhasePlans:
             check_declared_categories(experiment, "[privacy]")
         schedule = strategy.schedule(strategy.config, strategy.step)
         order = tuple(phase_at(schedule, n + 1).name for n in range(experiment.rounds))
-        _check_consecutive(config, order)
         mix = config.noise_mix(order)
         malicious = _malicious(experiment)
         compressed = experiment.compression is not None
@@ -91,7 +90,6 @@ class PhasePlans:
                 part.cohorts.section.options,
                 (populations or {}).get(phase, len(part.cohorts.clients)),
                 experiment.rounds,
-                server_lr=server_rate(part.config, 1),
                 factor=config.noise_factor(phase),
                 mix=mix,
                 # of compressed updates, what is decoded may have signs, whatever the step sends
@@ -114,6 +112,7 @@ class PhasePlans:
             else plan.event(phase)
             for phase, plan in plans.items()
         }
+        _check_consecutive(events, order)
         return cls(config, plans, events, order, volunteers)
 
     @classmethod
@@ -169,13 +168,11 @@ class PhasePlans:
         """Number of rounds that the budget covers; further rounds are not run."""
         if self.budget is None:
             return len(self.order)
-        low = 0
-        high = len(self.order)
-        while low < high:  # epsilon grows with every round
-            middle = (low + high + 1) // 2
-            fits = self._accountant(middle).epsilon(self.delta).epsilon <= self.budget
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
+        return bisect_right(  # epsilon grows with every round
+            range(1, len(self.order) + 1),
+            self.budget,
+            key=lambda rounds: self._accountant(rounds).epsilon(self.delta).epsilon,
+        )
 
     def forecast(self) -> Report:
         """The cost of all rounds that the budget covers, before the run."""
@@ -235,14 +232,6 @@ class PhasePlans:
             for line in _noise_and_signal(phase, self.plans[phase], theta)
         ]
 
-    def by_accountant(self, accountant: Accountant) -> dict[str, float]:
-        """Epsilon of an accountant's events, by RDP (`autodp`) and by the tightest valid bound."""
-        epsilons = {}
-        for name in ("autodp", "pld"):
-            with suppress(ExperimentError):  # a backend without a bound for these releases
-                epsilons[name] = accountant.by(name).epsilon(self.delta).epsilon
-        return epsilons
-
     @property
     def _uncovered(self) -> list[str]:
         """Phases without noise whose clients have not agreed to it."""
@@ -281,12 +270,9 @@ def _drawn(plan: Plan) -> str:
     """Description of the cohort of a plan."""
     if isinstance(plan.sampling, Full) and plan.denominator == plan.clients:
         return f"all {plan.clients} clients in each"
-    words = {
-        FixedSize: "",
-        Full: "up to ",
-        Scheduled: "at most " if plan.sampling.rate == 1 else "on average ",
-    }
-    drawn = words.get(type(plan.sampling), "on average ")
+    drawn = "at most " if plan.sampling.rate == 1 else "on average "
+    if isinstance(plan.sampling, FixedSize):
+        drawn = ""
     return f"{drawn}{plan.denominator:g} of {plan.clients} clients in each"
 
 
@@ -308,39 +294,33 @@ def _noise_and_signal(phase: str, plan: Plan, theta: Mapping[str, np.ndarray]) -
     signal = plan.clip_norm * plan.denominator
     if not noise:
         return []
-    mechanism = plan.mechanism
-    mib = mechanism.memory_arrays * numbers * 8 / 2**20
-    memory = f" The server keeps up to {mib:.3g} MiB of noise of earlier rounds." if mib else ""
     return [
         f"Noise of phase {phase} in a round: norm {noise:.4g} over {numbers:,} numbers; the largest"
         f" signal, all {plan.denominator:g} clients alike, has norm {signal:.4g}"
         f" ({signal / noise:.2g} times the noise; on one number at most"
-        f" {signal / per_number:.3g} times).{memory}"
+        f" {signal / per_number:.3g} times)."
     ]
 
 
-def _check_consecutive(config: PrivacyConfig, order: tuple[str, ...]) -> None:
+def _check_consecutive(events: Mapping[str, Event], order: tuple[str, ...]) -> None:
     """Check that correlated noise is in no phase whose rounds those of others interrupt. Samplers
     bound the distance of a client's rounds in rounds of the experiment; in rounds of the phase,
     which are those that noise is correlated between, it is less.
 
     Args:
-        config: the settings.
+        events: what a round of each phase is charged for.
         order: phase of each round, from round 1.
 
     Raises:
         ExperimentError: there is such a phase.
     """
-    mechanism = config.noise()
     for phase in dict.fromkeys(order):
         rounds = [number for number, name in enumerate(order, 1) if name == phase]
         interrupted = rounds[-1] - rounds[0] >= len(rounds)
-        if interrupted and mechanism.correlated and config.covers(phase):
+        if interrupted and isinstance(events[phase], CorrelatedRounds):
             raise ExperimentError(
-                f"the cost of {mechanism.name!r} noise is not known in phase {phase!r}, whose"
-                " rounds are not consecutive",
-                expected="all rounds of a phase in succession: there, a client's rounds are as far"
-                " apart as the sampler guarantees for the experiment",
+                f"the cost of correlated noise is not known in phase {phase!r}, whose rounds are"
+                " not consecutive",
                 got=f"rounds {', '.join(map(str, rounds[:4]))}{', ...' if len(rounds) > 4 else ''}",
                 fix="set privacy.mechanism = 'gaussian' with sampler.name = 'fixed-size', or choose"
                 " a strategy whose phases do not alternate",
@@ -361,6 +341,5 @@ def _check_phases(config: PrivacyConfig, parts: Mapping[str, CohortStrategy]) ->
         if list(part.phases().values()) != [part]:
             raise ExperimentError(
                 f"phase {phase!r} delegates its rounds to other strategies, which have no plan",
-                expected="`phases` of the outer strategy, with those of all inner strategies",
-                fix=f"correct `phases` of {type(part).__name__}, or use it without [privacy]",
+                fix=f"name all inner strategies in `phases` of {type(part).__name__}",
             )

@@ -26,18 +26,12 @@ class AttributeConfig(Config):
     """User feature to infer."""
     source: Literal["profiles", "recommendations", "updates"] = "profiles"
     """What the attacker sees. `profiles`: the items that each device learns from (perturbed, where
-    the experiment perturbs them); `recommendations`: top lists of the trained system; `updates`:
-    what each client uploads in the round after the last."""
-    attacker: Literal["neural", "logistic"] = "neural"
-    """Classifier: neural or logistic."""
+    the experiment perturbs them); `recommendations`: top lists of the trained system after
+    each user's own fine-tuning; `updates`: what each client uploads in the round after the last."""
     folds: int = Field(default=5, ge=2)
     """Number of cross-validation folds over users."""
-    lists: Literal["shared", "fine-tuned"] = "fine-tuned"
-    """Lists of the shared model, or after each user's own fine-tuning."""
     length: int = Field(default=10, ge=1)
     """Items in a list, none of the user's real training rows."""
-    without: tuple[str, ...] = ()
-    """Pattern of parameters to ignore, such as 'user.*'; may repeat."""
 
 
 class Attribute(Attack):
@@ -70,7 +64,6 @@ class Attribute(Attack):
         inference = infer_attribute(
             self._described(attacked, users),
             labels,
-            attacker=self.config.attacker,
             scaling=scaling,
             folds=self.config.folds,
             seed=self.seed,
@@ -90,15 +83,9 @@ class Attribute(Attack):
         config = self.config
         items = attacked.population.interactions.num_items
         if config.source == "updates":
-            return np.stack(list(attacked.target.updates(users, config.without)))
+            return np.stack(list(attacked.target.updates(users)))
         if config.source == "recommendations":
-            lists = attacked.target.lists(
-                users,
-                config.length,
-                fine_tune=config.lists == "fine-tuned",
-                exclude_known=True,
-            )
-            return one_hot(lists, items)
+            return one_hot(attacked.target.lists(users, config.length, as_shown=True), items)
         profiles = np.zeros((len(users), items), dtype=np.float32)
         for row, user in zip(profiles, users.tolist(), strict=True):
             row[attacked.population.client(user).items] = 1.0

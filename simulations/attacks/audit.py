@@ -55,8 +55,6 @@ class AuditConfig(Config):
     that of as many Gaussian releases without amplification by sampling."""
     delta: float = 1e-5
     """Delta of the claimed epsilon."""
-    denominator: float | None = None
-    """Denominator of the mean; default: the sampler's cohort."""
     canaries: int = Field(default=1000, ge=20)
     """Number of canary clients per run."""
     seeds: int = Field(default=1, ge=1)
@@ -190,7 +188,7 @@ class CanaryAudit(Attack):
         cohort = expected_cohort(attacked.experiment, clients)
         claim = PrivacyClaim(
             stated.clip,
-            cohort if stated.denominator is None else stated.denominator,
+            cohort,
             stated.noise_std,
             min(1.0, cohort / clients),
             rounds,

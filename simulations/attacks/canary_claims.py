@@ -27,10 +27,11 @@ from fedrec.errors import ExperimentError, RunError
 from fedrec.experiment.phases import phase_at, phases_of
 from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.accountant import Accountant
-from fedrec.privacy.accounting.events import GAUSSIAN
-from fedrec.privacy.accounting.sampling import Full
+from fedrec.privacy.accounting.events import CorrelatedRounds
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.privacy.ledger import Charge, Ledger
+from fedrec.privacy.mechanisms.banded import Banded
+from fedrec.privacy.mechanisms.base import Gaussian
 from fedrec.privacy.plan import Plan
 from fedrec.protocol.serialization import from_record, zero_copy_arrays
 from fedrec.runs.folder import RunFolder
@@ -62,10 +63,6 @@ class CanaryReleases:
     released: np.ndarray
     quiet: np.ndarray
     groups: np.ndarray
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """As named arrays."""
-        return dict(vars(self))
 
     def fits(self, canaries: int) -> bool:
         """Return True if it may have been recorded with so many canaries."""
@@ -156,7 +153,7 @@ class Watch(Observer):
 
     def on_end(self, result: Result) -> None:
         """The run is finished."""
-        releases = {f"{phase}/": self._releases(phase).arrays() for phase in self._plans}
+        releases = {f"{phase}/": vars(self._releases(phase)) for phase in self._plans}
         with open_atomically(result.folder / _FILE) as file:
             np.savez(file, **add_prefix(releases))  # type: ignore[arg-type]
 
@@ -277,40 +274,30 @@ def check_auditable(experiment: Experiment, *, stated: bool) -> None:
     Raises:
         ExperimentError: says what is in the way.
     """
-    if experiment.engine.name == "flower":
-        raise ExperimentError(
-            "the flower engine does not support audits",
-            expected="engine serial or ray",
-            got="flower",
-            fix="--engine serial",
-        )
-    if experiment.known_cohorts:
-        raise ExperimentError(
-            "audits do not support late or unavailable clients",
-            expected="rounds that wait for all clients, which are always available",
-            got="[closing], [asynchronous] or devices that are away",
-            fix="audit the experiment without them, at the noise that it would have then",
-        )
-    if not stated:
-        return
     strategy = resolve(STRATEGY, experiment.strategy.name)
-    phased = issubclass(strategy, CohortStrategy)
-    if phased and strategy.phases is not CohortStrategy.phases:
-        raise ExperimentError(
-            f"strategy {experiment.strategy.name!r} has phases, whose releases differ",
-            expected="the claim of the experiment's table [privacy], which has one for each phase",
-            got="a single claim on the command line",
-            fix="add [privacy] and leave out --clip and --noise-std",
-        )
-    if experiment.privacy is None and rate_of(experiment)(experiment.rounds) <= 0:
-        anneal = experiment.strategy.options.get("anneal-rounds")
-        raise ExperimentError(
-            "the last rounds cannot be audited: their server rate is 0, so the parameters do not"
-            " change",
-            expected="strategy.anneal-rounds of at least the number of rounds",
-            got=f"rounds = {experiment.rounds}, anneal-rounds = {anneal}",
-            fix=f"--set strategy.anneal-rounds={experiment.rounds}",
-        )
+    phased = issubclass(strategy, CohortStrategy) and strategy.phases is not CohortStrategy.phases
+    still = experiment.privacy is None and rate_of(experiment)(experiment.rounds) <= 0
+    rules = [
+        (experiment.engine.name == "flower", "the engine flower", "--engine serial"),
+        (
+            experiment.known_cohorts,
+            "late or unavailable clients",
+            "audit the experiment without [closing], [asynchronous] and devices that are away",
+        ),
+        (
+            stated and phased,
+            "a single claim for a strategy that has phases, whose releases differ",
+            "add [privacy] and leave out --clip and --noise-std",
+        ),
+        (
+            stated and still,
+            "last rounds whose server rate is 0, so that the parameters do not change",
+            f"--set strategy.anneal-rounds={experiment.rounds}",
+        ),
+    ]
+    for applies, problem, fix in rules:
+        if applies:
+            raise ExperimentError(f"an audit does not support {problem}", fix=fix)
 
 
 def noisy_plans(experiment: Experiment, clients: int) -> dict[str, Plan]:
@@ -347,7 +334,8 @@ def charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> Privacy
     accountant = Accountant(plan.config.backend)
     for charge in charges:
         accountant.step(charge.event, charge.count)
-    correlated = plan.mechanism.correlated
+    mechanism = plan.mechanism
+    correlated = any(isinstance(charge.event, CorrelatedRounds) for charge in charges)
     multipliers = (getattr(charge.event, "noise_multiplier", 0.0) for charge in charges)
     largest = plan.noise_multiplier if correlated else max(multipliers, default=0.0)
     return PrivacyClaim(
@@ -358,7 +346,11 @@ def charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> Privacy
         rounds=rounds,
         delta=plan.delta,
         epsilon=accountant.epsilon(plan.delta).epsilon,
-        mixing=tuple(plan.mechanism.mixing(rounds).tolist()) if correlated else None,
+        mixing=(
+            tuple(mechanism.mixing(rounds).tolist())
+            if correlated and isinstance(mechanism, Banded)
+            else None
+        ),
     )
 
 
@@ -380,40 +372,38 @@ def expected_cohort(experiment: Experiment, clients: int) -> float:
     if drawn.expected_cohort is None:
         raise ExperimentError(
             f"sampler {experiment.sampler.name!r} has no known sampling rate",
-            expected="a sampler that states the mean size of its cohorts",
-            got=f"no `expected_cohort` in {sampler.__name__}",
-            fix="use the sampler full, fixed-size or poisson, or define that property",
+            fix="use the sampler full, fixed-size or poisson, or define `expected_cohort`",
         )
     return drawn.expected_cohort
 
 
 def _check_claim(privacy: PrivacyConfig) -> None:
     """Refuse claims that the audit's statistics do not cover."""
-    mechanism = privacy.noise()
-    rules = {
-        "adjacency": (
-            privacy.adjacency == "replace-one",
+    rules = [
+        (
+            "adjacency",
+            privacy.adjacency != "replace-one",
             "replace-one: a canary's other sign is another client",
         ),
-        "mechanism": (
-            all(
-                release.mechanism == GAUSSIAN
-                for release in mechanism.releases(1.0, 1, Full(), "replace-one")
-            ),
-            "Gaussian noise",
-        ),
-        "placement": (
-            privacy.placement != "local",
+        ("mechanism", not isinstance(privacy.noise(), Gaussian | Banded), "gaussian or banded"),
+        (
+            "placement",
+            privacy.placement == "local",
             "central or distributed: the audit observes sums",
         ),
-        "mode": (
-            privacy.mode == "reproducible",
+        (
+            "mode",
+            privacy.mode == "secure",
             "reproducible: the cohorts must be known afterwards",
         ),
-        "adaptive-clip": (privacy.adaptive_clip is None, "none: the clip norm must be fixed"),
-    }
-    for key, (right, expected) in rules.items():
-        if not right:
+        (
+            "adaptive-clip",
+            privacy.adaptive_clip is not None,
+            "none: the clip norm must be fixed",
+        ),
+    ]
+    for key, broken, expected in rules:
+        if broken:
             raise ExperimentError(
                 f"an audit cannot test 'privacy.{key}' as it is",
                 expected=expected,

@@ -4,17 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
 
 from fedrec.attacks.membership import (
     Describer,
-    Encoding,
-    Mode,
-    Signal,
-    Variance,
     fit_signals,
     forest_scores,
     lira_scores,
@@ -43,19 +39,10 @@ class PrivRecAttackConfig(MembershipConfig):
     """Share of these users that train the shadow system."""
     members: float = Field(default=0.5, gt=0, lt=1)
     """Share of the other users that train the target system."""
-    encoding: Encoding = "both"
-    """Encoding of a list: multi-hot, pooled or both."""
-    lists: Literal["shared", "fine-tuned"] = "shared"
-    """Lists of the shared model, or after each user's own fine-tuning (an attacker who has the
-    user's data)."""
-    exclude_known: bool = False
-    """Whether lists leave out items of the user's training rows (likewise)."""
     length: int = Field(default=10, ge=1)
     """Items in a list."""
     trees: int = Field(default=100, ge=1)
     """Number of trees in the random forest."""
-    balanced: bool = False
-    """Whether members and non-members among the shadow users have equal weight."""
     judged: int = Field(default=200, ge=0)
     """Number of random test users on whom the target's recommendations are evaluated; 0: all. With
     fine-tuning, evaluating all takes longer than the attack itself."""
@@ -95,17 +82,16 @@ class PrivRecAttack(MembershipAttack):
         items = population.rows(known, positive=True).items
         data = population.interactions
         popularity = np.bincount(items, minlength=data.num_items)
-        describer = Describer(
-            data.user_features, data.item_features, popularity, self.config.encoding
-        )
+        describer = Describer(data.user_features, data.item_features, popularity)
+        length = self.config.length
         forest = train_forest(
-            describer.describe(known, self._lists(shadow, known)),
+            describer.describe(known, shadow.lists(known, length)),
             np.isin(known, shadow.members),
             seed=self.seed,
             trees=self.config.trees,
-            balanced=self.config.balanced,
         )
-        there = describer.describe(attacked.users, self._lists(attacked.target, attacked.users))
+        lists = attacked.target.lists(attacked.users, length)
+        there = describer.describe(attacked.users, lists)
         # equal descriptions cannot be distinguished
         self.details["descriptions"] = len(np.unique(there, axis=0))
         return forest_scores(forest, there)
@@ -124,14 +110,6 @@ class PrivRecAttack(MembershipAttack):
             seed=self.seed,
         )
 
-    def _lists(self, system: TrainedSystem, users: np.ndarray) -> np.ndarray:
-        return system.lists(
-            users,
-            self.config.length,
-            fine_tune=self.config.lists == "fine-tuned",
-            exclude_known=self.config.exclude_known,
-        )
-
 
 # The attack by fit (Yeom et al. 2018, section 3): a user whom the system fits well is called a
 # member.
@@ -141,22 +119,11 @@ class PrivRecAttack(MembershipAttack):
 # the median of all users stands for the mean loss.
 
 
-class FitConfig(MembershipConfig):
-    """Settings of the attack by fit."""
-
-    signal: Signal = "contrast"
-    """How well scores fit a user: `positives` or `contrast`, see docs/attacks.md."""
-    fine_tune: bool = False
-    """Whether the model is fine-tuned on the user's data before the fit is measured."""
-
-
 class Fit(MembershipAttack):
     """Suspects the users whom the system fits best; needs no shadow system."""
 
     name = "fit"
-    Config = FitConfig
     paper = "Yeom et al. 2018, section 3"
-    config: FitConfig
 
     def suspicion(self, attacked: Attacked) -> np.ndarray:
         """`float64 [users]`: how well the target fits each user."""
@@ -164,10 +131,9 @@ class Fit(MembershipAttack):
 
     def signals(self, attacked: Attacked, system: TrainedSystem) -> np.ndarray:
         """`float64 [users]`: how well a system fits each user."""
-        blocks = system.scores(attacked.users, fine_tune=self.config.fine_tune)
-        signal = self.config.signal
+        blocks = system.scores(attacked.users)
         return np.concatenate(
-            [fit_signals(scores, attacked.population, part, signal) for part, scores in blocks]
+            [fit_signals(scores, attacked.population, part) for part, scores in blocks]
         )
 
 
@@ -175,16 +141,11 @@ class Fit(MembershipAttack):
 # users, and a target; `fedrec.attacks.membership` has the statistic.
 
 
-class LiraConfig(FitConfig):
+class LiraConfig(MembershipConfig):
     """Settings of the likelihood-ratio attack."""
 
     shadows: int = Field(default=16)
     """Number of shadow systems: even, at least 4."""
-    mode: Mode = "online"
-    """`online` compares systems that were trained with a user and without it; `offline` uses the
-    latter alone."""
-    variance: Variance = "global"
-    """Of the signals: one for all users (`global`), or one per user (`user`)."""
 
 
 class Lira(Fit):
@@ -220,14 +181,8 @@ class Lira(Fit):
         }
         with open_atomically(attacked.folder / "signals.npz") as file:
             np.savez(file, users=users, **arrays)
-        return lira_scores(
-            arrays["target"],
-            arrays["shadows"],
-            arrays["masks"],
-            mode=self.config.mode,
-            variance=self.config.variance,
-        )
+        return lira_scores(arrays["target"], arrays["shadows"], arrays["masks"])
 
     def threshold(self, suspicion: np.ndarray) -> float:
-        """Online 0, offline the median."""
-        return 0.0 if self.config.mode == "online" else super().threshold(suspicion)
+        """A ratio above 1."""
+        return 0.0

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -111,51 +110,46 @@ class TrainedSystem:
         users: np.ndarray,
         length: int,
         *,
-        fine_tune: bool = False,
-        exclude_known: bool = False,
+        as_shown: bool = False,
     ) -> np.ndarray:
         """Recommendation lists, `int64 [users, length]`, best item first.
 
         Args:
             users: `int64 [users]`.
             length: items in a list, at most those of the catalogue.
-            fine_tune: see `scores`.
-            exclude_known: whether lists leave out items of the users' real training rows.
+            as_shown: whether lists are those that users see: after their own fine-tuning, and
+                without items of their real training rows.
         """
         population = self._node.population
         codes = population.feature_codes(users)
         # Users with equal features are made adjacent, because those of a block are scored once.
         order = np.lexsort(np.concatenate(codes, axis=1).T) if codes else np.arange(len(users))
         blocks = []
-        for part, scores in self.scores(users[order], fine_tune=fine_tune):
-            if exclude_known:
+        for part, scores in self.scores(users[order], fine_tune=as_shown):
+            if as_shown:
                 held_out = population.held_out(part, self.experiment.evaluation.held_out)
                 scores = np.where(held_out.known, -np.inf, scores)
             blocks.append(top_lists(scores, length))
         return np.concatenate(blocks)[np.argsort(order)]
 
-    def updates(self, users: np.ndarray, without: tuple[str, ...] = ()) -> Iterator[np.ndarray]:
+    def updates(self, users: np.ndarray) -> Iterator[np.ndarray]:
         """Descriptions of each client's upload in one more round, `float32 [columns]`: for a table
         or matrix the norms of its rows' changes, for a vector its changes. Which rows change, and
         by how much, is most informative; directions are left out to keep a description short.
 
         Args:
             users: `int64 [users]`.
-            without: patterns of parameters that are left out.
         """
         from clients.one_client import update_of
-
-        def seen(name: str) -> bool:
-            return not any(fnmatchcase(name, pattern) for pattern in without)
 
         node = self._node
         if node.model.generated:
             for table in _generated_updates(node, self._tensors, users):
-                yield np.concatenate([value for name, value in table.items() if seen(name)])
+                yield np.concatenate(list(table.values()))
             return
         step = node.step(self.experiment.step)
         private = set(step.private_names(list(self.parameters)))
-        names = [name for name in self.parameters if name not in private and seen(name)]
+        names = [name for name in self.parameters if name not in private]
         for user in users.tolist():
             drawn = stream(self.experiment.seed, "client", user, self.experiment.rounds + 1)
             delta = update_of(step, self._tensors, node.population.client(user), drawn).delta

@@ -108,25 +108,17 @@ def _question(ctx: typer.Context) -> Question:
 
 
 def _explain_experiment(source: str, overrides: list[str], given: dict[str, Any]) -> list[str]:
-    beside = sorted(set(given) - {"clients"})
-    if beside:
+    clients = given.pop("clients", None)
+    if given or (clients is not None and clients < 1):
         raise ExperimentError(
-            "an experiment already has these settings",
-            expected="an experiment, or options",
-            got=", ".join(f"--{key}" for key in beside),
+            "an experiment already has its settings",
+            expected="an experiment, or options; beside an experiment only --clients, at least 1",
+            got=", ".join(f"--{key}" for key in given) or f"--clients {clients}",
             fix="change a key of the experiment with --set, such as --set privacy.delta=1e-6",
         )
-    clients = given.get("clients", 1)
-    if clients < 1:
-        raise ExperimentError(
-            "wrong number of clients",
-            expected="a whole number of at least 1",
-            got=str(clients),
-            fix="--clients 1000",
-        )
     experiment = load(source, overrides)
-    if experiment.privacy is None or "clients" in given:
-        chosen = np.arange(clients)
+    if experiment.privacy is None or clients is not None:
+        chosen = np.arange(clients or 1)
     else:
         chosen = Population.of(experiment).partition.training_clients
     phases = PhasePlans.before_a_run(experiment, chosen)

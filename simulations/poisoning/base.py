@@ -53,23 +53,10 @@ class Poisoning(ABC):
             random: a stream of this client.
         """
 
-    @abstractmethod
-    def updates(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
-        """The updates of some malicious clients, `[C, ...]` by parameter; zero for parameters that
-        are left out."""
-
 
 class ProfilePoisoning(Poisoning):
     """Malicious clients make up a profile and train on it as honest clients do. Such an attack
     works against every system, centralised ones included."""
-
-    def updates(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
-        """Not called.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError
 
 
 class UpdatePoisoningConfig(Config):
@@ -102,7 +89,7 @@ class UpdatePoisoning(Poisoning):
 
     def updates(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
         """The crafted updates, scaled to the norm of the settings if there is one, `[C, ...]` by
-        parameter."""
+        parameter; zero for parameters that are left out."""
         crafted = self.crafted(block)
         if self.config.norm is None:
             return crafted

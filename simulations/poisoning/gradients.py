@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
 import torch
@@ -250,9 +249,9 @@ def clustered(points: Tensor, count: int, generator: torch.Generator) -> tuple[T
 # PIECK (Zhang et al. 2024): popular items are found by how far their embeddings have moved, and the
 # targets are promoted with these, without any knowledge of the data.
 #
-# `ipe` (popularity enhancement) turns the targets' embeddings towards those of the popular items,
-# most weight on the most popular; `uea` (user approximation) takes the popular items' embeddings
-# for those of users and promotes the targets for them, for models in which both are in one space.
+# Of the paper's two variants this is user approximation (PIECK-UEA): the popular items' embeddings
+# are taken for those of users, and the targets are promoted for these, in models in which both are
+# in one space.
 #
 # Where this differs from the paper: an item's movement is the distance of its embedding from its
 # initial value, which every client can compute, and not the sum over the first rounds that the
@@ -263,20 +262,15 @@ def clustered(points: Tensor, count: int, generator: torch.Generator) -> tuple[T
 class PieckConfig(UpdatePoisoningConfig):
     """Settings of PIECK."""
 
-    variant: Literal["ipe", "uea"] = "uea"
-    """`ipe`: turn the targets towards popular items; `uea`: promote them for users that are
-    approximated by these."""
     popular: int = Field(default=10, ge=1)
     """Number of popular items."""
-    emphasis: float = Field(default=0.9, gt=0)
-    """Factor on the mean similarities of `ipe` (tau)."""
 
 
 class Pieck(UpdatePoisoning):
     """Promotes the targets by popular items that it finds itself.
 
     Raises:
-        ExperimentError: the model has no table of item embeddings, or `uea` needs another model.
+        ExperimentError: the model is no matrix factorisation.
     """
 
     name = "pieck"
@@ -297,32 +291,20 @@ class Pieck(UpdatePoisoning):
         step = torch.zeros_like(table)
         if bool((moved[popular] > 0).any()):
             rows = table[targets].clone().requires_grad_()
-            loss = self._loss(rows, table[popular])
+            loss = promotion_loss(table[popular] @ rows.T)
             (gradient,) = torch.autograd.grad(loss, [rows])
             step[targets] = -learning_rates(block)[name] * gradient
         return {name: step.expand(len(block.clients), *step.shape)}
 
-    def _loss(self, targets: Tensor, popular: Tensor) -> Tensor:
-        """The loss of the targets' embeddings `[targets, d]`, given popular ones `[n, d]`."""
-        if self.config.variant == "uea":
-            return promotion_loss(popular @ targets.T)
-        ranks = torch.arange(len(popular), 0, -1).to(popular)
-        similar = F.cosine_similarity(popular[:, None], targets[None], dim=2)
-        weighted = (ranks / ranks.sum())[:, None] * similar
-        halves = [weighted[part] for part in (weighted > 0, weighted <= 0) if bool(part.any())]
-        return -self.config.emphasis * sum((half.mean() for half in halves[1:]), halves[0].mean())
-
     def _table(self, block: MaliciousBlock) -> str:
         """The item table that it changes: the first with more than one column."""
         tables = embedding_tables(block)
-        users = block.parameters.get("user.factors")
-        same = bool(tables) and users is not None
-        if not tables or (self.config.variant == "uea" and not same):
+        if not tables or USERS not in block.parameters:
             raise ExperimentError(
-                f"PIECK ({self.config.variant}) cannot attack {type(block.model).__name__}",
-                expected="embeddings of items, for uea in the space of the users': model mf",
+                f"PIECK cannot attack {type(block.model).__name__}",
+                expected="embeddings of items in the space of the users': model mf",
                 got=", ".join(block.shared),
-                fix="set adversary.attack = { name = 'pieck', variant = 'ipe' }, or model mf",
+                fix="choose another attack, such as explicit-boosting",
             )
         return tables[0]
 

@@ -15,7 +15,6 @@ from clients.steps import descent as contrastive
 from clients.steps import sgd as sgd_profile
 from clients.steps.als import MOMENTS
 from clients.steps.descent import Update, labelled, one_by_one
-from clients.steps.dpvae import _network as _without_bound
 from clients.steps.fedrap import PERSONAL, SHARED, _check_finite
 from clients.steps.gpfedrec import BIAS, ITEMS, WEIGHT
 from clients.steps.maml import _minus_gradients
@@ -236,17 +235,16 @@ class DpVae(OneByOne, dpvae.DpVae):
                 {name: torch.zeros_like(value) for name, value in parameters.items()}, 1, math.nan
             )
         gradients, loss = self.gradients(parameters, data, random)
-        norms = gradients.double().norm(dim=1)
-        bound = self.bound(parameters, gradients, data.client)
-        uploaded = self.uploaded(clipped_mean(gradients, bound), bound, norms, data.client, random)
+        bound = self.bound(gradients, data.client)
+        uploaded = self.uploaded(clipped_mean(gradients, bound), bound, data.client, random)
         return Update(
-            self.shaped(uploaded, _without_bound(parameters)),
+            self.shaped(uploaded, parameters),
             1,
             loss if self.config.mode == "paper" else math.nan,
         )
 
     def gradients(self, parameters, data, random):
-        network = _without_bound(parameters)
+        network = parameters
         number = len(data.positives)
         if not number:
             return torch.zeros(

@@ -335,9 +335,6 @@ STEPS = {
     "paper": "step={name='dpvae', mode='paper', examples=3}",
     "all-examples": "step={name='dpvae', clip-norm=0.01, examples=100, weighting='precision'}",
     "whole-user": "step={name='dpvae', clip='user', clip-norm=0.2, participations=4}",
-    "quantile": (
-        "step={name='dpvae', clip-norm=0.3, examples=3, quantile={quantile=0.3}, participations=4}"
-    ),
     "priors": "step={name='dpvae', clip-norm=0.3, priors={}, participations=4}",
     "own-priors": "step={name='dpvae', mode='paper', priors={features=['gender'], noise=false}}",
     "no-upload": "step={name='dpvae', epochs=0}",

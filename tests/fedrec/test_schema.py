@@ -10,7 +10,7 @@ from fedrec.components.registry import DATASET, MODEL, STEP, STRATEGY
 from fedrec.errors import ExperimentError
 from fedrec.experiment.loading import from_run_config, load, shipped_experiments
 from fedrec.experiment.schema import Experiment
-from fedrec.privacy.personal import drawn_budget
+from fedrec.privacy.personal import PersonalNoise
 
 LEAST = {"name": "least", "rounds": 1, "dataset": {"name": "synthetic"}}
 ADAM = "flwr.serverapp.strategy:FedAdam"
@@ -55,9 +55,9 @@ def test_a_seed_of_a_components_own_is_the_experiments_unless_it_is_given():
     drawn = load(source, ["seed=5"]).settings(STEP).budget(7)
     assert (
         drawn
-        == drawn_budget(5, 7, 1.0, 1e-5)
+        == PersonalNoise(budget_seed=5).budget(7)
         != own.settings(STEP).budget(7)
-        == drawn_budget(0, 7, 1.0, 1e-5)
+        == PersonalNoise(budget_seed=0).budget(7)
     )
     assert load(own.table()) == own
 

@@ -460,7 +460,6 @@ def test_explain_takes_options_or_an_experiment(fedrec):
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
-        (("epsilon", *ROUNDS, "--noise-multiplier", 0), "noise-multiplier"),
         (("epsilon", *ROUNDS, "--noise-multiplier", "nan"), "noise-multiplier"),
         (("epsilon", *ROUNDS, "--noise-multiplier", "1e30"), "from 1e-09 to 1e+09"),
         (("epsilon", *ROUNDS, "--noise-multiplier", "1e-30"), "from 1e-09 to 1e+09"),

@@ -125,10 +125,9 @@ def test_hard_users_score_the_targets_lower_than_random_ones(block_of):
     assert hard < easy - 0.01
 
 
-@pytest.mark.parametrize("variant", ["ipe", "uea"])
-def test_pieck_moves_targets_alone_and_nothing_in_the_first_round(variant, block_of):
+def test_pieck_moves_targets_alone_and_nothing_in_the_first_round(block_of):
     block = block_of("pieck", *MF)
-    attack = attack_of("pieck", variant=variant, popular=4, emphasis=0.5)
+    attack = attack_of("pieck", popular=4)
     found = attack.updates(block)["item.factors"]
     moved = found.norm(dim=2) > 0
     assert moved.nonzero()[:, 1].unique().tolist() == block.known.targets.tolist()

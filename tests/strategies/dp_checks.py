@@ -123,7 +123,6 @@ class Federation:
             {"cohort": self.cohort},
             clients,
             10,
-            server_lr=server_lr,
         )
         self.charged: list[Any] = []
         cohorts: Any = Fixed(clients, self.cohort, nodes or clients)

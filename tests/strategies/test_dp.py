@@ -57,20 +57,9 @@ def test_noise_is_added_before_the_servers_learning_rate(rate):
     assert federation.charged[0][1].noise_multiplier == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("rate", [0.25, 2.0])
-def test_noise_after_the_learning_rate_as_in_the_paper_is_accounted_for(rate):
-    """PrivRec, algorithm 2, line 9: the step's noise does not depend on alpha2, so the multiplier
-    is z / alpha2."""
-    federation = Federation(server_lr=rate, paper_noise_order=True)
-    moved = flat(federation.play()) * rate / CLIENTS
-    assert_std(moved, 2 * CLIP / CLIENTS)
-    assert federation.charged[0][1].noise_multiplier == pytest.approx(1 / rate)
-
-
 @pytest.mark.parametrize(
     ("settings", "std"),
     [
-        ({"noise_relative_to": "clip-norm"}, CLIP),
         ({"adjacency": "add-remove", "sampler": "poisson", "clients": 40, "cohort": 12}, CLIP),
         ({"noise_multiplier": 0.25}, CLIP / 2),
     ],

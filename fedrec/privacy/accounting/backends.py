@@ -12,7 +12,13 @@ import numpy as np
 
 from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import GAUSSIAN, Backend, Bound, Release
-from fedrec.privacy.accounting.rdp import INTEGER_ORDERS, RdpBackend, unsampled
+from fedrec.privacy.accounting.rdp import (
+    INTEGER_ORDERS,
+    ORDERS,
+    epsilon_of,
+    pure_epsilon,
+    unsampled,
+)
 from fedrec.privacy.accounting.sampling import FixedSize, Full
 
 # RDP curves from autodp (Wang et al. 2019, Zhu and Wang 2019), turned into epsilon by our own tight
@@ -25,16 +31,34 @@ from fedrec.privacy.accounting.sampling import FixedSize, Full
 # (silently negative). A new accountant is created for each curve.
 
 
-class Autodp(RdpBackend):
-    """The analytical moments accountant of autodp, the improved bound, integer orders 2 to 64."""
+class Autodp(Backend):
+    """The analytical moments accountant of autodp, the improved bound, integer orders 2 to 64. A
+    curve is computed once per kind of release and cached."""
 
-    name = "autodp"
     method = (
         "RDP curves of autodp (improved bound, orders 2..64), conversion of Canonne, Kamath and"
         " Steinke"
     )
 
-    def curve(self, release: Release) -> np.ndarray:
+    def __init__(self) -> None:
+        self._curves: dict[Release, np.ndarray] = {}
+
+    def epsilon(self, releases: Mapping[Release, int], delta: float) -> Bound:
+        """Smallest epsilon that the method proves for all releases together."""
+        epsilon, order = epsilon_of(self.total(releases), delta)
+        return Bound(float(epsilon), float(order) if np.isfinite(epsilon) else None)
+
+    def total(self, releases: Mapping[Release, int]) -> np.ndarray:
+        """R of all releases together at `ORDERS`, `float64 [orders]`; the last is the pure
+        epsilon."""
+        total = np.zeros(len(ORDERS))
+        for release, count in releases.items():
+            if release not in self._curves:
+                self._curves[release] = np.append(self._curve(release), pure_epsilon(release))
+            total += count * self._curves[release] if count else 0.0
+        return total
+
+    def _curve(self, release: Release) -> np.ndarray:
         """R of one release at the integer orders, `float64 [INTEGER_ORDERS]`."""
         if isinstance(release.sampling, Full):
             return unsampled(INTEGER_ORDERS.astype(np.float64), release)
@@ -69,7 +93,6 @@ _MOST_RELEASES = 10**9
 class Pld(Backend):
     """Composed privacy loss distributions, see `fedrec.privacy.accounting.losses`."""
 
-    name = "pld"
     method = "privacy loss distribution of the dominating pair (connect the dots, FFT)"
 
     def epsilon(self, releases: Mapping[Release, int], delta: float) -> Bound:
@@ -120,7 +143,6 @@ _ORDERS = np.arange(2, 129)
 class Paper(Backend):
     """The arithmetic of PrivRec's tables."""
 
-    name = "paper"
     method = (
         "as PrivRec's tables 4 and 5 (every client of a round counted as a release); for comparison"
         " only"
@@ -162,3 +184,17 @@ def _curve_of_all_clients(release: Release) -> np.ndarray:
     with np.errstate(all="ignore"):
         accountant.compose_subsampled_mechanism(rdp, sampling.rate, coeff=sampling.cohort)
         return accountant.get_rdp(_ORDERS)
+
+
+@cache
+def backend_of(name: str) -> Backend:
+    """The accountant `autodp`, `pld` or `paper`. All of a process share it, with the curves and
+    distributions that it has computed.
+
+    Raises:
+        ExperimentError: there is no such accountant.
+    """
+    backends: dict[str, type[Backend]] = {"autodp": Autodp, "pld": Pld, "paper": Paper}
+    if name not in backends:
+        raise ExperimentError(f"unknown accountant {name!r}", expected=", ".join(backends))
+    return backends[name]()

@@ -13,16 +13,17 @@ others are recorded as covered.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter
 
 from fedrec.errors import ExperimentError, RunError
 from fedrec.privacy.accounting import sampling as samplings
-from fedrec.privacy.accounting.sampling import Adjacency, Sampling
+from fedrec.privacy.accounting.sampling import Adjacency, InLedger, Sampling
 
 TRAINING = "training"
 GAUSSIAN = "gaussian"
@@ -34,7 +35,7 @@ epsilons are above 1e17, and practically 0."""
 
 
 @dataclass(frozen=True)
-class Release:
+class Release(InLedger):
     """The parameters of an event that accountants need.
 
     Attributes:
@@ -49,7 +50,7 @@ class Release:
     """
 
     mechanism: str
-    sampling: Sampling
+    sampling: Annotated[Sampling, Field(discriminator="name")]
     adjacency: Adjacency
     noise_multiplier: float
 
@@ -73,7 +74,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class NoisyRound:
+class NoisyRound(InLedger):
     """A sum of clipped updates under noise; with adaptive clipping also a noisy count of the same
     cohort.
 
@@ -88,11 +89,12 @@ class NoisyRound:
     """
 
     mechanism: str
-    sampling: Sampling
+    sampling: Annotated[Sampling, Field(discriminator="name")]
     adjacency: Adjacency
     noise_multiplier: float
     count_multiplier: PositiveFloat | None = None
     phase: str = TRAINING
+    kind: Literal["noisy-round"] = "noisy-round"
 
     @property
     def release(self) -> Release:
@@ -111,7 +113,7 @@ class NoisyRound:
 
 
 @dataclass(frozen=True)
-class CorrelatedRounds:
+class CorrelatedRounds(InLedger):
     """All rounds of a phase, whose noise is correlated; charged with the first of them.
 
     Attributes:
@@ -127,6 +129,7 @@ class CorrelatedRounds:
     rounds: PositiveInt
     counted: tuple[tuple[Release, PositiveInt], ...]
     phase: str = TRAINING
+    kind: Literal["correlated-rounds"] = "correlated-rounds"
 
     @property
     def releases(self) -> Mapping[Release, int]:
@@ -135,7 +138,7 @@ class CorrelatedRounds:
 
 
 @dataclass(frozen=True)
-class CoveredRound:
+class CoveredRound(InLedger):
     """A further round of `CorrelatedRounds`, whose cost is charged already.
 
     Attributes:
@@ -143,10 +146,11 @@ class CoveredRound:
     """
 
     phase: str = TRAINING
+    kind: Literal["covered-round"] = "covered-round"
 
 
 @dataclass(frozen=True)
-class NonPrivate:
+class NonPrivate(InLedger):
     """Something computed from users' data was used or released without noise: the total epsilon is
     infinite.
 
@@ -157,10 +161,11 @@ class NonPrivate:
 
     reason: str
     phase: str = TRAINING
+    kind: Literal["non-private"] = "non-private"
 
 
 @dataclass(frozen=True)
-class Volunteered:
+class Volunteered(InLedger):
     """A release without noise, computed only from the data of users who agreed to it. It costs
     nothing for other users; for the volunteers the total epsilon is infinite.
 
@@ -171,16 +176,11 @@ class Volunteered:
 
     who: str
     phase: str = TRAINING
+    kind: Literal["volunteered"] = "volunteered"
 
 
 Event = NoisyRound | CorrelatedRounds | CoveredRound | NonPrivate | Volunteered
-_ROUND = "-round"  # the kind of a noisy round is the name of its mechanism and this
-_KINDS: dict[str, type[Event]] = {
-    "correlated-rounds": CorrelatedRounds,
-    "covered-round": CoveredRound,
-    "non-private": NonPrivate,
-    "volunteered": Volunteered,
-}
+_RECORDS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 
 
 def releases_in(event: Event) -> Mapping[Release, int]:
@@ -190,13 +190,7 @@ def releases_in(event: Event) -> Mapping[Release, int]:
 
 def to_record(event: Event) -> dict[str, Any]:
     """An event as a JSON object; `from_record` gives back an equal event."""
-    if isinstance(event, NoisyRound):
-        record = _sampled(event)
-        return {"kind": record.pop("mechanism") + _ROUND, **record}
-    record = asdict(event)
-    if isinstance(event, CorrelatedRounds):
-        record["counted"] = [[_sampled(release), count] for release, count in event.counted]
-    return {"kind": next(name for name, cls in _KINDS.items() if cls is type(event)), **record}
+    return _RECORDS.dump_python(event, mode="json")
 
 
 def from_record(record: dict[str, Any]) -> Event:
@@ -206,49 +200,16 @@ def from_record(record: dict[str, Any]) -> Event:
         RunError: the object was not written by `to_record`.
     """
     try:
-        values = dict(record)
-        kind = values.pop("kind")
-        cls = _KINDS.get(kind, NoisyRound)
-        if cls is NoisyRound:
-            if not kind.endswith(_ROUND):
-                raise KeyError(f"unknown kind {kind!r}")
-            values["mechanism"] = kind.removesuffix(_ROUND)
-            values["sampling"] = samplings.from_record(values["sampling"])
-        if cls is CorrelatedRounds:
-            values["counted"] = tuple(
-                (_release(released), count) for released, count in values["counted"]
-            )
-        known = {field.name for field in fields(cls)}
-        needed = {field.name for field in fields(cls) if field.default is MISSING} | {"phase"}
-        if not needed <= set(values) <= known:
-            raise KeyError(f"keys {sorted(values)} instead of {sorted(known)}")
-        event = cls(**values)
-        samplings.check_values(event)
+        event = _RECORDS.validate_json(json.dumps(record, allow_nan=False), strict=True)
         releases_in(event)  # refuses multipliers and samplings for which there is no bound
-        return event
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ArithmeticError,
-        ExperimentError,
-    ) as error:
+    except (ValueError, TypeError, ArithmeticError, ExperimentError) as error:
         raise RunError(
             "this is not a privacy event",
             expected="a record written by fedrec",
             got=f"{record!r} ({error})",
             fix="restore the ledger from a backup: without it nobody knows what was spent",
         ) from None
-
-
-def _sampled(released: NoisyRound | Release) -> dict[str, Any]:
-    """A round or a release as a JSON object."""
-    return {**asdict(released), "sampling": samplings.to_record(released.sampling)}
-
-
-def _release(record: dict[str, Any]) -> Release:
-    return Release(**{**record, "sampling": samplings.from_record(record["sampling"])})
+    return event
 
 
 BackendName = Literal["autodp", "pld"]
@@ -271,8 +232,7 @@ class Bound:
 
 
 class Backend(ABC):
-    """Computes epsilon for counted releases under one adjacency. A subclass with a name
-    lives in `fedrec/privacy/accounting/backends.py`."""
+    """Computes epsilon for counted releases under one adjacency."""
 
     method: ClassVar[str]
     """Description of the method for reports."""

@@ -63,7 +63,15 @@ from fedrec.privacy.accounting.events import (
     Release,
 )
 from fedrec.privacy.accounting.rdp import amplified, gdp_epsilon, pure_epsilon
-from fedrec.privacy.accounting.sampling import Adjacency, FixedSize, Full, Poisson, Sampling
+from fedrec.privacy.accounting.sampling import (
+    Adjacency,
+    FixedSize,
+    Full,
+    Poisson,
+    Sampling,
+    Scheduled,
+    unknown_cost,
+)
 
 _FEW = 100  # releases, whose losses no convolution has smoothed
 _LEAST_STEP = 1e-9
@@ -78,7 +86,18 @@ Counted = tuple[tuple[Release, int], ...]
 
 
 def of_rounds(event: dp_event.DpEvent, rounds: int, sampling: Sampling) -> dp_event.DpEvent:
-    """The event of independent rounds, from that of one round without sampling."""
+    """The event of independent rounds, from that of one round without sampling.
+
+    Raises:
+        ExperimentError: the cost is not known for such cohorts.
+    """
+    if isinstance(sampling, Scheduled):
+        raise unknown_cost(
+            "the sampler 'fixed-size', 'poisson' or 'full'; with 'min-separation' the mechanism"
+            " { name = 'banded', bands = 1 }, which is Gaussian noise accounted by a client's"
+            " rounds",
+            sampling,
+        )
     if isinstance(sampling, FixedSize):
         event = dp_event.SampledWithoutReplacementDpEvent(sampling.clients, sampling.cohort, event)
     elif sampling.rate < 1:

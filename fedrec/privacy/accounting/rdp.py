@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import functools
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from fedrec.privacy.accounting.events import GAUSSIAN, Backend, Bound, Release
+from fedrec.privacy.accounting.events import GAUSSIAN, Release
 
 INTEGER_ORDERS = np.arange(2, 65)
 ORDERS = np.append(INTEGER_ORDERS.astype(np.float64), np.inf)
@@ -78,36 +77,6 @@ def amplified(epsilon: float, rate: float) -> float:
         return epsilon
     # log(1 + q expm1(x)) would overflow for the large x of very little noise
     return float(np.logaddexp(math.log1p(-rate), math.log(rate) + epsilon))
-
-
-class RdpBackend(Backend):
-    """Adds the RDP curves of all releases; a curve is computed once per kind of release and
-    cached."""
-
-    def __init__(self) -> None:
-        self._curves: dict[Release, np.ndarray] = {}
-
-    @abstractmethod
-    def curve(self, release: Release) -> np.ndarray:
-        """R of one release at the integer orders, `float64 [INTEGER_ORDERS]`."""
-
-    def whole_curve(self, release: Release) -> np.ndarray:
-        """R of one release at `ORDERS`, `float64 [orders]`; its last value is the pure epsilon."""
-        if release not in self._curves:
-            self._curves[release] = np.append(self.curve(release), pure_epsilon(release))
-        return self._curves[release]
-
-    def epsilon(self, releases: Mapping[Release, int], delta: float) -> Bound:
-        """Smallest epsilon that the method proves for all releases together."""
-        epsilon, order = epsilon_of(self.total(releases), delta)
-        return Bound(float(epsilon), float(order) if np.isfinite(epsilon) else None)
-
-    def total(self, releases: Mapping[Release, int]) -> np.ndarray:
-        """R of all releases together at `ORDERS`, `float64 [orders]`."""
-        total = np.zeros(len(ORDERS))
-        for release, count in releases.items():
-            total += count * self.whole_curve(release) if count else 0.0
-        return total
 
 
 # Gaussian differential privacy (Dong, Roth and Su 2022): epsilon, delta and the parameter mu of

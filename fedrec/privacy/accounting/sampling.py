@@ -10,12 +10,10 @@ Poisson sampling with add-remove.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, PositiveInt
 
 from fedrec.errors import ExperimentError
 
@@ -57,9 +55,17 @@ Contributions = Literal["signed", "non-negative"]
 semi-definite matrices; `signed`: anything."""
 
 
+class InLedger:
+    """A dataclass that is written to ledgers as JSON: pydantic checks all its fields."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+
 @dataclass(frozen=True)
-class Full:
+class Full(InLedger):
     """Every client takes part in every round, or participation is known: no amplification."""
+
+    name: Literal["full"] = "full"
 
     @property
     def rate(self) -> float:
@@ -68,7 +74,7 @@ class Full:
 
 
 @dataclass(frozen=True)
-class FixedSize:
+class FixedSize(InLedger):
     """A cohort of fixed size, uniformly without replacement.
 
     Attributes:
@@ -78,6 +84,7 @@ class FixedSize:
 
     cohort: int
     clients: int
+    name: Literal["fixed-size"] = "fixed-size"
 
     def __post_init__(self) -> None:
         if not 1 <= self.cohort <= self.clients:
@@ -90,7 +97,7 @@ class FixedSize:
 
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(InLedger):
     """Every client takes part independently with the same probability.
 
     Attributes:
@@ -98,6 +105,7 @@ class Poisson:
     """
 
     rate: float
+    name: Literal["poisson"] = "poisson"
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
@@ -105,7 +113,7 @@ class Poisson:
 
 
 @dataclass(frozen=True)
-class Scheduled:
+class Scheduled(InLedger):
     """Who may take part in which round does not depend on data and need not be secret: a bound on
     the rounds of each client.
 
@@ -124,6 +132,7 @@ class Scheduled:
     participations: PositiveInt | None = None
     rate: Annotated[float, Field(gt=0, le=1)] = 1.0
     joining: bool = False
+    name: Literal["scheduled"] = "scheduled"
 
     def most(self, rounds: int) -> int:
         """Largest number of rounds of a client among so many."""
@@ -132,17 +141,6 @@ class Scheduled:
 
 
 Sampling = Full | FixedSize | Poisson | Scheduled
-NAMES: dict[str, type[Sampling]] = {
-    "full": Full,
-    "fixed-size": FixedSize,
-    "poisson": Poisson,
-    "scheduled": Scheduled,
-}
-
-
-def name_of(sampling: Sampling) -> str:
-    """Name of a sampling scheme, as used for samplers."""
-    return next(name for name, kind in NAMES.items() if isinstance(sampling, kind))
 
 
 def simplest(sampling: Sampling) -> Sampling:
@@ -150,41 +148,13 @@ def simplest(sampling: Sampling) -> Sampling:
     return Full() if sampling.rate == 1 else sampling
 
 
-def to_record(sampling: Sampling) -> dict[str, Any]:
-    """As a JSON object."""
-    return {"name": name_of(sampling), **asdict(sampling)}
-
-
-def from_record(record: dict[str, Any]) -> Sampling:
-    """From a JSON object written by `to_record`.
-
-    Raises:
-        KeyError, TypeError, ValueError: it was not.
-        ExperimentError: a cohort of that size cannot be drawn.
-    """
-    settings = dict(record)
-    sampling = NAMES[settings.pop("name")](**settings)
-    check_values(sampling)
-    return sampling
-
-
-def check_values(value: Any) -> None:
-    """Check that the values of a dataclass from a file have the types and ranges of its fields.
-
-    Raises:
-        ValueError: one has not.
-    """
-    text = json.dumps(asdict(value), allow_nan=False)
-    try:
-        _types(type(value)).validate_json(text, strict=True)
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        raise ValueError(f"{fault['loc'][0]} = {fault['input']!r}: {fault['msg']}") from None
-
-
-@cache
-def _types(cls: type) -> TypeAdapter:
-    return TypeAdapter(cls)
+def unknown_cost(needed: str, sampling: Sampling) -> ExperimentError:
+    """The error of a mechanism whose cost is not known for the cohorts of a sampler."""
+    return ExperimentError(
+        f"no cost, nor privacy amplification, is proven for this mechanism and {sampling}",
+        expected=needed,
+        fix="set another sampler.name, or another privacy.mechanism",
+    )
 
 
 def check_proven(sampling: Sampling, adjacency: Adjacency) -> None:
@@ -194,22 +164,12 @@ def check_proven(sampling: Sampling, adjacency: Adjacency) -> None:
         ExperimentError: Poisson with replace-one, or a fixed size with add-remove.
     """
     coins = isinstance(sampling, Poisson | Scheduled) and sampling.rate < 1
-    if coins and adjacency == "replace-one":
+    fixed = isinstance(sampling, FixedSize) and sampling.rate < 1
+    if (coins and adjacency == "replace-one") or (fixed and adjacency == "add-remove"):
         raise ExperimentError(
-            "Poisson sampling and replace-one adjacency have no proven bound here",
-            expected="the bounds for Poisson sampling are for one client more or less",
-            got=f"sampler {name_of(sampling)} with independent coin flips, adjacency replace-one",
-            fix="set adjacency to add-remove, or the sampler to draw a fixed size",
-        )
-    if isinstance(sampling, FixedSize) and adjacency == "add-remove" and sampling.rate < 1:
-        raise ExperimentError(
-            "a cohort of fixed size and add-remove adjacency have no proven bound here",
-            expected=(
-                "with a fixed size, one client more or less also changes everybody else's chance to"
-                " be drawn"
-            ),
-            got="sampler fixed-size, adjacency add-remove",
-            fix="set adjacency to replace-one, or the sampler to poisson",
+            f"the sampler {sampling.name!r} and {adjacency} adjacency have no proven bound here",
+            expected="a cohort of fixed size with replace-one, or coin flips with add-remove",
+            fix="set privacy.adjacency, or another sampler.name",
         )
 
 

@@ -29,7 +29,7 @@ from pydantic import Field
 
 from fedrec.config import Config
 from fedrec.errors import ExperimentError
-from fedrec.privacy.accounting.sampling import Full, Poisson, Sampling, Scheduled
+from fedrec.privacy.accounting.sampling import Full, Poisson, Sampling, Scheduled, unknown_cost
 from fedrec.privacy.mechanisms.base import Mechanism, Memory
 from fedrec.rng import NoiseSource
 
@@ -96,13 +96,6 @@ def _first_rounds(rounds: int, schedule: Scheduled) -> np.ndarray:
     return np.arange(schedule.most(rounds)) * schedule.separation
 
 
-def _schedule_of(sampling: Sampling) -> Scheduled | None:
-    """The schedule of known cohorts; everybody in each round is one, too. None: there is none."""
-    if isinstance(sampling, Full):
-        return Scheduled(1.0)
-    return sampling if isinstance(sampling, Scheduled) else None
-
-
 class BandedConfig(Config):
     """Settings of banded noise."""
 
@@ -118,7 +111,6 @@ class Banded(Mechanism):
     name = "banded"
     Config = BandedConfig
     paper = "(Amplified) Banded Matrix Factorization (Choquette-Choo et al. 2023)"
-    correlated = True
     config: BandedConfig
 
     def __init__(self, config: BandedConfig, name: str) -> None:
@@ -133,26 +125,16 @@ class Banded(Mechanism):
         return _largest_row(self.config.bands)
 
     def mixing(self, rounds: int) -> np.ndarray:
-        """The first column of C^-1."""
+        """The first column of C^-1, `float64 [rounds]`: shares of the independent noise of that
+        round and of those before in the noise of a round, for audits."""
         return inverse(self.column, rounds)
-
-    def check_sampling(self, sampling: Sampling, sampler: str) -> None:
-        """Check that a client's rounds are far enough apart, or known and of all clients."""
-        schedule = _schedule_of(sampling)
-        if schedule is None or not has_known_cost(self.column, schedule):
-            bands = self.config.bands
-            raise self.unknown_cost(
-                f"a sampler that separates a client's rounds by {bands}, such as 'min-separation'"
-                f" with separation = {bands}; with known cohorts any separation, or 'full'",
-                sampling,
-                sampler,
-            )
 
     def dp_event(self, noise_multiplier: float, rounds: int, sampling: Sampling) -> DpEvent:
         """One Gaussian release; of secret cohorts, one for each of a client's rounds.
 
         Raises:
-            ExperimentError: there are more than a million rounds.
+            ExperimentError: there are more than a million rounds, or a client's rounds are neither
+                far enough apart nor known.
         """
         from fedrec.privacy.accounting.losses import dp_event, of_rounds  # imports dp-accounting
 
@@ -163,9 +145,14 @@ class Banded(Mechanism):
                 got=f"{rounds:,}",
                 fix="set fewer rounds, or another mechanism",
             )
-        schedule = _schedule_of(sampling)
-        if schedule is None:
-            raise self.unknown_cost("a schedule of a client's rounds", sampling, "")
+        schedule = Scheduled(1.0) if isinstance(sampling, Full) else sampling
+        if not isinstance(schedule, Scheduled) or not has_known_cost(self.column, schedule):
+            raise unknown_cost(
+                f"a sampler that separates a client's rounds by {self.config.bands}, such as"
+                f" 'min-separation' with separation = {self.config.bands}; with known cohorts any"
+                " separation, or 'full'",
+                sampling,
+            )
         if schedule.rate == 1:
             moved = sensitivity(self.column, rounds, schedule)
             return dp_event.GaussianDpEvent(noise_multiplier / moved)

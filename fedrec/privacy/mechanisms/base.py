@@ -15,9 +15,9 @@ import numpy as np
 
 from fedrec.components.registry import MECHANISM, resolve
 from fedrec.config import Config
-from fedrec.errors import ComponentError, ExperimentError
+from fedrec.errors import ExperimentError
 from fedrec.privacy.accounting.events import Release
-from fedrec.privacy.accounting.sampling import Adjacency, Sampling, Scheduled
+from fedrec.privacy.accounting.sampling import Adjacency, Sampling
 from fedrec.rng import NoiseSource
 
 if TYPE_CHECKING:
@@ -49,9 +49,6 @@ class Mechanism(ABC):
     """Where its noise may be added. `distributed`: n shares of 1 / sqrt(n) of the scale are as good
     as the whole; `local`: each client's noise is of its own. Clients have no memory, and their
     noise is not longer than `longest_noise`."""
-    correlated: ClassVar[bool] = False
-    """Whether the noise of a round depends on that of earlier ones, so that only all rounds of a
-    phase together have a cost."""
     memory_arrays: int = 0
     """Largest number of arrays of a parameter's size in `memory`, whatever the number of rounds."""
 
@@ -82,54 +79,18 @@ class Mechanism(ABC):
     def dp_event(self, noise_multiplier: float, rounds: int, sampling: Sampling) -> DpEvent:
         """The cost of all rounds of a phase together, as an event of dp-accounting: Gaussian and
         Laplace events, sampled or not, and compositions of them
-        (`fedrec.privacy.accounting.losses`).
+        (`fedrec.privacy.accounting.losses`). Unless it is as many times that of one round, as of
+        noise that is correlated between rounds, all of it is charged with the first round.
 
         Args:
             noise_multiplier: noise scale / sensitivity of the sum of one round; those of the event
                 are relative to the same sensitivity.
             rounds: number of rounds of the phase.
             sampling: how its cohorts are drawn.
-        """
-
-    def check_sampling(self, sampling: Sampling, sampler: str) -> None:
-        """Check that the cost is known for cohorts of a sampler with this name.
 
         Raises:
-            ExperimentError: it is not.
+            ExperimentError: the cost is not known for such cohorts.
         """
-        if isinstance(sampling, Scheduled):
-            raise self.unknown_cost(
-                "the sampler 'fixed-size', 'poisson' or 'full'; with 'min-separation' the mechanism"
-                " { name = 'banded', bands = 1 }, which is Gaussian noise accounted by a client's"
-                " rounds",
-                sampling,
-                sampler,
-            )
-
-    def mixing(self, rounds: int) -> np.ndarray:
-        """Shares of the independent noise of that round and of those before in the noise of a
-        round, `float64 [rounds]`, for audits; a correlated mechanism states them."""
-        return self.std * np.eye(1, rounds)[0]
-
-    def releases(
-        self, noise_multiplier: float, rounds: int, sampling: Sampling, adjacency: Adjacency
-    ) -> Mapping[Release, int]:
-        """The releases of all rounds together, from `dp_event`, and how often each takes place.
-
-        Raises:
-            ComponentError: the event is not one that can be accounted.
-        """
-        return _releases(self, noise_multiplier, rounds, sampling, adjacency)
-
-    def unknown_cost(self, needed: str, sampling: Sampling, sampler: str) -> ExperimentError:
-        """The error of `check_sampling`."""
-        return ExperimentError(
-            f"no cost, nor privacy amplification, is proven for the mechanism {self.name!r}"
-            f" and the sampler {sampler!r}",
-            expected=needed,
-            got=f"{sampler!r}: {sampling}",
-            fix="set another sampler.name, or another privacy.mechanism",
-        )
 
     def add_noise(
         self,
@@ -195,28 +156,22 @@ def longest_noise(order: int, scale: float, clients: int, values: int) -> float:
 
 
 @lru_cache(maxsize=64)
-def _releases(
+def cost_of(
     mechanism: Mechanism,
     noise_multiplier: float,
     rounds: int,
     sampling: Sampling,
     adjacency: Adjacency,
 ) -> Mapping[Release, int]:
+    """The releases of all rounds together, from `dp_event`, and how often each takes place.
+
+    Raises:
+        ComponentError: the event is not one that can be accounted.
+        ExperimentError: see `Mechanism.dp_event`.
+    """
     from fedrec.privacy.accounting.losses import releases_of_event  # imports dp-accounting
 
-    def cost(number: int) -> Mapping[Release, int]:
-        return releases_of_event(mechanism.dp_event(noise_multiplier, number, sampling), adjacency)
-
-    total = cost(rounds)
-    repeated = {release: rounds * count for release, count in cost(1).items()}
-    if not mechanism.correlated and total != repeated:
-        raise ComponentError(
-            f"the rounds of the mechanism {mechanism.name!r} have no cost by themselves",
-            expected=f"an event of {rounds} rounds that is {rounds} times that of one",
-            got=str(dict(total)),
-            fix="set `correlated = True` in its class, or correct its `dp_event`",
-        )
-    return total
+    return releases_of_event(mechanism.dp_event(noise_multiplier, rounds, sampling), adjacency)
 
 
 def mechanism_of(chosen: str | Mapping[str, Any]) -> Mechanism:

@@ -311,7 +311,6 @@ _UNITS = {
 }
 _ATTACKS = {"audit.json": "audit", "attack.json": "attack"}
 _FACTS = {
-    "accountants": "epsilon by accountant",
     "method": "accountant",
     "releases": "releases",
     "charged-again": "charged again",

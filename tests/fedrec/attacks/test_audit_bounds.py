@@ -6,16 +6,14 @@ import math
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import stats
 from scipy.linalg import toeplitz
 from scipy.special import binom
 
 from fedrec.attacks.bounds import (
     audit_one_rating,
-    epsilon_of_normals,
     laplace_score,
     lower_bound,
-    neighbours,
     one_run_bound,
     one_run_epsilon,
 )
@@ -24,56 +22,7 @@ from fedrec.attacks.verdict import Audited, audit, audit_run
 from fedrec.baselines.private.pnbm import DpsgdPnbmConfig
 from fedrec.privacy.accounting.rdp import gdp_delta, gdp_epsilon
 
-# Epsilon between normal distributions, against numerical integration of the densities.
-
-
-def integrated(first, second, delta):
-    """Epsilon by summing (p - e^eps q)+ over a fine grid, the larger of both directions."""
-    points = np.linspace(-60, 60, 1_200_001)
-    p, q = (stats.norm.pdf(points, *parts) for parts in (first, second))
-
-    def spent(epsilon, p, q):
-        return np.maximum(p - math.exp(epsilon) * q, 0).sum() * (points[1] - points[0]) - delta
-
-    return max(
-        optimize.brentq(spent, 0, 600, args=pair) if spent(0, *pair) > 0 else 0
-        for pair in ((p, q), (q, p))
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("mu", "delta"), [(0.5, 1e-5), (1.0, 1e-5), (1.0, 1e-2), (3.0, 1e-6)])
-def test_equal_variances(mu, delta):
-    expected = integrated((mu, 1), (0, 1), delta)
-    assert gdp_epsilon(mu, delta) == pytest.approx(expected, abs=1e-6)
-    found = epsilon_of_normals(
-        (np.array([mu]), np.array([0.0])), (np.array([1.0]), np.array([1.0])), delta
-    )
-    assert found == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ((0.0, 1.2), (0.0, 1.0)),
-        ((1.0, 1.1), (0.0, 1.0)),
-        ((-2.0, 0.5), (1.0, 2.0)),
-        ((5.0, 3.0), (4.5, 2.9)),
-    ],
-)
-def test_unequal_variances(first, second):
-    means, sds = zip(first, second, strict=True)
-    found = epsilon_of_normals(
-        tuple(np.array([m]) for m in means), tuple(np.array([s]) for s in sds), 1e-5
-    )
-    assert found == pytest.approx(integrated(first, second, 1e-5), abs=1e-5)
-
-
-def test_many_at_once_and_the_odd_ones():
-    means = np.array([1.0, 2.0, 2.0, 0.0]), np.array([1.0, 0.0, 0.0, 0.0])
-    sds = np.array([1.0, 0.0, 1.0, 0.0]), np.array([1.0, 1.0, 0.0, 0.0])
-    assert epsilon_of_normals(means, sds, 1e-5).tolist() == [0.0, math.inf, math.inf, 0.0]
+# Epsilon of a Gaussian release.
 
 
 def test_known_values():
@@ -132,13 +81,6 @@ def test_a_mechanism_that_holds_is_not_accused():
     assert 0.6 < lower_bound(*single, 4000).epsilon <= 1.0
 
 
-def test_the_data_sets_differ_in_one_rating():
-    one, other = neighbours(30)
-    assert np.array_equal(one.users, other.users) and np.array_equal(one.items, other.items)
-    assert np.flatnonzero(one.values != other.values).tolist() == [0]
-    assert (one.users == 0).sum() == 30
-
-
 @pytest.mark.parametrize("change", [{"epsilon": None}, {"iterations": 2}, {"start": "uniform"}])
 def test_what_cannot_be_audited_is_refused(change):
     with pytest.raises(ValueError, match="one iteration"):
@@ -170,6 +112,8 @@ def test_without_delta_it_is_the_exact_limit_of_a_proportion():
 
 def test_no_more_than_chance_is_no_bound():
     assert one_run_epsilon(100, 100, 50, 1e-5) == one_run_epsilon(100, 50, 0, 1e-5) == 0.0
+    signs = np.repeat([-1, 1], 50)
+    assert one_run_bound(np.zeros(100), signs, 1e-5).epsilon == 0.0
 
 
 @pytest.mark.parametrize("bad", [(10, 11, 5), (10, 5, 6), (10, 5, -1)])
@@ -201,11 +145,6 @@ def test_only_the_most_extreme_canaries_are_guessed():
     scores[loud] = 9.0 * signs[loud]  # these guesses are certain, the others random
     found = one_run_bound(scores, signs, 1e-5)
     assert (found.guesses, found.correct) == (100, 100) and found.epsilon > 2.5
-
-
-def test_a_score_of_zero_is_no_right_guess():
-    signs = np.repeat([-1, 1], 50)
-    assert one_run_bound(np.zeros(100), signs, 1e-5).epsilon == 0.0
 
 
 # The audit on a simulated server, correct and with each known error.
@@ -246,21 +185,6 @@ def server(variant: str, seed: int) -> Observations:
     return Observations(released, taking_part, signs)
 
 
-@pytest.fixture(scope="module")
-def findings():
-    """Findings of a variant and seed, each bound at 95 %, computed once."""
-    known = {}
-
-    def find(variant, seed):
-        if (variant, seed) not in known:
-            known[variant, seed] = audit_run(
-                Audited(server(variant, seed), CLAIM), significance=0.05
-            )
-        return known[variant, seed]
-
-    return find
-
-
 def of(found, observer):
     return next(score for score in found.scores if score.observer == observer)
 
@@ -277,65 +201,38 @@ def test_a_right_server_never_fails_in_twenty_audits():
     lower = max(
         score.lower for run in found.runs for score in run.scores if score.observer != "known"
     )
-    assert lower < CLAIM.shown < CLAIM.epsilon
+    assert lower < 4.35 < CLAIM.epsilon  # what the sum of a canary's releases can show at most
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_right_server(findings, seed):
-    found = findings("right", seed)
-    for observer in ("final", "trace"):
-        score = of(found, observer)
-        assert 1.0 < score.one_run.epsilon < 2.2  # measured independently: 1.3 to 1.7
-        assert 2.5 < score.gdp < 4.35  # 2.9 to 3.2; the attack's own epsilon is 4.35
-        assert 4.0 < score.estimate.epsilon < 7.5  # 5.1 to 6.1
-    assert all(check.probability > 0.001 for check in found.checks)
-    assert check(found, "noise-std").measured / NOISE == pytest.approx(1.0, abs=0.01)
+# Of each server the ranges of the one-run bound, the GDP bound and the estimate of the observer
+# `final`, what epsilon alone may say, and the check of level 0 that fails; the attack's own epsilon
+# on the right server is 4.35.
+SERVERS = {
+    "right": ((1.0, 2.2), (2.5, 3.6), (3.8, 5.0), {"PASS"}, set()),
+    "factor 2": ((2.5, 3.6), (6.5, 8.8), (8.8, 10.3), {"WARN", "FAIL"}, {"noise-std"}),
+    "noise / sqrt(M)": ((4.5, 5.3), (25, 30), (38, 50), {"FAIL"}, {"noise-std"}),
+    "no clip": ((4.5, 5.3), (25, 30), (34, 44), {"FAIL"}, {"reach", "reach-of-one"}),
+    "n_k-weighted": ((2.2, 3.3), (5.8, 7.7), (7.8, 9.0), {"WARN", "FAIL"}, {"reach"}),
+    "same seed": ((0, 0.2), (0, 0.1), (0, 1.2), {"PASS"}, {"noise-correlation"}),
+}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_factor_two_warns_and_the_noise_check_is_certain(findings, seed):
-    found = findings("factor 2", seed)
+@pytest.mark.parametrize("variant", SERVERS)
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_each_broken_server_is_found(variant, seed):
+    """One seed for all rounds hides the signs, but not from the correlation."""
+    *ranges, verdicts, failed = SERVERS[variant]
+    found = audit_run(Audited(server(variant, seed), CLAIM), significance=0.05)
     final = of(found, "final")
-    assert found.epsilon_verdict in ("WARN", "FAIL") and found.verdict == "FAIL"
-    assert (
-        2.5 < final.one_run.epsilon < 4.0
-        and 6.5 < final.gdp < 9.0
-        and 9.0 < final.estimate.epsilon < 14.0
-    )  # 10.2 to 11.8
-    assert check(found, "noise-std").measured / NOISE == pytest.approx(0.5, abs=0.01)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", ["noise / sqrt(M)", "no clip"])
-@pytest.mark.parametrize("seed", range(3))
-def test_hardly_any_noise_and_no_clip_are_beyond_the_claim(findings, variant, seed):
-    found = findings(variant, seed)
-    final = of(found, "final")
-    assert found.epsilon_verdict == final.verdict == "FAIL"
-    assert 4.5 < final.one_run.epsilon < 5.3 and 25 < final.gdp < 30 and final.estimate.epsilon > 30
-    if variant == "no clip":
-        assert not check(found, "reach").passed
-        assert check(found, "reach").measured > 9 * CLAIM.signal
-    else:
-        assert not check(found, "noise-std").passed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_a_weighted_mean_warns_and_the_reach_check_is_certain(findings, seed):
-    found = findings("n_k-weighted", seed)
-    assert of(found, "final").estimate.epsilon > CLAIM.epsilon
-    assert found.epsilon_verdict in ("WARN", "FAIL")
-    assert not check(found, "reach").passed and check(found, "noise-std").passed
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_one_seed_for_all_rounds_hides_from_epsilon_but_not_from_the_correlation(findings, seed):
-    found = findings("same seed", seed)
-    assert found.epsilon_verdict == "PASS" and of(found, "final").one_run.epsilon < 0.2
-    independence = check(found, "noise-correlation")
-    assert not independence.passed and independence.measured == pytest.approx(1.0, abs=1e-9)
-    assert found.verdict == "FAIL"
+    values = final.one_run.epsilon, final.gdp, final.estimate.epsilon
+    for value, (low, high) in zip(values, ranges, strict=True):
+        assert low <= value <= high
+    assert found.epsilon_verdict in verdicts
+    assert failed <= {check.name for check in found.checks if not check.passed}
+    assert found.verdict == ("FAIL" if failed else "PASS")
+    std = check(found, "noise-std")
+    share = BROKEN_NOISE.get(variant, NOISE) / NOISE
+    assert variant == "same seed" or std.measured / NOISE == pytest.approx(share, abs=0.01)
 
 
 def test_reasons_name_the_run_and_the_numbers():
@@ -347,7 +244,7 @@ def test_reasons_name_the_run_and_the_numbers():
     assert any("no clip" in reason for reason in reasons)
 
 
-@pytest.mark.parametrize(("epsilon", "verdict"), [(1.0, "FAIL"), (4.4, "WARN"), (7.8, "PASS")])
+@pytest.mark.parametrize(("epsilon", "verdict"), [(1.0, "FAIL"), (3.9, "WARN"), (7.8, "PASS")])
 def test_a_right_server_with_a_wrong_claim(epsilon, verdict):
     claim = dataclasses.replace(CLAIM, epsilon=epsilon)
     (found,) = audit([Audited(server("right", 0), claim)]).runs
@@ -375,19 +272,12 @@ def test_a_claim_of_nothing_is_never_refuted():
 # 1000 canaries, each of which takes part every 8 rounds in 64, under noise of 5 bands. Server and
 # sensitivity are plain numpy: the norm of a client's 8 columns.
 
-(
-    CORRELATED_NOISE_CANARIES,
-    CORRELATED_NOISE_ROUNDS,
-    APART,
-    BANDS,
-    CORRELATED_NOISE_CLIP,
-    CORRELATED_NOISE_COHORT,
-) = 1000, 64, 8, 5, 1.0, 200
+APART, BANDS, T = 8, 5, 64
 Z = 4.0
-CORRELATED_NOISE_NOISE = Z * 2 * CORRELATED_NOISE_CLIP / CORRELATED_NOISE_COHORT
+Z_NOISE = Z * 2 * CLIP / COHORT
 
 
-def lower(bands, rounds=CORRELATED_NOISE_ROUNDS):
+def lower(bands, rounds=T):
     column = np.zeros(rounds)
     column[:bands] = np.abs(binom(-0.5, np.arange(bands)))
     return toeplitz(column, np.zeros(rounds))
@@ -395,17 +285,15 @@ def lower(bands, rounds=CORRELATED_NOISE_ROUNDS):
 
 def claimed(bands=BANDS):
     c = lower(bands)
-    moved = math.sqrt(
-        sum(np.square(c[:, first]).sum() for first in range(0, CORRELATED_NOISE_ROUNDS, APART))
-    )
+    moved = math.sqrt(sum(np.square(c[:, first]).sum() for first in range(0, T, APART)))
     mixing = tuple(np.linalg.inv(c)[:, 0].tolist())
     epsilon = gdp_epsilon(moved / Z, 1e-5)
     return PrivacyClaim(
-        CORRELATED_NOISE_CLIP,
-        CORRELATED_NOISE_COHORT,
-        CORRELATED_NOISE_NOISE,
+        CLIP,
+        COHORT,
+        Z_NOISE,
         1.0,
-        CORRELATED_NOISE_ROUNDS,
+        T,
         1e-5,
         epsilon,
         mixing,
@@ -414,22 +302,19 @@ def claimed(bands=BANDS):
 
 def server_of_correlated_noise(variant, seed):
     random = np.random.default_rng(seed)
-    signs = random.choice([-1, 1], CORRELATED_NOISE_CANARIES)
+    signs = random.choice([-1, 1], CANARIES)
     apart = 2 if variant == "separation" else APART
-    turns = random.integers(apart, size=CORRELATED_NOISE_CANARIES)
-    taking_part = np.arange(CORRELATED_NOISE_ROUNDS)[:, None] % apart == turns
+    turns = random.integers(apart, size=CANARIES)
+    taking_part = np.arange(T)[:, None] % apart == turns
     white = random.normal(
         0,
-        CORRELATED_NOISE_NOISE / (2 if variant == "half the noise" else 1),
-        (CORRELATED_NOISE_ROUNDS, CORRELATED_NOISE_CANARIES),
+        Z_NOISE / (2 if variant == "half the noise" else 1),
+        (T, CANARIES),
     )
     c = lower({"narrow band": 2, "not correlated": 1}.get(variant, BANDS))
     if variant == "state lost":  # the run is resumed after half of its rounds
-        c[CORRELATED_NOISE_ROUNDS // 2 :, : CORRELATED_NOISE_ROUNDS // 2] = 0
-    released = (
-        taking_part * signs * CORRELATED_NOISE_CLIP / CORRELATED_NOISE_COHORT
-        + np.linalg.inv(c) @ white
-    )
+        c[T // 2 :, : T // 2] = 0
+    released = taking_part * signs * CLIP / COHORT + np.linalg.inv(c) @ white
     return Observations(released, taking_part, signs)
 
 
@@ -437,18 +322,15 @@ def found(variant, seed, claim=None):
     return audit([Audited(server_of_correlated_noise(variant, seed), claim or claimed())]).runs[0]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_right_server_does_not_fail(seed):
     run = found("right", seed)
     assert run.verdict in ("PASS", "WARN") and all(check.passed for check in run.checks)
     names = {check.name: check.measured for check in run.checks}
-    assert names["noise-std"] == pytest.approx(CORRELATED_NOISE_NOISE, rel=0.02)
-    assert names["reach"] == pytest.approx(
-        CORRELATED_NOISE_CLIP / CORRELATED_NOISE_COHORT, rel=0.15
-    )
+    assert names["noise-std"] == pytest.approx(Z_NOISE, rel=0.02)
+    assert names["reach"] == pytest.approx(CLIP / COHORT, rel=0.15)
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("variant", "check"),
     [
@@ -458,16 +340,15 @@ def test_a_right_server_does_not_fail(seed):
         ("state lost", "noise-correlation"),
     ],
 )
-def test_noise_that_is_not_what_is_claimed_fails(variant, check, seed):
-    run = found(variant, seed)
+def test_noise_that_is_not_what_is_claimed_fails(variant, check):
+    run = found(variant, 0)
     failed = {one.name for one in run.checks if not one.passed}
     assert run.verdict == "FAIL" and check in failed
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_wrong_separation_exceeds_the_claimed_epsilon(seed):
+def test_a_wrong_separation_exceeds_the_claimed_epsilon():
     """Clients come four times as often as the schedule says; the noise itself is right."""
-    run = found("separation", seed)
+    run = found("separation", 0)
     assert run.verdict == "FAIL" and any("lower bound" in reason for reason in run.reasons())
     assert all(check.passed for check in run.checks if check.name.startswith("noise"))
 

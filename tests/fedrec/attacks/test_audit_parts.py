@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedrec.attacks.bounds import CUTS, _interval, estimate_epsilon, gdp_bound
+from fedrec.attacks.bounds import CUTS, estimate_epsilon, gdp_bound
 from fedrec.attacks.canaries import (
     CanaryPlan,
     Directions,
@@ -121,12 +121,6 @@ def test_signs_are_fair_secret_and_repeatable():
     )
 
 
-def test_who_is_a_canary():
-    assert CanaryPlan(first=5, count=4, magnitude=1.0).is_canary(np.arange(11)).nonzero()[
-        0
-    ].tolist() == [5, 6, 7, 8]
-
-
 @pytest.mark.parametrize(
     ("kind", "room", "shapes"),
     [
@@ -176,17 +170,6 @@ def test_the_claim_in_other_words():
     assert PrivacyClaim(2.0, 10.0, 0.0, 0.25, 40, 1e-5, 5.0).known_epsilon(1) == math.inf
 
 
-def test_what_the_last_model_shows_is_the_gaussian_value_without_sampling():
-    everybody = PrivacyClaim(2.0, 10.0, 0.9, 1.0, 40, 1e-5, 5.0)
-    assert everybody.shown == pytest.approx(everybody.known_epsilon(40), rel=1e-3)
-    sampled = PrivacyClaim(2.0, 10.0, 0.9, 0.25, 40, 1e-5, 5.0)
-    assert sampled.shown < everybody.shown
-    # a sum of 40 releases with 10 of 40 signals is nearly one Gaussian release
-    assert sampled.shown == pytest.approx(
-        gdp_epsilon(2 * 10 * 0.2 / (0.9 * math.sqrt(40)), 1e-5), rel=0.15
-    )
-
-
 @pytest.mark.parametrize(
     "change", [{"clip": 0.0}, {"noise_std": -1.0}, {"sampling_rate": 1.5}, {"delta": 0.0}]
 )
@@ -232,7 +215,7 @@ def test_gdp_bound_has_its_coverage():
 
 
 @pytest.mark.slow
-def test_the_estimate_errs_upwards_and_so_does_its_interval():
+def test_the_estimate_is_right_on_average_and_its_interval_has_its_coverage():
     truth, found = gdp_epsilon(1.0, 1e-3), []
     for seed in range(60):
         random = np.random.default_rng(seed)
@@ -240,18 +223,8 @@ def test_the_estimate_errs_upwards_and_so_does_its_interval():
         found.append(
             estimate_epsilon(random.normal(size=1000) + 0.5 * signs, signs, 1e-3, resamples=200)
         )
-    assert 1.0 < np.mean([estimate.epsilon for estimate in found]) / truth < 1.25
-    assert np.mean([truth <= estimate.high for estimate in found]) >= 0.95
-    assert np.mean([estimate.low <= truth for estimate in found]) >= 0.75
-
-
-def test_the_interval_is_that_of_bias_corrected_percentiles():
-    resampled = np.arange(1000.0)
-    # half below: plain percentiles
-    assert _interval(499.5, resampled) == pytest.approx((24.0, 974.0), abs=1.0)
-    shift = stats.norm.ppf(0.3)  # 300 of 1000 resamples lie below the estimate: all are too high
-    expected = 1000 * stats.norm.cdf(2 * shift + stats.norm.ppf([0.025, 0.975]))
-    assert _interval(299.5, resampled) == pytest.approx(expected, abs=1.0)
+    assert np.mean([estimate.epsilon for estimate in found]) == pytest.approx(truth, rel=0.03)
+    assert np.mean([estimate.low <= truth <= estimate.high for estimate in found]) >= 0.85
 
 
 def test_an_estimate_needs_canaries_of_both_signs():

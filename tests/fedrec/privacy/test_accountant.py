@@ -10,12 +10,12 @@ import pytest
 
 from fedrec.errors import ComponentError, ExperimentError, RunError
 from fedrec.privacy.accounting.accountant import Accountant
-from fedrec.privacy.accounting.events import NoisyRound, NonPrivate, Release, Volunteered
+from fedrec.privacy.accounting.events import NoisyRound, Release
 from fedrec.privacy.accounting.losses import dp_event, of_rounds
 from fedrec.privacy.accounting.rdp import gdp_epsilon
 from fedrec.privacy.accounting.sampling import FixedSize, Full, Poisson
 from fedrec.privacy.ledger import Charge, Ledger
-from fedrec.privacy.mechanisms.base import Gaussian, Laplace
+from fedrec.privacy.mechanisms.base import Gaussian, Laplace, cost_of
 
 # The ledger: synced to disk before it counts, never refunded, intact after a crash.
 
@@ -138,14 +138,6 @@ def test_a_charge_above_the_budget_is_refused_and_not_written(path, n):
         assert ledger.spent(1e-5).epsilon <= budget
 
 
-def test_what_was_not_private_is_remembered(path):
-    Ledger(path).charge(0, NonPrivate("item sequences", "ssl"))
-    ledger = Ledger(path, "autodp")
-    ledger.charge(1, EVENT)
-    report = ledger.spent(1e-5)
-    assert report.epsilon == math.inf and report.phases["training"] == pytest.approx(epsilon_of(1))
-
-
 def test_events_that_do_not_add_up_are_refused_before_anything_is_written(path):
     ledger = Ledger(path)
     ledger.charge(1, EVENT)
@@ -155,48 +147,18 @@ def test_events_that_do_not_add_up_are_refused_before_anything_is_written(path):
     assert path.read_bytes() == before and len(ledger.charges) == 1
 
 
-# as written when Gaussian and Laplace rounds were events of two kinds
-_EARLIER = """\
-{"round": 1, "count": 1, "event": {"kind": "gaussian-round", "sampling": {"name": "fixed-size", \
-"cohort": 7, "clients": 90}, "adjacency": "replace-one", "noise_multiplier": 1.1, \
-"count_multiplier": 0.3333333333333333, "phase": "training"}}
-{"round": 2, "count": 2, "event": {"kind": "gaussian-round", "sampling": {"name": "full"}, \
-"adjacency": "replace-one", "noise_multiplier": 2.0, "count_multiplier": null, "phase": "main"}}
-{"round": 4, "count": 1, "event": {"kind": "laplace-round", "sampling": {"name": "full"}, \
-"adjacency": "replace-one", "noise_multiplier": 3.5, "phase": "popularity"}}
-{"round": 5, "count": 1, "event": {"kind": "volunteered", "who": "3 clients", "phase": "ssl"}}
-{"round": 6, "count": 1, "event": {"kind": "non-private", "reason": "none", "phase": "ssl"}}
-"""
-
-
-def test_a_ledger_of_earlier_code_is_read(path):
-    """Its charges are the same events, and the run goes on with the form of today."""
-    path.parent.mkdir()
-    path.write_text(_EARLIER)
-    ledger = Ledger(path)
-    laplace = NoisyRound("laplace", Full(), "replace-one", 3.5, phase="popularity")
-    assert ledger.charges == [
-        Charge(1, EVENT),
-        Charge(2, NoisyRound("gaussian", Full(), "replace-one", 2.0, phase="main"), 2),
-        Charge(4, laplace),
-        Charge(5, Volunteered("3 clients", "ssl")),
-        Charge(6, NonPrivate("none", "ssl")),
-    ]
-    ledger.charge(7, laplace)
-    assert path.read_text().startswith(_EARLIER) and Ledger(path).charges == ledger.charges
-
-
 def test_an_event_of_earlier_code_that_is_no_more_is_refused_by_its_name(path):
     """A count of a cohort of its own; left out, the run would have cost less than it did."""
     path.parent.mkdir()
     count = '{"kind": "quantile-estimate", "sampling": {"name": "full"}, "phase": "training"}'
     path.write_text(f'{{"round": 1, "count": 1, "event": {count}}}\n')
-    with pytest.raises(RunError, match="unknown kind 'quantile-estimate'"):
+    with pytest.raises(RunError, match="quantile-estimate"):
         Ledger(path)
 
 
 _ROUND = {
-    "kind": "gaussian-round",
+    "kind": "noisy-round",
+    "mechanism": "gaussian",
     "sampling": {"name": "poisson", "rate": 0.5},
     "adjacency": "add-remove",
     "noise_multiplier": 2.0,
@@ -273,17 +235,6 @@ def test_charges_under_another_adjacency_are_damage(path):
         Ledger(path)
 
 
-def test_a_line_that_breaks_within_is_not_dropped(path):
-    """Only the end of the file can be cut off; a carriage return elsewhere is damage."""
-    ledger = Ledger(path)
-    ledger.charge(1, EVENT)
-    ledger.charge(2, EVENT)
-    first, second = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(first[:20] + b"x\r" + first[20:] + second)
-    with pytest.raises(RunError, match=r"line 1 of .* is damaged"):
-        Ledger(path)
-
-
 # Mechanisms of outsiders, accounted by their events of dp-accounting.
 
 DELTA = 1e-5
@@ -291,8 +242,6 @@ DELTA = 1e-5
 
 class Fading(Gaussian):
     """Gaussian noise of which each round has less than the one before."""
-
-    correlated = True
 
     def dp_event(self, noise_multiplier, rounds, sampling):
         return dp_event.ComposedDpEvent(
@@ -316,10 +265,10 @@ def named(mechanism):
 
 def test_a_mechanism_is_accounted_by_its_event():
     sampling = FixedSize(5, 100)
-    cost = named(Fading).releases(2.0, 3, sampling, "replace-one")
+    cost = cost_of(named(Fading), 2.0, 3, sampling, "replace-one")
     kind = "gaussian", sampling, "replace-one"
     assert cost == {Release(*kind, 2.0 * 0.9**number): 1 for number in range(3)}
-    cost = named(Doubled).releases(1.5, 7, Full(), "add-remove")
+    cost = cost_of(named(Doubled), 1.5, 7, Full(), "add-remove")
     assert cost == {Release("laplace", Full(), "add-remove", 3.0): 7}
 
 
@@ -337,12 +286,6 @@ def test_an_outsiders_run_is_charged_by_its_event(run_tiny, mechanism):
         assert ledger.spent(0.0).epsilon == pytest.approx(3 / 4.0)
 
 
-class Forgotten(Fading):
-    """Does not say that its rounds have no cost by themselves."""
-
-    correlated = False
-
-
 class Unknown(Gaussian):
     """States a cost that has no loss distribution."""
 
@@ -358,14 +301,7 @@ class Both(Gaussian):
         return dp_event.PoissonSampledDpEvent(0.1, one)
 
 
-@pytest.mark.parametrize(
-    ("mechanism", "message"),
-    [
-        (Forgotten, "no cost by themselves"),
-        (Unknown, "cannot be accounted"),
-        (Both, "cannot be accounted"),
-    ],
-)
-def test_events_that_cannot_be_accounted_are_refused(mechanism, message):
-    with pytest.raises(ComponentError, match=message):
-        named(mechanism).releases(2.0, 3, Full(), "add-remove")
+@pytest.mark.parametrize("mechanism", [Unknown, Both])
+def test_events_that_cannot_be_accounted_are_refused(mechanism):
+    with pytest.raises(ComponentError, match="cannot be accounted"):
+        cost_of(named(mechanism), 2.0, 3, Full(), "add-remove")

@@ -20,7 +20,7 @@ from fedrec.privacy.accounting.events import CorrelatedRounds, CoveredRound
 from fedrec.privacy.accounting.sampling import Full, Scheduled
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.mechanisms.banded import Banded
-from fedrec.privacy.mechanisms.base import mechanism_of
+from fedrec.privacy.mechanisms.base import cost_of, mechanism_of
 from fedrec.protocol.orders import Presence, TrainSum
 from fedrec.rng import Reproducible, source_of
 from fedrec.runs.folder import RunFolder
@@ -57,7 +57,7 @@ def dense(rounds, bands):
 
 def moved(rounds, schedule, bands):
     """How far a client moves C x: the factor by which a run's multiplier is below a round's."""
-    (release,) = banded(bands).releases(1.0, rounds, schedule, "add-remove")
+    (release,) = cost_of(banded(bands), 1.0, rounds, schedule, "add-remove")
     assert release.mechanism == "gaussian" and release.sampling == Full()
     return 1 / release.noise_multiplier
 
@@ -442,7 +442,7 @@ def in_turn(experiment_rate, rounds, separation, bands, z):
 @pytest.mark.parametrize(("rounds", "separation", "bands"), [(12, 4, 4), (14, 5, 3), (3, 4, 4)])
 def test_secret_cohorts_in_turn_cost_what_dp_accounting_says(rounds, separation, bands):
     schedule = Scheduled(3, separation, rate=0.3)
-    cost = banded(bands).releases(1.5, rounds, schedule, "add-remove")
+    cost = cost_of(banded(bands), 1.5, rounds, schedule, "add-remove")
     assert backend_of("pld").epsilon(cost, 1e-5).epsilon == pytest.approx(
         in_turn(0.3, rounds, separation, bands, 1.5), rel=5e-3
     )

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from clients.node import Node
-from clients.one_client import update_of
 from clients.round import train_clients
 from fedrec.attacks.canaries import CanaryPlan
 from fedrec.attacks.membership import top_lists
@@ -26,7 +25,6 @@ from fedrec.protocol.updates import dense_change
 from fedrec.rng import stream, torch_stream
 from fedrec.runs.folder import RunFolder
 from simulations import runner
-from simulations.attacks import canary_users
 from simulations.attacks.base import run_attack
 from simulations.attacks.canary_users import CanaryConfig, CanaryUsers, Reserved
 from simulations.attacks.members import Members, half_members, half_memberships, shadow_parts
@@ -108,7 +106,7 @@ def test_lira_finds_members_of_a_system_that_learns_them_by_heart(tmp_path):
 
 def test_lira_finds_nothing_after_no_training(tmp_path):
     idle = ("rounds=1", "step.learning-rate=1e-9")
-    found = attack(tmp_path, "lira", *idle, shadows=4, mode="offline").figures
+    found = attack(tmp_path, "lira", *idle, shadows=4).figures
     assert 0.3 < found.auc.value < 0.7 and found.members == found.others == 48
 
 
@@ -117,8 +115,8 @@ def test_runs_that_are_there_are_taken_and_others_refused(tmp_path):
     stamps = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/checkpoints/*")}
     again = attack(tmp_path, "lira", "rounds=2", shadows=4)
     assert again.table == first.table and len(stamps) == 10
-    other = attack(tmp_path, "lira", "rounds=2", shadows=4, mode="offline")
-    assert other.figures != first.figures
+    other = attack(tmp_path, "lira", "rounds=2", shadows=4, epsilon=1.0)
+    assert other.figures == first.figures and other.table["ceilings"]
     assert stamps == {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/checkpoints/*")}
     with pytest.raises(RunError, match="holds a run of other settings"):
         attack(tmp_path, "lira", "rounds=3", shadows=4)
@@ -155,7 +153,7 @@ def test_the_papers_attack_end_to_end(tmp_path):
 
 
 def test_the_papers_attack_finds_members_of_a_system_that_learns_them_by_heart(tmp_path):
-    found = attack(tmp_path, "membership", *MEMORISING, **PAPERS, balanced=True).figures
+    found = attack(tmp_path, "membership", *MEMORISING, **PAPERS).figures
     assert found.balanced_accuracy.low > 0.7 and found.auc.low > 0.75
 
 
@@ -179,7 +177,7 @@ def test_equal_features_are_equal_lists_of_the_shared_model(tmp_path):
 def test_lists_can_leave_out_what_a_user_has(tmp_path):
     target, users = system(tmp_path / "run", "rounds=1")
     population = Population.of(target.experiment)
-    lists = target.lists(users, 10, exclude_known=True)
+    lists = target.lists(users, 10, as_shown=True)
     for user, items in zip(users.tolist(), lists, strict=True):
         assert not np.isin(items, population.client(user).items).any()
 
@@ -230,26 +228,23 @@ def attack_of_attribute_driver(tmp_path, *overrides, table=ATTRIBUTE_DRIVER_ATTA
 
 @pytest.mark.slow
 def test_profiles_reveal_gender_and_a_strong_perturbation_hides_it(tmp_path):
-    outcome = attack_of_attribute_driver(tmp_path, attacker="logistic")
+    outcome = attack_of_attribute_driver(tmp_path)
     clear = outcome.figures
     assert clear.balanced_accuracy.value > 0.8 and outcome.table["categories"] == ["F", "M"]
     assert "recommends" not in outcome.table
     assert [file.name for file in tmp_path.iterdir()] == ["attack.json"]
     targeted = ("perturb.name=targeted", "perturb.attribute=gender")
     responses = ("perturb.name=randomised-response", "perturb.epsilon=0.1")
-    hidden = attack_of_attribute_driver(tmp_path, *responses, attacker="logistic").figures
+    hidden = attack_of_attribute_driver(tmp_path, *responses).figures
     assert hidden.balanced_accuracy.value < 0.63
-    half = attack_of_attribute_driver(
-        tmp_path, *targeted, "perturb.epsilon=3", attacker="logistic"
-    ).figures
+    half = attack_of_attribute_driver(tmp_path, *targeted, "perturb.epsilon=3").figures
     assert hidden.auc < half.auc <= clear.auc + 0.05
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["recommendations", "updates"])
-def test_attribute_inference_from_a_trained_system(tmp_path, source):
+def test_attribute_inference_from_a_trained_system(tmp_path):
     """The gender among the model's features must not help the attacker, who sees only items."""
-    outcome = attack_of_attribute_driver(tmp_path, source=source, without=["user.*"])
+    outcome = attack_of_attribute_driver(tmp_path, source="recommendations")
     found = outcome.figures
     assert found.users == len(
         Population.of(load(ATTRIBUTE_DRIVER_ATTACKED)).partition.training_clients
@@ -275,7 +270,7 @@ def test_updates_of_a_generating_system_as_its_server_sees_them(tmp_path):
     runner.run(experiment, output=tmp_path / "run")
     users = Population.of(experiment).partition.training_clients[[5, 3, 200]]
     target = TrainedSystem(experiment, RunFolder(tmp_path / "run"), users)
-    found = list(target.updates(users, ("layer1.*",)))
+    found = list(target.updates(users))
     node = Node(experiment, 0, 1, None)
     given = {name: torch.from_numpy(value.copy()) for name, value in target.parameters.items()}
     for user, described in zip(users.tolist(), found, strict=True):
@@ -284,33 +279,27 @@ def test_updates_of_a_generating_system_as_its_server_sees_them(tmp_path):
         drawn = stream(experiment.seed, "client", user, experiment.rounds + 1)
         data = node.population.client(user)
         delta = update_under(node.step(experiment.step), own, data, drawn).delta
-        told = [
-            v.norm(dim=-1) if v.dim() > 1 else v
-            for n, v in delta.items()
-            if not n.startswith("layer1.")
-        ]
+        told = [v.norm(dim=-1) if v.dim() > 1 else v for v in delta.values()]
         np.testing.assert_allclose(
             np.abs(described), np.abs(torch.cat(told).numpy()), rtol=1e-3, atol=1e-6
         )
-        assert described.shape == (4 + 4 + 2 + 40,) and 0 < np.count_nonzero(described[-40:]) < 40
+        assert 0 < np.count_nonzero(described[-40:]) < 40
 
 
 def test_updates_of_a_generating_system_are_attacked(tmp_path):
-    outcome = attack_of_attribute_driver(
-        tmp_path, table=META, source="updates", attacker="logistic"
-    )
+    outcome = attack_of_attribute_driver(tmp_path, table=META, source="updates")
     assert outcome.figures.balanced_accuracy.low > 0.55 and "hits@5" in outcome.table["recommends"]
 
 
 @pytest.mark.slow
 def test_an_update_reveals_the_features_of_the_user(tmp_path):
-    found = attack_of_attribute_driver(tmp_path, source="updates", attacker="logistic").figures
+    found = attack_of_attribute_driver(tmp_path, source="updates").figures
     assert found.balanced_accuracy.value > 0.92  # the row of `user.gender` that moves
 
 
 def test_items_independent_of_gender_reveal_nothing(tmp_path):
     found = attack_of_attribute_driver(
-        tmp_path, "dataset.users=400", attribute="occupation", attacker="logistic"
+        tmp_path, "dataset.users=400", attribute="occupation"
     ).figures
     assert abs(found.balanced_accuracy.value - found.chance) < 0.1
 
@@ -332,18 +321,12 @@ PAPER = {"shadow_users": 1000, "used": 0.8, "members": 0.5}
 def test_the_papers_sizes():
     parts = shadow_parts(np.arange(6040), **PAPER, seed=1)
     assert [len(part) for part in parts] == [800, 200, 2520, 2520]
+    again = shadow_parts(np.arange(6040)[::-1], **PAPER, seed=1)
+    assert all(np.array_equal(one, two) for one, two in zip(parts, again, strict=True))
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(6040))
 
 
-def test_the_parts_are_a_function_of_the_users_and_the_seed():
-    users = np.arange(100, 1500)
-    first = shadow_parts(users, **PAPER, seed=1)
-    again = shadow_parts(users[::-1], **PAPER, seed=1)
-    assert all(np.array_equal(one, two) for one, two in zip(first, again, strict=True))
-    assert not np.array_equal(first[0], shadow_parts(users, **PAPER, seed=2)[0])
-
-
-@pytest.mark.parametrize("users", [900, 1000, 1001])
+@pytest.mark.parametrize("users", [1000, 1001])
 def test_too_few_users_are_explained(users):
     with pytest.raises(ExperimentError, match="too few users") as caught:
         shadow_parts(np.arange(users), **PAPER, seed=1)
@@ -442,13 +425,6 @@ def test_canaries_train_and_nothing_else_changes(tiny_experiment, split):
 def test_ids_of_canaries_are_new(ids):
     found = more_ids(ids, 3, "canary")
     assert len(set(found.tolist())) == 5 and found[:2].tolist() == ids.tolist()
-
-
-def test_a_feature_keeps_its_categories_and_gets_rows_without_codes():
-    feature = Feature.multiple("hobby", [["a", "b"], [], ["b"]])
-    (longer,) = canary_users._longer(FeatureTable(3, (feature,)), 2).features
-    assert longer.categories == feature.categories
-    assert longer.padded().tolist() == [*feature.padded().tolist(), [-1, -1], [-1, -1]]
 
 
 def test_wrong_settings_of_what_is_wrapped_are_named():
@@ -594,13 +570,3 @@ def test_what_belongs_to_the_other_step_is_the_others(nodes):
     step = audited.step(private)
     assert step.keeps is True and canary.keeps is False
     assert step.private_names(["w", "v"]) == ["w"]
-
-
-def test_a_model_without_reserved_rows_is_refused(nodes):
-    audited, _ = nodes()
-    step = audited.step(audited.experiment.step)
-    step.model = step.model.base
-    with pytest.raises(ExperimentError, match="no room for canaries"):
-        update_of(
-            step, {"w": torch.zeros(2)}, audited.population.client(USERS), np.random.default_rng(0)
-        )

@@ -365,8 +365,8 @@ def test_a_damaged_file_of_releases_is_named(kept, content):
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("engine.name=flower", "does not support audits"),
-        ("devices={examples=9, nightly={}}", "do not support late or unavailable clients"),
+        ("engine.name=flower", "the engine flower"),
+        ("devices={examples=9, nightly={}}", "late or unavailable clients"),
         ("sampler.name=test_audit:Odd", "no known sampling rate"),
         (
             (
@@ -439,18 +439,18 @@ def test_attack_commands_print_tables_and_json(fedrec, file, tmp_path):
     code, out, _ = fedrec("attack", "lira", file, *arguments, sets=plain)
     assert code == 0 and "balanced accuracy" in out and "DP ceiling" in out and "0.731" in out
     assert json.loads((tmp_path / "lira" / "attack.json").read_text())["options"]["shadows"] == 4
-    arguments = ("--shadow-users", 20, "--encoding", "multi-hot", "-o", tmp_path / "paper", "-q")
+    arguments = ("--shadow-users", 20, "--trees", 10, "-o", tmp_path / "paper", "-q")
     code, out, _ = fedrec("attack", "membership", file, *arguments, "--json", sets=plain)
     found = json.loads(out)
     assert code == 0
     assert found["success"]["members"] == 14
-    assert found["options"]["encoding"] == "multi-hot"
+    assert found["options"]["trees"] == 10
 
 
 def test_wrong_options_are_explained(fedrec, file):
-    code, _, err = fedrec("attack", "membership", file, "--encoding", "pool")
-    assert code == 2 and "--encoding" in err and "'pooled'" in err
-    code, _, err = fedrec("attack", "membrship", file, "--encoding", "pool")
+    code, _, err = fedrec("attack", "attribute", file, "--source", "profile")
+    assert code == 2 and "--source" in err and "'profiles'" in err
+    code, _, err = fedrec("attack", "membrship", file)
     assert code == 2 and "did you mean 'membership'" in err
     code, _, err = fedrec("audit", file, "--clip", 1)
     assert code == 2 and "--clip and --noise-std" in err
