@@ -27,6 +27,7 @@ from fedrec.runs.folder import RunFolder, locked
 from fedrec.runs.result import Result
 from fedrec.runtime.files import read_json, require_new_folder, write_atomically
 from server.callbacks.base import Callback
+from server.callbacks.progress import Progress
 from simulations import runner
 from simulations.flower_commands import disable_telemetry
 from simulations.studies.declaration import Found, Job, Study, TaskJob
@@ -36,7 +37,6 @@ from simulations.studies.tables import duration
 
 _CHECKPOINTS = 20  # of a run, at least
 _NORMAL = 1.959964  # quantile of 95 % intervals over users
-_EVERY = 30.0  # seconds between lines about rounds
 SYSTEM = ""
 """Stands for the experiment's federated system among the labels of its baselines."""
 
@@ -178,52 +178,47 @@ def _interval(
 # settings give equal numbers on both: a task runs its experiment as this process would.
 
 J = TypeVar("J", bound=Job)
-Rounds = Callable[[Job, int, int], None]
-"""Called with a job, the rounds of its run so far, and all its rounds."""
 
 
 def execute(
     jobs: Iterator[J],
-    report: Rounds,
     *,
     workers: int = 1,
     address: str | None = None,
     device: str = "auto",
+    quiet: bool = True,
 ) -> Iterator[tuple[J, str | None]]:
     """Perform jobs.
 
     Args:
         jobs: those that are left; the next one is asked for when a worker is free.
-        report: called with the rounds of running jobs.
         workers: number of jobs at a time; 1 without an address: in this process.
         address: of a Ray cluster, whose machines must see the folder of the study; None: a local
             Ray is started.
         device: on which the runs compute; Ray tasks share the GPUs.
+        quiet: whether to print no progress of runs in this process.
 
     Yields:
         Each job when it has ended, in the order of their ends, and its error, None if it finished.
 
     Raises:
-        ExperimentError: the number of workers is not at least 1.
         EngineError: Ray cannot be started, or the cluster cannot be reached.
         FedrecError: a job failed for a reason that affects all jobs, such as missing data.
     """
-    if workers < 1:
-        raise ExperimentError(
-            "the number of workers is too small",
-            expected="1 or more",
-            got=str(workers),
-            fix="--workers 2",
-        )
     if workers > 1 or address is not None:
-        yield from _on_ray(jobs, report, workers, address, device)
+        yield from _on_ray(jobs, workers, address, device)
         return
     for job in jobs:
-        yield job, job.attempt([_Rounds(job, report)])
+        progress = Progress()
+        try:
+            failure = job.attempt([] if quiet else [progress])
+        finally:
+            progress.close()
+        yield job, failure
 
 
 def _on_ray(
-    jobs: Iterator[J], report: Rounds, workers: int, address: str | None, device: str
+    jobs: Iterator[J], workers: int, address: str | None, device: str
 ) -> Iterator[tuple[J, str | None]]:
     import ray
 
@@ -239,15 +234,9 @@ def _on_ray(
                 continue
             if not running:
                 return
-            done: list[Any] = []
-            while not done:
-                done, _ = ray.wait(list(running), timeout=1.0)
-                for job in running.values():
-                    if (job.run_path / "status.json").exists():
-                        run = RunFolder(job.run_path)
-                        report(job, int(run.status()["round"]), run.experiment.rounds)
-            job = running.pop(done[0])
-            yield job, _outcome(job, done[0])
+            (done, *_), _ = ray.wait(list(running))
+            job = running.pop(done)
+            yield job, _outcome(job, done)
 
 
 @contextmanager
@@ -290,27 +279,6 @@ def _outcome(job: Job, task: Any) -> str | None:
             fix="fewer --workers if memory was short; then run the same command again, "
             "nothing is lost",
         ) from None
-
-
-class _Rounds(Callback):
-    """Reports how many rounds of a run are done."""
-
-    def __init__(self, job: Job, report: Rounds) -> None:
-        super().__init__()
-        self._job = job
-        self._report = report
-        self._rounds = 0
-
-    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
-        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
-        self._rounds = rounds
-        self._report(self._job, first_round - 1, rounds)
-
-    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
-        run here."""
-        self._report(self._job, int(row["round"]), self._rounds)
-        return False
 
 
 class StudyFolder:
@@ -379,7 +347,7 @@ class StudyFolder:
 
 
 class StudyProgress:
-    """Lines on standard error when a job begins and ends, and now and then between.
+    """Lines on standard error when a job ends.
 
     Args:
         total: number of jobs.
@@ -394,15 +362,8 @@ class StudyProgress:
         self._total = total
         self._done = done
         self._done_before = done
-        self._begun: set[str] = set()
         self._started = time.monotonic()
-        self._print(f"{self._count} are done")
-
-    def on_rounds(self, job: Job, rounds: int, of: int) -> None:
-        """Called with the number of completed rounds of a run."""
-        if job.name not in self._begun or time.monotonic() - self._printed > _EVERY:
-            self._begun.add(job.name)
-            self._print(f"{self._count}, {job.name} round {rounds}/{of}")
+        self._print(f"{done}/{total} {word}s are done")
 
     def on_end(self, job: Job, failure: str | None, words: str) -> None:
         """Called when a job is done.
@@ -421,12 +382,7 @@ class StudyProgress:
             f"  elapsed {elapsed:.0f} s, left {left:.0f} s"
         )
 
-    @property
-    def _count(self) -> str:
-        return f"{self._done}/{self._total} {self._word}s"
-
     def _print(self, text: str) -> None:
-        self._printed = time.monotonic()
         if not self._quiet:
             print(text, file=sys.stderr)
 
@@ -529,7 +485,7 @@ def run_study(
             " on two cores"
         )
         progress = StudyProgress(len(jobs), done, word="task", quiet=quiet)
-        for job, failure in execute(iter(left), progress.on_rounds, workers=workers):
+        for job, failure in execute(iter(left), workers=workers, quiet=quiet):
             progress.on_end(job, failure, "is done")
             if failure is not None:
                 failures[job.name] = failure

@@ -3,6 +3,7 @@
 
 import math
 import pickle
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from scipy import stats
 from fedrec.errors import ClientError, ExperimentError, RunError
 from fedrec.metrics.base import UserMetric
 from fedrec.runs.result import Result
-from simulations.reproduce.recorded import entry
 from simulations.studies.declaration import Found, Study, Task, TaskJob, declared, filled
 from simulations.studies.runs import finished, folder_of, run_study, selected, values
 from simulations.studies.tables import (
@@ -26,6 +26,7 @@ from simulations.studies.tables import (
     write,
 )
 
+RECORDING = Path(__file__).resolve().parents[2] / "docs" / "record_results.py"
 FILE = """
 [sets]
 quiet = ["evaluation.every=0"]
@@ -336,10 +337,10 @@ def test_intervals_count_a_fold_or_seed_once(folds, draws, tmp_path):
     assert apart["difference"] == pytest.approx(0.02) and apart["draws"] == len(draws)
     half = stats.t.ppf(0.975, len(gains) - 1) * stats.sem(gains)
     assert apart["high"] - apart["low"] == pytest.approx(2 * half, abs=1e-9)
-    kept = entry(study, jobs)
-    assert kept["seeds"] == 3
-    assert kept["rows"]["a"]["metric"][3:] == pytest.approx(draws)
-    assert kept["differences"]["a -> b"]["metric"][4] == len(draws)
+    recorded = runpy.run_path(str(RECORDING))["entry"](study, jobs)
+    assert recorded["seeds"] == 3
+    assert recorded["rows"]["a"]["metric"][3:] == pytest.approx(draws)
+    assert recorded["differences"]["a -> b"]["metric"][4] == len(draws)
 
 
 def test_intervals_of_proportions_stay_within_0_and_1():
