@@ -169,7 +169,7 @@ def test_the_privacy_of_all_runs_adds_up(plan, tmp_path):
     assert found.total.runs == 4
     assert found.total.epsilon == together.epsilon(found.total.delta).epsilon
     assert found.total.epsilon > one.iloc[-1]
-    assert "looking at 4 private runs" in found.total.lines[0]
+    assert "The 4 private runs of this sweep cost epsilon" in found.total.lines[0]
     assert "validation users" in found.total.lines[-1]
 
 
