@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 import numpy as np
@@ -54,12 +55,15 @@ def run_once(experiment: Experiment, folder: Path, callbacks: Sequence[Callback]
     run = RunFolder(folder)
     settled = runner.settle(runner.with_private_popularity(experiment), run.experiment.engine)
     if run.experiment.digest() != settled.digest():
+        before = run.experiment.table()
+        asked = settled.table()
+        other = sorted(k for k in before.keys() | asked.keys() if before.get(k) != asked.get(k))
         raise RunError(
             f"{folder} holds a run of other settings",
-            expected=f"the run {settled.name!r} with the same settings",
-            got=f"{run.experiment.name!r} with digest {run.experiment.digest()[:12]}, such as "
-            "of another version of fedrec",
-            fix=f"remove {folder}, or choose another --output",
+            expected="the same experiment and settings",
+            got=f"{', '.join(other)} differ from its experiment.toml",
+            fix=f"fedrec resume {quote(str(folder))} --set KEY=VALUE, remove it, or choose another"
+            " --output",
         )
     runner.resume(folder, callbacks=callbacks)
     return run
@@ -141,20 +145,8 @@ def gap(result: Result, baseline: str, metric: str) -> tuple[float, float | None
 
     Returns:
         Mean of the differences over the users, and the ends of its 95 % interval.
-
-    Raises:
-        RunError: the users of that baseline were not saved, or do not have its mean.
     """
-    users = result.baseline_users.get(baseline)
-    mean = result.baselines[baseline][metric]
-    saved = math.nan if users is None else float(np.mean(users[metric].to_numpy()))
-    if users is None or not math.isclose(saved, mean, abs_tol=1e-9):
-        raise RunError(
-            f"{baseline} is not what it was in {result.folder}",
-            expected=f"users with a mean {metric} of {mean:.6f}, as in baselines.json",
-            got="no users" if users is None else f"{saved:.6f}",
-            fix=f"remove {result.folder} and run the same command again",
-        )
+    users = result.baseline_users[baseline]
     apart = result.users[metric] - users.loc[result.users.index, metric]
     return _interval(float(apart.mean()), pd.DataFrame({metric: apart}), metric)
 

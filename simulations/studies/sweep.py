@@ -40,8 +40,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.privacy.accounting.accountant import Law, RandomTrials
 from fedrec.report.privacy_total import PrivacyTotal, total_of
 from fedrec.runs.folder import RunFolder
-from fedrec.runtime.files import read_json, write_atomically
-from fedrec.runtime.shared_memory import is_number, number
+from fedrec.runtime.files import write_atomically
 from server.callbacks.base import Callback
 from simulations import runner
 from simulations.studies.declaration import Job
@@ -711,32 +710,12 @@ def values_of(run: RunFolder) -> dict[str, float]:
     Raises:
         RunError: its result cannot be read.
     """
-    try:
-        result = read_json(run.path / "result.json")
-        if run.experiment.federated:
-            epsilon = float(result.get("privacy", {}).get("epsilon", math.inf))
-            return {**_numbers(result["metrics"]), "epsilon": epsilon}
+    result = run.read_result()
+    if not run.experiment.federated:
         return {
             f"{label} {name}": value
-            for label, metrics in result["baselines"].items()
-            for name, value in _numbers(metrics).items()
+            for label, metrics in result.baselines.items()
+            for name, value in metrics.items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(
-            f"{run.path / 'result.json'} cannot be read",
-            expected="a file as fedrec wrote it",
-            got=f"{type(error).__name__}: {error}",
-            fix=f"remove {run.path} and run the same command again: that run is done again",
-        ) from None
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics; NaN for those that no user has.
-
-    Raises:
-        TypeError: one is no number.
-    """
-    wrong = [name for name, value in metrics.items() if not is_number(value)]
-    if wrong:
-        raise TypeError(f"{wrong[0]} = {metrics[wrong[0]]!r} is no number")
-    return {name: number(value) for name, value in metrics.items()}
+    epsilon = result.epsilon
+    return {**result.metrics, "epsilon": math.inf if epsilon is None else epsilon}
