@@ -278,6 +278,7 @@ def _histories() -> Histories:
 KS = (2, 5)
 USERS = 9
 ITEMS = 12
+_OF_ITEMS = ("popularity", "targets")  # masks that are not of users
 
 
 class MetricContract(Contract):
@@ -286,34 +287,32 @@ class MetricContract(Contract):
     kind = METRIC
     random = False
 
-    def test_values_are_in_its_range(self) -> None:
-        """`float64 [users]`; NaN for a user without held-out rows; one figure for all users."""
+    def test_values_are_in_its_range_and_users_may_be_measured_in_parts(self) -> None:
+        """`float64 [users]`; NaN for a user without held-out rows; one figure for all users, the
+        same from the sums of parts of them. The input stays as it is."""
         low, high = self.cls.range
-        for column, values in self._values(*self._everybody()).items():
-            known = values[~np.isnan(values)]
-            assert_that(values.dtype == np.float64, f"{column} is {values.dtype}")
-            assert_that(len(known) > 0, f"{column} has no value")
-            inside = bool(((known >= low - 1e-9) & (known <= high + 1e-9)).all())
-            assert_that(inside, f"{column} is not in [{low}, {high}]: {known}")
-        for column, value in self._figures(self._everybody()).items():
-            assert_that(low - 1e-9 <= value <= high + 1e-9, f"{column} of all users is {value}")
-
-    def test_users_may_be_measured_in_parts(self) -> None:
-        """The same values, and the same figure from the sums of the parts; the input stays as it
-        is."""
+        section = Section.model_validate(self.section())
+        metrics = Metrics(self.cls.task, EvaluationConfig(ks=KS, metrics=(section,)))
         if issubclass(self.cls, RatingMetric):
-            pytest.skip("is of ratings; this test is about lists")
-        scores, masks = self._everybody()
-        halves = [
-            (scores[part], {name: _rows(name, mask, part) for name, mask in masks.items()})
-            for part in (slice(0, 4), slice(4, USERS))
-        ]
-        with unchanged({"scores": scores, **masks}):
-            whole = self._figures((scores, masks))
-        for column, value in self._figures(*halves).items():
-            same = bool(np.isclose(value, whole[column], rtol=1e-9, atol=1e-12, equal_nan=True))
-            words = f"{column} is {whole[column]}, and of the same users in two parts {value}"
-            assert_that(same, words)
+            values = metrics.of_ratings(_ratings())
+            means = metrics.means(values)
+            in_parts = means
+        else:
+            scores, masks = _everybody()
+            with unchanged({"scores": scores, **masks}):
+                users = _evaluated(metrics, scores, masks, slice(0, USERS))
+            parts = (slice(0, 4), slice(4, USERS))
+            halves = Evaluated.joined(_evaluated(metrics, scores, masks, part) for part in parts)
+            values, means, in_parts = users.columns, users.means(metrics), halves.means(metrics)
+        metric = self.cls(self.config())
+        columns = {metric.column(k) for k in (KS if metric.has_k else KS[:1])}
+        wanted = {column: means[column] for column in columns}
+        assert_close(in_parts, wanted, "the same users in two parts", 1e-9)
+        for column in columns:
+            known = np.append(values.get(column, np.empty(0)), means[column])
+            known = known[~np.isnan(known)]
+            inside = bool(((known >= low - 1e-9) & (known <= high + 1e-9)).all())
+            assert_that(len(known) > 0 and inside, f"{column} is not in [{low}, {high}]: {known}")
 
     def test_it_is_measured_in_a_run(self, tmp_path: Path) -> None:
         """As `evaluation.metrics` names it, for the federated system and for a baseline."""
@@ -330,54 +329,27 @@ class MetricContract(Contract):
         for label, metrics in {"the run": result.metrics, **result.baselines}.items():
             assert_that(column in metrics, f"{label} has no {column}: {', '.join(metrics)}")
 
-    def _metrics(self) -> Metrics:
-        section = Section.model_validate(self.section())
-        return Metrics(self.cls.task, EvaluationConfig(ks=KS, metrics=(section,)))
 
-    def _columns(self) -> list[str]:
-        metric = self.cls(self.config())
-        return list(dict.fromkeys(metric.column(k) for k in KS))[: None if metric.has_k else 1]
-
-    def _everybody(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Scores and masks of a few users; the last one has no held-out row."""
-        random = torch.Generator().manual_seed(5)
-        scores = torch.rand(USERS, ITEMS, generator=random)
-        draws = torch.rand(USERS, ITEMS, generator=random)
-        known = draws < 0.3
-        relevant = (draws > 0.3) & (draws < 0.6)
-        relevant[-1] = False
-        masks = {"seen": known | relevant, "known": known, "relevant": relevant, "liked": known}
-        items = {"popularity": known.double().mean(0), "targets": torch.tensor([2, 5])}
-        return scores, {**masks, **items}
-
-    def _values(
-        self, scores: torch.Tensor, masks: dict[str, torch.Tensor]
-    ) -> dict[str, np.ndarray]:
-        """Its columns of a table of users."""
-        metrics = self._metrics()
-        if issubclass(self.cls, RatingMetric):
-            values = metrics.of_ratings(_ratings())
-        else:
-            values = metrics.of_block(RankedBlock(scores, ks=KS, **masks))
-        return {name: values[name] for name in self._columns() if name in values}
-
-    def _figures(self, *parts: tuple[torch.Tensor, dict[str, torch.Tensor]]) -> dict[str, float]:
-        """Its figures for all users."""
-        metrics = self._metrics()
-        if issubclass(self.cls, RatingMetric):
-            means = metrics.means(metrics.of_ratings(_ratings()))
-        else:
-            blocks = [RankedBlock(scores, ks=KS, **masks) for scores, masks in parts]
-            users = [np.arange(len(block.scores)) for block in blocks]
-            means = Evaluated.joined(
-                Evaluated(ids, metrics.of_block(block), metrics.sums(block))
-                for block, ids in zip(blocks, users, strict=True)
-            ).means(metrics)
-        return {name: means[name] for name in self._columns()}
+def _everybody() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Scores and masks of a few users; the last one has no held-out row."""
+    random = torch.Generator().manual_seed(5)
+    scores = torch.rand(USERS, ITEMS, generator=random)
+    draws = torch.rand(USERS, ITEMS, generator=random)
+    known = draws < 0.3
+    relevant = (draws > 0.3) & (draws < 0.6)
+    relevant[-1] = False
+    masks = {"seen": known | relevant, "known": known, "relevant": relevant, "liked": known}
+    items = {"popularity": known.double().mean(0), "targets": torch.tensor([2, 5])}
+    return scores, {**masks, **items}
 
 
-def _rows(name: str, mask: torch.Tensor, part: slice) -> torch.Tensor:
-    return mask if name in ("popularity", "targets") else mask[part]
+def _evaluated(
+    metrics: Metrics, scores: torch.Tensor, masks: dict[str, torch.Tensor], part: slice
+) -> Evaluated:
+    """Some of the users, by the metric."""
+    own = {name: mask if name in _OF_ITEMS else mask[part] for name, mask in masks.items()}
+    block = RankedBlock(scores[part], ks=KS, **own)
+    return Evaluated(np.arange(USERS)[part], metrics.of_block(block), metrics.sums(block))
 
 
 def _ratings() -> RatedBlock:

@@ -27,17 +27,11 @@ SEQUENCES = {"step": {"name": "sequence", "rates": {"item.id": 5.0}}, **ORDERED}
 SYSTEMS = {
     "privrec": {},
     "privrec, fine-tuned": TUNED,
-    "privrec, without features": {"model": {**SMALL["model"], "features": False}},
     "mf": {"model": {"name": "mf", "factors": 4}, "step": {**SMALL["step"], **OWN}},
-    "mf, shared alone": {"model": {"name": "mf", "factors": 4}},
     "mf of ratings": {
         "task": "rating",
         "positive-above": None,
         "model": {"name": "mf", "factors": 4, "center": 3.0},
-        "step": {**SMALL["step"], **OWN},
-    },
-    "neumf": {
-        "model": {"name": "neumf", "factors": 4, "tower": [6, 3]},
         "step": {**SMALL["step"], **OWN},
     },
     "ials": {
@@ -63,7 +57,6 @@ SYSTEMS = {
         **ORDERED,
     },
     "sasrec": {"model": {"name": "sasrec", "width": 4, "longest": 5, "blocks": 1}, **SEQUENCES},
-    "gru4rec": {"model": {"name": "gru4rec", "width": 4, "longest": 5}, **SEQUENCES},
     "vae": {"model": {"name": "vae", "hidden": 6, "latent": 3}, "step": {"name": "vae"}},
     "vae of ratings": {
         "model": {"name": "vae", "hidden": 6, "latent": 3, "history": "ratings"},
@@ -75,18 +68,10 @@ SYSTEMS = {
         "model": {"name": "pnbm"},
         "step": {"name": "pnbm"},
     },
-    "pfedrec": {"model": {"name": "pfedrec", "embedding": 4}, "step": {"name": "pfedrec"}},
-    "fedrap": {"model": {"name": "fedrap", "embedding": 4}, "step": {"name": "fedrap"}},
     "gpfedrec": {
         "model": {"name": "gpfedrec", "embedding": 4, "hidden": [6]},
         "step": {"name": "gpfedrec", "batch-size": 8},
         "strategy": {"name": "gpfedrec"},
-        **ORDERED,
-    },
-    "fedgnn": {
-        "model": {"name": "fedgnn", "embedding": 4},
-        "step": {"name": "fedgnn", "pseudo": 3},
-        "strategy": {"name": "fedgnn", "neighbours": 2, "history": 5},
         **ORDERED,
     },
     "privrec-profile": {
