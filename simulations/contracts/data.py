@@ -347,8 +347,8 @@ def _evaluated(
     metrics: Metrics, scores: torch.Tensor, masks: dict[str, torch.Tensor], part: slice
 ) -> Evaluated:
     """Some of the users, by the metric."""
-    own = {name: mask if name in _OF_ITEMS else mask[part] for name, mask in masks.items()}
-    block = RankedBlock(scores[part], ks=KS, **own)
+    parts = {name: mask if name in _OF_ITEMS else mask[part] for name, mask in masks.items()}
+    block = RankedBlock(scores[part], ks=KS, **parts)
     return Evaluated(np.arange(USERS)[part], metrics.of_block(block), metrics.sums(block))
 
 

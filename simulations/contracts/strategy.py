@@ -167,7 +167,7 @@ class Everyone:
 
     def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Each node's number and clients, of some clients `int64 [n]`."""
-        yield from ((100 + int(client), clients[[place]]) for place, client in enumerate(clients))
+        yield from ((100 + int(client), clients[[index]]) for index, client in enumerate(clients))
 
     def draw(self, name: str, share: float) -> np.ndarray:
         """All clients, `int64 [clients]`."""
