@@ -120,15 +120,15 @@ def _check_client(step: Step, values: Mapping[str, Tensor], client: int | None) 
     Raises:
         ExperimentError: each does.
     """
-    own = [
+    device = [
         *step.private_names(list(values)),
         *(name for name in values if name.startswith(FEATURE)),
     ]
-    if client is None and (own or step.config.epochs):
+    if client is None and (device or step.config.epochs):
         raise ExperimentError(
             "each device scores with values of its own",
             expected="the user whose device the export is for",
-            got=", ".join(own) or "fine-tuning on the device ([evaluation] fine-tune)",
+            got=", ".join(device) or "fine-tuning on the device ([evaluation] fine-tune)",
             fix="fedrec export RUN --user ID",
         )
 
