@@ -303,7 +303,9 @@ class MetricContract(Contract):
                 users = _evaluated(metrics, scores, masks, slice(0, USERS))
             parts = (slice(0, 4), slice(4, USERS))
             halves = Evaluated.joined(_evaluated(metrics, scores, masks, part) for part in parts)
-            values, means, in_parts = users.columns, users.means(metrics), halves.means(metrics)
+            values = users.columns
+            means = users.means(metrics)
+            in_parts = halves.means(metrics)
         metric = self.cls(self.config())
         columns = {metric.column(k) for k in (KS if metric.has_k else KS[:1])}
         wanted = {column: means[column] for column in columns}
