@@ -28,7 +28,7 @@ slow-test: $(VENV)/.installed-test  ## Tests of more than about a second
 test-all: test slow-test deploy-test cluster-test container-test  ## Everything that can run here
 
 docs: $(VENV)/.installed-docs  ## The documentation site, in site/; fails on a warning
-	$(BIN)/python -m simulations.settings_page docs/settings.md
+	$(BIN)/python docs/settings_page.py docs/settings.md
 	$(BIN)/python docs/fill_results.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 

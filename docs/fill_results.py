@@ -37,7 +37,10 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # the results beside these pages, whichever checkout is installed
+# the results beside these pages, whichever checkout is installed
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+from record_results import printed, record, study_of  # noqa: E402
 
 from fedrec.components.registry import KINDS  # noqa: E402
 from fedrec.experiment.loading import shipped_experiments  # noqa: E402
@@ -47,11 +50,8 @@ from simulations.reproduce.recorded import (  # noqa: E402
     Recorded,
     command,
     decimal,
-    printed,
-    record,
     recorded,
     studies,
-    study_of,
 )
 
 _TABLE = re.compile(r"(<!-- results (\S+)(.*?) -->\n).*?(<!-- end -->)", re.S)
@@ -179,8 +179,17 @@ def _table(name: str, options: Sequence[str], results: Mapping[str, Recorded]) -
     for line in lines:
         line[0] += " †" if line[0] in marked else ""
     text = [f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines]]
-    paragraphs = [part for one in (*told, study.source) for part in ("", one)]
+    paragraphs = [part for one in (*told, _source(study)) for part in ("", one)]
     return "\n".join([*text, *paragraphs]).replace("|  |", "| |") + "\n"
+
+
+def _source(study: Recorded) -> str:
+    """Command, seeds, version, machine and day, for below a table."""
+    seeds = f", {study.seeds} seeds" if study.seeds > 1 else ""
+    seeds += f", {study.part} tasks so far" if study.part else ""
+    commit = study.commit.replace("+", " with changes") or "commit not known"
+    version = f"fedrec {study.fedrec} ({commit}), {study.machine}, {study.date}"
+    return f"`{study.command}`{seeds}; {version}"
 
 
 def _cells(study: Recorded, given: Mapping[str, str], digits: int) -> dict[tuple[str, str], Cell]:

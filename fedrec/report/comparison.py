@@ -97,8 +97,6 @@ class PairedTest:
         t_p: two-sided p-value of the paired t test, in [0, 1]; 1 where nobody differs.
         wilcoxon_p: the same of Wilcoxon's signed-rank test.
         effect: Cohen's d of paired differences (mean / standard deviation); 0 where nobody differs.
-        rank_effect: matched-pairs rank-biserial correlation, in [-1, 1]: share of ranks in favour
-            minus share against.
         better: number of users whom the system serves better.
         worse: number of users whom it serves worse.
     """
@@ -110,7 +108,6 @@ class PairedTest:
     t_p: float
     wilcoxon_p: float
     effect: float
-    rank_effect: float
     better: int
     worse: int
 
@@ -176,16 +173,14 @@ def _tested(differences: np.ndarray, low: float, high: float, sign: int) -> Pair
         effect = mean / spread
     else:  # all differences are equal
         t_p, effect = (0.0, math.copysign(math.inf, mean)) if differ else (1.0, 0.0)
-    wilcoxon_p, rank_effect = wilcoxon(differences)
     return PairedTest(
         users=len(differences),
         difference=mean,
         low=low,
         high=high,
         t_p=t_p,
-        wilcoxon_p=wilcoxon_p,
+        wilcoxon_p=wilcoxon(differences),
         effect=effect,
-        rank_effect=rank_effect,
         better=int((sign * differences > 0).sum()),
         worse=int((sign * differences < 0).sum()),
     )
@@ -197,25 +192,17 @@ def _t_test(differences: np.ndarray) -> float:
     return float(np.asarray(stats.ttest_1samp(differences, 0.0))[1])
 
 
-def wilcoxon(differences: np.ndarray) -> tuple[float, float]:
-    """Test whether differences are symmetric about 0 by their signed ranks (Wilcoxon 1945).
+def wilcoxon(differences: np.ndarray) -> float:
+    """The two-sided p-value of the test whether differences are symmetric about 0 by their signed
+    ranks (Wilcoxon 1945), in [0, 1]; 1 where nobody differs.
 
     Args:
         differences: finite values, `[users]`; zeros are left out.
-
-    Returns:
-        The two-sided p-value, in [0, 1], and the matched-pairs rank-biserial correlation, in
-        [-1, 1]: share of ranks of positive differences minus share of the others. 1 and 0 where
-        nobody differs.
     """
     from scipy import stats  # as above
 
     changes = differences[differences != 0]
-    if not len(changes):
-        return 1.0, 0.0
-    ranks = stats.rankdata(np.abs(changes))
-    p = float(np.asarray(stats.wilcoxon(changes))[1])
-    return p, float((ranks * np.sign(changes)).sum() / ranks.sum())
+    return float(np.asarray(stats.wilcoxon(changes))[1]) if len(changes) else 1.0
 
 
 def holm(p_values: np.ndarray) -> np.ndarray:

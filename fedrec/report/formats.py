@@ -47,7 +47,7 @@ def comparison_cells(comparison: Comparison) -> list[list[str]]:
     seeds = _several_seeds(comparison)
     heads = ["system", "private", comparison.metric + spread, INTERVAL, "difference", INTERVAL]
     heads += ["t, Holm", "Wilcoxon, Holm", *([_SEEDS] if seeds else [])]
-    heads += ["effect d", "rank effect", "better/worse"]
+    heads += ["effect d", "better/worse"]
     rows = [
         _cells(row, len(heads), seeds=seeds) + [_count(row[BUDGETS[title]]) for title in budgets]
         for row in table.to_dict(orient="records")
@@ -73,7 +73,6 @@ def _cells(row: dict[Any, Any], count: int, *, seeds: bool) -> list[str]:
         f"[{row['low']:+.4f}, {row['high']:+.4f}]",
         *(_p(row[test]) for test in tests),
         f"{row['effect']:+.2f}",
-        f"{row['rank_effect']:+.2f}",
         f"{row['better']:.0f}/{row['worse']:.0f}",
     ]
 

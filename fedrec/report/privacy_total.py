@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedrec.errors import ExperimentError
@@ -67,8 +67,8 @@ def total_of(runs: Sequence[RunFolder], *, chosen: bool) -> PrivacyTotal:
     if any("choice" in run.summary().get("privacy", {}) for run in private):
         epsilon = None
         why = "one is the result of a private choice, whose cost is no sum of charges"
-    lines = tuple(_lines(private, epsilon, delta, chosen=chosen)) if private else ()
-    return PrivacyTotal(len(private), epsilon, delta, lines, why)
+    total = PrivacyTotal(len(private), epsilon, delta, (), why)
+    return replace(total, lines=tuple(_lines(private, total, chosen=chosen))) if private else total
 
 
 def shown_together(folders: Iterable[Path]) -> list[str]:
@@ -126,36 +126,25 @@ def _shown(runs: Sequence[RunFolder]) -> str:
     )
 
 
-def _lines(
-    private: Sequence[RunFolder], epsilon: float | None, delta: float, *, chosen: bool
-) -> Iterable[str]:
-    done = "A setting was chosen by looking at" if chosen else "This sweep is"
-    number = f"{len(private)} private run{'s' if len(private) > 1 else ''}"
-    if epsilon is None:
-        yield f"{done} {number}. Their guarantees are of different kinds and do not add up to one."
-    elif math.isinf(epsilon):
+def _lines(private: Sequence[RunFolder], total: PrivacyTotal, *, chosen: bool) -> Iterable[str]:
+    if without := total.without_epsilon(f"The {total.runs} private runs of this sweep"):
+        yield without
+    elif total.epsilon:
         yield (
-            f"{done} {number}; something in them had no noise, so their total epsilon is infinite."
-        )
-    elif epsilon > 0:
-        yield (
-            f"{done} {number}: together they cost epsilon {epsilon:.4g} at delta {delta:g}, and "
-            "not the epsilon of "
-            "the one run that is kept. A simulation on public data may say the latter; a release "
-            "may not."
+            f"The {total.runs} private runs of this sweep cost epsilon {total.epsilon:.4g} at delta"
+            f" {total.delta:g} together, and not the epsilon of the one run that is kept. A"
+            " simulation on public data may say the latter; a release may not."
         )
     local = [run for run in private if (run.path / "epsilons.csv").exists()]
     if local:
         yield (
-            f"In {len(local)} of them users add noise of their own: every user's epsilons add up "
-            "over the runs in which "
-            "the user took part."
+            f"In {len(local)} of them users add noise of their own: every user's epsilons add up"
+            " over the runs in which the user took part."
         )
     if chosen:
         yield (
-            "The choice was made by the rows of validation users, without noise: no epsilon here "
-            "is about these "
-            "users, unless they are training users too."
+            "The choice was made by the rows of validation users, without noise: no epsilon here"
+            " is about these users, unless they are training users too."
         )
 
 

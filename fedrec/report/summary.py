@@ -28,7 +28,6 @@ _SHOWN = ("hits@", "hits-of-", "mae", "rmse", "reconstruction-")
 _RESAMPLES = 2000
 _MOST_TIES = 0.1  # share of rows with tied times, above which the order of items is not judged
 _NOT_PRIVATE = " (not private)"
-_OF_OWN_DATA = ("item-weights", "fold-in")  # models of `fedrec run --data`
 _REST = "What this covers, and what it does not, is in the report."
 _RANDOM = "random"  # lists that do not depend on data
 _ORDERED = "transitions"  # lists that depend on the order of a user's items
@@ -253,20 +252,11 @@ def _below_popularity(result: Result, metric: str) -> list[str]:
     label = next((name for name in labels if metric in result.baselines.get(name, {})), None)
     if label is None or result.metrics[metric] > result.baselines[label][metric]:
         return []
-    if experiment.model.name not in _OF_OWN_DATA:
-        advice = (
-            "fedrec run --data TABLE.csv, whose federated model needs no features; more rounds"
-            " (--set rounds=...); strategy popularity-start, which starts from popularity"
-        )
-    elif experiment.privacy is not None:
+    advice = "more rounds (--set rounds=...), or strategy popularity-start, which starts from it"
+    if experiment.privacy is not None:
         advice = (
             "a larger epsilon, or more users: noise does not grow with their number, the signal"
             " does"
-        )
-    else:
-        advice = (
-            "another lambda (--set strategy.main.regularisation=...), chosen with --set"
-            " evaluation.held-out=validation; or more data per user"
         )
     return [
         f"{experiment.name} is not better than {label}: {metric} {result.metrics[metric]:.4f},"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from shlex import quote
 
@@ -13,15 +14,15 @@ from rich.console import Console
 
 from clients.steps.statistics import SufficientStatistics
 from fedrec.components.registry import STEP, resolve
-from fedrec.errors import ExperimentError, RunError
+from fedrec.errors import ExperimentError
 from fedrec.experiment.schema import Experiment
 from fedrec.report.summary import result_lines, summary_table
-from fedrec.runs.folder import RunFolder
 from fedrec.runs.ids import default_folder
 from fedrec.runs.result import Result
 from server.callbacks.progress import Progress
 from simulations import runner
 from simulations.amend import discard
+from simulations.studies.runs import run_once
 
 
 def finish(
@@ -46,33 +47,13 @@ def finish(
     """
     folder = output or default_folder(experiment)
     if (folder / "run.json").is_file() and go_on:
-        _check_same_run(folder, experiment)
-        return watched(folder, quiet, lambda callbacks: runner.resume(folder, callbacks=callbacks))
+        work = partial(run_once, experiment, folder)
+        return watched(folder, quiet, lambda callbacks: work(callbacks).read_result())
     if (folder / "run.json").is_file() and overwrite:
         discard(folder)
     return watched(
         folder, quiet, lambda callbacks: runner.run(experiment, output=folder, callbacks=callbacks)
     )
-
-
-def _check_same_run(folder: Path, experiment: Experiment) -> None:
-    known = RunFolder(folder).experiment
-    experiment = runner.settle(runner.with_private_popularity(experiment), known.engine)
-    if known.digest() != experiment.digest():
-        before = known.table()
-        asked = experiment.table()
-        other = sorted(
-            key for key in before.keys() | asked.keys() if before.get(key) != asked.get(key)
-        )
-        raise RunError(
-            f"there is another run in {folder}",
-            expected="the same experiment and settings with --resume",
-            got=f"{', '.join(other)} differ from its experiment.toml",
-            fix=(
-                f"fedrec resume {quote(str(folder))} --set KEY=VALUE, --overwrite, or another"
-                " --output"
-            ),
-        )
 
 
 def watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result:

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -33,12 +31,11 @@ from simulations.reproduce.recorded import (
 )
 from simulations.studies import tables
 from simulations.studies.declaration import Study
-from simulations.studies.private import CHOSEN, ChoiceCost, cost_of
+from simulations.studies.private import CHOSEN
 from simulations.studies.runs import folder_of, run_study, selected
-from simulations.studies.search import SweepPlan, plan_of
-from simulations.studies.space import grid
-from simulations.studies.space import overrides as texts_of
-from simulations.studies.sweep import SweepFolder, SweepResult, chosen_file
+from simulations.studies.search import grid
+from simulations.studies.search import overrides as texts_of
+from simulations.studies.sweep import SweepFolder, SweepPlan, SweepResult, chosen_file, plan_of
 from simulations.studies.sweep import sweep as run_sweep
 from simulations.studies.tables import Tables, cells_of, duration
 
@@ -47,79 +44,60 @@ from simulations.studies.tables import Tables, cells_of, duration
 _SHOWN = 20  # settings in the table on the terminal
 
 
-Vary = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--vary",
-        "-v",
-        help="KEY=[VALUE, ...] or KEY={low=0.01, high=1.0, log=true}; may repeat.",
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    options.overrides("Override a key in all runs, such as rounds=50; may repeat."),
-]
-Seeds = Annotated[int, typer.Option(help="Number of seeds per setting.")]
-Trials = Annotated[
-    int | None, typer.Option(help="Number of random settings to try; default: the full grid.")
-]
-Optimise = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Metric to optimise with Optuna; two make a Pareto front: hits@10 and epsilon."
-    ),
-]
-Choose = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Metric to select the best setting of the grid, or of the random settings, by."
-    ),
-]
-Private = Annotated[
-    str | None,
-    typer.Option(
-        "--private-choice",
-        help="Choose one setting privately, as the best of a random number of trials of mean "
-        "--trials: geometric, logarithmic or poisson.",
-    ),
-]
-ScoreNoise = Annotated[
-    float,
-    typer.Option(
-        min=0.0,
-        help="With --private-choice, where validation users train: standard deviation of the "
-        "noise on a trial's score.",
-    ),
-]
-Workers = Annotated[int, options.workers("runs")]
-RayAddress = Annotated[str | None, typer.Option(help="Address of a running Ray cluster.")]
-Output = Annotated[Path | None, options.output("Folder of the sweep: new, or of the same sweep.")]
-RetryFailed = Annotated[bool, typer.Option(help="Repeat runs that failed.")]
-DryRun = Annotated[bool, typer.Option(help="Validate and print the settings without running them.")]
-Quiet = Annotated[bool, options.quiet("Print only the folder of the sweep.")]
-
-
 def sweep(
     experiment: Named,
-    vary: Vary = None,
-    overrides: Overrides = None,
-    seeds: Seeds = 1,
-    trials: Trials = None,
-    optimise: Optimise = None,
-    choose: Choose = None,
-    private_choice: Private = None,
-    score_noise: ScoreNoise = 0.0,
-    workers: Workers = 1,
-    ray_address: RayAddress = None,
-    output: Output = None,
-    retry_failed: RetryFailed = False,
-    dry_run: DryRun = False,
-    quiet: Quiet = False,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary",
+            "-v",
+            help="KEY=[VALUE, ...] or KEY={low=0.01, high=1.0, log=true}; may repeat.",
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        options.overrides("Override a key in all runs, such as rounds=50; may repeat."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds per setting.")] = 1,
+    trials: Annotated[
+        int | None, typer.Option(help="Number of random settings to try; default: the full grid.")
+    ] = None,
+    optimise: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Metric to optimise with Optuna; two make a Pareto front: hits@10 and epsilon."
+        ),
+    ] = None,
+    choose: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Metric to select the best setting of the grid, or of the random settings, by."
+        ),
+    ] = None,
+    private_choice: Annotated[
+        str | None,
+        typer.Option(
+            "--private-choice",
+            help="Choose one setting privately, as the best of a random number of trials of mean "
+            "--trials: geometric, logarithmic or poisson.",
+        ),
+    ] = None,
+    workers: Annotated[int, options.workers("runs")] = 1,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Address of a running Ray cluster.")
+    ] = None,
+    output: Annotated[
+        Path | None, options.output("Folder of the sweep: new, or of the same sweep.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option(help="Validate and print the settings without running them.")
+    ] = False,
+    quiet: Annotated[bool, options.quiet("Print only the folder of the sweep.")] = False,
 ) -> None:
     """Run an experiment with many settings and seeds, each in its own run folder. Without --trials,
     all combinations of the --vary values are run. The same command, or `fedrec resume FOLDER`,
-    continues an interrupted sweep. Settings are selected on validation rows, never on test
-    rows of the same seed.
+    continues an interrupted sweep and repeats runs that failed. Settings are selected on validation
+    rows, never on test rows of the same seed.
     """
     plan = plan_of(
         experiment,
@@ -130,48 +108,42 @@ def sweep(
         optimise=optimise or [],
         choose=choose or [],
         private=private_choice,  # type: ignore[arg-type]  # checked there
-        score_noise=score_noise,
     )
-    cost = _private_lines(plan)
-    for line in cost:
-        typer.echo(line, err=True)
     if dry_run:
         _print_plan(plan)
         return
     name = plan.experiment.get("name", "sweep")
-    folder = output or runs_directory() / f"sweep-{name}-{stamp()}"
-    run = functools.partial(run_sweep, plan, folder, workers=workers, ray_address=ray_address)
-    _finish(folder, quiet, cost, lambda: run(retry_failed=retry_failed, quiet=quiet))
+    _run(plan, output or runs_directory() / f"sweep-{name}-{stamp()}", quiet, workers, ray_address)
 
 
 def resume(folder: Path, quiet: bool) -> None:
     """Continue an interrupted sweep, one run at a time."""
-    plan = SweepFolder(folder).plan
-    _finish(folder, quiet, _private_lines(plan), lambda: run_sweep(plan, folder, quiet=quiet))
+    _run(SweepFolder(folder).plan, folder, quiet)
 
 
-def _finish(
-    folder: Path, quiet: bool, cost: Sequence[str], work: Callable[[], SweepResult]
+def _run(
+    plan: SweepPlan, folder: Path, quiet: bool, workers: int = 1, address: str | None = None
 ) -> None:
+    _print_cost(plan)
     with interruptible(f"continue with: fedrec resume {quote(str(folder))}"):
-        result = work()
+        result = run_sweep(plan, folder, workers=workers, ray_address=address, quiet=quiet)
     if not quiet:
-        _print_result(result, cost)
-        compared = "" if cost else f"\n  fedrec compare {folder}"
+        _print_result(result)
+        compared = "" if plan.private else f"\n  fedrec compare {folder}"
         typer.echo(f"Next:{compared}\n  fedrec report {folder}", err=True)
     typer.echo(result.folder)
     if result.failures:
         raise typer.Exit(1)
 
 
-def _private_lines(plan: SweepPlan) -> list[str]:
-    """The cost of a private choice; nothing for other sweeps."""
-    if plan.private is None:
-        return []
-    return list(cost_of(plan.experiment, plan.space, plan.private, plan.aims[0]).lines())
+def _print_cost(plan: SweepPlan) -> None:
+    """Print the cost of a private choice before anything runs."""
+    for line in plan.cost.lines() if plan.cost else ():
+        typer.echo(line, err=True)
 
 
 def _print_plan(plan: SweepPlan) -> None:
+    _print_cost(plan)
     if plan.private is not None:
         typer.echo(f"{len(grid(plan.space))} settings, a random number of trials")
         return
@@ -181,19 +153,20 @@ def _print_plan(plan: SweepPlan) -> None:
         typer.echo("  " + (" ".join(texts_of(point)) or "as the experiment is"))
 
 
-def _print_result(result: SweepResult, private: Sequence[str]) -> None:
+def _print_result(result: SweepResult) -> None:
     console = Console()
-    if not private:
+    cost = result.plan.cost
+    if cost is None:
         console.print(_settings_table(result))
-    hidden = len(result.settings) - _SHOWN
-    if hidden > 0 and not private:
-        console.print(f"{hidden} more settings in settings.csv", highlight=False)
+        hidden = len(result.settings) - _SHOWN
+        if hidden > 0:
+            console.print(f"{hidden} more settings in settings.csv", highlight=False)
     for name, text in result.failures.items():
         console.print(f"{name} failed: {text}", highlight=False, markup=False)
-    for line in (*_choice(result), *(private or result.total.lines)):
+    for line in (*_choice(result), *(cost.lines() if cost else result.total.lines)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     counts = f"{len(result.settings)} settings, {len(result.runs)} runs. "
-    console.print(f"{'' if private else counts}Folder of the sweep:")
+    console.print(f"{'' if cost else counts}Folder of the sweep:")
 
 
 def _choice(result: SweepResult) -> list[str]:
@@ -206,27 +179,21 @@ def _choice(result: SweepResult) -> list[str]:
         ]
     if not result.chosen:
         return [f"No setting has a value of {aims} for all seeds: none was selected."]
-    if result.cost is not None:
-        return _published(result, result.cost)
+    if (cost := result.plan.cost) is not None:  # the number of the trial is not published
+        setting = " ".join(texts_of(result.point(result.chosen[0])))
+        folder = result.folder / CHOSEN
+        return [
+            f"Selected by {aims}: {setting}. To be published: {folder}; all else in the folder of"
+            " the sweep is private.",
+            f"Another run with this setting, such as one on the test rows, costs epsilon"
+            f" {cost.once:.4g} in addition:",
+            f"  fedrec run {folder / 'experiment.toml'} --set evaluation.held-out=test",
+        ]
     front = ", ".join(map(str, result.chosen))
     line = f"Selected by {aims}: setting {front}. To evaluate it once on the test rows:"
     if len(result.chosen) > 1:
         line = f"Pareto front of {aims}: settings {front}. To evaluate them on the test rows:"
     return [line, *(f"  fedrec run {chosen_file(result.folder, trial)}" for trial in result.chosen)]
-
-
-def _published(result: SweepResult, cost: ChoiceCost) -> list[str]:
-    """The setting that a private choice chose, and where it is; the number of the trial is not
-    published."""
-    setting = " ".join(texts_of(result.point(result.chosen[0])))
-    folder = result.folder / CHOSEN
-    return [
-        f"Selected by {cost.aim}: {setting}. To be published: {folder}; all else in the folder of"
-        " the sweep is private.",
-        f"Another run with this setting, such as one on the test rows, costs epsilon"
-        f" {cost.once:.4g} in addition:",
-        f"  fedrec run {folder / 'experiment.toml'} --set evaluation.held-out=test",
-    ]
 
 
 def _settings_table(result: SweepResult) -> Table:

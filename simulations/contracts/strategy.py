@@ -110,25 +110,14 @@ class StrategyContract(RunContract):
         done = set(result.rounds["round"])
         assert_that(charged >= done, f"rounds {sorted(done - charged)} are not charged")
 
-    def test_the_sum_is_the_sum_of_the_nodes(self) -> None:
-        """Clients on nodes of their own and all on one node give the rule the same sum."""
-        self._skip_flowers()
-        try:
-            sums = [self._released(_update(4), nodes=nodes)[0] for nodes in (1, CLIENTS)]
-        except ExperimentError:
-            pytest.skip("is refused under differential privacy")
-        assert_close(sums[0], sums[1], "one node against one per client")
-
-    def _released(
-        self, odd: Update | None, nodes: int = CLIENTS
-    ) -> tuple[dict[str, np.ndarray], float]:
+    def _released(self, odd: Update | None) -> tuple[dict[str, np.ndarray], float]:
         """The aggregate of a private round without noise in which client 4 sends `odd`.
 
         Raises:
             ExperimentError: the strategy cannot be made private.
         """
         identify_server()
-        strategy, aggregates = self._private(nodes)
+        strategy, aggregates = self._private()
         theta = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
         grid: Any = None
         sent = list(strategy.configure_train(1, to_record(theta), ConfigRecord(), grid))
@@ -137,7 +126,7 @@ class StrategyContract(RunContract):
             reply for message in sent if (reply := _answer(message, theta, updates)) is not None
         ]
         strategy.aggregate_train(1, replies)
-        words = "the rule was not aggregates the private sum"
+        words = "the rule was not given the private sum"
         assert_that(len(aggregates) == 1, words)
         changes = aggregates[0].changes
         sums = {name: dense_change(changes[name], theta[name]) for name in SHAPES}
@@ -147,11 +136,11 @@ class StrategyContract(RunContract):
         if not issubclass(self.cls, CohortStrategy):
             pytest.skip("one of Flower's own: it sees nodes, not clients, and is never private")
 
-    def _private(self, nodes: int) -> tuple[CohortStrategy, list[Aggregate]]:
+    def _private(self) -> tuple[CohortStrategy, list[Aggregate]]:
         """The strategy under a clip norm without noise, and a list to which the aggregates of its
         rule are appended."""
         aggregates: list[Aggregate] = []
-        strategy: CohortStrategy = self.cls(self.config(), Everyone(nodes), {"name": "sgd"})
+        strategy: CohortStrategy = self.cls(self.config(), Everyone(), {"name": "sgd"})
         plan = Plan.of(
             PrivacyConfig(clip_norm=CLIP_NORM, noise_multiplier=0.0),
             "fixed-size",
@@ -166,17 +155,11 @@ class StrategyContract(RunContract):
 
 
 class Everyone:
-    """Cohorts of all clients, client c on node 100 + c mod nodes.
-
-    Args:
-        nodes: number of nodes.
-    """
+    """Cohorts of all clients, each on a node of its own."""
 
     section = Section(name="fixed-size")
 
-    def __init__(self, nodes: int) -> None:
-        self.clients = np.arange(CLIENTS)
-        self.nodes = nodes
+    clients = np.arange(CLIENTS)
 
     def sample(self, round_number: int) -> np.ndarray:
         """All clients, `int64 [clients]`."""
@@ -184,10 +167,7 @@ class Everyone:
 
     def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Each node's number and clients, of some clients `int64 [n]`."""
-        for node in range(self.nodes):
-            group = clients[clients % self.nodes == node]
-            if len(group):
-                yield 100 + node, group
+        yield from ((100 + int(client), clients[[index]]) for index, client in enumerate(clients))
 
     def draw(self, name: str, share: float) -> np.ndarray:
         """All clients, `int64 [clients]`."""

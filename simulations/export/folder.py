@@ -8,15 +8,13 @@
     user.npz       with a user: parameters of its own, and codes of its features
     rows.csv       with a user: the rows that its history is made of
 
-What a device holds is one of three: nothing, where users are represented by their rows alone;
-private parameters, as they were after its last round; or, with fine-tuning in
-`[evaluation]`, all parameters that this changes. In the latter two cases the export is for one
-user's device.
+What a device holds are codes of its user's features, private parameters as they were after its
+last round, and, with fine-tuning in `[evaluation]`, all parameters that this changes. Where it
+holds any, the export is for one user's device.
 
 The graph's inputs are, where the model has them, the user's history (`history`), codes of the
 user's features (`feature:NAME`), and parameters that are the user's own, by their names; its output
-is the score of every item. Shared parameters are constants of the graph; those that no score
-depends on, such as sums that clients send, are left out.
+is the score of every item. Shared parameters are constants of the graph.
 """
 
 from __future__ import annotations
@@ -49,7 +47,6 @@ from simulations.recommending import clients_of, evaluation_of, host_of, populat
 _NEEDED = ("onnx", "onnxscript")
 HISTORY = "history"
 FEATURE = "feature:"
-_LARGEST = 2_000_000_000  # bytes of a message of Protocol Buffers, which an ONNX file is
 
 
 def export(result: Result, folder: Path, user: str | None = None) -> None:
@@ -75,12 +72,10 @@ def export(result: Result, folder: Path, user: str | None = None) -> None:
     node.device = torch.device("cpu")
     rows = _inputs(node, client or 0)
     step, parameters = evaluation_of(node, result, np.array([client or 0]))
-    _check_client(step, parameters, client)
+    _check_client(step, {**parameters, **rows}, client)
     private: Mapping[str, Tensor] = {}
     if client is not None:
         private = own_parameters(node, step, parameters, client, result.best_round)
-    used = used_parameters(node.model, {**parameters, **private}, rows)
-    private = {name: value for name, value in private.items() if name in used}
     graph = graph_of(node.model, parameters, {**rows, **private})
     data = population.interactions
     script = Path(__file__).with_name("score.py").read_text(encoding="utf-8")
@@ -119,20 +114,21 @@ def _inputs(node: Node, client: int) -> dict[str, Tensor]:
     }
 
 
-def _check_client(step: Step, parameters: Mapping[str, Tensor], client: int | None) -> None:
-    """Check that a client is named where each device scores with parameters of its own.
+def _check_client(step: Step, values: Mapping[str, Tensor], client: int | None) -> None:
+    """Check that a client is named where each device scores with values of its own.
 
     Raises:
         ExperimentError: each does.
     """
-    private = step.private_names(list(parameters))
-    if client is None and (private or step.config.epochs):
+    device = [
+        *step.private_names(list(values)),
+        *(name for name in values if name.startswith(FEATURE)),
+    ]
+    if client is None and (device or step.config.epochs):
         raise ExperimentError(
-            "each device scores with parameters of its own",
+            "each device scores with values of its own",
             expected="the user whose device the export is for",
-            got=f"private parameters {', '.join(private)}"
-            if private
-            else "fine-tuning on the device ([evaluation] fine-tune)",
+            got=", ".join(device) or "fine-tuning on the device ([evaluation] fine-tune)",
             fix="fedrec export RUN --user ID",
         )
 
@@ -147,18 +143,12 @@ def _form(node: Node, data: Interactions) -> dict[str, Any]:
         columns.append("rating")
     if history and data.times is not None and (history["kind"] != "weights" or history["rated"]):
         columns.append("time")
-    kinds = data.user_features.features if node.model.schema.user_features else ()
-    features = {
-        kind.name: {"categories": list(kind.categories), "width": max(1, kind.width)}
-        for kind in kinds
-    }
     return {
         "run": experiment.name,
         "task": experiment.task,
         "columns": columns,
         "positive-above": above,
         "history": history,
-        "features": {} if history else features,
     }
 
 
@@ -220,16 +210,6 @@ class Scoring(nn.Module):
         return _scores(self._model, {**self._shared, **private}, given)
 
 
-def used_parameters(
-    model: Model, parameters: Mapping[str, Tensor], rows: Mapping[str, Tensor]
-) -> set[str]:
-    """Names of the parameters that the scores of a user with these inputs depend on."""
-    read = _Read({name: value[None] for name, value in parameters.items()})
-    with torch.no_grad():
-        _scores(model, read, rows)
-    return read.names
-
-
 def graph_of(model: Model, parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> bytes:
     """The graph as the content of an ONNX file.
 
@@ -237,19 +217,8 @@ def graph_of(model: Model, parameters: Mapping[str, Tensor], inputs: Mapping[str
         model: of the run.
         parameters: the shared ones, without cohort dimension.
         inputs: an example of each input, by its name.
-
-    Raises:
-        ExperimentError: the parameters are larger than an ONNX file may be.
     """
     shared = {name: value for name, value in parameters.items() if name not in inputs}
-    size = sum(value.nbytes for value in shared.values())
-    if size > _LARGEST:
-        raise ExperimentError(
-            "the model is too large for one ONNX file",
-            expected=f"at most {_LARGEST / 1e9:.0f} GB of shared parameters",
-            got=f"{size / 1e9:.1f} GB",
-            fix="train a smaller model: less width, or fewer items with weights",
-        )
     logging.disable(logging.WARNING)  # notes of the exporter on its own work
     try:
         with torch.no_grad(), warnings.catch_warnings():
@@ -292,15 +261,3 @@ def _scores(model: Model, parameters: Parameters, given: Mapping[str, Tensor]) -
     codes = tuple(value[None] for name, value in given.items() if name.startswith(FEATURE))
     items = torch.arange(model.schema.num_items)
     return model.predict(parameters, codes, items[None])[0]
-
-
-class _Read(dict[str, Tensor]):
-    """Parameters that note which of them are read."""
-
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        super().__init__(parameters)
-        self.names = set[str]()
-
-    def __getitem__(self, name: str) -> Tensor:
-        self.names.add(name)
-        return super().__getitem__(name)

@@ -15,7 +15,6 @@ import argparse
 import csv
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,42 +62,25 @@ class Scorer:
         known = [row for row in rows if row["item"] in self._number]
         if len(known) < len(rows):
             print(f"{len(rows) - len(known)} rows are of unknown items", file=sys.stderr)
+        ratings = [row["rating"] for row in known] if "rating" in names else None
+        times = [int(row["time"]) for row in known] if "time" in names else range(len(known))
         return Rows(
             np.array([self._number[row["item"]] for row in known], dtype=np.int64),
-            _numbers(known, "rating", np.float32) if "rating" in names else None,
-            _numbers(known, "time", np.int64) if "time" in names else np.arange(len(known)),
+            None if ratings is None else np.array(ratings, dtype=np.float32),
+            np.array(times, dtype=np.int64),
         )
-
-    def codes(self, given: Sequence[str]) -> dict[str, np.ndarray]:
-        """The model's inputs from texts such as `gender=F`; a feature that is not given has none
-        of its categories."""
-        features = self.form["features"]
-        codes = {name: np.full(feature["width"], -1) for name, feature in features.items()}
-        counts = dict.fromkeys(features, 0)
-        for text in given:
-            name, _, word = text.partition("=")
-            if name not in features or word not in features[name]["categories"]:
-                raise ValueError(f"no feature {text!r}; there are {', '.join(features) or 'none'}")
-            if counts[name] == features[name]["width"]:
-                raise ValueError(f"feature {name!r} has at most {counts[name]} values")
-            codes[name][counts[name]] = features[name]["categories"].index(word)
-            counts[name] += 1
-        return {f"feature:{name}": values for name, values in codes.items()}
 
     def scores(self, rows: Rows, device: dict[str, Any]) -> np.ndarray:
         """Scores of the catalogue, `float32 [items]`.
 
         Args:
             rows: the user's.
-            device: further inputs, as in `user.npz` or from `codes`.
+            device: further inputs, as in `user.npz`.
         """
         given = dict(device)
         if self.form["history"]:
             given["history"] = self.history(rows)
         wanted = [entry.name for entry in self._session.get_inputs()]
-        missing = [name for name in wanted if name not in given]
-        if missing:
-            raise ValueError(f"the model needs {missing[0]!r} of the user: give --user FILE.npz")
         (scores,) = self._session.run(["scores"], {name: given[name] for name in wanted})
         return np.asarray(scores)
 
@@ -106,7 +88,10 @@ class Scorer:
         """The model's representation of a user: weights of the catalogue `float32 [items]`, or its
         last items `int64 [longest]`, -1 behind them."""
         form = self.form["history"]
-        liked = self._liked(rows)
+        above = self.form["positive-above"]
+        liked = np.ones(len(rows.items), dtype=bool)  # the positive ones
+        if rows.ratings is not None and above is not None:
+            liked = rows.ratings > above
         if form["kind"] == "weights":
             return self._weights(rows, liked)
         items = rows.items[liked][np.argsort(rows.times[liked], kind="stable")]
@@ -126,13 +111,6 @@ class Scorer:
         order = left[np.argsort(-scores[left], kind="stable")][:top]
         return [(self.ids[item], float(scores[item])) for item in order]
 
-    def _liked(self, rows: Rows) -> np.ndarray:
-        """`bool [rows]`: the positive ones."""
-        above = self.form["positive-above"]
-        if rows.ratings is None or above is None:
-            return np.ones(len(rows.items), dtype=bool)
-        return rows.ratings > above
-
     def _weights(self, rows: Rows, liked: np.ndarray) -> np.ndarray:
         form = self.form["history"]
         table = np.zeros(len(self.ids), dtype=np.float32)
@@ -149,29 +127,19 @@ class Scorer:
         return table
 
 
-def _numbers(rows: list[dict[str, str]], name: str, kind: type) -> np.ndarray:
-    try:
-        return np.array([kind(row[name]) for row in rows], dtype=kind)
-    except (TypeError, ValueError):
-        raise ValueError(f"column {name!r} has a cell that is no number") from None
-
-
 def main() -> None:
     """Print `rank,item,score`."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("rows", type=Path, help="the user's rows: item, and rating and time")
     parser.add_argument("--top", type=int, default=10, help="number of items (default: 10)")
-    parser.add_argument("--user", type=Path, help="what the device holds (default: user.npz)")
-    parser.add_argument("--feature", action="append", default=[], help="such as gender=F")
     given = parser.parse_args()
     if given.top < 1:
         parser.error("--top must be at least 1")
+    device: dict[str, Any] = {}
     try:
         scorer = Scorer(HERE)
-        device: dict[str, Any] = scorer.codes(given.feature)
-        file = given.user or HERE / "user.npz"
-        if given.user or (file.exists() and not given.feature):
-            device |= np.load(file, allow_pickle=False)
+        if (HERE / "user.npz").exists():
+            device |= np.load(HERE / "user.npz", allow_pickle=False)
         rows = scorer.read_rows(given.rows)
         best = scorer.best(rows, scorer.scores(rows, device), given.top)
     except (OSError, ValueError) as error:

@@ -109,13 +109,13 @@ def _module_of(name: str) -> str:
 
 def _check_free(name: str, module: str, files: tuple[Path, Path]) -> None:
     """Refuse a module that would hide another one, and files that exist."""
-    existing = next((file for file in files if file.exists()), None)
-    if existing is not None:
-        got = f"{existing} exists already"
-        fix = "choose another name, or --into another folder"
-    elif importlib.util.find_spec(module) is not None:
-        got = f"a module {module!r} that can be imported already"
-        fix = "choose another name"
-    else:
-        return
-    raise ExperimentError(f"the name {name!r} is taken", expected="a new name", got=got, fix=fix)
+    taken = [f"{file} exists already" for file in files if file.exists()]
+    if not taken and importlib.util.find_spec(module) is not None:
+        taken = [f"a module {module!r} that can be imported already"]
+    if taken:
+        raise ExperimentError(
+            f"the name {name!r} is taken",
+            expected="a new name",
+            got=taken[0],
+            fix="choose another name, or --into another folder",
+        )

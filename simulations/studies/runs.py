@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from fedrec.runs.folder import RunFolder, locked
 from fedrec.runs.result import Result
 from fedrec.runtime.files import read_json, require_new_folder, write_atomically
 from server.callbacks.base import Callback
+from server.callbacks.progress import Progress
 from simulations import runner
 from simulations.flower_commands import disable_telemetry
 from simulations.studies.declaration import Found, Job, Study, TaskJob
@@ -36,7 +38,6 @@ from simulations.studies.tables import duration
 
 _CHECKPOINTS = 20  # of a run, at least
 _NORMAL = 1.959964  # quantile of 95 % intervals over users
-_EVERY = 30.0  # seconds between lines about rounds
 SYSTEM = ""
 """Stands for the experiment's federated system among the labels of its baselines."""
 
@@ -54,12 +55,15 @@ def run_once(experiment: Experiment, folder: Path, callbacks: Sequence[Callback]
     run = RunFolder(folder)
     settled = runner.settle(runner.with_private_popularity(experiment), run.experiment.engine)
     if run.experiment.digest() != settled.digest():
+        before = run.experiment.table()
+        asked = settled.table()
+        other = sorted(k for k in before.keys() | asked.keys() if before.get(k) != asked.get(k))
         raise RunError(
             f"{folder} holds a run of other settings",
-            expected=f"the run {settled.name!r} with the same settings",
-            got=f"{run.experiment.name!r} with digest {run.experiment.digest()[:12]}, such as "
-            "of another version of fedrec",
-            fix=f"remove {folder}, or choose another --output",
+            expected="the same experiment and settings",
+            got=f"{', '.join(other)} differ from its experiment.toml",
+            fix=f"fedrec resume {quote(str(folder))} --set KEY=VALUE, remove it, or choose another"
+            " --output",
         )
     runner.resume(folder, callbacks=callbacks)
     return run
@@ -141,20 +145,8 @@ def gap(result: Result, baseline: str, metric: str) -> tuple[float, float | None
 
     Returns:
         Mean of the differences over the users, and the ends of its 95 % interval.
-
-    Raises:
-        RunError: the users of that baseline were not saved, or do not have its mean.
     """
-    users = result.baseline_users.get(baseline)
-    mean = result.baselines[baseline][metric]
-    saved = math.nan if users is None else float(np.mean(users[metric].to_numpy()))
-    if users is None or not math.isclose(saved, mean, abs_tol=1e-9):
-        raise RunError(
-            f"{baseline} is not what it was in {result.folder}",
-            expected=f"users with a mean {metric} of {mean:.6f}, as in baselines.json",
-            got="no users" if users is None else f"{saved:.6f}",
-            fix=f"remove {result.folder} and run the same command again",
-        )
+    users = result.baseline_users[baseline]
     apart = result.users[metric] - users.loc[result.users.index, metric]
     return _interval(float(apart.mean()), pd.DataFrame({metric: apart}), metric)
 
@@ -178,52 +170,47 @@ def _interval(
 # settings give equal numbers on both: a task runs its experiment as this process would.
 
 J = TypeVar("J", bound=Job)
-Rounds = Callable[[Job, int, int], None]
-"""Called with a job, the rounds of its run so far, and all its rounds."""
 
 
 def execute(
     jobs: Iterator[J],
-    report: Rounds,
     *,
     workers: int = 1,
     address: str | None = None,
     device: str = "auto",
+    quiet: bool = True,
 ) -> Iterator[tuple[J, str | None]]:
     """Perform jobs.
 
     Args:
         jobs: those that are left; the next one is asked for when a worker is free.
-        report: called with the rounds of running jobs.
         workers: number of jobs at a time; 1 without an address: in this process.
         address: of a Ray cluster, whose machines must see the folder of the study; None: a local
             Ray is started.
         device: on which the runs compute; Ray tasks share the GPUs.
+        quiet: whether to print no progress of runs in this process.
 
     Yields:
         Each job when it has ended, in the order of their ends, and its error, None if it finished.
 
     Raises:
-        ExperimentError: the number of workers is not at least 1.
         EngineError: Ray cannot be started, or the cluster cannot be reached.
         FedrecError: a job failed for a reason that affects all jobs, such as missing data.
     """
-    if workers < 1:
-        raise ExperimentError(
-            "the number of workers is too small",
-            expected="1 or more",
-            got=str(workers),
-            fix="--workers 2",
-        )
     if workers > 1 or address is not None:
-        yield from _on_ray(jobs, report, workers, address, device)
+        yield from _on_ray(jobs, workers, address, device)
         return
     for job in jobs:
-        yield job, job.attempt([_Rounds(job, report)])
+        progress = Progress()
+        try:
+            failure = job.attempt([] if quiet else [progress])
+        finally:
+            progress.close()
+        yield job, failure
 
 
 def _on_ray(
-    jobs: Iterator[J], report: Rounds, workers: int, address: str | None, device: str
+    jobs: Iterator[J], workers: int, address: str | None, device: str
 ) -> Iterator[tuple[J, str | None]]:
     import ray
 
@@ -239,15 +226,9 @@ def _on_ray(
                 continue
             if not running:
                 return
-            done: list[Any] = []
-            while not done:
-                done, _ = ray.wait(list(running), timeout=1.0)
-                for job in running.values():
-                    if (job.run_path / "status.json").exists():
-                        run = RunFolder(job.run_path)
-                        report(job, int(run.status()["round"]), run.experiment.rounds)
-            job = running.pop(done[0])
-            yield job, _outcome(job, done[0])
+            (done, *_), _ = ray.wait(list(running))
+            job = running.pop(done)
+            yield job, _outcome(job, done)
 
 
 @contextmanager
@@ -290,27 +271,6 @@ def _outcome(job: Job, task: Any) -> str | None:
             fix="fewer --workers if memory was short; then run the same command again, "
             "nothing is lost",
         ) from None
-
-
-class _Rounds(Callback):
-    """Reports how many rounds of a run are done."""
-
-    def __init__(self, job: Job, report: Rounds) -> None:
-        super().__init__()
-        self._job = job
-        self._report = report
-        self._rounds = 0
-
-    def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
-        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
-        self._rounds = rounds
-        self._report(self._job, first_round - 1, rounds)
-
-    def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
-        run here."""
-        self._report(self._job, int(row["round"]), self._rounds)
-        return False
 
 
 class StudyFolder:
@@ -379,7 +339,7 @@ class StudyFolder:
 
 
 class StudyProgress:
-    """Lines on standard error when a job begins and ends, and now and then between.
+    """Lines on standard error when a job ends.
 
     Args:
         total: number of jobs.
@@ -394,15 +354,8 @@ class StudyProgress:
         self._total = total
         self._done = done
         self._done_before = done
-        self._begun: set[str] = set()
         self._started = time.monotonic()
-        self._print(f"{self._count} are done")
-
-    def on_rounds(self, job: Job, rounds: int, of: int) -> None:
-        """Called with the number of completed rounds of a run."""
-        if job.name not in self._begun or time.monotonic() - self._printed > _EVERY:
-            self._begun.add(job.name)
-            self._print(f"{self._count}, {job.name} round {rounds}/{of}")
+        self._print(f"{done}/{total} {word}s are done")
 
     def on_end(self, job: Job, failure: str | None, words: str) -> None:
         """Called when a job is done.
@@ -421,12 +374,7 @@ class StudyProgress:
             f"  elapsed {elapsed:.0f} s, left {left:.0f} s"
         )
 
-    @property
-    def _count(self) -> str:
-        return f"{self._done}/{self._total} {self._word}s"
-
     def _print(self, text: str) -> None:
-        self._printed = time.monotonic()
         if not self._quiet:
             print(text, file=sys.stderr)
 
@@ -529,7 +477,7 @@ def run_study(
             " on two cores"
         )
         progress = StudyProgress(len(jobs), done, word="task", quiet=quiet)
-        for job, failure in execute(iter(left), progress.on_rounds, workers=workers):
+        for job, failure in execute(iter(left), workers=workers, quiet=quiet):
             progress.on_end(job, failure, "is done")
             if failure is not None:
                 failures[job.name] = failure

@@ -1,295 +1,231 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps: their definition, and search strategies."""
+"""The settings that a sweep tries: what is varied, all combinations, random ones, and Optuna's
+proposals."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from fedrec.errors import ExperimentError
-from fedrec.evaluation.tables import lower_is_better
-from fedrec.experiment.loading import load, read
-from fedrec.experiment.schema import Experiment
-from fedrec.privacy.accounting.accountant import Law
-from fedrec.rng import seed_sequence
-from fedrec.runs.folder import FORMAT
-from simulations.studies.private import PrivateChoice, check_same_data, drawn_setting
-from simulations.studies.space import (
-    MOST,
-    Choice,
-    Point,
-    Range,
-    Space,
-    drawn,
-    from_record,
-    grid,
-    overrides,
-    space_of,
-    to_record,
+from fedrec.rng import seed_sequence, stream
+
+MOST = 10_000  # settings of a grid
+_EXAMPLES = (
+    "--vary 'strategy.server-lr=[0.1, 0.5]', or '{low=0.01, high=1.0, log=true}' for a range"
 )
-
-# Definition of a sweep: an experiment, the varied keys, seeds, and the metrics for selection.
-# Settings are never selected on test users: a sweep with aims is rejected unless it evaluates
-# validation rows.
-
-Method: TypeAlias = Literal["grid", "random", "optimise", "private"]
-TRIALS = 20
-"""Default number of settings that `optimise` tries."""
+_POINT = re.compile(r"(?<![\w.])\.(?=\d)")
+_RESERVED = {"seed": "--seeds N", "evaluation.held-out": "--set evaluation.held-out=validation"}
+_ATTEMPTS = 100  # to find a setting that was not tried before
 
 
 @dataclass(frozen=True)
-class SweepPlan:
-    """A sweep.
+class Choice:
+    """A list of values.
 
     Attributes:
-        experiment: table of the experiment that is varied, without defaults.
-        space: what is varied; empty where only the seed is.
-        seeds: of the runs of each setting; under private choice one for each trial.
-        method: how settings are found.
-        trials: number of settings.
-        aims: metrics for selection, such as `hits@10` or `epsilon`; none: no setting is selected.
-        private: how one setting is chosen privately; None: not privately.
+        values: at least one, distinct.
     """
 
-    experiment: dict[str, Any]
-    space: Space
-    seeds: tuple[int, ...]
-    method: Method
-    trials: int
-    aims: tuple[str, ...] = ()
-    private: PrivateChoice | None = None
+    values: tuple[Any, ...]
 
-    def seeds_of(self, trial: int) -> tuple[int, ...]:
-        """The seeds of the runs of a trial, from 0; under private choice each trial has its own, as
-        its noise must be."""
-        return self.seeds if self.private is None else (self.seeds[trial],)
+    def draw(self, generator: np.random.Generator) -> Any:
+        """One of the values, uniformly."""
+        return self.values[int(generator.integers(len(self.values)))]
+
+
+@dataclass(frozen=True)
+class Range:
+    """A range of numbers, inclusive; integers if both bounds are.
+
+    Attributes:
+        low: smallest value.
+        high: largest value, above `low`.
+        log: draw uniformly by order of magnitude; then `low` is above 0.
+    """
+
+    low: float
+    high: float
+    log: bool = False
 
     @property
-    def runs_each(self) -> int:
-        """Number of runs of each setting."""
-        return len(self.seeds) if self.private is None else 1
+    def whole(self) -> bool:
+        """True where values are integers."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
 
-    def at(self, point: Point, seed: int) -> Experiment:
-        """The experiment of a run.
+    def draw(self, generator: np.random.Generator) -> float | int:
+        """A value, uniformly on the range's scale."""
+        low = self.low - 0.5 * self.whole
+        high = self.high + 0.5 * self.whole
+        if self.log:
+            return self.rounded(math.exp(generator.uniform(math.log(low), math.log(high))))
+        return self.rounded(generator.uniform(low, high))
 
-        Raises:
-            ExperimentError: the settings are inconsistent, or a setting is to be chosen by test
-                rows.
-        """
-        experiment = load(self.experiment, [*overrides(point), f"seed={seed}"])
-        if self.aims and experiment.evaluation.held_out == "test":
-            raise ExperimentError(
-                "a setting would be selected by test users",
-                expected="evaluation.held-out = 'validation' in a sweep that chooses",
-                got="'test', on which the selected setting could then no longer be evaluated",
-                fix="--set evaluation.held-out=validation, with validation rows in the split, such "
-                "as --set split.validation-users=0.1; where validation users train, "
-                "--set split.validation-role=held-out",
-            )
-        return experiment
-
-    def lower_is_better(self, aim: str) -> bool:
-        """True where the smaller value of an aim is the better one."""
-        return lower_is_better(aim, load(self.experiment).evaluation)
-
-    def leaks(self, point: Point) -> bool:
-        """True where held-out items never are negatives that clients learn from."""
-        split = point.get("split", self.experiment.get("split", {}))
-        inside = split.get("leaky-negatives", False) if isinstance(split, dict) else False
-        return bool(point.get("split.leaky-negatives", inside))
-
-    def record(self) -> dict[str, Any]:
-        """The sweep as JSON; `of_record` is the inverse."""
-        return {
-            "format": FORMAT,
-            "experiment": self.experiment,
-            "vary": to_record(self.space),
-            "seeds": list(self.seeds),
-            "method": self.method,
-            "trials": self.trials,
-            "aims": list(self.aims),
-            **({} if self.private is None else {"private": asdict(self.private)}),
-        }
-
-    @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> SweepPlan:
-        """The sweep that `record` wrote."""
-        return cls(
-            experiment=dict(record["experiment"]),
-            space=from_record(record["vary"]),
-            seeds=tuple(record["seeds"]),
-            method=record["method"],
-            trials=int(record["trials"]),
-            aims=tuple(record["aims"]),
-            private=PrivateChoice(**record["private"]) if "private" in record else None,
-        )
+    def rounded(self, value: float) -> float | int:
+        """A value rounded to five significant digits, or an integer; within the range."""
+        near = round(value) if self.whole else float(f"{value:.5g}")
+        return min(max(near, self.low), self.high)
 
 
-def plan_of(
-    source: str | Path | Mapping[str, Any],
-    fixed: Iterable[str] = (),
-    vary: Iterable[str] = (),
-    *,
-    seeds: int = 1,
-    trials: int | None = None,
-    optimise: Sequence[str] = (),
-    choose: Sequence[str] = (),
-    private: Law | None = None,
-    score_noise: float = 0.0,
-) -> SweepPlan:
-    """A sweep from the options of the command line; all settings of a grid are checked before
-    anything runs.
+Space: TypeAlias = dict[str, Choice | Range]
+Point: TypeAlias = dict[str, Any]
+"""A value for each key of a space."""
 
-    Args:
-        source: a TOML file, the name of a shipped experiment, or a table.
-        fixed: overrides that all runs have.
-        vary: what is varied, see `space_of`.
-        seeds: runs of each setting, with the experiment's seed and those that follow it.
-        trials: number of settings that are drawn; default: the grid, or 20 with `optimise`.
-        optimise: aims by which the next settings are proposed, at most two of them.
-        choose: aims by which a setting is chosen afterwards, from a grid or from random settings.
-        private: law of a random number of trials, of mean `trials`, for a private choice.
-        score_noise: standard deviation of the noise on a trial's score, for a private choice.
+
+def space_of(texts: Iterable[str]) -> Space:
+    """The space of some texts such as `"strategy.server-lr=[0.1, 0.5]"`.
 
     Raises:
-        ExperimentError: something does not fit together, or a setting would be chosen by test
-        users.
+        ExperimentError: a text cannot be read, or a key is there twice or is not for a sweep.
     """
-    table = read(source, fixed)
-    space = space_of(vary)
-    base = load(table)
-    _check_options(space, seeds, trials, optimise, choose)
-    if "name" not in table.get("engine", {}):
-        table = {**table, "engine": {**table.get("engine", {}), "name": "serial"}}
-    if private is not None:
-        if seeds != 1:
-            raise _error(
-                "several seeds with --private-choice",
-                "one run for each trial, whose seed is drawn",
-                f"--seeds {seeds}",
-                "leave --seeds out; more trials: --trials",
+    space: Space = {}
+    for text in texts:
+        key, dimension = _dimension(text)
+        if key in space:
+            raise _error(f"{key!r} is varied twice", "distinct keys", text)
+        if key in _RESERVED:
+            raise _error(f"{key!r} is not varied by --vary", _RESERVED[key], text)
+        space[key] = dimension
+    return space
+
+
+def grid(space: Space) -> list[Point]:
+    """All combinations of the values of a space; the last key varies fastest.
+
+    Raises:
+        ExperimentError: there is a range among them, or more than 10,000 combinations.
+    """
+    for key, dimension in space.items():
+        if isinstance(dimension, Range):
+            raise ExperimentError(
+                f"a range of {key!r} has no grid",
+                expected="a list of values, or a number of trials that are drawn from the range",
+                got=f"{dimension.low} to {dimension.high}",
+                fix="--trials 20",
             )
-        return _private_plan(
-            table, base, space, PrivateChoice(private, trials or TRIALS, score_noise), choose
+    choices = [dimension.values for dimension in space.values() if isinstance(dimension, Choice)]
+    size = math.prod(map(len, choices))
+    if size > MOST:
+        raise _error(
+            f"the grid has {size} settings", f"at most {MOST}", "fewer values, or --trials"
         )
-    method: Method = "optimise" if optimise else "random" if trials else "grid"
-    points = grid(space) if method == "grid" else []
-    plan = SweepPlan(
-        experiment=table,
-        space=space,
-        seeds=tuple(range(base.seed, base.seed + seeds)),
-        method=method,
-        trials=len(points) if method == "grid" else trials or TRIALS,
-        aims=tuple(optimise or choose),
+    return [dict(zip(space, values, strict=True)) for values in itertools.product(*choices)]
+
+
+def drawn(space: Space, seed: int, number: int, attempt: int = 0) -> Point:
+    """The random point of a trial: a function of seed, number and attempt."""
+    generator = stream(seed, "sweep", number, attempt)
+    return {key: dimension.draw(generator) for key, dimension in space.items()}
+
+
+def overrides(point: Mapping[str, Any]) -> list[str]:
+    """A point as overrides of an experiment, such as `"strategy.server-lr=0.1"`."""
+    return [f"{key}={toml_value(value)}" for key, value in point.items()]
+
+
+def toml_value(value: Any) -> str:
+    """A value in TOML, on one line."""
+    if isinstance(value, Mapping):
+        entries = (f"{json.dumps(key)} = {toml_value(inner)}" for key, inner in value.items())
+        return "{" + ", ".join(entries) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    return repr(value) if isinstance(value, float) else json.dumps(value)
+
+
+def _dimension(text: str) -> tuple[str, Choice | Range]:
+    key, equals, written = text.partition("=")
+    key = key.strip()
+    try:
+        value = _value(written)
+    except (ValueError, RecursionError) as error:
+        raise _error(f"cannot read {text!r}", f"KEY=[VALUE, ...] ({error})", text) from None
+    if not equals or not key:
+        raise _error(f"cannot read {text!r}", "KEY=[VALUE, ...]", text)
+    if isinstance(value, list):
+        distinct = {json.dumps(entry, sort_keys=True, default=str) for entry in value}
+        if not value or len(distinct) < len(value):
+            raise _error(f"cannot vary {text!r}", "at least one value, each of them once", text)
+        return key, Choice(tuple(value))
+    if isinstance(value, dict):
+        return key, _range(text, value)
+    raise _error(f"{key!r} has one value only", "a list of values, or a range", text)
+
+
+def _value(written: str) -> Any:
+    """TOML's value of a text, where numbers may begin with a point."""
+    try:
+        return tomllib.loads(f"value = {written}")["value"]
+    except tomllib.TOMLDecodeError:
+        return tomllib.loads(f"value = {_POINT.sub('0.', written)}")["value"]
+
+
+def _range(text: str, table: Mapping[str, Any]) -> Range:
+    low: Any = table.get("low")
+    high: Any = table.get("high")
+    log = table.get("log", False)
+    known = table.keys() <= {"low", "high", "log"} and isinstance(log, bool)
+    numbers = type(low) in (int, float) and type(high) in (int, float)
+    if known and numbers and low < high and (low > 0 or not log) and math.isfinite(high - low):
+        return Range(low, high, log)
+    raise _error(
+        f"cannot read the range {text!r}",
+        "numbers low and high with low < high, and with log = true 0 < low",
+        text,
     )
-    for point in points or [{}]:
-        plan.at(point, plan.seeds[0])
-    return plan
 
 
-def _private_plan(
-    table: dict[str, Any],
-    base: Experiment,
-    space: Space,
-    choice: PrivateChoice,
-    aims: Sequence[str],
-) -> SweepPlan:
-    """A sweep of a random number of trials with one split."""
-    if len(aims) != 1:
-        aim = f"{len(aims)} metrics"
-        raise _error("a private choice has one aim", "--choose METRIC", aim, "--choose hits@10")
-    trials = choice.number.draw(choice.draws(base, "trials"))
-    seeds = choice.seeds(base, trials)
-    others = {key: value for key, value in table.items() if key != "split_seed"}
-    table = {**others, "split-seed": base.seed_of_split}
-    plan = SweepPlan(table, space, seeds, "private", trials, tuple(aims), choice)
-    check_same_data([plan.at(point, base.seed) for point in grid(space)])
-    return plan
+def _error(problem: str, expected: str, got: str) -> ExperimentError:
+    return ExperimentError(problem, expected=expected, got=got, fix=_EXAMPLES)
 
 
-def _check_options(
-    space: Space,
-    seeds: int,
-    trials: int | None,
-    optimise: Sequence[str],
-    choose: Sequence[str],
-) -> None:
-    for what, count, fix in (("seeds", seeds, "--seeds 3"), ("trials", trials, "--trials 20")):
-        if count is not None and not 1 <= count <= MOST:
-            raise _error(f"wrong number of {what}", f"1 to {MOST}", str(count), fix)
-    aims = ", ".join(optimise or choose)
-    if optimise and choose:
-        problem = "both --optimise and --choose"
-        raise _error(problem, "--optimise or --choose", "both", "leave --choose out")
-    if len(optimise or choose) > 2:
-        raise _error("too many metrics", "one metric, or two", aims, "leave some out")
-    if not space and (optimise or trials is not None):
-        fix = "--vary KEY={low=.., high=..}" if trials is None else "--seeds 3 varies seeds"
-        raise _error("nothing is varied", "--vary KEY=...", "none", fix)
-
-
-def _error(problem: str, expected: str, got: str, fix: str) -> ExperimentError:
-    return ExperimentError(problem, expected=expected, got=got, fix=fix)
-
-
-# Search strategies: the next setting of a grid, a random one, or Optuna's proposal.
-#
-# A proposal is a function of the sweep, its number and the results so far, and is saved before its
+# A proposal is a function of the space, its number and the results so far, and is saved before its
 # first run begins; so no other state is needed after an interruption. Optuna's study is rebuilt
 # from the results for each proposal.
 
-_ATTEMPTS = 100
-Values = Sequence[float]
-"""Values of a setting's aims; NaN where it failed."""
+
+def unlike(tried: Sequence[Point], propose: Any) -> Point | None:
+    """The first setting of `propose(attempt)` that was not tried; None after many attempts."""
+    texts = {toml_value(point) for point in tried}
+    points = map(propose, range(_ATTEMPTS))
+    return next((point for point in points if toml_value(point) not in texts), None)
 
 
-def next_point(
-    plan: SweepPlan, tried: Sequence[Point], values: Mapping[int, Values]
-) -> Point | None:
-    """The setting to try next; None when there is none left.
+def proposed(
+    space: Space,
+    seed: int,
+    directions: Sequence[str],
+    tried: Sequence[Point],
+    values: Mapping[int, Sequence[float]],
+    attempt: int = 0,
+) -> Point:
+    """A proposal of Optuna's TPE sampler, which sees settings that are not done as running.
 
     Args:
-        plan: the sweep.
+        space: what is varied.
+        seed: of the sampler.
+        directions: `minimize` or `maximize` for each aim.
         tried: the settings so far.
-        values: of the aims, of the settings that are done, by number.
+        values: of the aims, of the settings that are done, by number; NaN where one failed.
+        attempt: another one gives another proposal.
 
     Raises:
-        ExperimentError: Optuna is asked for and not installed.
+        ExperimentError: Optuna is not installed.
     """
-    number = len(tried)
-    if number >= plan.trials:
-        return None
-    if plan.method == "grid":
-        return grid(plan.space)[number]
-    if plan.private is not None:
-        return drawn_setting(plan.private, load(plan.experiment), plan.space, number)
-    texts = set(map(_text, tried))
-    for attempt in range(_ATTEMPTS):
-        if plan.method == "random":
-            point = drawn(plan.space, plan.seeds[0], number, attempt)
-        else:
-            point = _proposed(plan, tried, values, attempt)
-        if _text(point) not in texts:
-            return point
-    return None
-
-
-def _proposed(
-    plan: SweepPlan, tried: Sequence[Point], values: Mapping[int, Values], attempt: int
-) -> Point:
-    """A proposal of Optuna, which sees settings that are not done as running."""
     optuna = installed()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    address = (plan.seeds[0], "optuna", len(tried), attempt)
-    seed = int(seed_sequence(*address).generate_state(1)[0])
-    directions = ["minimize" if plan.lower_is_better(aim) else "maximize" for aim in plan.aims]
-    sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+    drawn_seed = int(seed_sequence(seed, "optuna", len(tried), attempt).generate_state(1)[0])
+    sampler = optuna.samplers.TPESampler(seed=drawn_seed, constant_liar=True)
     study = optuna.create_study(sampler=sampler, directions=directions)
-    distributions = {key: _distribution(dimension) for key, dimension in plan.space.items()}
+    distributions = {key: _distribution(dimension) for key, dimension in space.items()}
     states = optuna.trial.TrialState
     for number, point in enumerate(tried):
         aims = values.get(number)
@@ -297,7 +233,7 @@ def _proposed(
         state = states.RUNNING if aims is None else states.FAIL if failed else states.COMPLETE
         trial = optuna.trial.create_trial(
             state=state,
-            params={key: _index(plan.space[key], value) for key, value in point.items()},
+            params={key: _index(space[key], value) for key, value in point.items()},
             distributions=distributions,
             values=list(aims) if aims is not None and not failed else None,
         )
@@ -307,7 +243,7 @@ def _proposed(
         key: dimension.values[parameters[key]]
         if isinstance(dimension, Choice)
         else dimension.rounded(parameters[key])
-        for key, dimension in plan.space.items()
+        for key, dimension in space.items()
     }
 
 
@@ -340,7 +276,3 @@ def _distribution(dimension: Choice | Range) -> Any:
 def _index(dimension: Choice | Range, value: Any) -> Any:
     """A value as Optuna has it."""
     return dimension.values.index(value) if isinstance(dimension, Choice) else value
-
-
-def _text(point: Point) -> str:
-    return json.dumps(point, sort_keys=True)

@@ -1,55 +1,296 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a sweep from the beginning, or from where it was interrupted. Its folder:
+"""Sweeps: an experiment, what is varied, seeds, and the metrics by which a setting is chosen.
+Settings are never chosen by test users: a sweep with aims is refused unless it evaluates validation
+rows. Its folder:
 
     sweep.json         experiment, what is varied, seeds, aims
     trials.json        the settings that were tried, in order
-    failures.json      runs that ended with an error, and the error
     runs/0001-seed0/   run folders: number of the setting, seed
     runs.csv           one row per run: settings, seed, state, metrics
     settings.csv       one row per setting: means over seeds and their standard deviations
-    scores.json        under private choice: the score of each trial, with its noise
     chosen/            under private choice: the published run (`simulations.studies.private`)
 
 Under private choice the folder is readable by its owner alone (mode 0700), because nothing in it
 may be published but `chosen/`.
 
-An interrupted sweep continues its started runs from their checkpoints.
+An interrupted sweep continues its started runs from their checkpoints, and repeats runs that
+failed.
 """
 
 from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
+from pydantic import BaseModel
 
 from fedrec.errors import ExperimentError, FedrecError, RunError
 from fedrec.evaluation.tables import lower_is_better
-from fedrec.experiment.loading import load
+from fedrec.experiment.loading import load, read
+from fedrec.experiment.schema import Experiment
+from fedrec.privacy.accounting.accountant import Law, RandomTrials
 from fedrec.report.privacy_total import PrivacyTotal, total_of
 from fedrec.runs.folder import RunFolder
-from fedrec.runtime.files import read_json, write_atomically
-from fedrec.runtime.shared_memory import is_number, number
+from fedrec.runtime.files import write_atomically
 from server.callbacks.base import Callback
 from simulations import runner
 from simulations.studies.declaration import Job
-from simulations.studies.private import CHOSEN, SCORES, ChoiceCost, cost_of, noisy_scores, publish
+from simulations.studies.private import (
+    CHOSEN,
+    ChoiceCost,
+    PrivateChoice,
+    check_same_data,
+    cost_of,
+    publish,
+)
 from simulations.studies.runs import StudyFolder, StudyProgress, execute
-from simulations.studies.search import SweepPlan, installed, next_point
-from simulations.studies.space import Point, toml_value
+from simulations.studies.search import (
+    MOST,
+    Point,
+    Space,
+    drawn,
+    grid,
+    installed,
+    overrides,
+    proposed,
+    space_of,
+    toml_value,
+    unlike,
+)
 
 SWEEP = "sweep.json"
+TRIALS = 20
+"""Default number of settings that `optimise` tries."""
 LEAK = "leak"
 """The column that tables have where negatives leaked held-out items
 (`fedrec.experiment.schema`)."""
+_SEEDS = 2**53  # whole numbers that all readers of JSON know exactly
 _RUN = ["trial", "seed", "state"]
+Method: TypeAlias = Literal["grid", "random", "optimise", "private"]
+
+
+class SweepPlan(BaseModel, frozen=True, extra="forbid"):
+    """A sweep.
+
+    Attributes:
+        experiment: table of the experiment that is varied, without defaults.
+        vary: what is varied, see `space_of`; empty where only the seed is.
+        seeds: of the runs of each setting; under private choice one for each trial.
+        method: how settings are found.
+        trials: number of settings.
+        aims: metrics for selection, such as `hits@10` or `epsilon`; none: no setting is selected.
+        private: how one setting is chosen privately; None: not privately.
+    """
+
+    experiment: dict[str, Any]
+    vary: tuple[str, ...]
+    seeds: tuple[int, ...]
+    method: Method
+    trials: int
+    aims: tuple[str, ...] = ()
+    private: PrivateChoice | None = None
+
+    @cached_property
+    def space(self) -> Space:
+        """What is varied."""
+        return space_of(self.vary)
+
+    @cached_property
+    def cost(self) -> ChoiceCost | None:
+        """The cost of a private choice; None of other sweeps.
+
+        Raises:
+            ExperimentError: see `cost_of`.
+        """
+        if self.private is None:
+            return None
+        return cost_of(self.experiment, self.space, self.private, self.aims[0])
+
+    def seeds_of(self, trial: int) -> tuple[int, ...]:
+        """The seeds of the runs of a trial, from 0; under private choice each trial has its own, as
+        its noise must be."""
+        return self.seeds if self.private is None else (self.seeds[trial],)
+
+    @property
+    def runs_each(self) -> int:
+        """Number of runs of each setting."""
+        return len(self.seeds) if self.private is None else 1
+
+    def at(self, point: Point, seed: int) -> Experiment:
+        """The experiment of a run.
+
+        Raises:
+            ExperimentError: the settings are inconsistent, or a setting is to be chosen by test
+                rows.
+        """
+        experiment = load(self.experiment, [*overrides(point), f"seed={seed}"])
+        if self.aims and experiment.evaluation.held_out == "test":
+            raise ExperimentError(
+                "a setting would be selected by test users",
+                expected="evaluation.held-out = 'validation' in a sweep that chooses",
+                got="'test', on which the selected setting could then no longer be evaluated",
+                fix="--set evaluation.held-out=validation, with validation rows in the split, such "
+                "as --set split.validation-users=0.1; where validation users train, "
+                "--set split.validation-role=held-out",
+            )
+        return experiment
+
+    def lower_is_better(self, aim: str) -> bool:
+        """True where the smaller value of an aim is the better one."""
+        return lower_is_better(aim, load(self.experiment).evaluation)
+
+    def leaks(self, point: Point) -> bool:
+        """True where held-out items never are negatives that clients learn from."""
+        split = point.get("split", self.experiment.get("split", {}))
+        inside = split.get("leaky-negatives", False) if isinstance(split, dict) else False
+        return bool(point.get("split.leaky-negatives", inside))
+
+    def next_point(
+        self, tried: Sequence[Point], values: Mapping[int, Sequence[float]]
+    ) -> Point | None:
+        """The setting to try next; None when there is none left.
+
+        Args:
+            tried: the settings so far.
+            values: of the aims, of the settings that are done, by number; NaN where one failed.
+
+        Raises:
+            ExperimentError: Optuna is asked for and not installed.
+        """
+        number = len(tried)
+        if number >= self.trials:
+            return None
+        seed = self.seeds[0]
+        if self.method == "grid":
+            return grid(self.space)[number]
+        if self.private is not None:  # uniformly, whatever was tried before
+            points = grid(self.space)
+            draws = self.private.draws(load(self.experiment), "setting", number)
+            return points[int(draws.integers(len(points)))]
+        if self.method == "random":
+            return unlike(tried, lambda attempt: drawn(self.space, seed, number, attempt))
+        directions = ["minimize" if self.lower_is_better(aim) else "maximize" for aim in self.aims]
+        return unlike(
+            tried,
+            lambda attempt: proposed(self.space, seed, directions, tried, values, attempt),
+        )
+
+
+def plan_of(
+    source: str | Path | Mapping[str, Any],
+    fixed: Iterable[str] = (),
+    vary: Iterable[str] = (),
+    *,
+    seeds: int = 1,
+    trials: int | None = None,
+    optimise: Sequence[str] = (),
+    choose: Sequence[str] = (),
+    private: Law | None = None,
+) -> SweepPlan:
+    """A sweep from the options of the command line; all settings of a grid are checked before
+    anything runs.
+
+    Args:
+        source: a TOML file, the name of a shipped experiment, or a table.
+        fixed: overrides that all runs have.
+        vary: what is varied, see `space_of`.
+        seeds: runs of each setting, with the experiment's seed and those that follow it.
+        trials: number of settings that are drawn; default: the grid, or 20 with `optimise`.
+        optimise: aims by which the next settings are proposed, at most two of them.
+        choose: aims by which a setting is chosen afterwards, from a grid or from random settings.
+        private: law of a random number of trials, of mean `trials`, for a private choice.
+
+    Raises:
+        ExperimentError: something does not fit together, or a setting would be chosen by test
+        users.
+    """
+    table = read(source, fixed)
+    space = space_of(vary := tuple(vary))
+    base = load(table)
+    _check_options(space, seeds, trials, optimise, choose)
+    if "name" not in table.get("engine", {}):
+        table = {**table, "engine": {**table.get("engine", {}), "name": "serial"}}
+    if private is not None:
+        if seeds != 1 or len(choose) != 1:
+            raise _error(
+                "a private choice has one aim, and one run for each trial",
+                "--choose METRIC without --seeds, as the seeds are drawn",
+                f"{len(choose)} metrics, --seeds {seeds}",
+                "--choose hits@10; more trials: --trials",
+            )
+        return _private_plan(table, vary, base, private, trials or TRIALS, choose[0])
+    method: Method = "optimise" if optimise else "random" if trials else "grid"
+    points = grid(space) if method == "grid" else []
+    plan = SweepPlan(
+        experiment=table,
+        vary=vary,
+        seeds=tuple(range(base.seed, base.seed + seeds)),
+        method=method,
+        trials=len(points) if method == "grid" else trials or TRIALS,
+        aims=tuple(optimise or choose),
+    )
+    for point in points or [{}]:
+        plan.at(point, plan.seeds[0])
+    return plan
+
+
+def _private_plan(
+    table: dict[str, Any],
+    vary: tuple[str, ...],
+    base: Experiment,
+    law: Law,
+    mean: float,
+    aim: str,
+) -> SweepPlan:
+    """A sweep of a random number of trials with one split, and a seed for each trial."""
+    number = RandomTrials(law, mean)
+    choice = PrivateChoice(law=law, mean=mean)
+    trials = number.draw(choice.draws(base, "trials"))
+    plan = SweepPlan(
+        experiment={**table, "split-seed": base.seed_of_split},
+        vary=vary,
+        seeds=tuple(choice.draws(base, "seeds").integers(_SEEDS, size=trials).tolist()),
+        method="private",
+        trials=trials,
+        aims=(aim,),
+        private=choice,
+    )
+    check_same_data([plan.at(point, base.seed) for point in grid(plan.space)])
+    return plan
+
+
+def _check_options(
+    space: Space,
+    seeds: int,
+    trials: int | None,
+    optimise: Sequence[str],
+    choose: Sequence[str],
+) -> None:
+    for what, count, fix in (("seeds", seeds, "--seeds 3"), ("trials", trials, "--trials 20")):
+        if count is not None and not 1 <= count <= MOST:
+            raise _error(f"wrong number of {what}", f"1 to {MOST}", str(count), fix)
+    aims = ", ".join(optimise or choose)
+    if optimise and choose:
+        problem = "both --optimise and --choose"
+        raise _error(problem, "--optimise or --choose", "both", "leave --choose out")
+    if len(optimise or choose) > 2:
+        raise _error("too many metrics", "one metric, or two", aims, "leave some out")
+    if not space and (optimise or trials is not None):
+        fix = "--vary KEY={low=.., high=..}" if trials is None else "--seeds 3 varies seeds"
+        raise _error("nothing is varied", "--vary KEY=...", "none", fix)
+
+
+def _error(problem: str, expected: str, got: str, fix: str) -> ExperimentError:
+    return ExperimentError(problem, expected=expected, got=got, fix=fix)
 
 
 @dataclass(frozen=True)
@@ -57,24 +298,23 @@ class SweepJob(Job):
     """One run of a sweep.
 
     Attributes:
-        sweep: folder of the sweep.
+        run_path: folder of the run, which may not exist yet.
+        plan: of the sweep.
         trial: number of the setting, from 0.
+        point: the setting.
         seed: of the run.
     """
 
-    sweep: Path
+    run_path: Path
+    plan: SweepPlan
     trial: int
+    point: Point
     seed: int
 
     @property
     def name(self) -> str:
         """Name of its run folder."""
-        return f"{self.trial + 1:04d}-seed{self.seed}"
-
-    @property
-    def run_path(self) -> Path:
-        """Folder of the run, which may not exist yet."""
-        return self.sweep / "runs" / self.name
+        return self.run_path.name
 
     def run(self) -> RunFolder | None:
         """The folder of the run, if it has begun."""
@@ -82,12 +322,11 @@ class SweepJob(Job):
 
     def perform(self, callbacks: Sequence[Callback]) -> None:
         """Run the setting, or what is left of its run."""
+        experiment = self.plan.at(self.point, self.seed)
         if self.run() is not None:
             runner.resume(self.run_path, callbacks=callbacks)
             return
         shutil.rmtree(self.run_path, ignore_errors=True)  # of an interrupted start
-        folder = SweepFolder(self.sweep)
-        experiment = folder.plan.at(folder.trials()[self.trial], self.seed)
         runner.run(experiment, output=self.run_path, callbacks=callbacks)
 
 
@@ -112,9 +351,10 @@ class SweepFolder(StudyFolder):
             )
         self._values: dict[str, dict[str, float]] = {}
         try:
-            self.plan = SweepPlan.of_record(self.read(SWEEP))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self.damaged(SWEEP, f"{type(error).__name__}: {error}") from None
+            self.plan = SweepPlan.model_validate(self.read(SWEEP))
+            self.plan.space  # noqa: B018  # texts that are no space are damage, too
+        except (ValueError, ExperimentError) as error:
+            raise self.damaged(SWEEP, str(error)) from None
 
     @classmethod
     def opened(cls, path: Path, plan: SweepPlan) -> SweepFolder:
@@ -131,27 +371,24 @@ class SweepFolder(StudyFolder):
             if plan.private is not None:
                 folder.path.mkdir(parents=True, exist_ok=True)
                 folder.path.chmod(0o700)
-            folder.write(SWEEP, plan.record())
+            folder.write(SWEEP, plan.model_dump(mode="json"))
         opened = cls(path)
         opened._continue_with(plan)
         return opened
 
     def _continue_with(self, plan: SweepPlan) -> None:
-        before = self.plan.record()
-        asked = plan.record()
+        before = self.plan.model_dump(mode="json")
+        asked = plan.model_dump(mode="json")
         longer = plan.method in ("random", "optimise") and plan.trials > self.plan.trials
-        drawn = ("trials", "seeds") if plan.private is not None else ()
-        free = ("trials",) if longer else drawn
-        other = [key for key in before if before[key] != asked.get(key) and key not in free]
+        free = ("trials",) if longer else ("trials", "seeds") if plan.private is not None else ()
+        other = [key for key in before if before[key] != asked[key] and key not in free]
         if other:
             raise RunError(
                 f"there is another sweep in {self.path}",
                 expected="the same experiment, settings, seeds, trials and aims",
                 got=f"{', '.join(other)} differ from its {SWEEP}",
-                fix=(
-                    "choose another --output, or continue it: fedrec resume"
-                    f" {quote(str(self.path))}"
-                ),
+                fix="choose another --output, or continue it: fedrec resume"
+                f" {quote(str(self.path))}",
             )
         if longer:
             self.write(SWEEP, asked)
@@ -159,32 +396,14 @@ class SweepFolder(StudyFolder):
 
     def trials(self) -> list[Point]:
         """The settings tried so far."""
-        return self._read_all("trials.json", list, "a list of settings")
+        points = self.read("trials.json") if (self.path / "trials.json").exists() else []
+        if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
+            raise self.damaged("trials.json", "not a list of settings")
+        return points
 
     def add_trial(self, point: Point) -> None:
         """Save a setting before its first run begins."""
         self.write("trials.json", [*self.trials(), point])
-
-    def failures(self) -> dict[str, str]:
-        """Errors of runs, by name of the run."""
-        errors = self._read_all("failures.json", dict, "errors by the names of runs")
-        return {name: str(text) for name, text in errors.items()}
-
-    def _read_all(self, name: str, kind: type, expected: str) -> Any:
-        content = self.read(name) if (self.path / name).exists() else kind()
-        entries = content if isinstance(content, list) else []
-        if not isinstance(content, kind) or not all(isinstance(entry, dict) for entry in entries):
-            raise self.damaged(name, f"not {expected}")
-        return content
-
-    def set_failure(self, job: SweepJob, text: str | None) -> None:
-        """Save the error of a run; None removes it, so that the run is repeated."""
-        failures = {name: error for name, error in self.failures().items() if name != job.name}
-        failures |= {} if text is None else {job.name: text}
-        self.write("failures.json", failures)
-        if text is None:
-            self._values.pop(job.name, None)
-            shutil.rmtree(job.run_path, ignore_errors=True)
 
     def values(self, job: SweepJob) -> dict[str, float] | None:
         """The metrics of a finished run, see `values_of`; None for other runs."""
@@ -197,42 +416,38 @@ class SweepFolder(StudyFolder):
 
     def jobs(self) -> list[SweepJob]:
         """All runs of the settings tried so far."""
-        trials = range(len(self.trials()))
-        return [self.job(trial, seed) for trial in trials for seed in self.plan.seeds_of(trial)]
+        return [
+            SweepJob(self.path / f"runs/{trial + 1:04d}-seed{seed}", self.plan, trial, point, seed)
+            for trial, point in enumerate(self.trials())
+            for seed in self.plan.seeds_of(trial)
+        ]
 
-    def job(self, trial: int, seed: int) -> SweepJob:
-        """One run."""
-        return SweepJob(self.path, trial, seed)
+    @property
+    def published(self) -> bool:
+        """True where a private choice was made."""
+        return (self.path / CHOSEN / "result.json").is_file()
 
-    def done(self) -> set[str]:
-        """The names of runs that are finished or failed."""
-        failures = self.failures()
-        finished = {job.name for job in self.jobs() if self.values(job) is not None}
-        return finished | failures.keys()
-
-    def tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+    def tables(self, failures: Iterable[str] = ()) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Write runs.csv and settings.csv; return both.
+
+        Args:
+            failures: names of runs that ended with an error.
 
         Returns:
             One row per run: `trial` (from 1), the varied keys, `seed`, `state`, `folder`, its
             metrics once finished, and `leak` where any of them leaks; and one row per setting, see
             `setting_rows`.
         """
-        trials = self.trials()
-        failures = self.failures()
-        leaking = [self.plan.leaks(point) for point in trials]
+        jobs = self.jobs()
+        leaking = {job.trial: self.plan.leaks(job.point) for job in jobs}
         rows = []
-        for job in self.jobs():
-            values = self.values(job) if job.name not in failures else None
-            state = "failed" if job.name in failures else "waiting"
-            if values is not None:
-                state = "finished"
-            elif (run := job.run()) is not None:
-                state = run.status()["state"]
-            point = trials[job.trial]
-            row = {"trial": job.trial + 1, **{key: _shown(point[key]) for key in point}}
-            row |= {"seed": job.seed, "state": state, **(values or {})}
-            row |= {LEAK: leaking[job.trial]} if any(leaking) else {}
+        for job in jobs:
+            run = job.run()
+            state = "waiting" if run is None else run.status()["state"]
+            row = {"trial": job.trial + 1, **{key: _shown(job.point[key]) for key in job.point}}
+            row |= {"seed": job.seed, "state": "failed" if job.name in failures else state}
+            row |= self.values(job) or {}
+            row |= {LEAK: leaking[job.trial]} if any(leaking.values()) else {}
             rows.append({**row, "folder": f"runs/{job.name}"})
         runs = pd.DataFrame(rows, columns=None if rows else [*_RUN, "folder"])
         settings = setting_rows(list(self.plan.space), runs)
@@ -313,7 +528,6 @@ class SweepResult:
         chosen: numbers of the best settings (Pareto front) by the aims; empty without aims.
         failures: errors of runs by name of the run.
         total: privacy of all runs.
-        cost: of a private choice, which is that of what it publishes; None of other sweeps.
     """
 
     folder: Path
@@ -321,9 +535,8 @@ class SweepResult:
     runs: pd.DataFrame
     settings: pd.DataFrame
     chosen: tuple[int, ...]
-    failures: dict[str, str]
+    failures: Mapping[str, str]
     total: PrivacyTotal
-    cost: ChoiceCost | None = None
 
     def point(self, trial: int) -> Point:
         """The settings of a trial, counted from 1."""
@@ -336,7 +549,6 @@ def sweep(
     *,
     workers: int = 1,
     ray_address: str | None = None,
-    retry_failed: bool = False,
     quiet: bool = True,
 ) -> SweepResult:
     """Run a sweep, or its remaining part.
@@ -346,166 +558,114 @@ def sweep(
         output: its folder: a new one, or that of the same sweep.
         workers: number of runs at a time; more than 1 are Ray tasks.
         ray_address: of a Ray cluster whose machines all see `output`; default: a local Ray.
-        retry_failed: whether runs that ended with an error are done again.
         quiet: whether to print no progress.
 
     Raises:
-        FedrecError: another sweep is in the folder, a private choice has no bound or would be made
-            twice, or data, engine or disk are at fault.
+        FedrecError: another sweep is in the folder, a private choice has no bound, or data, engine
+            or disk are at fault.
     """
     if plan.method == "optimise":
         installed()
-    cost = _cost(plan)
+    plan.cost  # noqa: B018  # before anything runs
     folder = SweepFolder.opened(output, plan)
+    failures: dict[str, str] = {}
     with folder.lock():
-        if retry_failed and (folder.path / SCORES).exists():
-            raise ExperimentError(
-                "the private choice has been made, so its trials cannot be done again",
-                expected="one choice, as another one would be another release",
-                got="--retry-failed",
-                fix="leave it out, or choose another --output",
-            )
-        for job in folder.jobs() if retry_failed else ():
-            if job.name in folder.failures():
-                folder.set_failure(job, None)
-        progress = StudyProgress(plan.trials * plan.runs_each, len(folder.done()), quiet=quiet)
+        done = [job for job in folder.jobs() if folder.values(job) is not None]
+        progress = StudyProgress(plan.trials * plan.runs_each, len(done), quiet=quiet)
         device = str(plan.experiment.get("engine", {}).get("device", "auto"))
-        left = _remaining(folder)
+        left = _remaining(folder, failures)
         try:
             for job, failure in execute(
-                left, progress.on_rounds, workers=workers, address=ray_address, device=device
+                left, workers=workers, address=ray_address, device=device, quiet=quiet
             ):
                 if failure is not None:
-                    folder.set_failure(job, failure)
+                    failures[job.name] = failure
                 progress.on_end(job, failure, _main_metrics(folder, job))
-                folder.tables()
+                folder.tables(failures)
         finally:
             with suppress(FedrecError):
-                folder.tables()
-        return result_of(folder, cost)
+                folder.tables(failures)
+        return result_of(folder, failures)
 
 
-def _remaining(folder: SweepFolder) -> Iterator[SweepJob]:
-    """Remaining runs, generated one by one; proposed settings depend on the results so far. The
-    error of invalid settings is saved as that of their runs."""
-    plan = folder.plan
+def _remaining(folder: SweepFolder, failures: Mapping[str, str]) -> Iterator[SweepJob]:
+    """Remaining runs, generated one by one; proposed settings depend on the results so far. None
+    after a private choice was made, as another one would be another release."""
     trial = 0
-    while True:
-        if trial >= len(folder.trials()):
-            point = next_point(plan, folder.trials(), _aims_of_done(folder))
+    while not folder.published:
+        tried = folder.trials()
+        if trial == len(tried):
+            point = folder.plan.next_point(tried, _aims_of_done(folder, failures))
             if point is None:
                 return
             folder.add_trial(point)
-        point = folder.trials()[trial]
-        for seed in plan.seeds_of(trial):
-            job = folder.job(trial, seed)
-            if job.name in folder.failures() or folder.values(job) is not None:
-                continue
-            try:
-                plan.at(point, seed)
-            except ExperimentError as error:
-                folder.set_failure(job, error.text())
-            else:
-                yield job
+        jobs = [job for job in folder.jobs() if job.trial == trial]
+        yield from (job for job in jobs if folder.values(job) is None)
         trial += 1
 
 
-def _aims_of_done(folder: SweepFolder) -> dict[int, Sequence[float]]:
+def _aims_of_done(folder: SweepFolder, failures: Mapping[str, str]) -> dict[int, Sequence[float]]:
     """Means of the aims of the settings, from 0, all of whose runs are done; NaN where one
     failed."""
-    runs, settings = folder.tables()
-    aims = list(folder.plan.aims)
-    values: dict[int, Sequence[float]] = {}
-    for trial, group in runs.groupby("trial"):
-        states = set(group["state"])
-        if not states <= {"finished", "failed"}:
-            continue
-        number = int(str(trial))
-        values[number - 1] = [math.nan] * len(aims)
-        if states == {"finished"}:
-            _check_aims(aims, settings)
-            values[number - 1] = [float(value) for value in settings.loc[number, aims]]
-    return values
+    aims = folder.plan.aims
+    values: dict[int, list[dict[str, float] | None]] = {}
+    for job in folder.jobs():
+        failed = dict.fromkeys(aims, math.nan) if job.name in failures else None
+        values.setdefault(job.trial, []).append(failed or folder.values(job))
+    means: dict[int, Sequence[float]] = {}
+    for trial, results in values.items():
+        complete = [result for result in results if result is not None]
+        if len(complete) == len(results):
+            means[trial] = [float(np.mean([_aim(run, aim) for run in complete])) for aim in aims]
+    return means
 
 
-def _check_aims(aims: Sequence[str], settings: pd.DataFrame) -> None:
-    for aim in aims:
-        if aim not in settings.columns:
-            metrics = [name for name in settings if "@" in name and not name.endswith(" sd")]
-            raise ExperimentError(
-                f"runs have no {aim!r}",
-                expected="a metric of the runs",
-                got=aim,
-                fix="known: " + ", ".join(metrics),
-            )
+def _aim(values: Mapping[str, float], aim: str) -> float:
+    if aim not in values:
+        raise ExperimentError(
+            f"runs have no {aim!r}",
+            expected="a metric of the runs",
+            got=aim,
+            fix="known: " + ", ".join(values),
+        )
+    return values[aim]
 
 
 def _main_metrics(folder: SweepFolder, job: SweepJob) -> str:
     """The most important metrics of a run."""
     aims = folder.plan.aims
-    values = {} if job.name in folder.failures() else folder.values(job) or {}
+    values = folder.values(job) or {}
     names = [name for name in dict.fromkeys([*aims, "hits@10", "rmse", *values]) if name in values]
     return "  ".join(f"{name} {values[name]:.4f}" for name in names[: max(1, len(aims))])
 
 
-def result_of(folder: SweepFolder, cost: ChoiceCost | None = None) -> SweepResult:
+def result_of(folder: SweepFolder, failures: Mapping[str, str] | None = None) -> SweepResult:
     """The results of a sweep so far; selected settings are written as experiments on the test
-    rows, and the run of a private choice is published.
+    rows, and the run of a private choice is published once no run is left.
 
     Args:
         folder: of the sweep.
-        cost: of its private choice; default: it is computed.
+        failures: errors of runs, by name.
     """
-    runs, settings = folder.tables()
+    failures = failures or {}
+    runs, settings = folder.tables(failures)
     plan = folder.plan
-    scored = _scored(folder, settings)
-    chosen = best(scored, plan.aims, plan.runs_each, plan.lower_is_better) if len(scored) else []
-    cost = cost or _cost(plan)
-    if cost is not None:
-        chosen = chosen[:1]  # of equally good trials any one, as they are exchangeable
+    jobs = folder.jobs()
+    ended = len(settings) >= plan.trials and set(runs["state"]) <= {"finished", "failed"}
+    chosen = best(settings, plan.aims, plan.runs_each, plan.lower_is_better)
+    if plan.private is not None:  # of equally good trials any one, as they are exchangeable
+        chosen = chosen[:1] if ended or folder.published else []
     for trial in chosen:
-        job = folder.job(trial - 1, plan.seeds_of(trial - 1)[0])
-        if cost is not None:
-            score = float(scored[plan.aims[0]].to_dict()[trial])
-            publish(RunFolder(job.run_path), score, cost, folder.path)
+        job = next(job for job in jobs if job.trial == trial - 1)
+        if plan.cost is not None:
+            score = float(settings[plan.aims[0]].to_dict()[trial])
+            publish(RunFolder(job.run_path), score, plan.cost, folder.path)
             continue
-        experiment = plan.at(folder.trials()[trial - 1], job.seed)
-        text = load(experiment.table(), ["evaluation.held-out=test"]).toml()
+        text = load(plan.at(job.point, job.seed).table(), ["evaluation.held-out=test"]).toml()
         write_atomically(chosen_file(folder.path, trial), text)
-    begun = [run for job in folder.jobs() if (run := job.run()) is not None]
-    return SweepResult(
-        folder=folder.path,
-        plan=plan,
-        runs=runs,
-        settings=settings,
-        chosen=tuple(chosen),
-        failures=folder.failures(),
-        total=total_of(begun, chosen=bool(plan.aims)),
-        cost=cost,
-    )
-
-
-def _cost(plan: SweepPlan) -> ChoiceCost | None:
-    """The cost of a private choice; None of other sweeps."""
-    if plan.private is None:
-        return None
-    return cost_of(plan.experiment, plan.space, plan.private, plan.aims[0])
-
-
-def _scored(folder: SweepFolder, settings: pd.DataFrame) -> pd.DataFrame:
-    """The settings by which one is chosen: under private choice only when all trials are done, and
-    with the noise of their scores."""
-    plan = folder.plan
-    if plan.private is None:
-        return settings
-    aim = plan.aims[0]
-    if len(folder.done()) < plan.trials or aim not in settings:
-        return settings.head(0)
-    values = np.array(settings[aim], dtype=float).tolist()
-    scores = {int(str(trial)): score for trial, score in zip(settings.index, values, strict=True)}
-    finite = {trial: score for trial, score in scores.items() if math.isfinite(score)}
-    noisy = noisy_scores(folder.path, load(plan.experiment), plan.private, finite)
-    return settings.assign(**{aim: [noisy.get(trial, math.nan) for trial in scores]})
+    begun = [run for job in jobs if (run := job.run()) is not None]
+    total = total_of(begun, chosen=bool(plan.aims))
+    return SweepResult(folder.path, plan, runs, settings, tuple(chosen), failures, total)
 
 
 def chosen_file(folder: Path, trial: int) -> Path:
@@ -526,7 +686,7 @@ def with_sweeps(folders: Sequence[Path]) -> list[Path]:
             runs.append(folder)
             continue
         record = StudyFolder(folder, SWEEP, "sweep").read(SWEEP)
-        private = isinstance(record, dict) and "private" in record
+        private = isinstance(record, dict) and record.get("private") is not None
         pattern = f"{CHOSEN}/result.json" if private else "runs/*/result.json"
         finished = sorted(file.parent for file in folder.glob(pattern))
         if not finished:
@@ -550,32 +710,12 @@ def values_of(run: RunFolder) -> dict[str, float]:
     Raises:
         RunError: its result cannot be read.
     """
-    try:
-        result = read_json(run.path / "result.json")
-        if run.experiment.federated:
-            epsilon = float(result.get("privacy", {}).get("epsilon", math.inf))
-            return {**_numbers(result["metrics"]), "epsilon": epsilon}
+    result = run.read_result()
+    if not run.experiment.federated:
         return {
             f"{label} {name}": value
-            for label, metrics in result["baselines"].items()
-            for name, value in _numbers(metrics).items()
+            for label, metrics in result.baselines.items()
+            for name, value in metrics.items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(
-            f"{run.path / 'result.json'} cannot be read",
-            expected="a file as fedrec wrote it",
-            got=f"{type(error).__name__}: {error}",
-            fix=f"remove {run.path} and run the same command again: that run is done again",
-        ) from None
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics; NaN for those that no user has.
-
-    Raises:
-        TypeError: one is no number.
-    """
-    wrong = [name for name, value in metrics.items() if not is_number(value)]
-    if wrong:
-        raise TypeError(f"{wrong[0]} = {metrics[wrong[0]]!r} is no number")
-    return {name: number(value) for name, value in metrics.items()}
+    epsilon = result.epsilon
+    return {**result.metrics, "epsilon": math.inf if epsilon is None else epsilon}

@@ -251,7 +251,7 @@ def _tested(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
         return {**tested, "low": 0.0, "high": 0.0, "t": 1.0, "wilcoxon": 1.0}
     test: Any = ttest_rel(after, before)
     low, high = test.confidence_interval()
-    p = {"t": float(test.pvalue), "wilcoxon": wilcoxon(gain)[0]}
+    p = {"t": float(test.pvalue), "wilcoxon": wilcoxon(gain)}
     return {**tested, "low": float(low), "high": float(high), **p}
 
 

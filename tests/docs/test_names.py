@@ -98,7 +98,3 @@ def _is_importable(name: str) -> bool:
     except ModuleNotFoundError:
         return False
     return not member or hasattr(found, member)
-
-
-def test_the_upgrade_notes_list_modules():
-    assert len(UPGRADES) > 20

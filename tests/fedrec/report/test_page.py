@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of a report, also in a browser."""
 
-import base64
-import itertools
 import re
-import shutil
 from html.parser import HTMLParser
 from importlib.resources import files
 
@@ -12,14 +9,12 @@ import numpy as np
 import pytest
 
 import fedrec
-from fedrec.errors import RunError
 from fedrec.report.comparison import bootstrap_intervals
 from fedrec.report.page.charts import Line, histogram, line_chart
 from fedrec.report.page.page import report
 from fedrec.report.page.sections import privacy_cards
 from fedrec.report.rows import named
-from fedrec.runs.folder import RunFolder
-from tests.fedrec.report.browser import CONTRAST, OUTSIDE
+from tests.fedrec.report.browser import OUTSIDE
 
 # The report as a page: self-contained, accessible, small, and true to the run.
 
@@ -138,13 +133,6 @@ def test_lists_and_groups_are_shown_of_every_system(page, run):
         assert f"<td>{abs(women - men):.4f}</td>" in shown["gap by gender"]
 
 
-def test_a_damaged_file_of_the_run_is_named(run, tmp_path):
-    folder = shutil.copytree(run.folder, tmp_path / "run")
-    (folder / "environment.json").write_text("[")
-    with pytest.raises(RunError, match=r"environment\.json cannot be read"):
-        report([RunFolder(folder).read_result()])
-
-
 def test_the_card_has_the_clip_norm_of_every_phase(run_tiny):
     popular = ("model.item-bias=true", "model.hidden=[]", "strategy={name='popularity-start'}")
     noise = "privacy={clip-norm=1.0, noise-multiplier=2.0}"
@@ -183,12 +171,6 @@ def luminance(colour):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_twenty_runs_weigh_little(run):
-    text = report([run] * 20)
-    assert len(text.encode()) < 2_000_000
-    assert Outline(text).open == []
-
-
 def test_charts_work_without_numbers_and_with_constant_ones():
     assert line_chart([Line("a", [], [])], title="t", x_label="x", y_label="y") == ""
     assert histogram(np.empty(0), title="t", x_label="x") == ""
@@ -220,12 +202,9 @@ def test_the_picture_of_the_readme_can_be_drawn_of_any_run(run):
     assert "images/report.svg" in (docs.parent / "README.md").read_text(encoding="utf-8")
 
 
-# The report in a browser: no console messages or requests; usable by keyboard, on a phone, with a
-# screen reader, in print and in dark mode; fast to open.
+# The report in a browser: no console messages or requests, and usable on a phone.
 
-SCHEMES = ("light", "dark")
-PHONE, PAPER = 360, 718  # pixels; A4 within its margins
-FOCUSABLE = "a[href], summary, [tabindex='0']"
+PHONE = 360  # pixels
 
 
 @pytest.fixture(scope="module")
@@ -267,116 +246,9 @@ def test_a_broken_page_would_be_noticed(chromium, tmp_path):
     assert any("none.png" in str(one) for one in chromium.events)
 
 
-def test_links_within_the_page_lead_to_their_sections(browser):
-    links = browser.evaluate("[...document.querySelectorAll('a')].map(a => a.hash)")
-    assert len(links) >= 7
-    for link in links:
-        browser.evaluate(f"document.querySelector('a[href=\"{link}\"]').click()")
-        assert browser.evaluate("location.hash") == link
-        top = browser.evaluate(f"document.querySelector('{link}').getBoundingClientRect().top")
-        at_end = browser.evaluate(
-            "scrollY + innerHeight >= document.documentElement.scrollHeight - 2"
-        )
-        assert abs(top) < 5 or at_end
-
-
-def test_the_tab_key_reaches_everything_and_shows_where_it_is(browser):
-    expected = browser.evaluate(
-        f'[...document.querySelectorAll("{FOCUSABLE}")].filter(e => e.checkVisibility()).length'
-    )
-    browser.evaluate(
-        f'[...document.querySelectorAll("{FOCUSABLE}")].forEach((e, i) => e.dataset.place = i)'
-    )
-    reached, outlines = [], []
-    for _ in range(expected + 5):
-        browser.press("Tab")
-        place = browser.evaluate("document.activeElement.dataset.place ?? null")
-        if place is None:
-            break
-        reached.append(int(place))
-        outlines.append(
-            browser.evaluate("parseFloat(getComputedStyle(document.activeElement).outlineWidth)")
-        )
-    assert len(reached) == expected and reached == sorted(reached)
-    assert min(outlines) >= 2
-
-
-def test_the_first_link_skips_to_the_content(browser):
-    browser.press("Tab")
-    left = browser.evaluate("document.activeElement.getBoundingClientRect().left")
-    browser.press("Enter")
-    assert left >= 0 and browser.evaluate("location.hash") == "#content"
-
-
-def test_everything_has_a_name_for_screen_readers(browser):
-    nodes = browser.send("Accessibility.getFullAXTree")["nodes"]
-    named = [
-        (node["role"]["value"], node.get("name", {}).get("value", ""), node)
-        for node in nodes
-        if not node["ignored"]
-    ]
-    for role in ("image", "table", "region", "link", "navigation"):
-        names = [
-            name for kind, name, _ in named if kind in (role, "img" if role == "image" else "")
-        ]
-        assert names and all(names), role
-    levels = [
-        prop["value"]["value"]
-        for kind, _, node in named
-        if kind == "heading"
-        for prop in node["properties"]
-        if prop["name"] == "level"
-    ]
-    assert levels[0] == 1 and levels.count(1) == 1
-    assert all(later - earlier <= 1 for earlier, later in itertools.pairwise(levels))
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("width", [PHONE, 1280])
-def test_texts_have_enough_contrast(browser, scheme, width):
-    browser.show(width=width, scheme=scheme)
-    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-    found = browser.evaluate(CONTRAST)
-    assert len(found) > 200
-    assert [(ratio, text) for ratio, text in found if ratio < 4.5] == []
-    dark = (
-        browser.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
-    )
-    assert dark == (scheme == "dark")
-
-
 @pytest.mark.parametrize("width", [PHONE, 768, 1280])
 def test_nothing_extends_beyond_the_window(browser, width):
     browser.show(width=width, height=740)
     browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     assert browser.evaluate(OUTSIDE) == []
-
-
-def test_texts_in_charts_can_be_read(browser):
-    for width in (PHONE, 1280):
-        browser.show(width=width, height=740)
-        heights = browser.evaluate(
-            "[...document.querySelectorAll('svg .tick')].map(e => e.getBoundingClientRect().height)"
-        )
-        assert min(heights) >= 11
-
-
-def test_in_print_all_text_is_black_on_white(browser):
-    browser.show(width=PAPER, scheme="dark", media="print")
-    assert browser.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
-    assert browser.evaluate("document.documentElement.scrollWidth") <= PAPER
-    assert browser.evaluate(OUTSIDE.replace(".scroll table, pre,", "")) == []
-    assert browser.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
-    shown = "[...document.querySelectorAll('.said li')].map(e => e.checkVisibility())"
-    assert browser.evaluate(shown) and all(browser.evaluate(shown))
-    printed = base64.b64decode(browser.send("Page.printToPDF", printBackground=True)["data"])
-    assert printed.startswith(b"%PDF") and len(printed) > 20_000
-
-
-def test_twenty_runs_open_in_a_second(chromium, runs, tmp_path):
-    file = tmp_path / "twenty.html"
-    file.write_text(report(([*runs] * 7)[:20]), encoding="utf-8")
-    assert file.stat().st_size < 2_000_000
-    chromium.show()
-    assert min(chromium.open(file) for _ in range(3)) < 1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation page of all settings, which `make docs` generates for the site: `python -m
-simulations.settings_page docs/settings.md`."""
+"""The documentation page of all settings, which `make docs` generates for the site: `python
+docs/settings_page.py docs/settings.md`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulations.cli.listing import SECTIONS
 _HEAD = """# Settings
 
 Every key of an experiment: type, default, range and meaning. This page is made from the code by
-`python -m simulations.settings_page docs/settings.md`; `fedrec list KIND NAME` prints the same
+`python docs/settings_page.py docs/settings.md`; `fedrec list KIND NAME` prints the same
 table for one component, `fedrec list section privacy` for a table of the experiment, and `--json`
 prints them for programs. An empty default means that the key is left out.
 """
