@@ -114,6 +114,11 @@ README_ROWS = {
 """Rows of the table in README.md by their first words: study, row and metric of its numbers."""
 
 
+def test_readme_is_short():
+    assert len(README.splitlines()) <= 120 and len(README.split()) <= 1100
+    assert "<!--" not in README
+
+
 @pytest.mark.parametrize("words", README_ROWS)
 def test_readme_has_the_numbers_that_are_recorded(words):
     (line,) = (line for line in README.splitlines() if line.startswith(f"| {words}"))

@@ -531,11 +531,11 @@ class GlobalTime(Split):
 class RatioConfig(Config):
     """Settings of the split by shares."""
 
-    train: float = Field(0.8, gt=0, le=1)
+    train: float = Field(default=0.8, gt=0, le=1)
     """Share of each user's rows for training, in (0, 1]."""
-    validation: float = Field(0.1, ge=0, lt=1)
+    validation: float = Field(default=0.1, ge=0, lt=1)
     """Share of each user's rows for validation, in [0, 1)."""
-    test: float = Field(0.1, ge=0, lt=1)
+    test: float = Field(default=0.1, ge=0, lt=1)
     """Share of each user's rows for testing, in [0, 1)."""
     order: Order = "random"
     """Order of the rows: "random", or "temporal" (training rows first, then validation, then
