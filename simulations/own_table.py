@@ -442,8 +442,8 @@ def _check_epsilon(epsilon: object) -> None:
     if not isinstance(epsilon, Real) or epsilon is True or not 0 < float(epsilon) < math.inf:
         raise ExperimentError(
             "invalid target epsilon",
-            expected="a number > 0, such as 5; smaller is more private",
             got=repr(epsilon),
+            fix="give a number > 0, such as 5; smaller is more private",
         )
 
 

@@ -117,7 +117,7 @@ class SamplerChecks(SamplerContract):
         try:
             plan = Plan.of(config, section["name"], {**self.config().table()}, len(CLIENTS), 10)
         except ExperimentError as error:
-            assert_that(bool(error.expected and error.got), f"refused without the reason: {error}")
+            assert_that(bool(error.fix), f"refused without the reason: {error}")
             return
         sizes = [len(self.sampler().sample(number)) for number in range(1, SAMPLED + 1)]
         spread = 5 * np.sqrt(plan.denominator / SAMPLED)

@@ -72,12 +72,11 @@ class Feature:
             array.setflags(write=False)
         ends = self.offsets[:1].tolist() == [0] and self.offsets[-1] == len(self.codes)
         if not ends or (np.diff(self.offsets) < 0).any():
-            expected = f"non-decreasing offsets from 0 to {len(self.codes)}, the number of codes"
-            raise DataError(f"feature {self.name!r} has broken offsets", expected=expected)
+            fix = f"give non-decreasing offsets from 0 to {len(self.codes)}, the number of codes"
+            raise DataError(f"feature {self.name!r} has invalid offsets", fix=fix)
         if len(self.codes) and not 0 <= self.codes.min() <= self.codes.max() < len(self.categories):
-            expected = f"codes in [0, {len(self.categories)})"
-            problem = f"feature {self.name!r} has a code outside its categories"
-            raise DataError(problem, expected=expected)
+            fix = f"give codes in [0, {len(self.categories)})"
+            raise DataError(f"feature {self.name!r} has a code outside its categories", fix=fix)
 
     @classmethod
     def single(cls, name: str, labels: Iterable[object]) -> Feature:
@@ -190,8 +189,8 @@ class Vectors:
         if wrong or not np.isfinite(self.values).all():
             raise DataError(
                 f"vectors {self.name!r} are not usable",
-                expected="finite numbers [rows, width], at least one in a row",
                 got=f"an array of shape {list(shape)}" + ("" if wrong else " with NaN or infinity"),
+                fix="give finite numbers [rows, width], at least one in a row",
             )
 
     @property
@@ -244,8 +243,8 @@ class FeatureTable:
             if feature.rows != self.rows:
                 raise DataError(
                     f"feature {feature.name!r} has the wrong number of rows",
-                    expected=f"{self.rows} rows, one for each user (or item)",
                     got=f"{feature.rows} rows",
+                    fix=f"give {self.rows} rows, one for each user (or item)",
                 )
 
     def renumbered(self, rows: np.ndarray, known: int) -> FeatureTable:

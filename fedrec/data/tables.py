@@ -93,7 +93,7 @@ def column_names(path: Path, layout: TableLayout) -> list[str]:
         return list(_read_json(path, _FIRST_OBJECTS))
     names = next(iter(table_start(path, layout)[1]), [])
     if not names:
-        raise DataError(f"{path} is empty", expected="a first line with the names of the columns")
+        raise DataError(f"{path} is empty", fix="give a table with a line of column names and rows")
     return names if layout.names == "first line" else [str(n + 1) for n in range(len(names))]
 
 
@@ -188,7 +188,7 @@ def columns_of(table: str, frame: pd.DataFrame | Columns, layout: TableLayout) -
     """
     columns = {name: pd.Series(frame[name]) for name in _wanted(table, layout, list(frame))}
     if layout.gaps and not all(map(len, columns.values())):
-        raise DataError(f"{table} has no rows", expected="at least one row")
+        raise DataError(f"{table} has no rows", fix="give a table with at least one row")
     return columns
 
 

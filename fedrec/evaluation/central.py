@@ -254,6 +254,8 @@ def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:
             refuse_wrong(
                 BASELINE.name, baseline, "in scores", expected=f"a tensor {list(expected)}", got=got
             )
+        if bool(torch.isnan(scores).any()):
+            refuse_wrong(BASELINE.name, baseline, "in scores", expected="numbers", got="NaN")
     return scores
 
 

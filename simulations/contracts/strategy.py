@@ -85,7 +85,7 @@ class StrategyContract(RunContract):
         try:
             released = {name: self._released(make()) for name, make in ODD.items()}
         except ExperimentError as error:
-            assert_that(bool(error.expected and error.got), f"refused without the reason: {error}")
+            assert_that(bool(error.fix), f"refused without the reason: {error}")
             return
         released["gone"] = self._released(None)
         for name, (sums, clients) in released.items():
@@ -103,7 +103,7 @@ class StrategyContract(RunContract):
         try:
             result = self.run(tmp_path / "private", "privacy={clip-norm=1.0, noise-multiplier=1.0}")
         except ExperimentError as error:
-            assert_that(bool(error.expected and error.got), f"refused without the reason: {error}")
+            assert_that(bool(error.fix), f"refused without the reason: {error}")
             return
         ledger = Ledger(result.folder / "privacy.jsonl")
         charged = {charge.round_number for charge in ledger.charges}

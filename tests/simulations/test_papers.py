@@ -276,7 +276,7 @@ def test_the_shipped_phases_compose_to_the_target():
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
     small = ["rounds=1", "engine.name=serial", "dataset.users=60", "dataset.items=40"]
-    baselines = "['popularity', {name='dp-popularity', epsilon=20.0, backend='autodp'}]"
+    baselines = "['popularity', {name='dp-popularity', epsilon=20.0}]"
     overrides = [*small, "evaluation.every=0", f"evaluation.baselines={baselines}"]
     output = tmp_path_factory.mktemp("measures") / "run"
     return runner.run("privrec-synthetic", overrides, output=output)

@@ -208,7 +208,7 @@ COMMON = (
     "sampler.cohort=12",
 )
 MODES = {
-    "sound": "step={name='dpvae', participations=2, clip='user', quantile={}, priors={}}",
+    "sound": "step={name='dpvae', participations=2, clip='user', priors={}}",
     "paper": "step={name='dpvae', mode='paper', examples=3, learning-rate=1e-4}",
 }
 

@@ -112,6 +112,7 @@ class DpsgdPnbm(LearnedSimilarities):
                 "there are no users to learn from",
                 expected=f"more than {self.config.minimum_ratings} ratings (minimum-ratings)",
                 got=f"at most {profiles.counts.max(initial=0)} ratings of a user",
+                fix="lower minimum-ratings",
             )
         return selected
 

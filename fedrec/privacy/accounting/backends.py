@@ -196,5 +196,5 @@ def backend_of(name: str) -> Backend:
     """
     backends: dict[str, type[Backend]] = {"autodp": Autodp, "pld": Pld, "paper": Paper}
     if name not in backends:
-        raise ExperimentError(f"unknown accountant {name!r}", expected=", ".join(backends))
+        raise ExperimentError(f"unknown accountant {name!r}", fix=f"choose {', '.join(backends)}")
     return backends[name]()
