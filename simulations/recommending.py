@@ -98,6 +98,7 @@ def recommend(
     users: Sequence[object] | None = None,
     k: int = 10,
     history: pd.DataFrame | str | Path | None = None,
+    new_items: str | Path | None = None,
 ) -> pd.DataFrame:
     """The best k items of each user, without items of the user's rows.
 
@@ -108,6 +109,8 @@ def recommend(
         k: >= 1; users with few unknown items get fewer.
         history: further rows, of users of the run or of others, or their file; see
             `simulations.later_rows.read_history`.
+        new_items: file of items that the run did not have, which alone are ranked; see
+            `simulations.new_items`.
 
     Returns:
         One row per recommendation, by user and rank: `user`, `rank` (from 1), `item`, `score`.
@@ -128,13 +131,21 @@ def recommend(
             fix="ask for at least one item: --top 10",
         )
     more = None if history is None else read_history(history, result.experiment)
-    population = population_of(result, more)
+    old_items = 0
+    if new_items is None:
+        population = population_of(result, more)
+    else:
+        from simulations.new_items import with_new_items  # which imports this module
+
+        old_items = len(population_of(result, more).interactions.item_ids)
+        result, population = with_new_items(result, new_items, more)
     if more is not None and users is None:
         users = more.user_ids.tolist()
     data = population.interactions
     frames = []
     for part, values in _scored(result, population, clients_of(population, users)):
         values[population.rows(part, "all").mask()] = -np.inf
+        values[:, :old_items] = -np.inf
         best = best_items(torch.from_numpy(values), min(k, values.shape[1])).numpy()
         top = np.take_along_axis(values, best, axis=1)
         row, column = np.nonzero(np.isfinite(top))

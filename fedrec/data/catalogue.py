@@ -180,15 +180,7 @@ def read_vectors(path: Path, ids: np.ndarray, *, complete: bool) -> Vectors:
         DataError: a file is missing or damaged, vectors differ in length or have a value that is no
             finite number, an id stands twice, no item has a vector, or (`complete`) one has none.
     """
-    names, values = _npy(path) if path.suffix == ".npy" else _parquet(path)
-    if names.duplicated().any():
-        twice = names[names.duplicated()][0]
-        raise _wrong(path, "one vector per item", f"two of {twice!r}", "leave one of them out")
-    with np.errstate(over="ignore"):  # what is too large becomes infinity
-        values = values.astype(np.float32)
-    if values.ndim != 2 or not np.isfinite(values).all():
-        got = "NaN or infinity" if values.ndim == 2 else f"an array of shape {list(values.shape)}"
-        raise _wrong(path, "finite numbers of 32 bits, [items, width]", got, "correct the vectors")
+    names, values = read_rows(path)
     index = names.get_indexer(pd.Index(ids.astype(str)))
     known = index >= 0
     missing = ids[~known]
@@ -205,6 +197,24 @@ def read_vectors(path: Path, ids: np.ndarray, *, complete: bool) -> Vectors:
     vectors = np.zeros((len(ids), values.shape[1]), dtype=np.float32)
     vectors[known] = values[index[known]]
     return Vectors(path.stem, vectors, known)
+
+
+def read_rows(path: Path) -> tuple[pd.Index, np.ndarray]:
+    """All rows of a file of vectors: ids, `[items]`, and vectors, `float32 [items, width]`.
+
+    Raises:
+        DataError: see `read_vectors`.
+    """
+    names, values = _npy(path) if path.suffix == ".npy" else _parquet(path)
+    if names.duplicated().any():
+        twice = names[names.duplicated()][0]
+        raise _wrong(path, "one vector per item", f"two of {twice!r}", "leave one of them out")
+    with np.errstate(over="ignore"):  # what is too large becomes infinity
+        values = values.astype(np.float32)
+    if values.ndim != 2 or not np.isfinite(values).all():
+        got = "NaN or infinity" if values.ndim == 2 else f"an array of shape {list(values.shape)}"
+        raise _wrong(path, "finite numbers of 32 bits, [items, width]", got, "correct the vectors")
+    return names, values
 
 
 def vector_files(path: Path) -> list[Path]:

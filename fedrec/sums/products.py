@@ -201,12 +201,12 @@ def solved_weights(
         ridge: >= 0.
     """
     if solution == "puresvd":
-        vectors = _above(gram, edge, factors)[1]
+        vectors = above_edge(gram, edge, factors)[1]
         return vectors @ vectors.T
     return item_weights(_denoised(gram, edge), regularisation + ridge * edge)
 
 
-def _above(gram: Tensor, edge: float, limit: int) -> tuple[Tensor, Tensor]:
+def above_edge(gram: Tensor, edge: float, limit: int) -> tuple[Tensor, Tensor]:
     """The largest eigenvalues above the noise edge, at most `limit` and at least one, and their
     vectors. Eigenvalues that are zero but for rounding have arbitrary vectors and are left out."""
     values, vectors = torch.linalg.eigh(gram)
@@ -220,7 +220,7 @@ def _denoised(gram: Tensor, edge: float) -> Tensor:
     noise."""
     if edge == 0:
         return gram
-    values, vectors = _above(gram, edge, len(gram))
+    values, vectors = above_edge(gram, edge, len(gram))
     return (vectors * values) @ vectors.T
 
 
