@@ -33,7 +33,16 @@ from simulations.studies.runs import StudyFolder
 from simulations.studies.tables import comparison, differences, draws, inputs_of
 
 FOLDER = Path(__file__).with_name("papers")
-PAPERS = ("privrec", "dp-vae", "targeted-dp", "pnbm", "upc-sdg", "adversaries", "bench")
+PAPERS = (
+    "privrec",
+    "dp-vae",
+    "targeted-dp",
+    "pnbm",
+    "upc-sdg",
+    "adversaries",
+    "bench",
+    "new-items",
+)
 NOT_HERE = {
     "privrec figure1": "a diagram of the system",
     "privrec table1": "notation",
