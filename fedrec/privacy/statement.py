@@ -162,6 +162,11 @@ def _about_the_rest(plan: Plan) -> _Rules:
         ),
         (
             True,
+            "The list of items, with their features and vectors, is public: the guarantee does not"
+            " hide it, and vectors must not be made from users' data.",
+        ),
+        (
+            True,
             "The guarantee is per client: a person with two clients has at least twice the epsilon,"
             " and what others' data tell about somebody is not covered.",
         ),
