@@ -16,52 +16,41 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 
-from fedrec.components.registry import DATASET
 from fedrec.data.catalogue import read_rows
 from fedrec.data.features import Feature, FeatureTable, Vectors, known_labels
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import Population
 from fedrec.errors import DataError
-from fedrec.runs.result import Result
-from simulations.recommending import host_of, population_of
 
 _LOG = logging.getLogger("fedrec")
 _VECTORS = (".npy", ".parquet")
 
 
-def with_new_items(
-    result: Result, source: str | Path, more: Interactions | None = None
-) -> tuple[Result, Population]:
-    """A run, and the clients of its data, with further items behind its own.
+def with_items_of(
+    population: Population, path: Path, item: str = "item", *, seed: int = 0
+) -> Population:
+    """The clients of a run's data, with further items behind those of the run.
 
     Args:
-        result: of a finished run.
-        source: the file of the new items.
-        more: further rows of users.
+        population: of the run.
+        path: the file of the new items.
+        item: name of the column of items in the data.
+        seed: of the split.
 
     Raises:
         DataError: the file is damaged, an id is missing, is there twice or is one of the run's, or
             vectors have another length than the run's.
-        ExperimentError: the model knows items by their interactions alone.
     """
-    population = population_of(result, more)
-    item = getattr(result.experiment.settings(DATASET), "item", "item")
-    data = _grown(population.interactions, Path(source), item)
-    grown = Population(
-        data,
+    return Population(
+        _grown(population.interactions, path, item),
         population.partition,
         task=population.task,
         positive_above=population.positive_above,
         perturbed=population.perturbed,
-        seed=result.experiment.seed_of_split,
+        seed=seed,
         adversary=population.adversary,
     )
-    model = host_of(result, grown, 0).model
-    tensors = {name: torch.tensor(value) for name, value in result.parameters.items()}
-    parameters = {name: value.numpy() for name, value in model.grown(tensors).items()}
-    return replace(result, parameters=parameters), grown
 
 
 def _grown(data: Interactions, path: Path, item: str) -> Interactions:

@@ -22,6 +22,7 @@ from clients.evaluation import client_scorer
 from clients.node import Node
 from clients.one_client import to_device
 from clients.step import Step
+from fedrec.components.registry import DATASET
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import DataError, ExperimentError
@@ -135,8 +136,6 @@ def recommend(
     if new_items is None:
         population = population_of(result, more)
     else:
-        from simulations.new_items import with_new_items  # which imports this module
-
         old_items = len(population_of(result, more).interactions.item_ids)
         result, population = with_new_items(result, new_items, more)
     if more is not None and users is None:
@@ -183,6 +182,32 @@ def population_of(result: Result, more: Interactions | None = None) -> Populatio
 
     tables = [data] if more is None else [data, more]
     return grown_population(experiment, tables, users, items)
+
+
+def with_new_items(
+    result: Result, source: str | Path, more: Interactions | None = None
+) -> tuple[Result, Population]:
+    """A run, and the clients of its data, with further items behind its own.
+
+    Args:
+        result: of a finished run.
+        source: the file of the new items, see `simulations.new_items`.
+        more: further rows of users.
+
+    Raises:
+        DataError: the file is damaged, or its items are not new ones.
+        ExperimentError: the model knows items by their interactions alone.
+    """
+    from simulations.new_items import with_items_of  # imports pandas, unlike what runs need
+
+    experiment = result.experiment
+    item = getattr(experiment.settings(DATASET), "item", "item")
+    population = population_of(result, more)
+    grown = with_items_of(population, Path(source), item, seed=experiment.seed_of_split)
+    model = host_of(result, grown, 0).model
+    tensors = {name: torch.tensor(value) for name, value in result.parameters.items()}
+    parameters = {name: value.numpy() for name, value in model.grown(tensors).items()}
+    return replace(result, parameters=parameters), grown
 
 
 def clients_of(population: Population, users: Sequence[object] | None) -> np.ndarray:

@@ -43,7 +43,8 @@ def gain_lines(declared: Mapping[str, Any], overrides: Sequence[str]) -> list[st
         "evaluation": {**trial["evaluation"], "baselines": []},
     }
     try:
-        given, bare = _result(trial), _result(without)
+        given = _result(trial)
+        bare = _result(without)
     except FedrecError as error:
         return [f"vectors: what they gain could not be measured: {error.text().splitlines()[0]}"]
     by_content, chance = (given.baselines[name][NEW + _METRIC] for name in _BESIDE)

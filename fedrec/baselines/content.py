@@ -113,7 +113,8 @@ class ContentMap(Baseline):
         chosen = torch.arange(len(used))
         used = torch.from_numpy(used)
         model = mapped(left, right, chosen, used, columns, self.config.map_regularisation)
-        self._left, self._right = model.left.float(), model.right.float()
+        self._left = model.left.float()
+        self._right = model.right.float()
 
     def scores(self, histories: Histories) -> Tensor:
         """Products of the users' vectors and the items' factors, `float32 [users, items]`."""
@@ -136,8 +137,8 @@ class ContentMap(Baseline):
             return torch.eye(len(weights), dtype=torch.float64), weights.T
         vectors = right_singular_vectors(rows, self.config.factors)
         lengths = np.linalg.norm(rows @ vectors.T, axis=0)
-        kept = vectors[lengths > _NEGLIGIBLE * lengths.max(initial=0.0)]
-        factors = torch.from_numpy(kept.T.copy())
+        large = lengths > _NEGLIGIBLE * lengths.max(initial=0.0)
+        factors = torch.from_numpy(vectors[large].T.copy())
         return factors, factors
 
 

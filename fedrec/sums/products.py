@@ -207,8 +207,9 @@ def solved_weights(
 
 
 def above_edge(gram: Tensor, edge: float, limit: int) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalues above the noise edge, at most `limit` and at least one, and their
-    vectors. Eigenvalues that are zero but for rounding have arbitrary vectors and are left out."""
+    """The largest eigenvalues `[k]` of a matrix `[m, m]` above the noise edge, at most `limit` and
+    at least one, and their vectors `[m, k]`. Eigenvalues that are zero but for rounding have
+    arbitrary vectors and are left out."""
     values, vectors = torch.linalg.eigh(gram)
     least = max(edge, _ROUNDING * float(values[-1]))
     number = max(1, min(int((values > least).sum()), limit))

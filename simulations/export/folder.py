@@ -44,8 +44,13 @@ from fedrec.models.base import HistoryModel, Model, Parameters
 from fedrec.runs.ids import id_lines
 from fedrec.runs.result import Result
 from fedrec.runtime.files import open_atomically, require_new_folder, write_atomically
-from simulations.new_items import with_new_items
-from simulations.recommending import clients_of, evaluation_of, host_of, population_of
+from simulations.recommending import (
+    clients_of,
+    evaluation_of,
+    host_of,
+    population_of,
+    with_new_items,
+)
 
 _NEEDED = ("onnx", "onnxscript")
 HISTORY = "history"
