@@ -58,10 +58,9 @@ class ContentKnn(Baseline):
 
         Raises:
             TooLarge: the catalogue is too large for them.
-            ExperimentError: nothing is known of the items.
         """
         _check_size(histories.num_items)
-        columns = content_columns(histories.item_features, categories=False)
+        columns = content_columns(histories.schema().item_features, categories=False)
         self._similarities = similarities(columns.numpy(), self.config.power)
 
     def scores(self, histories: Histories) -> Tensor:
@@ -104,9 +103,8 @@ class ContentMap(Baseline):
 
         Raises:
             TooLarge: the catalogue is too large for `ease`.
-            ExperimentError: nothing is known of the items.
         """
-        columns = content_columns(histories.item_features)
+        columns = content_columns(histories.schema().item_features)
         rows = histories.csr(np.float64, self.config.low_rated)
         used = np.asarray(rows.sum(0)).ravel() > 0
         left, right = self._solved(rows)

@@ -60,11 +60,7 @@ class ContentMapModel(ProductsModel):
         return content_names(known)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """The public columns, and zeros; nothing is drawn.
-
-        Raises:
-            ExperimentError: nothing is known of the items.
-        """
+        """The public columns, and zeros; nothing is drawn."""
         items = self.schema.num_items
         width = min(self.config.factors, self.size)
         public = content_columns(self.schema.item_features)

@@ -16,6 +16,7 @@ map costs no privacy beyond that of the sum. An item's columns depend on the ite
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +26,9 @@ from torch import Tensor
 
 from fedrec.config import Config
 from fedrec.data.features import FeatureNames, FeatureTable
-from fedrec.errors import ExperimentError
 from fedrec.sums.fold_in import memberships, unit_rows
+
+_LOG = logging.getLogger("fedrec")
 
 
 class MapConfig(Config):
@@ -55,28 +57,25 @@ def content_names(known: FeatureNames) -> FeatureNames:
     return FeatureNames(items=known.items, item_vectors=known.item_vectors)
 
 
-def content_columns(features: FeatureTable | None, *, categories: bool = True) -> Tensor:
+def content_columns(features: FeatureTable, *, categories: bool = True) -> Tensor:
     """The columns of items, `float32 [items, columns]`: each dense vector, and the categories of
-    each feature, with length 1; zeros where an item has none.
+    each feature, with length 1; zeros where an item has none. Where nothing is known of any item,
+    one column is the same for all, so that new items are ranked alike.
 
     Args:
         features: of the items.
         categories: whether to take categories beside vectors; without vectors they are taken.
-
-    Raises:
-        ExperimentError: items have neither vectors nor categories.
     """
-    vectors = () if features is None else features.vectors
+    vectors = features.vectors
     tables = [unit(torch.tensor(vector.values, dtype=torch.float64)) for vector in vectors]
-    if features is not None and (categories or not vectors):
+    if categories or not vectors:
         tables += [torch.from_numpy(unit_rows(memberships(f))) for f in features.features]
     if not tables:
-        raise ExperimentError(
-            "nothing is known of the items that new ones could be told from",
-            expected="dense vectors or categories of the items",
-            got="neither",
-            fix="set dataset.item-vectors (docs/guides/new-items.md), or leave this system out",
+        _LOG.warning(
+            "nothing is public of the items, neither vectors nor categories: new items are ranked"
+            " alike (dataset.item-vectors; docs/guides/new-items.md)"
         )
+        tables = [torch.ones(features.rows, 1)]
     return torch.cat(tables, 1).float()
 
 
