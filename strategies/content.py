@@ -22,6 +22,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -39,7 +40,7 @@ class ContentMapStrategyConfig(MapConfig):
     solution: Solution = "puresvd"
     """The model of the chosen items: `puresvd`, or `ease`, which needs as many factors in the model
     as there are chosen items."""
-    regularisation: float = 500.0
+    regularisation: float = Field(default=500.0, gt=0)
     """Lambda of `ease`, > 0."""
 
 
