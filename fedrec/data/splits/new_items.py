@@ -10,7 +10,8 @@ interaction decides which items are new (the list of items is public); the share
 average. Or they are those whose first interaction is the latest, as in a shop, which depends on the
 rows of all users and is refused under privacy.
 
-A user without a row of an old item knows nothing to start from, and is in no part.
+A user without a row of an old item knows nothing to start from, and is not tested; it is a training
+client without rows, so that their number does not tell who has old items.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class NewItems(Split):
         return "" if self.config.order == "random" else "the first interaction of each item"
 
     def split(self, interactions: Interactions) -> Partition:
-        """Divide the interactions; every user with a row of an old item is a training client.
+        """Divide the interactions; every user with a row is a training client.
 
         Raises:
             DataError: no item is new, or none is old; the newest are asked for, and there are no
@@ -88,7 +89,7 @@ class NewItems(Split):
         test[old_test] = True
         validation[old_validation] = True
         return Partition(
-            training_clients=np.flatnonzero(known),
+            training_clients=users_of(interactions),
             train_rows=np.flatnonzero(of_old & ~test & ~validation),
             validation_rows=np.flatnonzero(validation),
             test_rows=np.flatnonzero(test),
