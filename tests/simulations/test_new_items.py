@@ -26,6 +26,7 @@ from fedrec.metrics.ranking import CappedRecall
 from fedrec.metrics.ranks import RankedBlock
 from fedrec.models.content import LEFT, MAP, RIGHT
 from fedrec.runs.result import Result
+from fedrec.sums.content import mapped
 from simulations import runner
 from simulations.cli import app
 from simulations.own_table import OwnTable
@@ -150,7 +151,8 @@ def test_a_planted_interaction_with_a_new_item_is_found_nowhere(tmp_path):
             new = data.item_ids[population.partition.new_items["test"][0]]
             mine = frame.loc[frame["item"] == int(new), "user"]
             user = next(user for user in range(USERS) if user not in set(mine))
-            frame = pd.concat([frame, pd.DataFrame([{"user": user, "item": int(new), "time": 5}])])
+            planted = pd.DataFrame([{"user": user, "item": int(new), "time": 5}])
+            frame = pd.concat([planted, frame])
     before, after = populations
     for part in ("training", "known", "validation"):
         rows = [p.rows(np.arange(USERS), part) for p in populations]
@@ -237,6 +239,36 @@ def test_mapped_factors_are_a_ridge_regression_and_old_ones_stay():
     solved = np.linalg.solve(known.T @ known + 2 * np.eye(WIDTH), known.T @ theirs.T[used])
     expected = unit[~used] @ solved
     np.testing.assert_allclose(ours.scores(given).numpy()[:, ~used].T, expected, atol=1e-5)
+
+
+def test_what_is_mapped_are_the_outputs():
+    random = torch.Generator().manual_seed(0)
+    left, right, columns = (
+        torch.rand(shape, generator=random).double() for shape in ((3, 2), (3, 2), (5, 4))
+    )
+    model = mapped(
+        left, right, torch.tensor([0, 2, 4]), torch.tensor([True, False, True]), columns, 1e-9
+    )
+    np.testing.assert_allclose(columns[[0, 4]] @ model.weights, right[[0, 2]], atol=1e-6)
+    np.testing.assert_allclose(model.right[[1, 2, 3]], columns[[1, 2, 3]] @ model.weights)
+    assert not model.left[[1, 2, 3]].any() and torch.equal(model.left[[0, 4]], left[[0, 2]])
+
+
+def test_scaled_items_have_the_weights_of_the_linear_model(tmp_path):
+    weights = []
+    for system in ("content-map", "linear"):
+        folder = tmp_path / system
+        folder.mkdir()
+        changed = table(folder, rows_of(), system)
+        changed["step"]["exponent"] = 0.5
+        changed["strategy"]["main"] |= {"solution": "puresvd"}
+        changed["model"] = {**changed["model"], "items": 20}
+        if system == "linear":
+            changed["strategy"]["main"]["factors"] = 64
+        values = runner.run(load(changed, []), output=folder / "run").parameters
+        weights.append(values[LEFT] @ values[RIGHT].T if LEFT in values else values["item.weights"])
+    used = weights[0].any(1)
+    np.testing.assert_allclose(weights[0][used][:, used], weights[1], atol=1e-5)
 
 
 @pytest.mark.parametrize("solution", ["puresvd", "ease"])
