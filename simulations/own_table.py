@@ -58,6 +58,7 @@ from simulations.table_facts import (
     has_private_parts,
     signal_of,
 )
+from simulations.vector_gain import UNKNOWN, gain_lines
 
 # Which system is trained on a user's own table without privacy: the linear item-to-item model,
 # alternating least squares in rounds, or popularity, whichever ranks the held-out items of
@@ -284,6 +285,9 @@ class OwnTable:
         tell([] if population is None else [_split_line(population)])
         tell([] if choice is None else [choice.line()])
         tell(facts.lines())
+        if self.item_vectors and not quiet:
+            measured = not private and facts.rows <= MOST_ROWS
+            tell(gain_lines(declared, overrides) if measured else [UNKNOWN])
         if self.epsilon is not None and signal is not None:
             tell(signal.lines(self.epsilon))
         return experiment

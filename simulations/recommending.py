@@ -21,6 +21,7 @@ from clients.evaluation import client_scorer
 from clients.node import Node
 from clients.one_client import to_device
 from clients.step import Step
+from fedrec.components.registry import DATASET
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import DataError, ExperimentError
@@ -97,6 +98,7 @@ def recommend(
     users: Sequence[object] | None = None,
     k: int = 10,
     history: pd.DataFrame | str | Path | None = None,
+    new_items: str | Path | None = None,
 ) -> pd.DataFrame:
     """The best k items of each user, without items of the user's rows.
 
@@ -107,6 +109,8 @@ def recommend(
         k: >= 1; users with few unknown items get fewer.
         history: further rows, of users of the run or of others, or their file; see
             `simulations.later_rows.read_history`.
+        new_items: file of items that the run did not have, which alone are ranked; see
+            `simulations.new_items`.
 
     Returns:
         One row per recommendation, by user and rank: `user`, `rank` (from 1), `item`, `score`.
@@ -127,13 +131,19 @@ def recommend(
             fix="ask for at least one item: --top 10",
         )
     more = None if history is None else read_history(history, result.experiment)
-    population = population_of(result, more)
+    old_items = 0
+    if new_items is None:
+        population = population_of(result, more)
+    else:
+        old_items = len(population_of(result, more).interactions.item_ids)
+        result, population = with_new_items(result, new_items, more)
     if more is not None and users is None:
         users = more.user_ids.tolist()
     data = population.interactions
     frames = []
     for part, values in _scored(result, population, clients_of(population, users)):
         values[population.rows(part, "all").mask()] = -np.inf
+        values[:, :old_items] = -np.inf
         best = best_items(torch.from_numpy(values), min(k, values.shape[1])).numpy()
         top = np.take_along_axis(values, best, axis=1)
         row, column = np.nonzero(np.isfinite(top))
@@ -180,6 +190,32 @@ def population_of(result: Result, more: Interactions | None = None) -> Populatio
     from simulations.later_rows import with_history  # imports pandas, unlike what runs need
 
     return with_history(experiment, data, more)
+
+
+def with_new_items(
+    result: Result, source: str | Path, more: Interactions | None = None
+) -> tuple[Result, Population]:
+    """A run, and the clients of its data, with further items behind its own.
+
+    Args:
+        result: of a finished run.
+        source: the file of the new items, see `simulations.new_items`.
+        more: further rows of users.
+
+    Raises:
+        DataError: the file is damaged, or its items are not new ones.
+        ExperimentError: the model knows items by their interactions alone.
+    """
+    from simulations.new_items import with_items_of  # imports pandas, unlike what runs need
+
+    experiment = result.experiment
+    item = getattr(experiment.settings(DATASET), "item", "item")
+    population = population_of(result, more)
+    grown = with_items_of(population, Path(source), item, seed=experiment.seed_of_split)
+    model = host_of(result, grown, 0).model
+    tensors = {name: torch.tensor(value) for name, value in result.parameters.items()}
+    parameters = {name: value.numpy() for name, value in model.grown(tensors).items()}
+    return replace(result, parameters=parameters), grown
 
 
 def clients_of(population: Population, users: Sequence[object] | None) -> np.ndarray:

@@ -176,6 +176,22 @@ def read_vectors(path: Path, ids: np.ndarray, *, complete: bool) -> Vectors:
         DataError: a file is missing or damaged, a value is no finite number, an id stands twice, no
             item has a vector, or (`complete`) one has none.
     """
+    listed, values = read_rows(path)
+    index = listed.get_indexer(pd.Index(ids.astype(str)))
+    missing = ids[index < 0]
+    if len(missing) and (complete or len(missing) == len(ids)):
+        shown = ", ".join(map(repr, missing[:_SHOWN].tolist()))
+        expected = f"a vector for each of {len(ids):,} items, named as in the data"
+        raise _wrong(path, expected, f"none for {len(missing):,} of them, such as {shown}")
+    return Vectors(path.stem, values, np.ones(len(values), dtype=bool)).renumbered(index)
+
+
+def read_rows(path: Path) -> tuple[pd.Index, np.ndarray]:
+    """All rows of a file of vectors: ids, `[items]`, and vectors, `float32 [items, width]`.
+
+    Raises:
+        DataError: see `read_vectors`.
+    """
     names = path.with_suffix(".txt")
     try:
         with path.open("rb") as file:
@@ -192,13 +208,7 @@ def read_vectors(path: Path, ids: np.ndarray, *, complete: bool) -> Vectors:
         raise _wrong(path, "finite numbers of 32 bits", "NaN or infinity")
     if listed.has_duplicates:
         raise _wrong(path, "one vector per item", f"two of {listed[listed.duplicated()][0]!r}")
-    index = listed.get_indexer(pd.Index(ids.astype(str)))
-    missing = ids[index < 0]
-    if len(missing) and (complete or len(missing) == len(ids)):
-        shown = ", ".join(map(repr, missing[:_SHOWN].tolist()))
-        expected = f"a vector for each of {len(ids):,} items, named as in the data"
-        raise _wrong(path, expected, f"none for {len(missing):,} of them, such as {shown}")
-    return Vectors(path.stem, values, np.ones(len(values), dtype=bool)).renumbered(index)
+    return listed, values
 
 
 def vector_files(path: Path) -> list[Path]:

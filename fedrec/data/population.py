@@ -211,6 +211,16 @@ class Population:
             untrained[self.rows(clients, "known").items] = False
         return untrained
 
+    def new_items(self, held_out: _HeldOutPart) -> np.ndarray | None:
+        """`bool [items]`: the items of a held-out part that the split ranks apart from the others;
+        None if it makes none."""
+        items = self.partition.new_items.get(held_out, ())
+        if not len(items):
+            return None
+        new = np.zeros(self.interactions.num_items, dtype=bool)
+        new[items] = True
+        return new
+
     def weighted_items(
         self, clients: np.ndarray, low_rated: float = 0.0
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -114,7 +114,8 @@ class ReaderConfig(Config):
     deliberately changed copy."""
     item_vectors: tuple[Path, ...] = ()
     """Files of dense vectors of the items, such as embeddings of their texts or images: `.npy`
-    beside a `.txt` with the id of each row."""
+    beside a `.txt` with the id of each row. Relative paths that are not there are looked up in the
+    dataset's folder."""
     items_without_vector: Literal["refuse", "mean"] = "refuse"
     """An item that is not in a file of vectors: refused, or has the mean of the others."""
 
@@ -184,7 +185,7 @@ class Reader(ABC):
             return interactions
         complete = config.items_without_vector == "refuse"
         ids = interactions.item_ids
-        vectors = (read_vectors(path, ids, complete=complete) for path in config.item_vectors)
+        vectors = (read_vectors(path, ids, complete=complete) for path in self._vectors())
         table = replace(interactions.item_features, vectors=tuple(vectors))
         return replace(interactions, item_features=table)
 
@@ -196,8 +197,16 @@ class Reader(ABC):
 
     def every_file(self) -> list[Path]:
         """`files`, and those of vectors of items."""
-        vectors = (file for path in self.config.item_vectors for file in vector_files(path))
+        vectors = (file for path in self._vectors() for file in vector_files(path))
         return [*self.files(), *vectors]
+
+    def _vectors(self) -> list[Path]:
+        """The files of vectors, those of relative paths here or in the dataset's folder."""
+        folder = self.config.path or self.default_folder()
+        return [
+            path if path.is_absolute() or path.exists() else folder / path
+            for path in self.config.item_vectors
+        ]
 
     def default_folder(self) -> Path:
         """Default path of the raw data."""

@@ -53,9 +53,19 @@ def user_shares(interactions: Interactions, seed: int, name: str, *address: int)
     return (_user_hashes(interactions, seed, name, *address) >> _SHIFT) / 2.0**32
 
 
+def item_shares(interactions: Interactions, seed: int, name: str, *address: int) -> np.ndarray:
+    """A random number in [0, 1) of each item, `float64 [items]`, by its id; arguments as of
+    `row_numbers`."""
+    return (_hashes(interactions.item_ids, seed, name, *address) >> _SHIFT) / 2.0**32
+
+
 def _user_hashes(interactions: Interactions, seed: int, name: str, *address: int) -> np.ndarray:
+    return _hashes(interactions.user_ids, seed, name, *address)
+
+
+def _hashes(ids: np.ndarray, seed: int, name: str, *address: int) -> np.ndarray:
     salt = seed_sequence(seed, name, *address).generate_state(1, np.uint64)
-    return mixed(hashed(interactions.user_ids.tolist()) ^ salt)
+    return mixed(hashed(ids.tolist()) ^ salt)
 
 
 # Each user's rows in the order of their times; the seed decides the order of rows of one time.

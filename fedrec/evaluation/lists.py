@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedrec.data.population import Population
-from fedrec.evaluation.tables import UNTRAINED, Evaluated, Metrics
+from fedrec.evaluation.tables import NEW, NEW_OF_ALL, OLD, UNTRAINED, Evaluated, Metrics
 from fedrec.experiment.schema import TARGET_METRICS
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.metrics.ranks import RankedBlock
@@ -39,6 +39,7 @@ class HeldOutLists:
         self._metrics = metrics
         self._settings = settings
         self._untrained = torch.tensor(population.untrained_items)
+        self._new = population.new_items(settings.held_out)
 
     def measure(self, clients: np.ndarray, scores: Tensor, *, sums: bool = False) -> Evaluated:
         """Metrics of some clients.
@@ -51,15 +52,19 @@ class HeldOutLists:
         sums = sums and bool(self._metrics.of_lists)
         scores = scores.cpu().contiguous()
         masks = self._masks(clients)
-        adversary = self._population.adversary
-        targets = None if adversary is None else torch.from_numpy(adversary.targets)
-        block = RankedBlock(scores, ks=self._metrics.ks, targets=targets, **masks)
+        block = self._block(scores, masks)
         if sums:
             block.popularity = torch.tensor(self._population.popularity)
-            liked = self._population.rows(clients, positive=True)
-            block.liked = torch.from_numpy(liked.mask())
+            block.liked = self._liked(clients)
         columns = self._metrics.of_block(block) | self._of_untrained_items(block)
+        columns |= self._of_new_items(scores, masks)
         return Evaluated(clients, columns, self._metrics.sums(block) if sums else {})
+
+    def _block(self, scores: Tensor, masks: _Masks) -> RankedBlock:
+        """The lists of some clients, with the targets of an adversary."""
+        adversary = self._population.adversary
+        targets = None if adversary is None else torch.from_numpy(adversary.targets)
+        return RankedBlock(scores, ks=self._metrics.ks, targets=targets, **masks)
 
     def _of_untrained_items(self, block: RankedBlock) -> dict[str, np.ndarray]:
         """The same metrics over held-out items without training rows alone, NaN for clients without
@@ -78,6 +83,26 @@ class HeldOutLists:
             if name.partition("@")[0] not in TARGET_METRICS  # of no held-out item
         }
 
+    def _of_new_items(self, scores: Tensor, masks: _Masks) -> dict[str, np.ndarray]:
+        """Metrics of new items, ranked alone and among all items, and of the others, ranked alone;
+        NaN for clients without a held-out new item. Nothing without new items."""
+        if self._new is None or self._settings.protocol == "reconstruction":
+            return {}
+        new = torch.from_numpy(self._new)
+        nothing = torch.zeros_like(new)
+        columns: dict[str, np.ndarray] = {}
+        without = ~(masks["relevant"] & new).any(1).numpy()
+        for prefix, out, counted in (
+            (NEW, ~new, new),
+            (NEW_OF_ALL, nothing, new),
+            (OLD, new, ~new),
+        ):
+            changed = {name: masks[name] | out for name in ("seen", "masked")}
+            changed["relevant"] = masks["relevant"] & counted
+            values = self._metrics.of_block(self._block(scores, {**masks, **changed}))
+            columns |= {prefix + name: np.where(without, np.nan, v) for name, v in values.items()}
+        return columns
+
     def _masks(self, clients: np.ndarray) -> _Masks:
         if self._settings.protocol == "reconstruction":
             rows = self._population.rows(clients, "all", positive=True)
@@ -92,6 +117,10 @@ class HeldOutLists:
             "weights": lists.weight,
         }
         return {name: torch.from_numpy(a) for name, a in arrays.items() if a is not None}
+
+    def _liked(self, clients: np.ndarray) -> Tensor:
+        """`bool [clients, items]`: the known items that some clients like."""
+        return torch.from_numpy(self._population.rows(clients, positive=True).mask())
 
 
 def ranking_metrics(

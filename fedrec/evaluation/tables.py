@@ -171,6 +171,8 @@ def _check_shown(columns: Iterable[str], added: set[str]) -> None:
     known = added | set(available_names(METRIC))
     for column in columns:
         name = column.partition("@")[0]
+        for prefix in (NEW_OF_ALL, NEW, OLD):
+            name = name.removeprefix(prefix)
         if name not in known:
             raise ExperimentError(
                 "unknown metric in evaluation.shown",
@@ -241,6 +243,12 @@ def _mean(metric: Metric | None, values: np.ndarray, rows: np.ndarray | None) ->
 # half. We count the training half, which is what the system knows about the user; the halves are
 # equal, so the two counts differ by at most one.
 
+NEW = "new-"
+"""Prefix of metrics of new items that are ranked alone (split `new-items`)."""
+NEW_OF_ALL = "new-of-all-"
+"""Prefix of metrics of new items among all items."""
+OLD = "old-"
+"""Prefix of metrics of the other items, ranked alone, of users with new ones."""
 UNTRAINED_ITEMS = "items without training rows"
 """A line of tables of groups: held-out items that no training client has a row of."""
 

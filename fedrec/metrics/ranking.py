@@ -26,6 +26,17 @@ class Recall(UserMetric):
         return block.hits[:, :k].sum(1) / block.number
 
 
+class CappedRecall(UserMetric):
+    """Relevant items among the first k, over the most that k places can hold: the smaller of k and
+    the number of the user's relevant items."""
+
+    name = "capped-recall"
+
+    def per_user(self, block: RankedBlock, k: int) -> Tensor:
+        """`float64 [users]`."""
+        return block.hits[:, :k].sum(1) / block.number.clamp(max=k)
+
+
 class Precision(UserMetric):
     """Share of the first k places that hold a relevant item."""
 

@@ -101,6 +101,24 @@ class Model(ABC):
             `[C, B]`: logits for ranking, ratings for rating.
         """
 
+    def grown(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters of a finished run for this model's catalogue, which is that of the run and new
+        items behind it; nothing is trained.
+
+        Args:
+            parameters: of the run, without cohort dimension.
+
+        Raises:
+            ExperimentError: the model knows items by their interactions alone (the default).
+        """
+        raise ExperimentError(
+            f"{type(self).__name__} cannot rank items that it was not trained with",
+            expected="a model that knows items by their vectors or categories: content-map,"
+            " fold-in, or privrec with item-ids = false",
+            got=f"parameters {', '.join(parameters)}",
+            fix="run one of these with dataset.item-vectors (docs/guides/new-items.md)",
+        )
+
     def kernel(self) -> KernelModel | None:
         """Declaration of the model for training in native code, and for CUDA graphs; None if it is
         of another form. It must describe the same function as `predict` and `loss`, so a subclass

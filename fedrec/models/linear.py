@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedrec.config import Width
 from fedrec.data.features import FeatureNames
@@ -83,6 +84,19 @@ class FoldIn(ProductsModel):
             PUBLIC: public.float() if public.shape[1] else torch.zeros(items, 1),
             LEARNED: torch.zeros(items, self.config.factors),
             PRODUCTS: torch.zeros(self.size, self.size),
+        }
+
+    def grown(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `Model.grown`: public coordinates anew, as if the new items had the median
+        popularity."""
+        public = self.initial(torch.Generator())[PUBLIC]
+        more = len(public) - len(parameters[PUBLIC])
+        bias = parameters[BIAS]
+        return {
+            **parameters,
+            BIAS: torch.cat([bias, bias.median().expand(more, 1)]),
+            PUBLIC: public,
+            LEARNED: F.pad(parameters[LEARNED], (0, 0, 0, more)),
         }
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ Where this differs from the paper:
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal
 
@@ -76,6 +77,9 @@ class PrivRecConfig(Config):
     (`features`)."""
     features: bool = True
     """Whether features of users and items are used; `false`: only item ids (FOFL-SELF)."""
+    item_ids: bool = True
+    """Whether items have embeddings of their own; `false`: an item is its vectors and categories
+    alone, so that new items can be ranked."""
     output_start: Literal["random", "zero"] = "random"
     """Initial weights of the last layer: `random`, or `zero`, so that the initial model ranks by
     item biases only."""
@@ -94,9 +98,16 @@ class PrivRec(Model):
     def __init__(self, config: PrivRecConfig, schema: Schema) -> None:
         super().__init__(config, schema if config.features else _bare(schema))
         schema = self.schema
-        if config.item_bias:
-            # configuration of this model
-            self.item_tables = ("item.id", "item.bias")  # type: ignore[misc]
+        # configuration of this model
+        ids = ("item.id",) if config.item_ids else ()
+        self.item_tables = ids + ("item.bias",) * config.item_bias  # type: ignore[misc]
+        if not (config.item_ids or schema.item_features.features or schema.item_features.vectors):
+            raise ExperimentError(
+                "items have neither ids nor features",
+                expected="vectors or categories of the items, with model.item-ids = false",
+                got="none",
+                fix="set dataset.item-vectors, or leave out model.item-ids",
+            )
         self._item_features = [_ItemFeature(feature) for feature in schema.item_features.features]
         self._item_vectors = [ItemVectors(vectors) for vectors in schema.item_features.vectors]
         self._user_tables = [f"user.{name}" for name, _ in schema.user_features]
@@ -114,7 +125,8 @@ class PrivRec(Model):
         """Normal embeddings, He-uniform (ReLU) or Glorot-uniform weights `[in, out]`, zero
         biases."""
         tables = {f"user.{name}": size for name, size in self.schema.user_features}
-        tables["item.id"] = self.schema.num_items
+        if self.config.item_ids:
+            tables["item.id"] = self.schema.num_items
         tables |= {f"item.{f.name}": len(f.categories) for f in self.schema.item_features.features}
         tables |= {vectors.name: vectors.width for vectors in self._item_vectors}
         width = self.config.embedding
@@ -128,7 +140,7 @@ class PrivRec(Model):
             start = kaiming if self.config.activation == "relu" else glorot
             parameters[f"layer{layer}.weight"] = start(fan_in, fan_out, generator)
             parameters[f"layer{layer}.bias"] = torch.zeros(fan_out)
-        if self.config.item_start == "features":
+        if self.config.item_ids and self.config.item_start == "features":
             parameters["item.id"] = _principal_components(self.schema.item_features, width)
         if self.config.output_start == "zero":
             parameters[f"layer{len(widths) - 2}.weight"].zero_()
@@ -143,11 +155,12 @@ class PrivRec(Model):
         user part once per client, not once per item."""
         tables = [parameters[name] for name in self._user_tables]
         user = _joined_means(tables, [codes.unsqueeze(1) for codes in users[: len(tables)]])
-        item = [gather_rows(parameters["item.id"], items if rows is None else rows)]
-        item += [
+        item = [
             feature.rows(parameters, items)
             for feature in (*self._item_features, *self._item_vectors)
         ]
+        if self.config.item_ids:
+            item.insert(0, gather_rows(parameters["item.id"], items if rows is None else rows))
         weights = [parameters[name] for name in self._weights]
         biases = [parameters[name] for name in self._biases]
         parts = [user, item] if user else [item]
@@ -159,8 +172,20 @@ class PrivRec(Model):
         return logits
 
     def kernel(self) -> KernelModel | None:
-        """The declaration for native code; None with dense vectors, which it does not support."""
-        return None if self._item_vectors else self._kernel
+        """The declaration for native code; None with dense vectors or without ids of items, which
+        it does not support."""
+        return self._kernel if self.config.item_ids and not self._item_vectors else None
+
+    def grown(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `Model.grown`: only a bias, that of the median item, is added, as no item has an
+        embedding of its own."""
+        if self.config.item_ids:
+            return super().grown(parameters)
+        bias = parameters.get("item.bias")
+        if bias is None:
+            return dict(parameters)
+        more = self.schema.num_items - len(bias)
+        return {**parameters, "item.bias": torch.cat([bias, bias.median().expand(more, 1)])}
 
     @cached_property
     def _kernel(self) -> KernelModel:
@@ -288,6 +313,8 @@ PROFILE = "profile"
 class PrivRecProfileConfig(PrivRecConfig):
     """Settings of PrivRec's network and of the term."""
 
+    item_ids: Literal[True] = True
+    """The profile is made of the items' embeddings."""
     similarity: float = Field(default=12.0, gt=0)
     """What the cosine of an item's embedding and the user's profile is multiplied by (s)."""
 

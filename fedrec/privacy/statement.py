@@ -100,6 +100,10 @@ def caveats(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
         " from public data, or under their own budget."
     )
     yield (
+        "The list of items, with their features and vectors, is public: the guarantee does not hide"
+        " it, and vectors must not be made from users' data."
+    )
+    yield (
         "The guarantee is per client: a person with two clients has at least twice the epsilon,"
         " and what others' data tell about somebody is not covered."
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrec.evaluation.tables import lower_is_better, main_metric
+from fedrec.evaluation.tables import NEW, NEW_OF_ALL, OLD, lower_is_better, main_metric
 from fedrec.experiment.schema import marked
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.report.comparison import bootstrap_intervals
@@ -42,7 +42,8 @@ def summary_table(result: Result) -> Table:
     shown = [name for name in settings.shown or () if name in metrics]
     if not shown:
         shown = [name for name in metrics if name.startswith(_SHOWN)]
-        shown += [name for name in ("ndcg@10",) if name in metrics]
+        of_items = ("", NEW, NEW_OF_ALL, OLD)
+        shown += [name for prefix in of_items if (name := f"{prefix}ndcg@10") in metrics]
     epsilons = ("nominal-epsilon", "epsilon")
     shown += [name for name in epsilons if any(name in row for row in rows.values())]
     unmarked = {*private, _RANDOM} if private else set(rows)

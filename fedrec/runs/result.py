@@ -128,6 +128,7 @@ class Result:
         users: Sequence[object] | None = None,
         k: int = 10,
         history: pd.DataFrame | str | Path | None = None,
+        new_items: str | Path | None = None,
     ) -> pd.DataFrame:
         """The best k items of each user without a row of that user, after on-device fine-tuning if
         the experiment has it.
@@ -138,6 +139,8 @@ class Result:
             k: items per user, at least 1.
             history: further rows, of users of the run or of others, or their file; with the columns
                 of the data.
+            new_items: file of items that the run did not have, with their vectors or features;
+                these alone are ranked, without training.
 
         Returns:
             One row per recommendation: `user`, `rank` (from 1), `item`, `score`.
@@ -147,7 +150,7 @@ class Result:
                 the history is damaged.
             ExperimentError: the run has no federated system, no parameters, or none for a new user.
         """
-        return importlib.import_module(_SCORING).recommend(self, users, k, history)
+        return importlib.import_module(_SCORING).recommend(self, users, k, history, new_items)
 
     def scores(self, users: Sequence[object] | None = None) -> pd.DataFrame:
         """Scores of the whole catalogue, one row per user and one column per item, by the data's

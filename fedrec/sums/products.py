@@ -97,14 +97,15 @@ def solved_weights(
         ridge: >= 0.
     """
     if solution == "puresvd":
-        vectors = _above(gram, edge, factors)[1]
+        vectors = above_edge(gram, edge, factors)[1]
         return vectors @ vectors.T
     return item_weights(_denoised(gram, edge), regularisation + ridge * edge)
 
 
-def _above(gram: Tensor, edge: float, limit: int) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalues above the noise edge, at most `limit` and at least one, and their
-    vectors. Eigenvalues that are zero but for rounding have arbitrary vectors and are left out."""
+def above_edge(gram: Tensor, edge: float, limit: int) -> tuple[Tensor, Tensor]:
+    """The largest eigenvalues `[k]` of a matrix `[m, m]` above the noise edge, at most `limit` and
+    at least one, and their vectors `[m, k]`. Eigenvalues that are zero but for rounding have
+    arbitrary vectors and are left out."""
     values, vectors = torch.linalg.eigh(gram)
     least = max(edge, _ROUNDING * float(values[-1]))
     number = max(1, min(int((values > least).sum()), limit))
@@ -116,7 +117,7 @@ def _denoised(gram: Tensor, edge: float) -> Tensor:
     noise."""
     if edge == 0:
         return gram
-    values, vectors = _above(gram, edge, len(gram))
+    values, vectors = above_edge(gram, edge, len(gram))
     return (vectors * values) @ vectors.T
 
 

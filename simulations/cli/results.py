@@ -40,6 +40,13 @@ def recommend(
             " users; its users are served."
         ),
     ] = None,
+    new_items: Annotated[
+        Path | None,
+        typer.Option(
+            help="Items that the run did not have, which alone are ranked: a table of ids and"
+            " features or numbers of a vector, or a file of vectors."
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         options.output("Output file: .csv or .parquet; default: print as CSV."),
@@ -48,7 +55,7 @@ def recommend(
     """Recommend new items to users with the model of a finished run."""
     if output is not None:
         check_output(output)
-    lists = Result.load(folder).recommend(users, k=top, history=history)
+    lists = Result.load(folder).recommend(users, k=top, history=history, new_items=new_items)
     served = set(lists["user"].astype(str))
     for user in users or []:
         if user not in served:
@@ -173,10 +180,14 @@ def export(
             " parameters of their own."
         ),
     ] = None,
+    new_items: Annotated[
+        Path | None,
+        typer.Option(help="Items that the run did not have, as of `fedrec recommend`."),
+    ] = None,
 ) -> None:
     """Write the model of a finished run with its scoring as ONNX, and a script that scores one
     user's rows with numpy and onnxruntime alone."""
-    write(Result.load(folder), output, user)
+    write(Result.load(folder), output, user, new_items)
     size = (output / "model.onnx").stat().st_size
     typer.echo(f"{size / 1e6:,.1f} MB: {output / 'model.onnx'}")
     rows = output / "rows.csv" if user else "ROWS.csv"

@@ -42,20 +42,29 @@ from fedrec.models.base import HistoryModel, Model, Parameters
 from fedrec.runs.ids import id_lines
 from fedrec.runs.result import Result
 from fedrec.runtime.files import open_atomically, require_new_folder, write_atomically
-from simulations.recommending import clients_of, evaluation_of, host_of, population_of
+from simulations.recommending import (
+    clients_of,
+    evaluation_of,
+    host_of,
+    population_of,
+    with_new_items,
+)
 
 _NEEDED = ("onnx", "onnxscript")
 HISTORY = "history"
 FEATURE = "feature:"
 
 
-def export(result: Result, folder: Path, user: str | None = None) -> None:
+def export(
+    result: Result, folder: Path, user: str | None = None, new_items: Path | None = None
+) -> None:
     """Write the model of a finished run with its scoring.
 
     Args:
         result: of the run.
         folder: new or empty.
         user: id as in the data, of the user whose device it is for; None: of no particular one.
+        new_items: file of items that the run did not have, see `simulations.new_items`.
 
     Raises:
         ExperimentError: a package is missing, the run has no federated system, its parameters are
@@ -66,7 +75,10 @@ def export(result: Result, folder: Path, user: str | None = None) -> None:
     """
     _require_packages()
     require_new_folder(folder)
-    population = population_of(result)
+    if new_items is None:
+        population = population_of(result)
+    else:
+        result, population = with_new_items(result, new_items)
     client = None if user is None else int(clients_of(population, [user])[0])
     node = host_of(result, population, client or 0)
     node.device = torch.device("cpu")

@@ -28,7 +28,16 @@ from fedrec.runtime.shared_memory import number
 from simulations.studies.declaration import Cell, Study, declared
 
 FOLDER = Path(__file__).with_name("papers")
-PAPERS = ("privrec", "dp-vae", "targeted-dp", "pnbm", "upc-sdg", "adversaries", "bench")
+PAPERS = (
+    "privrec",
+    "dp-vae",
+    "targeted-dp",
+    "pnbm",
+    "upc-sdg",
+    "adversaries",
+    "bench",
+    "new-items",
+)
 NOT_HERE = {
     "privrec figure1": "a diagram of the system",
     "privrec table1": "notation",

@@ -267,6 +267,7 @@ FOLD_IN = {
     "model": {"name": "fold-in", "items": 12, "factors": 4},
     "step": {"name": "gram", "low-rated": 0.3},
 }
+CONTENT = {"model": {"name": "content-map", "items": 12, "factors": 4}, "step": {"name": "gram"}}
 SESSIONS = {
     "settings": {"epochs": 1, "hidden": 4, "session-length": 6, "segment-length": 2, "masks": 2}
 }
@@ -309,6 +310,12 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
         "random": False,
     },
     ("strategy", "fold-in"): {"experiment": FOLD_IN},
+    ("model", "content-map"): {
+        "settings": {"items": 12, "factors": 4},
+        "experiment": {**CONTENT, "strategy": {"name": "content-map"}},
+        "random": False,
+    },
+    ("strategy", "content-map"): {"experiment": CONTENT},
     ("strategy", "gram-start"): {
         "experiment": {**MOMENTS, "model": {**MOMENTS["model"], "products": True}}
     },

@@ -86,6 +86,12 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
         " main={name='fold-in'}}",
         f"clip-norm=0.3, parameters=['item.products'], {COUNTED}",
     ),
+    "content-map": (
+        "model={name='content-map', items=6, factors=3}",
+        GRAM,
+        "strategy={name='popularity-start', main={name='content-map'}}",
+        f"clip-norm=0.3, parameters=['item.products'], {COUNTED}",
+    ),
     "means-start": (
         *PNBM,
         "strategy={name='means-start', main={name='reptile'}}",

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -39,6 +40,8 @@ class Partition:
             `fedrec.data.client_data`.
         repeated_use: whether repeated use of an item is predicted: held-out rows may be of items
             that the user has in training.
+        new_items: of "test" and "validation", the items without a training row that are ranked
+            apart from the others, `int64 [n]`; empty if the split makes none.
 
     Raises:
         DataError: a row is in two parts.
@@ -50,14 +53,15 @@ class Partition:
     test_rows: np.ndarray
     leaky_negatives: bool = False
     repeated_use: bool = False
+    new_items: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for field in ("training_clients", "train_rows", "validation_rows", "test_rows"):
-            values = np.asarray(getattr(self, field), dtype=np.int64)
+        for name in ("training_clients", "train_rows", "validation_rows", "test_rows"):
+            values = np.asarray(getattr(self, name), dtype=np.int64)
             if np.any(values[1:] < values[:-1]):
                 values = np.sort(values)
             values.setflags(write=False)
-            object.__setattr__(self, field, values)
+            object.__setattr__(self, name, values)
         parts = (self.train_rows, self.validation_rows, self.test_rows)
         taken = np.zeros(max(rows.max(initial=-1) for rows in parts) + 1, dtype=bool)
         for rows in parts:
@@ -75,7 +79,7 @@ class Partition:
         test: np.ndarray,
         validation: np.ndarray,
         clients: np.ndarray | None = None,
-        **more: bool,
+        **more: Any,
     ) -> Partition:
         """The partition of all rows, those that are not held out in training.
 

@@ -214,6 +214,7 @@ INDEPENDENT = [
     ("leave-one-out", {"order": "random"}, BOTH),
     ("bounded", {"omega": 0.5, "delta": 0.5, "dimension": 2.0, "p-min": 0.0}, BOTH),
     ("published", {"validation": 0.3}, BOTH),
+    ("new-items", {"validation": 0.2, "old-rows": 0.3}, BOTH),
     ("user-holdout", {"validation-users": 0.2}, REPLACED),
     ("user-holdout", {"folds": 3, "validation-users": 0.2}, REPLACED),
     ("user-holdout", {"halves": "temporal", "generalisation": "weak"}, REPLACED),
@@ -226,6 +227,7 @@ DEPENDENT = [
     ("bounded", {"stream": "dataset", "p-min": 0.0}, BOTH),
     ("bounded", {}, BOTH),
     ("global-time", {}, BOTH),
+    ("new-items", {"order": "newest"}, BOTH),
     ("user-holdout", {}, ("add-remove",)),
     ("user-holdout", {"generalisation": "weak"}, BOTH),
 ]
