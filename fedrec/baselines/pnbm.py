@@ -55,7 +55,7 @@ class SimilarityConfig(ScaleConfig):
 
 
 class LearnedSimilarities(RatingBaseline):
-    """Predicts by similarities that a subclass learns.
+    """Rating prediction from similarities that a subclass learns.
 
     Attributes:
         similarity: `float64 [items, items]`, after fitting.
@@ -65,14 +65,14 @@ class LearnedSimilarities(RatingBaseline):
     similarity: np.ndarray
 
     def selected(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
-        """The ratings to learn from; all by default."""
+        """Select the ratings to learn from; all by default."""
         return profiles
 
     @abstractmethod
     def learned(
         self, start: np.ndarray, profiles: Profiles, random: np.random.Generator
     ) -> np.ndarray:
-        """The similarities `float64 [items, items]`.
+        """Learn the similarities `float64 [items, items]`.
 
         Args:
             start: initial ones, `float64 [items, items]`; may be changed.
@@ -84,7 +84,7 @@ class LearnedSimilarities(RatingBaseline):
         """Learn the similarities.
 
         Raises:
-            ExperimentError: there is nothing to learn from, or it diverged.
+            ExperimentError: there are no ratings to learn from, or training diverged.
         """
         random = stream(self.config.seed, f"baseline-{self.name}")
         profiles = self.selected(profiles_of(ratings), random)
@@ -115,7 +115,7 @@ class CentralPnbmConfig(SimilarityConfig):
 
 
 class CentralPnbm(LearnedSimilarities):
-    """Neighbourhoods of learned similarity."""
+    """Neighbourhood model with learned similarities."""
 
     name = "pnbm"
     Config = CentralPnbmConfig
@@ -125,7 +125,7 @@ class CentralPnbm(LearnedSimilarities):
     def learned(
         self, start: np.ndarray, profiles: Profiles, random: np.random.Generator
     ) -> np.ndarray:
-        """Descend the loss."""
+        """Minimise the loss by gradient descent."""
         config = self.config
         similarity = start
         examples = Examples(profiles, self._means)
@@ -142,7 +142,7 @@ class CentralPnbm(LearnedSimilarities):
 def descend(
     similarity: np.ndarray, gradient: np.ndarray, rate: float, regularisation: float
 ) -> None:
-    """One step on similarities `[items, items]` (equation 4); changes both arrays in place."""
+    """Take one step on similarities `[items, items]` (equation 4); changes both arrays in place."""
     similarity *= 1 - rate * regularisation
     gradient *= rate
     similarity -= gradient
