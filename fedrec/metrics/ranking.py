@@ -27,7 +27,7 @@ class Recall(UserMetric):
 
 
 class Precision(UserMetric):
-    """Share of the first k places that hold a relevant item."""
+    """Share of the first k positions that hold a relevant item."""
 
     name = "precision"
 
@@ -37,7 +37,7 @@ class Precision(UserMetric):
 
 
 class HitRate(UserMetric):
-    """Probability that the first k places hold at least one relevant item: the classic hit rate.
+    """Probability that the first k positions hold at least one relevant item: the classic hit rate.
     `hits@k` ranks each relevant item alone instead, and is a share of them."""
 
     name = "hit-rate"
@@ -45,13 +45,13 @@ class HitRate(UserMetric):
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
         """`float64 [users]`."""
         number, relevant, earlier = (part[:, :k] for part in block.ties)
-        # Given that the earlier places of its level hold no relevant item.
+        # Given that the earlier positions of its level hold no relevant item.
         misses = (1 - relevant / (number - earlier)).clamp(min=0)
         return 1 - misses.prod(1) + block.nothing
 
 
 class Ndcg(UserMetric):
-    """DCG of the first k places over that of the best possible list of length k."""
+    """DCG of the first k positions over that of the best possible list of length k."""
 
     name = "ndcg"
 
@@ -132,7 +132,7 @@ def _first_of_tied(above: Tensor, number: Tensor, relevant: Tensor) -> Tensor:
 
 
 class TargetMetric(UserMetric):
-    """A metric of the place of each target in a user's list."""
+    """A metric of the position of each target in a user's list."""
 
     def mean(self, block: RankedBlock, values: Tensor) -> Tensor:
         """`float64 [users]`: means of `values [users, targets]` over the targets that a user has
@@ -141,8 +141,8 @@ class TargetMetric(UserMetric):
         return (values * unrated).sum(1) / unrated.sum(1)
 
     def expected_sum(self, block: RankedBlock, gains: Tensor) -> Tensor:
-        """`float64 [users, targets]`: expected gain of the targets' places; `gains` are those of
-        the places 1 to k, `float64 [k]`, later ones have none."""
+        """`float64 [users, targets]`: expected gain of the targets' positions; `gains` are those of
+        the positions 1 to k, `float64 [k]`, later ones have none."""
         above, tied = _ranks(block)
         running = torch.cat([gains.new_zeros(1), gains.cumsum(0)])
         first = running[above.clamp(max=len(gains))]
@@ -152,7 +152,7 @@ class TargetMetric(UserMetric):
 
 class Exposure(TargetMetric):
     """Exposure ratio at k (ER@k): share of the users who have not rated a target in whose first k
-    places it is."""
+    positions it is."""
 
     name = "exposure"
     paper = "Rong, Ye, Zhao, Yuen, Chen and He 2022"
@@ -295,7 +295,7 @@ class PopularityLift(ListPopularity):
 
 
 class Hits(UserMetric):
-    """Share of a user's held-out positives that reach the first k places of their own lists."""
+    """Share of a user's held-out positives that reach the first k positions of their own lists."""
 
     name = "hits"
 
@@ -337,7 +337,7 @@ class ReconstructionRecall(UserMetric):
 
 
 class ReconstructionNdcg(UserMetric):
-    """DCG of the first k places over that of the best possible list of that length."""
+    """DCG of the first k positions over that of the best possible list of that length."""
 
     name = "reconstruction-ndcg"
 

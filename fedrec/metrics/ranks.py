@@ -47,12 +47,12 @@ def pairs(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def best_items(values: Tensor, longest: int) -> Tensor:
-    """The first places of each row of values `float [users, items]`, `int64 [users, longest]`:
+    """The first positions of each row of values `float [users, items]`, `int64 [users, longest]`:
     items by falling value, equal ones by rising index; in any order where -infinity."""
     best, columns = values.topk(min(longest + 1, values.shape[1]), dim=1)
     items = columns[:, :longest].sort(dim=1).values
-    # `topk` takes arbitrary ones of the items tied at the last place; if the next one is also tied,
-    # the lowest indices are taken instead.
+    # `topk` takes arbitrary ones of the items tied at the last position; if the next one is also
+    # tied, the lowest indices are taken instead.
     floor = best[:, longest - 1]
     left_out = (best[:, longest:] == floor[:, None]).any(1) & (floor > -torch.inf)
     for row in left_out.nonzero()[:, 0].tolist():
@@ -197,11 +197,11 @@ class RankedBlock:
 
     @cached_property
     def _never_seen(self) -> tuple[Tensor, Tensor]:
-        """The best scores of never-seen items, best first, `[users, places]`, and the number of
+        """The best scores of never-seen items, best first, `[users, positions]`, and the number of
         never-seen items with the last of these scores, `int64 [users]`."""
         longest = min(self.longest, self.scores.shape[1])
         best = self._never_seen_scores.topk(longest, dim=1).values
-        # more items may be tied with the last place than are among the best
+        # more items may be tied with the last position than are among the best
         return best, self.never_seen_levels(best[:, -1])[1]
 
     @cached_property
@@ -209,9 +209,9 @@ class RankedBlock:
         """Numbers of never-seen items above and tied with each positive, `int64 [positives]`, and
         the positives' users and weights.
 
-        Only the positives that can reach the first `longest` places are returned: a positive below
-        the `longest`-th best never-seen item has no gain. So the best never-seen items suffice, and
-        no row needs to be sorted.
+        Only the positives that can reach the first `longest` positions are returned: a positive
+        below the `longest`-th best never-seen item has no gain. So the best never-seen items
+        suffice, and no row needs to be sorted.
         """
         users, items, weight = self.positives
         best, at_floor = self._never_seen
@@ -256,14 +256,14 @@ class RankedBlock:
 
     @cached_property
     def lists(self) -> Tensor:
-        """`int64 [users, places]`: the whole lists, best item first, of the largest k or of the
+        """`int64 [users, positions]`: the whole lists, best item first, of the largest k or of the
         catalogue's length; of equal scores the lower index first."""
         return best_items(self._list_scores, min(self.longest, self.scores.shape[1]))
 
     @cached_property
     def listed(self) -> Tensor:
-        """`bool [users, places]`: which places of `lists` hold an item; a user who knows nearly all
-        items has a shorter list."""
+        """`bool [users, positions]`: which positions of `lists` hold an item; a user who knows
+        nearly all items has a shorter list."""
         ranks = torch.arange(self.lists.shape[1], device=self.scores.device)
         left_out = torch.from_numpy(np.count_nonzero(self.masked.numpy(), axis=1))
         return ranks < self.scores.shape[1] - left_out[:, None]
@@ -290,8 +290,8 @@ class RankedBlock:
 
     @cached_property
     def ties(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the items with the same score as a place of `lists`, some of them beyond the list:
-        their number, how many of them are relevant, and how many are at earlier places; `float64
+        """Of the items with the same score as a position of `lists`, some of them beyond the list:
+        their number, how many of them are relevant, and how many are at earlier positions; `float64
         [users, places]` each."""
         seen, known, masked = (
             mask.gather(1, self.lists) for mask in (self.relevant, self.known, self.masked)
@@ -312,7 +312,7 @@ class RankedBlock:
 
     @cached_property
     def hits(self) -> Tensor:
-        """`float64 [users, places]`: probability that a place of a whole list is relevant."""
+        """`float64 [users, positions]`: probability that a position of a whole list is relevant."""
         number, relevant, _ = self.ties
         return relevant / number
 

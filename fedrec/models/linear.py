@@ -23,8 +23,8 @@ from fedrec.sums.products import BIAS, chosen_items
 # The items' popularities b and embeddings e are shared. A user's taste w is none of the parameters:
 # the device finds the most probable one given its user's rows (`fedrec.sums.fold_in`), as iALS
 # folds in a new user with fixed item vectors (Hu et al. 2008). It is found anew whenever the user
-# is ranked for, never sent and never kept, so it serves anybody with a history and has no training
-# of its own.
+# is ranked for, never sent or stored, so it serves any user with a history and has no training of
+# its own.
 #
 #     item.bias      popularities, as `popularity-start` finds them
 #     item.public    coordinates from public features, which stay as they are
@@ -53,7 +53,7 @@ class FoldInConfig(PublicPriorConfig, ProductsConfig):
 
 
 class FoldIn(ProductsModel):
-    """Embeddings of items, public and learned, and tastes that devices fit."""
+    """Public and learned item embeddings, with user vectors (tastes) fitted on devices."""
 
     name = "fold-in"
     Config = FoldInConfig
@@ -67,14 +67,14 @@ class FoldIn(ProductsModel):
 
     @classmethod
     def features_used(cls, config: FoldInConfig, known: FeatureNames) -> FeatureNames:
-        """Those of the items; no texts or vectors whose effects have no variance."""
+        """Side features of the items; no texts or vectors with an effect variance of 0."""
         return prior_features(config, known)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Public coordinates, of which there is at least one column, and zeros; nothing is drawn.
+        """Initialise public coordinates, at least one column, and zeros; without randomness.
 
         Raises:
-            ExperimentError: an ordered feature is none of the items'.
+            ExperimentError: items have no such ordered feature.
         """
         items = self.schema.num_items
         public = torch.from_numpy(feature_embeddings(self.schema.item_features, self.config))
@@ -86,12 +86,12 @@ class FoldIn(ProductsModel):
         }
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
-        """Logarithms of each user's popularities after its taste was fitted to its history, up to a
-        constant, `[C, B, items]`."""
+        """Log popularities personalised by the user's fitted taste, up to a constant, `[C, B,
+        items]`."""
         return self.scorer(parameters)(histories)
 
     def scorer(self, parameters: Parameters) -> Callable[[Tensor], Tensor]:
-        """See `HistoryModel.scorer`; the embeddings are decomposed before."""
+        """Return a scorer, see `HistoryModel.scorer`; the embeddings are decomposed first."""
         slices = zip(*(parameters[name] for name in (BIAS, PUBLIC, LEARNED)), strict=True)
         fitted = [_fitted(*tensors) for tensors in slices]
 
@@ -105,7 +105,7 @@ class FoldIn(ProductsModel):
 
 
 def _fitted(bias: Tensor, public: Tensor, learned: Tensor) -> LogLinear:
-    """The model of one slice."""
+    """Build the log-linear model of one slice."""
     return LogLinear(torch.cat([public, learned], 1), bias[:, 0])
 
 
@@ -130,7 +130,7 @@ class ItemWeightsConfig(ProductsConfig, LowRatedConfig):
 
 
 class ItemWeights(ProductsModel):
-    """Weights between items."""
+    """Linear item-to-item model: biases and weights."""
 
     name = "item-weights"
     Config = ItemWeightsConfig
@@ -143,7 +143,7 @@ class ItemWeights(ProductsModel):
         return HistoryForm(low_rated=self.config.low_rated)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Zero biases and weights; nothing is drawn."""
+        """Initialise zero biases and weights, without randomness."""
         return {
             BIAS: torch.zeros(self.schema.num_items, 1),
             WEIGHTS: torch.zeros(self.size, self.size),
@@ -174,7 +174,7 @@ class ItemWeights(ProductsModel):
 
 
 def _between(bias: Tensor) -> Tensor:
-    """Biases moved into [0, 1), their order kept."""
+    """Biases rescaled into [0, 1), in the same order."""
     spread = bias.max() - bias.min()
     return (bias - bias.min()) / (spread.clamp(min=1e-9) * 1.001)
 
@@ -192,7 +192,7 @@ class TransitionsModelConfig(ProductsConfig, RecencyConfig):
 
 
 class TransitionsModel(ItemWeights):
-    """Weights from one item to the next."""
+    """Markov chain of items: weights from one item to the next."""
 
     name = "transitions"
     Config = TransitionsModelConfig
@@ -201,5 +201,5 @@ class TransitionsModel(ItemWeights):
 
     @property
     def form(self) -> HistoryForm:
-        """The last positive items count, by their distance from the end of the sequence."""
+        """Form of the histories: last positive items, weighted by distance from the end."""
         return HistoryForm(recency=self.config)

@@ -70,7 +70,7 @@ class Draw:
     """The random numbers of one forward pass in training.
 
     Attributes:
-        mask: `bool [C, B, items]`, items that dropout keeps.
+        mask: `bool [C, B, items]`, false for items that dropout removes.
         noise: `float32 [C, B, K]`, standard normal, for the code.
     """
 
@@ -78,12 +78,12 @@ class Draw:
     noise: Tensor
 
     def to(self, device: torch.device) -> Draw:
-        """The same on a device."""
+        """Move the draw to a device."""
         return Draw(self.mask.to(device), self.noise.to(device))
 
 
 class Vae(HistoryModel):
-    """Encoder, code, decoder."""
+    """Variational autoencoder: encoder, code, decoder."""
 
     name = "vae"
     Config = VaeConfig
@@ -122,7 +122,7 @@ class Vae(HistoryModel):
             parameters: each `[C, ...]`.
             histories: `float32 [C, B, items]`, preference of each user for each item, >= 0; rows
                 are scaled to length 1.
-            mask: see `Draw`; None keeps all.
+            mask: see `Draw`; None: no dropout.
             tap: called for every affine layer.
         """
         hidden = self._hidden(parameters, histories, mask, tap)
@@ -137,7 +137,7 @@ class Vae(HistoryModel):
         mask: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Only the mean of `encode`, `[C, B, K]`."""
+        """Mean of the users' codes, `[C, B, K]`."""
         return _affine(parameters, "mean", self._hidden(parameters, histories, mask, tap), tap)
 
     def _hidden(
@@ -245,7 +245,7 @@ class AeConfig(VaeConfig):
 
 
 class Ae(Vae):
-    """Encoder and decoder."""
+    """Denoising autoencoder: encoder and decoder."""
 
     name = "ae"
     Config = AeConfig
@@ -253,7 +253,7 @@ class Ae(Vae):
     config: AeConfig
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Like the variational autoencoder's parameters, without the layer of log-variances."""
+        """Initialise like the variational autoencoder, without the layer of log-variances."""
         drawn = super().initial(generator)
         return {name: value for name, value in drawn.items() if not name.startswith("log-variance")}
 
@@ -273,10 +273,10 @@ class Ae(Vae):
         """
         if prior is not None:
             raise ExperimentError(
-                "an autoencoder's codes have no prior",
+                "the autoencoder does not support step.priors",
                 expected="no step.priors, or model.name = 'vae'",
                 got="priors and model.name = 'ae'",
-                fix="leave out step.priors",
+                fix="leave out step.priors, or use the variational autoencoder",
             )
         codes = self.code(parameters, histories, draw.mask, tap)
         return torch.log_softmax(self.decode(parameters, codes, tap), -1), codes.new_zeros(

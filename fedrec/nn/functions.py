@@ -14,18 +14,18 @@ from fedrec.device import takes_compiled
 #
 #     r, z = s(g + h U + c),  n = tanh(g' + r * (h U' + c')),  h <- (1 - z) n + z h
 #
-# PyTorch's operations pass over the numbers of all clients at every place, and add up a gradient of
-# every client's weight there. If several are trained on a processor, compiled code takes one after
-# the other.
+# PyTorch's operations pass over the numbers of all clients at every position, and add up a gradient
+# of every client's weight there. If several are trained on a processor, compiled code takes one
+# after the other.
 
 
 def recurrent_states(
     given: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None = None
 ) -> Tensor:
-    """States after each place, from a first state of zeros.
+    """States after each position, from a first state of zeros.
 
     Args:
-        given: `[C, W, B, 3 d]`, what the inputs of W places of B sequences add to reset gate,
+        given: `[C, W, B, 3 d]`, what the inputs of W positions of B sequences add to reset gate,
             update gate and new state.
         weight: `[C, d, 3 d]`, of the state.
         bias: `[C, 3 d]`, likewise.

@@ -180,7 +180,7 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
 
 @functools.lru_cache
 def all_rows(clients: int, rows: int, device: torch.device) -> Tensor:
-    """The places of all rows of tables `[C, R, d]`, `int64 [C, R]`: always the same tensor, by
+    """The positions of all rows of tables `[C, R, d]`, `int64 [C, R]`: always the same tensor, by
     which `gather_rows` recognises it and copies nothing. Must not be changed."""
     return torch.arange(rows, device=device).expand(clients, rows)
 
@@ -281,11 +281,11 @@ def normalised(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> T
 
 
 def attended(joined: Tensor, heads: int) -> Tensor:
-    """Causal self-attention: each place is the mean of the values up to it, weighted by the softmax
-    of its query times their keys over the root of their width.
+    """Causal self-attention: each position is the mean of the values up to it, weighted by the
+    softmax of its query times their keys over the root of their width.
 
     Args:
-        joined: `[C, B, W, 3 d]`, queries, keys and values of W places.
+        joined: `[C, B, W, 3 d]`, queries, keys and values of W positions.
         heads: number of parts of d that attend on their own.
 
     Returns:
