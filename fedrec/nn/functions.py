@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions with gradients of their own: states of gated recurrent units, and the cross-entropy of
-a softmax."""
+"""Functions with custom gradients: states of gated recurrent units and softmax cross-entropy."""
 
 from typing import Any
 
@@ -22,11 +21,11 @@ from fedrec.device import takes_compiled
 def recurrent_states(
     given: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None = None
 ) -> Tensor:
-    """States after each position, from a first state of zeros.
+    """Recurrent states after each position, from an initial state of zeros.
 
     Args:
-        given: `[C, W, B, 3 d]`, what the inputs of W positions of B sequences add to reset gate,
-            update gate and new state.
+        given: `[C, W, B, 3 d]`, contributions of the inputs of W positions of B sequences to reset
+            gate, update gate and new state.
         weight: `[C, d, 3 d]`, of the state.
         bias: `[C, 3 d]`, likewise.
         present: `bool [C, W, B]`, false where a sequence has no item, which does not change its
@@ -118,7 +117,7 @@ def catalogue_cross_entropy(
 
 
 class _CatalogueCrossEntropy(torch.autograd.Function):
-    """See `catalogue_cross_entropy`."""
+    """Autograd function of `catalogue_cross_entropy`."""
 
     @staticmethod
     def forward(
@@ -152,6 +151,6 @@ class _CatalogueCrossEntropy(torch.autograd.Function):
 
 
 def _parts(hidden: Tensor, table: Tensor) -> list[slice]:
-    """The examples, a few at a time."""
+    """Split the examples into chunks."""
     size = max(1, _LOGITS_AT_ONCE // (table.shape[0] * table.shape[1]))
     return [slice(start, start + size) for start in range(0, hidden.shape[1], size)]

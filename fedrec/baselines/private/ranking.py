@@ -467,7 +467,7 @@ class DpGram(CountsAndGramBaseline):
         the selected items."""
         if histories.item_features is None or not histories.item_features.features:
             raise ExperimentError(
-                "there are no public features to denoise with",
+                "items have no public features to denoise with",
                 expected="a dataset whose items have features",
                 got="none",
                 fix="set public-features = false for this baseline",

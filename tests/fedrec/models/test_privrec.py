@@ -183,7 +183,7 @@ def test_a_start_from_features_needs_some(make):
     bare = Schema(
         schema.num_items, FeatureTable(schema.num_items, ()), schema.user_features, "ranking"
     )
-    with pytest.raises(ExperimentError, match="no features to initialise"):
+    with pytest.raises(ExperimentError, match="cannot be initialised from features"):
         fresh(PrivRec(PrivRecConfig(item_start="features"), bare))
 
 
