@@ -421,8 +421,8 @@ def test_a_table_with_times_says_whether_order_pays(tmp_path):
         output = ["-o", str(tmp_path / file.stem)]
         done = CliRunner().invoke(app, ["try", str(file), *output])
         said[ordered] = " ".join(done.output.split())
-    assert "The order of items pays here: hits@10" in said[True]
-    assert "The order of items pays" not in said[False]
+    assert "The order of items helps here: hits@10" in said[True]
+    assert "The order of items helps" not in said[False]
     assert "The order of items" in said[False]
 
 

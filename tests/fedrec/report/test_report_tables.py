@@ -374,8 +374,8 @@ POISSON = "sampler={name='poisson', cohort=6}", "privacy.adjacency=add-remove", 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        (POISSON, "no epsilon together.*different adjacencies.*add-remove and replace-one"),
-        (("privacy.noise-multiplier=0.0",), "infinite epsilon together"),
+        (POISSON, "no total epsilon.*different adjacencies.*add-remove and replace-one"),
+        (("privacy.noise-multiplier=0.0",), "infinite total epsilon"),
     ],
 )
 def test_the_reason_why_there_is_no_total_is_given(two, run_tiny, settings, reason):
