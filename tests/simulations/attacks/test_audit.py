@@ -355,7 +355,7 @@ def test_a_damaged_file_of_releases_is_named(kept, content):
     file = kept / "run-01" / "canaries.npz"
     whole = file.read_bytes()
     file.unlink() if content is None else file.write_bytes(content)
-    with pytest.raises(RunError, match="does not hold what an audited run released") as error:
+    with pytest.raises(RunError, match="does not contain the releases of an audited run") as error:
         audit(kept, "rounds=3")
     assert "audit again" in str(error.value)
     file.write_bytes(whole)
