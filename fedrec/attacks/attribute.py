@@ -54,8 +54,8 @@ class Success:
             is chance.
         auc: area under the ROC curve (interval of DeLong et al. 1988); 1/2 is chance.
         members_found: share of members whose score lies above the threshold that `alarms` of the
-            others pass; Clopper-Pearson at that threshold, whose own uncertainty is not in it.
-            Chance is `false_alarms`.
+            others pass; Clopper-Pearson at that threshold, without its uncertainty. Chance is
+            `false_alarms`.
         false_alarms: share of the others that pass it, at most the requested one.
         wanted: the requested largest share of false alarms, such as .01.
     """
@@ -71,7 +71,7 @@ class Success:
     wanted: float
 
     def table(self) -> dict[str, Any]:
-        """All figures as plain numbers."""
+        """Return all figures as plain numbers."""
         table = asdict(self)
         return {**table, "found": table.pop("members_found")}
 
@@ -301,7 +301,7 @@ class Inference:
         return 1 / len(self.classes)
 
     def table(self) -> dict[str, Any]:
-        """All figures as plain numbers."""
+        """Return all figures as plain numbers."""
         return {**asdict(self), "chance": self.chance}
 
 
@@ -316,7 +316,7 @@ def infer_attribute(
     """Run the attribute attack by cross-validation.
 
     Args:
-        described: `float [users, columns]`, what the attacker sees of each user; finite.
+        described: `float [users, columns]`, finite descriptions of users as the attacker sees them.
         labels: `int64 [users]`, the attribute as codes from 0, each class with at least `folds`
             users.
         scaling: `"rows"` scales each description to length 1, for sets; `"columns"` scales each

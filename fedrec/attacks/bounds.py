@@ -271,7 +271,7 @@ def gdp_bound(
 #
 # For an epsilon-DP release the chance of any answer differs by a factor of at most exp(epsilon)
 # between the two. So if an adversary is right with chance p on the one, and wrong with chance q on
-# the other, epsilon is at least ln(p / q); with exact limits of Clopper and Pearson in place of p
+# the other, epsilon is at least ln(p / q); with exact limits of Clopper and Pearson instead of p
 # and q this holds with the requested confidence.
 #
 # The adversary compares the likelihoods of a release under independent Laplace noise on the

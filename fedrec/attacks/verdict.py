@@ -334,7 +334,7 @@ class ScoreFindings:
 
 @dataclass(frozen=True)
 class RunFindings:
-    """Results of one audited run, or of one phase of it.
+    """Results of one audited run, or of one phase.
 
     Attributes:
         canaries: number of canaries.
@@ -380,7 +380,7 @@ class RunFindings:
         return [*(reason for score in self.scores for reason in score.reasons()), *failed]
 
     def table(self) -> dict[str, Any]:
-        """All results as plain values."""
+        """Return all results as plain values."""
         table = asdict(self)
         derived = {"noise_multiplier": self.claim.noise_multiplier}
         return {
@@ -413,7 +413,7 @@ class Audit:
         return [f"{run.label}: {reason}" for run in self.runs for reason in run.reasons()]
 
     def table(self) -> dict[str, Any]:
-        """All results as plain values."""
+        """Return all results as plain values."""
         return {
             "verdict": self.verdict,
             "reasons": self.reasons(),

@@ -54,7 +54,7 @@ class Histories:
 
     @property
     def numbers(self) -> np.ndarray:
-        """`int64 [users]`: the users' numbers in the dataset, -1 where they are unknown."""
+        """User numbers in the dataset, `int64 [users]`, -1 if unknown."""
         return np.full(self.num_users, -1) if self.users is None else self.users
 
     def schema(self) -> Schema:

@@ -84,7 +84,7 @@ class CentralNeumf(ExamplesBaseline):
         self.train_pairs(users.to(self.device), stream(config.seed, "baseline-neumf-triples"))
 
     def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Initial parameters other than the rows: Glorot-uniform layers, zero biases."""
+        """Initialise parameters other than the rows: Glorot-uniform layers, zero biases."""
         tower = self.config.tower
         last = self.config.factors + (tower[-1] if tower else 0)
         parameters = {"h": glorot(1, last, generator)[0], "b": torch.zeros(())}
@@ -224,8 +224,8 @@ def history_scores(
 
 
 def _inputs(model: HistoryModel, histories: Histories, more: int = 0) -> Tensor:
-    """Inputs of the model: each user's weights of the catalogue, or its last items, `more` than the
-    model's length."""
+    """Inputs of the model: each user's weights of the catalogue, or its last items, `more` in
+    addition to the model's length."""
     if model.form.longest is None:
         return histories.matrix()
     ordered = histories.in_order()
@@ -266,7 +266,7 @@ class Central(ExamplesBaseline):
         model: the model after fitting.
 
     Raises:
-        ExperimentError: the model is unknown, or a setting of it is unknown or wrong.
+        ExperimentError: the model is unknown, or its settings are unknown or wrong.
     """
 
     name = "central"
@@ -413,8 +413,10 @@ class CentralVaeConfig(HistoriesConfig, VaeConfig):
 
 
 class CentralVae(Baseline):
-    """Autoencoder of histories, trained with Adam on batches of users. Attributes:
-    network: class of the model, whose settings are among the baseline's.
+    """Autoencoder of histories, trained with Adam on batches of users.
+
+    Attributes:
+        network: class of the model, with settings among the baseline's.
     """
 
     name = "vae"
@@ -448,7 +450,7 @@ class CentralAeConfig(CentralVaeConfig):
 
 
 class CentralAe(CentralVae):
-    """Trained with Adam on batches of users."""
+    """Denoising autoencoder of histories, trained with Adam on batches of users."""
 
     name = "ae"
     Config = CentralAeConfig
@@ -494,11 +496,11 @@ class CentralMf(CentralNeumf):
     config: GmfConfig
 
     def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """The bias, 0."""
+        """Initialise the bias, 0."""
         return {"b": torch.zeros(())}
 
     def _product_weights(self) -> Tensor:
-        """All 1."""
+        """Weights of the product, all 1, `[factors]`."""
         return torch.ones(self.config.factors, device=self.device)
 
 

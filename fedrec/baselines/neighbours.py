@@ -97,7 +97,7 @@ def user_deviations(known: Profiles, means: np.ndarray, damping: float = 0.0) ->
     return sums / np.maximum(centred.counts + damping, 1e-300)
 
 
-# Similarity of rows, and the nearest ones: what `item-knn` and `user-knn` share.
+# Similarity of rows and nearest neighbours, shared by `item-knn` and `user-knn`.
 #
 # Of two rows x and y of n numbers, whose sums are s and t:
 #

@@ -330,7 +330,7 @@ def _epoch(user_rows, item_rows, users, liked, others, rate, penalty):
 # tried. A user is folded in by the same steps on its own row, which starts from its side features.
 #
 # Where this differs from LightFM: users have no bias, because it cancels in every ranking; there is
-# only one thread, because results would not be reproducible with several; there is no L2 penalty,
+# only one thread, because results would not be reproducible with several; and no L2 penalty,
 # which LightFM switches off by default.
 
 

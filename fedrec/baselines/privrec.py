@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """PrivRec's network trained centrally (Wang et al. 2021, table 2, row PrivRec-CEN).
 
-The same computation as its federated training, without clients and messages: REPTILE (their
-equation 6) over users. Each user trains a copy of the network on its liked items and drawn
-negatives, and the shared network moves towards the mean of the copies. Users have no parameters; a
-copy is fine-tuned for each user to be scored, as on a device.
+Equivalent to its federated training, without clients and messages: REPTILE (their equation 6) over
+users. Each user trains a copy of the network on its liked items and drawn negatives, and the shared
+network moves towards the mean of the copies. Users have no parameters; a copy is fine-tuned for
+each user to be scored, as on a device.
 
 Where this differs from the paper: it does not say how PrivRec-CEN is trained; training on mixed
 batches of all users without fine-tuning learns little more than popularity, because users enter by

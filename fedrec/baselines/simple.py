@@ -110,8 +110,7 @@ class Popularity(Baseline):
         self._counts = item_counts(histories)
 
     def scores(self, histories: Histories) -> torch.Tensor:
-        """The same counts for every user, as `float32 [users, items]` (a view; do not write to
-        it)."""
+        """Counts, equal for all users, as `float32 [users, items]` (a view; do not write to it)."""
         return self._counts.expand(histories.num_users, -1)
 
 

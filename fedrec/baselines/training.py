@@ -303,8 +303,8 @@ class ExamplesBaseline(UserRowsBaseline):
     @torch.enable_grad()
     @one_thread()
     def folded_in(self, histories: Histories) -> np.ndarray:
-        """`float32 [users, width]`: rows of users that were not in training, by steps of Adam, each
-        user's on its own items only. Users without items get the mean row."""
+        """Rows of users who were not in training, `float32 [users, width]`, fitted by Adam on each
+        user's own items only. Users without items get the mean row."""
         users = histories.num_users
         start = torch.from_numpy(self.user_rows.mean(0)).expand(users, -1).contiguous()
         items, labels, weights = self._user_examples(histories)

@@ -121,7 +121,7 @@ class CentralEvaluation:
         )
 
     def measure(self, baseline: Baseline) -> Evaluated:
-        """`fit` and `evaluate`."""
+        """Fit and evaluate a baseline."""
         self.fit(baseline)
         return self.evaluate(baseline)
 

@@ -398,7 +398,7 @@ class Evaluated:
 
     @property
     def table(self) -> pd.DataFrame:
-        """All columns, one row per user, indexed by client id."""
+        """Table of all columns, one row per user, indexed by client id."""
         return self._table_of(self.columns)
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of metrics, blocks of predicted ratings, and the metrics of these."""
+"""The interface of metrics, and metrics of predicted ratings."""
 
 from __future__ import annotations
 

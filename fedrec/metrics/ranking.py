@@ -236,7 +236,7 @@ class Gini(CountMetric):
 def gini(counts: np.ndarray) -> float:
     """Gini coefficient of amounts >= 0, `[n]`; NaN where all are zero.
 
-    The mean difference of two of them, over twice their mean.
+    Computed as the mean difference of two amounts, over twice their mean.
     """
     ascending = np.sort(counts.astype(np.float64))
     number = len(ascending)

@@ -20,9 +20,10 @@ and results do not depend on the order of the catalogue.
 
 *Whole lists*. One list per user, over all items that are not in the training part; every held-out
 positive in it is relevant. Ties are resolved by expectation here, too: each of T tied items, of
-which R are relevant, is equally probable at each of their T places, so that a place is relevant
-with probability R / T, and two of them with R (R - 1) / (T (T - 1)). Only which items are shown
-(`lists`), and so metrics of lists, depend on the order of the catalogue: lower index first.
+which R are relevant, is equally probable at each of their T positions, so that a position is
+relevant with probability R / T, and two positions with R (R - 1) / (T (T - 1)). Only which items
+are shown (`lists`), and so metrics of lists, depend on the order of the catalogue: lower index
+first.
 """
 
 from __future__ import annotations

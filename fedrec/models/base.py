@@ -91,7 +91,7 @@ class Model(ABC):
 
         Args:
             parameters: each `[C, ...]`.
-            users: one tensor per user feature, `int64 [C, width]`, -1 where there is no category.
+            users: one tensor per user feature, `int64 [C, width]`, -1 for no category.
             items: `int64 [C, B]`.
             rows: `int64 [C, B]`, the rows of `item_tables` where these are compact; None: the items
                 themselves.

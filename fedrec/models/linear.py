@@ -22,7 +22,7 @@ from fedrec.sums.products import BIAS, chosen_items
 #
 # The items' popularities b and embeddings e are shared. A user's taste w is none of the parameters:
 # the device finds the most probable one given its user's rows (`fedrec.sums.fold_in`), as iALS
-# folds in a new user with fixed item vectors (Hu et al. 2008). It is found anew whenever the user
+# folds in a new user with fixed item vectors (Hu et al. 2008). It is recomputed whenever the user
 # is ranked for, never sent or stored, so it serves any user with a history and has no training of
 # its own.
 #
@@ -32,7 +32,7 @@ from fedrec.sums.products import BIAS, chosen_items
 #     item.products  what users' products are sent as a change of; zero on the server
 #
 # In a history, an item that a user rated and that is not positive counts `low-rated`: who rated a
-# film had chosen it, which says something of its taste, too.
+# film had chosen it, which also informs about its taste.
 
 PUBLIC = "item.public"
 LEARNED = "item.learned"

@@ -44,7 +44,7 @@ class NeumfConfig(Config):
     """Standard deviation of initial factors and embeddings."""
     layers: Literal["glorot", "kaiming"] = "glorot"
     """Initial weights of layers: uniform of variance 2 / (inputs + outputs), or 2 / inputs, which
-    keeps the size of signals through ReLU (He et al. 2015)."""
+    preserves the size of signals through ReLU (He et al. 2015)."""
     tower: tuple[Width, ...] = (32, 16, 8)
     """Widths of the tower: of the two embeddings together (even), and of each layer; empty: no
     tower."""

@@ -21,8 +21,7 @@ from fedrec.nn.layers import KernelModel, Layer, gather_rows, glorot, perceptron
 # (`item.own`) are one user's and never leave the device: O_u is the change of the embeddings in the
 # user's last training, so that E + O_u is the user's final table. A round begins with E only (step
 # `gpfedrec`).
-#
-# Where this differs from the paper's public code: a device keeps the change and not the whole table
+# Where this differs from the paper's public code: a device stores the change, not the whole table
 # of its last round, so that later updates of other users take effect.
 
 
@@ -150,9 +149,9 @@ class Fedgnn(Model):
         Args:
             parameters: `[C, ...]` each.
             liked: `[C, n, d]`, embeddings of the user's items.
-            real: `bool [C, n]`, which of these are not padding.
+            real: `bool [C, n]`, false for padding.
             near: `[C, n, k, d]`, embeddings of other users with each of these items.
-            there: `bool [C, n, k]`, which of these are not padding.
+            there: `bool [C, n, k]`, false for padding.
         """
         user = parameters["user.id"].unsqueeze(1)
         users = user.unsqueeze(1).expand(*liked.shape[:2], 1, -1)

@@ -101,10 +101,10 @@ class SequenceModel(HistoryModel):
             inputs: `[C, B, W, d]`, embeddings of the items of B sequences of each slice, from the
                 earliest to the latest; numbers after the last have no effect on the others.
             counts: `int64 [C, B]`, numbers of items.
-            masks: `[dropped, C, B, W, d]`, what dropout multiplies by; None: nothing is dropped.
+            masks: `[dropped, C, B, W, d]`, factors of dropout; None: no dropout.
 
         Returns:
-            `[C, B, W, d]`, the state after each place.
+            `[C, B, W, d]`, the state after each position.
         """
 
     @property
@@ -176,7 +176,7 @@ class SequenceModel(HistoryModel):
             counts: `int64 [C, B]`, number of items that have a next one.
             negatives: `int64 [C, B, drawn(W)]`, drawn items.
             masks: see `encode`.
-            weights: `[C, B]`, of a sequence's places, without gradient; None: 1.
+            weights: `[C, B]`, of a sequence's positions, without gradient; None: 1.
         """
         table = self.embeddings(parameters)
         embedded = gather_rows(table, torch.cat([negatives, items.clamp(min=0)], -1))
@@ -312,10 +312,10 @@ def _softmax_loss(states: Tensor, table: Tensor, targets: Tensor, weights: Tenso
 # Where this differs from the paper and its code: keys and values are normalised as queries are, as
 # the formula of section 3.3 says; its code takes them without. An affine layer follows the
 # attention, as in Vaswani et al. 2017, and dropout is on the outputs of both parts and on the
-# embeddings, not on weights of attention. Positions are counted from the end of the sequence, which
-# is what the paper's padding in front of it comes to. The default loss is the softmax over the
-# catalogue, with which SASRec ranks better (Klenitskiy and Vasilev, RecSys 2023); `loss = "binary"`
-# is as published.
+# embeddings, not on weights of attention. Positions are counted from the end of the sequence,
+# equivalent to the paper's padding in front. The default loss is the softmax over the catalogue,
+# with which SASRec ranks better (Klenitskiy and Vasilev, RecSys 2023); `loss = "binary"` is as
+# published.
 
 
 class SasRecConfig(SequenceConfig):

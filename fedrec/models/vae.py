@@ -54,7 +54,7 @@ class VaeConfig(Config):
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """The Gaussian prior of each user's code; standard normal by default.
+    """Gaussian prior of each user's code; standard normal by default.
 
     Attributes:
         mean: `float32 [C, B, K]` or broadcastable to it (mu_k).
@@ -67,7 +67,7 @@ class Prior:
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """The random numbers of one forward pass in training.
+    """Random numbers of one forward pass in training.
 
     Attributes:
         mask: `bool [C, B, items]`, false for items that dropout removes.
@@ -159,7 +159,7 @@ class Vae(HistoryModel):
         return self.decode(parameters, self.code(parameters, histories))
 
     def history(self, items: np.ndarray) -> Tensor:
-        """The history of one user, `float32 [1, 1, items]`, from its liked items, `int64 [n]`."""
+        """History of one user, `float32 [1, 1, items]`, from its liked items, `int64 [n]`."""
         history = torch.zeros(1, 1, self.schema.num_items)
         history[0, 0, torch.from_numpy(items)] = 1.0
         return history
@@ -172,7 +172,7 @@ class Vae(HistoryModel):
     def training_loss(
         self, parameters: Parameters, histories: Tensor, generator: torch.Generator, beta: float
     ) -> Tensor:
-        """The loss of each user, `[C, B]`, see `HistoryModel.training_loss`."""
+        """Loss of each user, `[C, B]`, see `HistoryModel.training_loss`."""
         draw = self.draw((histories.shape[0], histories.shape[1]), generator)
         return self.negative_elbo(parameters, histories, draw.to(histories.device), beta)
 
@@ -184,7 +184,7 @@ class Vae(HistoryModel):
         beta: float,
         prior: Prior | None = None,
     ) -> Tensor:
-        """The training loss: the negative of equation 19 for each user, `[C, B]`.
+        """Training loss: the negative of equation 19 for each user, `[C, B]`.
 
         Args:
             parameters: each `[C, ...]`.
@@ -204,8 +204,8 @@ class Vae(HistoryModel):
         prior: Prior | None = None,
         tap: Tap | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The terms of the bound: log-probabilities of the items `[C, B, items]`, and divergences
-        `[C, B]`."""
+        """Terms of the bound: log-probabilities of the items `[C, B, items]`, and divergences `[C,
+        B]`."""
         mean, log_variance = self.encode(parameters, histories, draw.mask, tap)
         codes = mean + draw.noise * torch.exp(log_variance / 2)
         return torch.log_softmax(self.decode(parameters, codes, tap), -1), divergence(
@@ -223,7 +223,7 @@ def divergence(mean: Tensor, log_variance: Tensor, prior: Prior | None = None) -
 
 
 def _affine(parameters: Parameters, name: str, inputs: Tensor, tap: Tap | None = None) -> Tensor:
-    """One affine layer, `[C, B, in] -> [C, B, out]`, passed to `tap` if given."""
+    """Apply an affine layer, `[C, B, in] -> [C, B, out]`, passed to `tap` if given."""
     outputs = torch.baddbmm(
         parameters[f"{name}.bias"].unsqueeze(1), inputs, parameters[f"{name}.weight"]
     )
@@ -237,7 +237,7 @@ def _affine(parameters: Parameters, name: str, inputs: Tensor, tap: Tap | None =
 # `beta` has no effect, and priors of users' codes are rejected.
 #
 # Where this differs from the paper: Liang et al. have no layer between code and output. Fang et al.
-# 2022 (tables 4 and 11) say of their autoencoder only that its code has 20 numbers.
+# 2022 (tables 4 and 11) state only that the code of their autoencoder has 20 numbers.
 
 
 class AeConfig(VaeConfig):
@@ -265,8 +265,8 @@ class Ae(Vae):
         prior: Prior | None = None,
         tap: Tap | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The terms of the bound: log-probabilities of the items `[C, B, items]`, and divergences
-        `[C, B]`. The divergence is zero here.
+        """Terms of the bound: log-probabilities of the items `[C, B, items]`, and divergences `[C,
+        B]`. The divergence is zero here.
 
         Raises:
             ExperimentError: priors are given, although codes have no distribution.

@@ -51,7 +51,7 @@ def recurrent_states(
 
 
 class _States(torch.autograd.Function):
-    """`recurrent_states` in compiled code, see `fedrec.kernel.recurrence`."""
+    """Autograd function of `recurrent_states` in compiled code, see `fedrec.kernel.recurrence`."""
 
     @staticmethod
     def forward(
@@ -96,7 +96,7 @@ class _States(torch.autograd.Function):
 # The gradient is computed right with the logits, of a catalogue for a few examples at a time: the
 # logits of 10,000 examples and items take 400 MB, hidden states and embeddings a hundredth.
 
-_LOGITS_AT_ONCE = 1 << 18  # 1 MB; products of larger parts are slower, whose logits leave the cache
+_LOGITS_AT_ONCE = 1 << 18  # 1 MB; products of larger parts are slower, as logits leave the cache
 
 
 def catalogue_cross_entropy(

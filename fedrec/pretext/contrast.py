@@ -257,8 +257,8 @@ class SessionTask:
         return loss
 
 
-# Batches and blocks that hold session views beside the usual examples, for self-supervised training
-# in blocks.
+# Batches and blocks with session views and the usual examples, for self-supervised training in
+# blocks.
 
 
 @dataclass(frozen=True, eq=False)

@@ -229,7 +229,7 @@ _SAME = ("dataset", "split", "task", "positive-above")
 
 @dataclass(frozen=True, eq=False)
 class ComparedSystem:
-    """One system over all its seeds.
+    """Results of a system over all its seeds.
 
     Attributes:
         label: name in tables.
@@ -267,10 +267,10 @@ class Comparison:
     seed_tests: dict[str, SeedTest]
 
     def table(self) -> pd.DataFrame:
-        """One row per system: `mean`, `low`, `high` (95% over users), `sd` over seeds, `seeds`,
-        `private`, its inputs (`fedrec.report.inputs.COLUMNS`, with `_`), and for all but the
-        reference the fields of `PairedTest` and of `SeedTest`, with `t_holm`, `wilcoxon_holm` and
-        `seed_holm`."""
+        """Table with one row per system: `mean`, `low`, `high` (95% over users), `sd` over seeds,
+        `seeds`, `private`, its inputs (`fedrec.report.inputs.COLUMNS`, with `_`), and for all but
+        the reference the fields of `PairedTest` and of `SeedTest`, with `t_holm`, `wilcoxon_holm`
+        and `seed_holm`."""
         compared = {
             label: asdict(test) | asdict(self.seed_tests[label])
             for label, test in self.tests.items()

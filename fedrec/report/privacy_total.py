@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Total privacy cost of several runs. An observer of many private runs on the same data has seen
 all of them: the charges in their ledgers are composed by the accountant to one total, whether a run
-was finished or not (composition over all runs, independently of which one was kept). The total also
-covers the selection of one of them, which then needs no additional noise. It holds for training
-users; the lines also state whose rows were used to choose settings.
+was finished or not (composition over all runs, independently of the selected one). The total also
+covers the selection of a run, which then needs no additional noise. It holds for training users;
+the lines also state whose rows were used to choose settings.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ _METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # in result.j
 
 
 class RunFolder:
-    """One run folder on disk.
+    """A run folder on disk.
 
     Args:
         path: an existing run folder; use `create` for a new one.
@@ -153,14 +153,14 @@ class RunFolder:
             RunError: it holds something.
         """
         path = path.expanduser().resolve()
-        resume = f"fedrec resume {quote(str(path))}; or fedrec run with --overwrite, to begin anew"
+        resume = f"fedrec resume {quote(str(path))}; or fedrec run with --overwrite, to start again"
         fix = resume if (path / "run.json").is_file() else "choose another --output"
         require_new_folder(path, fix=fix, usable=_never_began)
         return path
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The experiment of this run.
+        """Experiment of this run.
 
         Raises:
             RunError: it was changed after the run was started.

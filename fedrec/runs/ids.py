@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of a run folder beside results: ids of the data, the environment, and its default
+"""Records of a run folder other than results: ids of the data, the environment, and its default
 path."""
 
 from __future__ import annotations

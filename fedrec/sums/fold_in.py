@@ -97,7 +97,7 @@ class LogLinear:
         return self._utilities(self.tastes(liked))
 
     def traced_scores(self, liked: Tensor) -> Tensor:
-        """`scores` of one user, `[1, items]`, as one loop that can be exported."""
+        """Scores of one user, `[1, items]`, like `scores`, as one loop that can be exported."""
         given = self._given(liked)
 
         def unfinished(count: Tensor, *state: Tensor) -> Tensor:
@@ -265,7 +265,7 @@ def feature_embeddings(
 
 
 def memberships(feature: Feature) -> np.ndarray:
-    """One-hot categories of items, `float64 [items, categories]`; an item may have several."""
+    """Multi-hot categories of items, `float64 [items, categories]`."""
     table = np.zeros((feature.rows, len(feature.categories)))
     codes = feature.padded()
     for column in codes.T:

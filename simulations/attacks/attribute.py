@@ -27,7 +27,8 @@ class AttributeConfig(Config):
     source: Literal["profiles", "recommendations", "updates"] = "profiles"
     """Data that the attacker sees. `profiles`: the items that each device learns from (perturbed,
     where the experiment perturbs them); `recommendations`: top lists of the trained system after
-    each user's own fine-tuning; `updates`: what each client uploads in the round after the last."""
+    each user's own fine-tuning; `updates`: the upload of each client in the round after the
+    last."""
     folds: int = Field(default=5, ge=2)
     """Number of cross-validation folds over users."""
     length: int = Field(default=10, ge=1)

@@ -160,8 +160,8 @@ class MembershipAttack(Attack):
     """Base of membership attacks, which tell training users of a system (members) from others.
 
     A subclass has its settings derived from `MembershipConfig`, and `suspicion`. The target is
-    trained by half of the users, and all of them are attacked, unless `trainings` or `victims` say
-    otherwise.
+    trained by half of the users, and all users are attacked, unless `trainings` or `victims`
+    differ.
 
     Attributes:
         details: further numbers for the saved outcome.

@@ -49,7 +49,7 @@ class Poisoning(ABC):
         temporal order.
 
         Args:
-            known: what the adversary knows.
+            known: knowledge of the adversary.
             random: a stream of this client.
         """
 
@@ -120,7 +120,7 @@ def with_fillers(
     """Combine the targets, chosen items and random others, `int64 [n]`, in random order.
 
     Args:
-        known: what the adversary knows.
+        known: knowledge of the adversary.
         random: source of randomness.
         chosen: `int64 [m]`, items without targets.
         count: number of items without targets in all, as far as the catalogue has them.

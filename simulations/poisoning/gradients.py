@@ -42,8 +42,8 @@ from simulations.poisoning.base import (
 # (equation 12). Each malicious client sends the rows of the targets and of some other items, drawn
 # in proportion to the norms of their gradients, each of norm `row-limit` at most.
 #
-# Where this differs from the paper: embeddings are fitted anew in each round, so that clients keep
-# no state, from the shared initial value of honest devices. A client's other items are drawn in
+# Where this differs from the paper: embeddings are fitted again in each round, so that clients are
+# stateless, from the shared initial value of honest devices. A client's other items are drawn in
 # each round. The paper's clients take their parts of the gradient sequentially, until it is
 # exhausted; here each of the expected number in a round takes an equal share of a row, limited in
 # the same way, which has the same sum, and no client needs to know what another one sent. The item
@@ -255,8 +255,8 @@ def clustered(points: Tensor, count: int, generator: torch.Generator) -> tuple[T
 #
 # Where this differs from the paper: an item's movement is the distance of its embedding from its
 # initial value, which every client can compute, and not the sum over the first rounds that the
-# client takes part in, so that clients keep no state; popular items are found again in each round.
-# In the first round nothing has moved, and nothing is sent.
+# client takes part in, so that clients are stateless; popular items are selected again in each
+# round. In the first round nothing has moved, and nothing is sent.
 
 
 class PieckConfig(UpdatePoisoningConfig):

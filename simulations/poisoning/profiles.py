@@ -70,8 +70,8 @@ class ExplicitBoosting(UpdatePoisoning):
 # Bandwagon profiles (Kapoor et al. 2017): the targets among some popular and many random items.
 #
 # A tenth of the profile is drawn from the tenth of the catalogue that is most popular, the rest
-# from all items, as in the comparison of FedRecAttack (Rong et al. 2022). Popularity is what the
-# adversary knows of it (`adversary.public-share`).
+# from all items, as in the comparison of FedRecAttack (Rong et al. 2022). Popularity is that known
+# to the adversary (`adversary.public-share`).
 
 
 class BandwagonConfig(ProfileConfig):
@@ -98,7 +98,7 @@ class BandwagonProfiles(ProfilePoisoning):
 
 
 # Popular profiles (Gunes et al. 2014): the targets among the most popular items, the same for all
-# malicious clients. Popularity is what the adversary knows of it (`adversary.public-share`).
+# malicious clients. Popularity is that known to the adversary (`adversary.public-share`).
 
 
 class PopularProfiles(ProfilePoisoning):
@@ -132,7 +132,7 @@ class RandomProfiles(ProfilePoisoning):
         return with_fillers(known, random, none, self.config.fillers(known))
 
 
-# An attack on sums of products (steps `gram` and `counts`): what one client can put into them.
+# An attack on sums of products (steps `gram` and `counts`).
 #
 # A linear model is solved from the sum of x x^T over clients. A malicious client sends such a
 # product of a vector in which a target has as much weight as the popular items together, so that

@@ -299,7 +299,7 @@ class ChosenItems:
         """Release the counts and choose the items.
 
         Args:
-            rows: what each user counts, sparse `float64 [users, items]`, >= 0.
+            rows: counts of each user, sparse `float64 [users, items]`, >= 0.
             releases: of this fit.
             config: how many are chosen, and their weights.
         """

@@ -497,7 +497,7 @@ class DpGram(CountsAndGramBaseline):
 # post-processing and costs no privacy.
 #
 # A device receives popularity and embeddings, and computes the most probable vector of its user
-# (`fedrec.sums.fold_in`) from the user's own rows. This happens on the device and nothing of it is
+# (`fedrec.sums.fold_in`) from the user's own rows. This happens on the device and none of it is
 # sent, so it costs no privacy either.
 #
 # The parts are the fold-in of iALS (Hu et al. 2008: a new user's vector from fixed item vectors),
@@ -583,7 +583,7 @@ class DpPopularityConfig(PrivateConfig):
     """The noise, as in `privacy.mechanism`."""
 
     def privacy(self, clip_norm: float) -> PrivacyConfig:
-        """The same as an experiment's `[privacy]` table, for one clip norm."""
+        """Return the settings as an experiment's `[privacy]` table, for one clip norm."""
         return super().privacy(clip_norm).model_copy(update={"mechanism": self.mechanism})
 
 
@@ -595,7 +595,7 @@ class DpPopularity(PrivateBaseline):
     config: DpPopularityConfig
 
     def parts(self) -> tuple[ReleaseKind, ...]:
-        """The counts."""
+        """Release of the counts."""
         return (ReleaseKind("counts", self.config.clip_norm, contributions="non-negative"),)
 
     def fit(self, histories: Histories) -> None:
@@ -605,6 +605,6 @@ class DpPopularity(PrivateBaseline):
         self._counts = torch.from_numpy(releases.release("counts", counts))
 
     def scores(self, histories: Histories) -> torch.Tensor:
-        """The same noisy counts for every user, as `float32 [users, items]` (a view; do not write
-        to it)."""
+        """Noisy counts, equal for all users, as `float32 [users, items]` (a view; do not write to
+        it)."""
         return self._counts.expand(histories.num_users, -1)

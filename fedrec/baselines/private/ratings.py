@@ -241,7 +241,7 @@ CAVEATS = (
         " the chain is from the posterior (delta) is not known, so nothing is guaranteed."
     ),
     (
-        "A temperature below 1 divides the noise: what is sampled is the posterior to the power of"
+        "A temperature below 1 divides the noise: the sample is from the posterior to the power of"
         " 1 / temperature, and epsilon grows by that factor. It is counted above."
     ),
     "Exact item means are used and published.",

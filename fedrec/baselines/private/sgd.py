@@ -112,7 +112,7 @@ class DpSgdBaselineConfig(PrivateConfig):
     cohort: int = Field(default=500, ge=1)
     """Users per step (expected number under add-remove); at most all."""
     clip: Literal["constant", "optimal"] = "constant"
-    """`constant`: S is `clip-norm`; `optimal`: DP-VAE's algorithm 2, whose epsilon is infinite."""
+    """`constant`: S is `clip-norm`; `optimal`: DP-VAE's algorithm 2, with infinite epsilon."""
     clip_norm: float = Field(default=1.0, ge=1e-9)
     """S, bound on the L2 norm of a user's gradient."""
     learning_rate: float = Field(default=0.003, gt=0)
@@ -133,7 +133,7 @@ class DpSgdBaseline(PrivateBaseline):
     config: DpSgdBaselineConfig
 
     def parts(self) -> tuple[ReleaseKind, ...]:
-        """One sum of gradients per step."""
+        """Releases: one sum of gradients per step."""
         unfounded = _WHY if self.config.clip == "optimal" else ""
         return (
             ReleaseKind(

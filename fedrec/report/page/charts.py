@@ -34,7 +34,7 @@ _TICKS = 5
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart.
+    """A line of a chart.
 
     Attributes:
         label: its name.

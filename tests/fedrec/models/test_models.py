@@ -73,7 +73,7 @@ def test_there_are_no_variances_and_no_priors(model, parameters):
         2 * 5 + 5
     ) + (5 * 7 + 7)
     draw, prior = model.draw((1, USERS), torch.Generator()), Prior(torch.zeros(2), torch.ones(2))
-    with pytest.raises(ExperimentError, match="does not support step.priors"):
+    with pytest.raises(ExperimentError, match="does not support step"):
         model.parts(parameters, torch.ones(1, USERS, ITEMS), draw, prior)
 
 

@@ -435,7 +435,7 @@ def test_files_that_will_not_do(tmp_path, content, message):
 
 
 def test_another_file_than_was_meant_is_refused(glove):
-    with pytest.raises(DataError, match="does not match priors.sha256"):
+    with pytest.raises(DataError, match="does not match priors"):
         word_vectors(PriorsConfig(source=f"glove:{glove}", sha256="0" * 64), WORDS, 2)
 
 

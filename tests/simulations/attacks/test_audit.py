@@ -373,10 +373,10 @@ def test_a_damaged_file_of_releases_is_named(kept, content):
                 "strategy={name='two-stage', stage-one={rounds=3, strategy={name='reptile',"
                 " server-lr=5.0}}}"
             ),
-            "has phases",
+            "several phases",
         ),
-        ("strategy={name='popularity-start'}", "has phases"),
-        ("strategy={name='reptile', anneal-rounds=24}", "rate is 0"),
+        ("strategy={name='popularity-start'}", "several phases"),
+        ("strategy={name='reptile', anneal-rounds=24}", "rate of 0"),
     ],
 )
 def test_what_cannot_be_audited_is_explained(tmp_path, override, problem):
