@@ -99,7 +99,7 @@ def measure(
         member: `bool [users]`, the truth; both kinds must occur.
         threshold: a score above it is the answer "member" (for the two accuracies).
         wanted: largest share of false alarms at which `found` is measured, in [0, 1].
-        confidence: of all intervals, in (0, 1).
+        confidence: confidence of all intervals, in (0, 1).
 
     Raises:
         ValueError: lengths differ, a score is NaN, or there are no members or no others.
@@ -323,7 +323,7 @@ def infer_attribute(
             column to mean 0 and standard deviation 1 over the users whose attribute is known, for
             numbers of different size.
         folds: number of folds, at least 2.
-        seed: of the streams `"attribute-folds"` and `"attribute-classifier"`.
+        seed: seed of the streams `"attribute-folds"` and `"attribute-classifier"`.
 
     Raises:
         ExperimentError: fewer than two classes, or a class has fewer users than there are folds.

@@ -204,7 +204,7 @@ def estimate_epsilon(
         scores: `float [k]`.
         signs: `int [k]`; at least two canaries of each sign.
         delta: in (0, 1).
-        seed: of the stream `"canary-bootstrap"`.
+        seed: seed of the stream `"canary-bootstrap"`.
         resamples: number of bootstrap resamples, drawn within each sign.
 
     Raises:
@@ -288,8 +288,8 @@ class LowerBound:
 
     Attributes:
         epsilon: lower bound, at least 0.
-        right: how often the first dataset was classified as the first.
-        wrong: how often the second dataset was classified as the first.
+        right: number of times that the first dataset was classified as the first.
+        wrong: number of times that the second dataset was classified as the first.
         trials: number of releases of each dataset.
     """
 
@@ -341,8 +341,8 @@ def audit_one_rating(
         config: settings; one iteration, with `start = "constant"` so that both start alike.
         ratings: number of ratings of the user one of whose ratings differs.
         trials: number of runs on each dataset.
-        seed: of the first run.
-        confidence: of the bound.
+        seed: seed of the first run.
+        confidence: confidence of the bound.
 
     Raises:
         ValueError: no noise, more than one iteration, or a start that differs from run to run.

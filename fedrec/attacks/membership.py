@@ -97,7 +97,7 @@ def train_forest(
     Args:
         described: `float32 [n, columns]`, shadow users.
         member: `bool [n]`, members of the shadow system.
-        seed: of the stream `"attack-forest"`.
+        seed: seed of the stream `"attack-forest"`.
         trees: number of trees (not stated in the paper).
 
     Raises:

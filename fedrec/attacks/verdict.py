@@ -428,7 +428,7 @@ def audit(audited: Sequence[Audited], *, significance: float = 0.05, seed: int =
     Args:
         audited: the runs, phase by phase.
         significance: probability of a wrong FAIL, in (0, 1).
-        seed: of the bootstrap.
+        seed: seed of the bootstrap.
     """
     share = significance / sum(phase.tests for phase in audited)
     runs = [

@@ -180,10 +180,10 @@ def train_histories(
 
     Args:
         model: the model.
-        histories: of the training users; those without a positive item are left out.
-        config: how.
-        generator: of the initial parameters, the order of users, and what the model draws.
-        device: where the parameters are.
+        histories: histories of the training users; users without a positive item are left out.
+        config: settings of the training.
+        generator: random generator of initial parameters, order of users and draws of the model.
+        device: device of the parameters.
         fused: see `fedrec.baselines.training.train`.
 
     Returns:

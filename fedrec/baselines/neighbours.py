@@ -134,7 +134,7 @@ def similarities(rows: Sparse, columns: Sparse, metric: Metric, shrinkage: float
     Args:
         rows: `[rows, n]`.
         columns: the others, `[n, others]`.
-        metric: which similarity.
+        metric: name of the similarity.
         shrinkage: h.
     """
     products = (rows @ columns).toarray()
@@ -171,7 +171,7 @@ def nearest(rows: Sparse, columns: Sparse, config: NeighbourConfig, itself: np.n
     Args:
         rows: `[rows, n]`.
         columns: the others, `[n, others]`.
-        config: how many, and by which similarity.
+        config: number of neighbours, and their similarity.
         itself: `int64 [rows]`, which of the others a row is, and must not be counted; -1: none of
             them.
     """

@@ -166,7 +166,7 @@ class BiasedMf(RatingBaseline):
 
         Args:
             rows: `int64 [ratings]`, the user (or item) of each rating.
-            number: of users (or items).
+            number: number of users (or items).
             others: `int64 [ratings]`, the other side of each rating.
             values: `float64 [ratings]`.
             fixed: `float64 [others, 1 + factors]`, biases and factors of the other side.

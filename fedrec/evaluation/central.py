@@ -172,8 +172,8 @@ def evaluate_baselines(
         names: names of baselines, or a mapping from names (or labels, with the baseline's name as
             setting `name`) to settings; a name alone takes the defaults.
         population: the clients.
-        clients: see `CentralEvaluation`, as `block`.
-        block: likewise.
+        clients: see `CentralEvaluation`.
+        block: see `CentralEvaluation`.
         settings: fields of `[evaluation]`, such as `held_out` and `ks`.
 
     Returns:
@@ -212,11 +212,11 @@ def make_baseline(
     """Create a baseline from its settings.
 
     Args:
-        name: its name, or its label in the experiment, with the baseline's name in
+        name: name of the baseline, or its label in the experiment, with the name in
             `options["name"]`.
-        options: its settings.
+        options: settings of the baseline.
         seed: seed of the experiment, for baselines that set none; None: 0.
-        device: for baselines that use PyTorch; default: the CPU.
+        device: device of baselines that use PyTorch; default: the CPU.
 
     Raises:
         ExperimentError: the name is unknown, or a setting is unknown or wrong.

@@ -27,8 +27,8 @@ class HeldOutLists:
 
     Args:
         population: the clients.
-        metrics: of the experiment.
-        settings: its `[evaluation]`.
+        metrics: metrics of the experiment.
+        settings: `[evaluation]` of the experiment.
     """
 
     def __init__(

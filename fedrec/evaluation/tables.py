@@ -43,8 +43,8 @@ class Metrics:
     """Metrics of an experiment's evaluation.
 
     Args:
-        task: of the experiment.
-        settings: its `[evaluation]`.
+        task: task of the experiment.
+        settings: `[evaluation]` of the experiment.
 
     Attributes:
         ks: lengths of the lists.

@@ -74,7 +74,7 @@ class Metric(ABC):
     """Base of all metrics; derive from `UserMetric`, `RatingMetric` or `ListMetric`.
 
     Attributes:
-        name: its name in tables, before `@k`.
+        name: name in tables, before `@k`.
         lower_is_better: whether the smaller value is the better one.
         range: smallest and largest possible value.
         has_k: whether there is one value for each list length of `evaluation.ks`.

@@ -200,7 +200,7 @@ class HistoryModel(Model):
         Args:
             parameters: each `[C, ...]`.
             histories: see `history_scores`; sequences have one item more, the last to be predicted.
-            generator: of random numbers, such as dropout, on the CPU.
+            generator: random generator, such as for dropout, on the CPU.
             beta: weight of a divergence from a prior; models without one ignore it.
 
         Raises:

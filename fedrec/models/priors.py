@@ -180,7 +180,7 @@ class UserPriors:
     """Users' priors from their metadata.
 
     Args:
-        vectors: for each kind of metadata the vectors of its words, `float64 [words, K]` in [0, 1].
+        vectors: word vectors by kind of metadata, `float64 [words, K]` in [0, 1].
         features: index of the client feature of each kind.
         config: the `priors` table.
         settings: the users' noise; None: none.

@@ -200,7 +200,7 @@ def _principal_components(features: FeatureTable, width: int) -> Tensor:
     if not tables:
         raise ExperimentError(
             "item embeddings cannot be initialised from features",
-            expected="a dataset whose items have features",
+            expected="a dataset with item features",
             got="none",
             fix="set model.item-start = 'random'",
         )

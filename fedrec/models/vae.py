@@ -58,7 +58,7 @@ class Prior:
 
     Attributes:
         mean: `float32 [C, B, K]` or broadcastable to it (mu_k).
-        variance: the same, > 0 (gamma_k^2).
+        variance: variances, like `mean`, > 0 (gamma_k^2).
     """
 
     mean: Tensor

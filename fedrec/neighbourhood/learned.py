@@ -220,7 +220,7 @@ def langevin(
 
     Args:
         start: the first point.
-        gradient: of the energy.
+        gradient: gradient of the energy.
         random: source of randomness.
         steps: number of steps.
         rate: eta_1.
@@ -309,7 +309,7 @@ class Rest(NamedTuple):
     Attributes:
         prior: added to the denominators, >= 0.
         weight: sum of the fixed similarities to items without learned similarities.
-        total: the same, each multiplied by the user's deviation.
+        total: these parts, each multiplied by the user's deviation.
         low, high: `float64 [n]`, least and largest predicted deviation of each item.
     """
 

@@ -330,8 +330,8 @@ class ItemVectors:
         vectors: the vectors; they are standardised.
 
     Attributes:
-        name: of the projection's matrix `[width, d]` among the parameters.
-        width: of the vectors.
+        name: name of the projection matrix `[width, d]` among the parameters.
+        width: width of the vectors.
     """
 
     def __init__(self, vectors: Vectors) -> None:

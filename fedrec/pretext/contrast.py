@@ -103,7 +103,7 @@ def item_loss(
         present: `bool [C, V, layout.width]`, false for padding; a view without any item does not
             count.
         layout: columns of a view.
-        contrast: how sessions and items are encoded and compared.
+        contrast: settings for encoding and comparing sessions and items.
 
     Returns:
         `[C]`; 0 for a client without views.
@@ -188,7 +188,7 @@ class SessionTask:
     """The self-supervised task: draws views of a client's sessions and computes their loss.
 
     Args:
-        config: its settings.
+        config: settings of the task.
         model: the recommender whose item embedding is learned.
 
     Attributes:

@@ -41,8 +41,8 @@ def bootstrap_intervals(
 
     Args:
         samples: finite values `[n]`, one array per sample, of any lengths.
-        resamples: of each sample, at most; see above.
-        seed: of the draws; samples of equal length share their draws.
+        resamples: largest number of resamples per sample; see above.
+        seed: seed of the draws; samples of equal length share their draws.
 
     Raises:
         ValueError: a sample has no values.
@@ -93,7 +93,7 @@ class PairedTest:
         users: number of users with a value by both.
         difference: mean of system minus reference.
         low: lower end of the bootstrap interval of the difference.
-        high: its upper end.
+        high: upper end of this interval.
         t_p: two-sided p-value of the paired t test, in [0, 1]; 1 if no user differs.
         wilcoxon_p: two-sided p-value of Wilcoxon's signed-rank test.
         effect: Cohen's d of paired differences (mean / standard deviation); 0 if no user differs.
@@ -235,8 +235,8 @@ class ComparedSystem:
         label: name in tables.
         by_seed: mean of the metric under each seed.
         users: metric of each user, indexed by (seed, client).
-        private: whether it has a finite epsilon in every run.
-        inputs: its inputs in the first run that states them; None: not stated.
+        private: whether the system has a finite epsilon in every run.
+        inputs: inputs in the first run that states them; None: not stated.
     """
 
     label: str
@@ -254,9 +254,9 @@ class Comparison:
         metric: the metric that is compared.
         lower_is_better: whether smaller values are better.
         reference: label of the system that the others are compared with.
-        systems: by label.
-        tests: over users, by label of each other system.
-        seed_tests: over seeds, likewise.
+        systems: systems by label.
+        tests: tests over users, by label of each other system.
+        seed_tests: tests over seeds, by label.
     """
 
     metric: str
@@ -305,7 +305,7 @@ def compare(
     """Compare all systems of runs with a reference system.
 
     Args:
-        results: of finished runs.
+        results: results of finished runs.
         metric: a column of users.csv; default: hits@10, the first hit rate, rmse, or the first.
         against: label of the reference; default: the first run's system.
 
@@ -351,8 +351,7 @@ def _check_values(metric: str, systems: Iterable[ComparedSystem]) -> None:
                 f"no test user of {system.label!r} has a value of {metric}",
                 expected="a metric with values; some cover only items that a user does not know",
                 got="none",
-                fix="name another one with --metric, or hold out items that users have no other row"
-                " of",
+                fix="choose another --metric, or hold out items that users have no other row of",
             )
 
 

@@ -460,7 +460,7 @@ class RunFolder:
     def _damaged(self, name: str, got: str) -> RunError:
         return RunError(
             f"{self.path / name} cannot be read",
-            expected="a file as fedrec wrote it",
+            expected="an unchanged file written by fedrec",
             got=got,
             fix="restore it from a backup; an unfinished run can be resumed from its checkpoints",
         )

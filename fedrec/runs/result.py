@@ -155,7 +155,7 @@ class Result:
 
         Raises:
             DataError: see `recommend`.
-            ExperimentError: likewise.
+            ExperimentError: see `recommend`.
         """
         return importlib.import_module(_SCORING).scores(self, users)
 
@@ -191,7 +191,7 @@ def read_content(folder: Path, name: str) -> bytes:
     result.json.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         name: path of the table within the folder.
 
     Raises:
@@ -212,7 +212,7 @@ def table_of(content: bytes, index: int | None = None) -> pd.DataFrame:
     """Parse the content of a table's file.
 
     Args:
-        content: of the file.
+        content: content of the file.
         index: column of row names; other columns must be numbers, except the data's ids of users,
             which are dropped; None: no such column.
 

@@ -118,12 +118,12 @@ class Attack(ABC):
     """Measures what training reveals.
 
     A built-in has a `name` and lives in `simulations/attacks/`, its configuration class
-    above it; every setting is an option of the command. Its outcome is a function of what it sees,
-    its settings and the seed.
+    above it; every setting is an option of the command. Its outcome depends only on its
+    observations, settings and seed.
 
     Args:
-        config: its settings.
-        seed: of the experiment; random decisions come from `fedrec.rng.stream(seed, NAME)`.
+        config: settings of the attack.
+        seed: seed of the experiment; random decisions come from `fedrec.rng.stream(seed, NAME)`.
 
     Attributes:
         paper: paper that describes the attack.
@@ -240,10 +240,10 @@ def _figures(success: Success) -> list[tuple[str, Figure, float, str]]:
 def figure_rows(
     rows: Iterable[tuple[str, Figure, float, str]], ceilings: Mapping[str, float]
 ) -> list[list[str]]:
-    """A table of figures to print.
+    """Format a table of figures to print.
 
     Args:
-        rows: of each figure its words, the figure, its value by chance, and its key in `ceilings`.
+        rows: title, figure, value by chance and key in `ceilings` of each figure.
         ceilings: largest values under differential privacy.
     """
     more = ["DP ceiling"] if ceilings else []

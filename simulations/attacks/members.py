@@ -86,7 +86,7 @@ def shadow_parts(
         shadow_users: number of shadow users of the attacker (paper: 1000).
         used: share of these that train the shadow system (paper: .8).
         members: share of the remaining users that train the target system (paper: .5).
-        seed: of the stream `"attack-shadow"`.
+        seed: seed of the stream `"attack-shadow"`.
 
     Returns:
         `int64 [n]`, ascending, each: shadow users that train the shadow system, other shadow users,

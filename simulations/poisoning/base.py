@@ -29,7 +29,7 @@ class Poisoning(ABC):
     class above it. It is stateless: its results depend only on its inputs.
 
     Args:
-        config: its settings.
+        config: settings of the attack.
 
     Attributes:
         paper: paper that describes the attack.
@@ -147,7 +147,7 @@ def target_scores(block: MaliciousBlock, parameters: Parameters, users: Users) -
     """Scores of the targets, `[U, targets]`.
 
     Args:
-        block: knows targets and model.
+        block: block with targets and model.
         parameters: the shared ones, without cohort dimension.
         users: the users.
 
@@ -175,10 +175,10 @@ def made_up_users(
     """Make up users with normal private parameters around zero, and random categories.
 
     Args:
-        block: knows the model.
-        count: their number.
+        block: block with the model.
+        count: number of users.
         std: standard deviation of the private parameters.
-        generator: of random numbers, on the CPU.
+        generator: random generator, on the CPU.
     """
     device = block.step.device
     private = [name for name in block.parameters if name not in block.shared]

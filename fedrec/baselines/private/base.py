@@ -149,10 +149,10 @@ class NoisyReleases:
     """The noisy sums of one fit, in order.
 
     Args:
-        plans: of each kind of release, by name.
-        source: where noise comes from.
+        plans: plan of each kind of release, by name.
+        source: source of noise.
         charge: see `PrivateBaseline.charge`.
-        unfounded: by kind, see `ReleaseKind.unfounded`; kinds that are not in it have a guarantee.
+        unfounded: `ReleaseKind.unfounded` by kind; missing kinds have a guarantee.
     """
 
     def __init__(
@@ -300,8 +300,8 @@ class ChosenItems:
 
         Args:
             rows: counts of each user, sparse `float64 [users, items]`, >= 0.
-            releases: of this fit.
-            config: how many are chosen, and their weights.
+            releases: releases of this fit.
+            config: number of chosen items, and their weights.
         """
         plan = releases.plans[COUNTS]
         counts = releases.release(COUNTS, clipped_row_sum(rows, plan.clip))
@@ -360,7 +360,7 @@ class CountsAndGramBaseline(PrivateBaseline):
         """Release the counts and the Gram matrix; sets `chosen`.
 
         Args:
-            histories: of the users.
+            histories: histories of the users.
 
         Returns:
             The noisy Gram matrix of the chosen items, each times its weight, `float64 [m, m]`, and

@@ -468,7 +468,7 @@ class DpGram(CountsAndGramBaseline):
         if histories.item_features is None or not histories.item_features.features:
             raise ExperimentError(
                 "items have no public features to denoise with",
-                expected="a dataset whose items have features",
+                expected="a dataset with item features",
                 got="none",
                 fix="set public-features = false for this baseline",
             )

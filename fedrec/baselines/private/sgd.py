@@ -162,9 +162,9 @@ class DpSgdBaseline(PrivateBaseline):
         """Gradients of the users' losses.
 
         Args:
-            parameters: as they are before the step.
+            parameters: parameters before the step.
             rows: binary `float32 [users, items]`.
-            mask: as `dropout` returns, on the device.
+            mask: result of `dropout`, on the device.
         """
 
     @one_thread()
@@ -215,8 +215,8 @@ def chosen_clip(gradients: OuterGradients, noise_multiplier: float) -> float:
     """Clip norm of algorithm 2 for the users' gradients; 0 if all are zero.
 
     Args:
-        gradients: of a cohort. Users with a zero or non-finite gradient are ignored, because a
-            bound of 0 would stop training.
+        gradients: gradients of a cohort. Users with a zero or non-finite gradient are ignored,
+            because a bound of 0 would stop training.
         noise_multiplier: standard deviation of the noise in the mean of the cohort, over S.
     """
     norms = gradients.norms()

@@ -37,9 +37,9 @@ class Line:
     """A line of a chart.
 
     Attributes:
-        label: its name.
+        label: name of the line.
         xs: ascending, finite.
-        ys: as many, finite.
+        ys: values at `xs`, finite.
     """
 
     label: str

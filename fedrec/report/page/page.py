@@ -24,8 +24,8 @@ def report(results: Sequence[Result], *, title: str | None = None) -> str:
     """Render a self-contained HTML page about finished runs.
 
     Args:
-        results: of finished runs.
-        title: of the page; default: from the experiments.
+        results: results of finished runs.
+        title: title of the page; default: from the experiments.
 
     Raises:
         RunError: `results` is empty.
