@@ -263,7 +263,7 @@ class CanaryPlan(Config):
     seed: int = Field(default=0, ge=0)
     """Seed of the secret signs, stream `"canary-signs"`."""
     parameters: tuple[str, ...] = ("*",)
-    """Patterns of the parameters that are trained."""
+    """Patterns of the trained parameters."""
     kind: Kind = "signed"
     """Kind of updates of the other clients."""
 

@@ -181,8 +181,8 @@ class Baseline(ABC):
     name: ClassVar[str]
     paper: ClassVar[str] = ""
     device: torch.device = torch.device("cpu")
-    """Device for its computations, set before `fit`; the scores may be on it. Ignored by systems
-    that do not use torch."""
+    """Device for computations, set before `fit`; scores may be on it. Systems without torch ignore
+    it."""
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -254,8 +254,8 @@ class CentralConfig(ExamplesConfig, HistoriesConfig):
     model: Annotated[Section, MODEL] = Section(name="mf")
     """The model: its name and settings."""
     private_parameters: tuple[str, ...] = ("user.*",)
-    """Patterns of the parameters of which each user has its own; not used by models that represent
-    users by their features or histories."""
+    """Patterns of the private parameters of each user; not used by models that represent users by
+    features or histories."""
 
 
 class Central(ExamplesBaseline):

@@ -123,8 +123,8 @@ class NeighbourConfig(LowRatedConfig):
     metric: Metric = "cosine"
     """Similarity: `cosine`, `pearson` or `euclidean`."""
     shrinkage: float = Field(default=0.0, ge=0)
-    """Added to the denominator of `cosine` and `pearson`; shrinks similarities of rows with few
-    ones towards zero."""
+    """Constant added to the denominator of `cosine` and `pearson`; shrinks similarities of rows
+    with few ones towards zero."""
 
 
 def similarities(rows: Sparse, columns: Sparse, metric: Metric, shrinkage: float = 0) -> np.ndarray:

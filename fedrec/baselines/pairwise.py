@@ -46,7 +46,7 @@ from fedrec.sums.fold_in import memberships
 # A new user is folded in with a row of zeros in E^(0): its embedding is propagated from its items
 # over K layers.
 #
-# Where this differs from the paper: with the default settings, in nothing that is known. Like the
+# Where this differs from the paper: no known difference with the default settings. Like the
 # authors' code, and unlike their text, it draws users uniformly, and then one of the user's items.
 # Two settings for large graphs are not in the paper: `precision = "bfloat16"` propagates rows of
 # half the size, and `final-rate` decreases the learning rate, so that fewer large batches suffice.
@@ -213,8 +213,8 @@ class Graph:
 #     -ln sigma(p_u . (q_i - q_j)) + lambda / 2 (|p_u|^2 + |q_i|^2 + |q_j|^2)
 #
 # for each positive i of a user and a fresh item j that the user has not, by stochastic gradient
-# descent, one triple after the other. Factors and items are drawn in numpy, and the triples of an
-# epoch are processed in native code.
+# descent, triple by triple. Factors and items are drawn in numpy, and the triples of an epoch are
+# processed in native code.
 #
 # Where this differs from the papers: Rendle et al. draw triples with replacement, here each epoch
 # visits every positive once in random order. UPC-SDG's experiments use LightGCN's code (Adam,
@@ -326,8 +326,8 @@ def _epoch(user_rows, item_rows, users, liked, others, rate, penalty):
 #
 #     ln(max(1, rank)) (score(u, other) - score(u, liked)),    the weight at most 10
 #
-# by Adagrad, one step after the other in random order. Drawn items that the user likes count as
-# tried. A user is folded in by the same steps on its own row, which starts from its side features.
+# by Adagrad, sequentially in random order. Drawn items that the user likes count as tried. A user
+# is folded in by the same steps on its own row, which starts from its side features.
 #
 # Where this differs from LightFM: users have no bias, because it cancels in every ranking; there is
 # only one thread, because results would not be reproducible with several; and no L2 penalty,

@@ -49,7 +49,7 @@ class SimilarityConfig(ScaleConfig):
     """Number of neighbours N_k with the largest similarity in a prediction; default: all. The paper
     has 500."""
     prior: float = Field(default=0.0, ge=0)
-    """Added to the denominators of equation 2; 0 in the paper."""
+    """Constant added to the denominators of equation 2; 0 in the paper."""
     seed: int = Field(default=0, ge=0)
     """Seed of the initial similarities, the order of ratings and the noise."""
 

@@ -38,7 +38,7 @@ class SvdConfig(Config):
     regularisation: float = Field(default=0.02, ge=0)
     """Regularisation lambda."""
     seed: int = Field(default=0, ge=0)
-    """Of the initial factors."""
+    """Seed of the initial factors."""
 
 
 class Svd(RatingBaseline):

@@ -32,11 +32,11 @@ class TrainingConfig(Config):
     learning_rate: float = Field(default=0.001, gt=0)
     """Learning rate of Adam."""
     final_rate: float = Field(default=1.0, gt=0, le=1)
-    """Learning rate at the end, as a share of `learning_rate`; it falls linearly. 1: constant."""
+    """Final learning rate as a share of `learning_rate`, with linear decay; 1: constant."""
     average: float = Field(default=0.0, ge=0, lt=1)
-    """Decay of the exponential moving average of all parameters, which is used after training: it
-    averages about 1 / (1 - average) steps (Polyak and Juditsky 1992 for the plain mean) and ranks
-    better than the last parameters, which change with every batch; 0: these are used."""
+    """Decay of the exponential moving average of all parameters, used after training: it averages
+    about 1 / (1 - average) steps (Polyak and Juditsky 1992 for the plain mean) and ranks better
+    than the last parameters, which change with every batch; 0: no averaging."""
 
 
 def train(
@@ -190,8 +190,8 @@ class UserRowsConfig(Config):
     """Settings of all systems with a row per user."""
 
     unseen_users: Literal["transductive", "fold-in"] = "transductive"
-    """Evaluated users who are not training users: also trained on (`transductive`), or folded in
-    afterwards (`fold-in`)."""
+    """Treatment of evaluated users who are not training users: also trained on (`transductive`), or
+    folded in afterwards (`fold-in`)."""
     seed: int = Field(default=0, ge=0)
     """Seed of all random draws."""
 

@@ -37,7 +37,7 @@ class SampledListsConfig(Config):
     """Settings of sampled metrics."""
 
     items: int = Field(default=99, ge=1)
-    """Items drawn for each positive; all never-seen items where these are fewer."""
+    """Number of items drawn for each positive; at most all never-seen items."""
 
 
 class SampledMetric(UserMetric):

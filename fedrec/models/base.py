@@ -229,9 +229,9 @@ class ProductsConfig(Config):
     """Settings of products of items: the number of items."""
 
     items: int = Field(default=4000, ge=1, le=20_000)
-    """m, the number of most popular items that products are about; at most the catalogue. A device
-    sends at most half of m x m numbers of 4 bytes, and receives all of them where it recommends by
-    weights: 4,000 items take 64 MB. Memory grows with its square."""
+    """Number m of most popular items in products; at most the catalogue. A device sends at most
+    half of m x m numbers of 4 bytes, and receives all if it recommends by weights: 4,000 items take
+    64 MB. Memory grows with its square."""
 
 
 class ProductsModel(HistoryModel):

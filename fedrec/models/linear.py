@@ -43,13 +43,13 @@ class FoldInConfig(PublicPriorConfig, ProductsConfig):
     """Settings of the embeddings and of users' histories."""
 
     items: int = Field(default=600, ge=1, le=20_000)
-    """m, the number of most popular items that products are about; at most the catalogue. Memory
-    grows with its square: 600 items take 1.4 MB."""
+    """Number m of most popular items in products; at most the catalogue. Memory grows with its
+    square: 600 items take 1.4 MB."""
     factors: Width = 64
     """Largest number of learned coordinates."""
     low_rated: float = Field(default=0.3, ge=0, le=1)
     """Weight of a rated item that is not positive in a user's history, where a positive one has 1;
-    0 leaves these items out. Of no use where the data have no ratings."""
+    0 leaves these items out. Not used for data without ratings."""
 
 
 class FoldIn(ProductsModel):
@@ -179,7 +179,7 @@ def _between(bias: Tensor) -> Tensor:
     return (bias - bias.min()) / (spread.clamp(min=1e-9) * 1.001)
 
 
-# What follows what: weights from a user's last items to the next one (`fedrec.sums.products`).
+# Markov chain of items: weights from a user's last items to the next one (`fedrec.sums.products`).
 #
 #     s_uj = sum over d = 1..window of decay^(d - 1) W_ij,  i the d-th item of u from the end
 #

@@ -40,7 +40,7 @@ class MfConfig(Config):
     init_std: float = Field(default=INIT_STD, gt=0)
     """Standard deviation of initial factors."""
     biases: bool = True
-    """Whether there are biases b, b_u and b_i; without them, a prediction is q_i . p_u."""
+    """Whether the model has biases b, b_u and b_i; without them, a prediction is q_i . p_u."""
 
     @model_validator(mode="after")
     def _center_is_a_bias(self) -> Self:

@@ -42,7 +42,7 @@ class PnbmConfig(Config):
     start: float = Field(default=1.0, gt=0)
     """Initial similarity of any two items."""
     prior: float = Field(default=5.0, ge=0)
-    """Added to the denominators, like this number of additional ratings without deviation at
+    """Constant added to denominators, like this number of additional ratings without deviation at
     similarity 1."""
 
 

@@ -289,7 +289,7 @@ class PrivRecProfileConfig(PrivRecConfig):
     """Settings of PrivRec's network and of the similarity term."""
 
     similarity: float = Field(default=12.0, gt=0)
-    """What the cosine of an item's embedding and the user's profile is multiplied by (s)."""
+    """Factor s of the cosine of an item's embedding and the user's profile."""
 
 
 class PrivRecProfile(Model):

@@ -54,12 +54,12 @@ class SequenceConfig(Config):
     width: Width = 64
     """Width d of embeddings and hidden states."""
     longest: int = Field(default=50, ge=1)
-    """Number of last items of a user that count."""
+    """Number of a user's last items used."""
     dropout: float = Field(default=0.2, ge=0, lt=1)
-    """Share of numbers that dropout hides in training, in [0, 1), rounded to 1/256."""
+    """Dropout rate in training, in [0, 1), rounded to 1/256."""
     loss: Literal["softmax", "sampled-softmax", "binary"] = "softmax"
-    """The loss of a position; `softmax` costs examples times catalogue, and in rounds a client
-    sends a change of every item's embedding."""
+    """Loss of a position; `softmax` costs examples times catalogue, and in rounds a client sends a
+    change of every item's embedding."""
     negatives: int | None = Field(default=None, ge=1)
     """Items drawn for a position with the loss `binary` (default: 1, as published), or for a
     sequence with `sampled-softmax` (default: 256)."""
@@ -309,13 +309,12 @@ def _softmax_loss(states: Tensor, table: Tensor, targets: Tensor, weights: Tenso
 # two-layer network of width d, each as x + dropout(g(norm(x))) (section 3.3), and a last
 # normalisation.
 #
-# Where this differs from the paper and its code: keys and values are normalised as queries are, as
-# the formula of section 3.3 says; its code takes them without. An affine layer follows the
-# attention, as in Vaswani et al. 2017, and dropout is on the outputs of both parts and on the
-# embeddings, not on weights of attention. Positions are counted from the end of the sequence,
-# equivalent to the paper's padding in front. The default loss is the softmax over the catalogue,
-# with which SASRec ranks better (Klenitskiy and Vasilev, RecSys 2023); `loss = "binary"` is as
-# published.
+# Where this differs from the paper and its code: keys and values are normalised like queries, as
+# in the formula of section 3.3, but not in its code. An affine layer follows the attention, as in
+# Vaswani et al. 2017, and dropout is on the outputs of both parts and on the embeddings, not on
+# weights of attention. Positions are counted from the end of the sequence, equivalent to the
+# paper's padding in front. The default loss is the softmax over the catalogue, with which SASRec
+# ranks better (Klenitskiy and Vasilev, RecSys 2023); `loss = "binary"` is as published.
 
 
 class SasRecConfig(SequenceConfig):
@@ -324,7 +323,7 @@ class SasRecConfig(SequenceConfig):
     blocks: int = Field(default=2, ge=1)
     """Number of blocks of attention and network."""
     heads: int = Field(default=1, ge=1)
-    """Heads of attention; they divide `width`."""
+    """Number of attention heads, a divisor of `width`."""
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> SasRecConfig:

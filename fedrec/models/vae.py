@@ -37,8 +37,8 @@ from fedrec.models.base import HistoryModel, Parameters
 from fedrec.nn.layers import glorot
 
 Tap = Callable[[str, Tensor, Tensor], Tensor]
-"""Called with name, inputs `[C, B, in]` and outputs `[C, B, out]` of an affine layer; returns the
-outputs to continue with."""
+"""Function called with name, inputs `[C, B, in]` and outputs `[C, B, out]` of an affine layer;
+returns the outputs to use."""
 
 
 class VaeConfig(Config):
@@ -49,7 +49,7 @@ class VaeConfig(Config):
     latent: Width = 20
     """Width K of the code (paper: 20, 30 and 50)."""
     dropout: float = Field(default=0.5, ge=0, lt=1)
-    """Share of a user's items that are hidden from the encoder while it trains, in [0, 1)."""
+    """Share of a user's items hidden from the encoder in training, in [0, 1)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,7 +30,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of formulas in s
 _MARKDOWN = set("\\`|*![")
 Format = Literal["csv", "markdown", "latex"]
 INTERVAL = "95% interval"
-"""Head of a column with the interval of the column before it."""
+"""Header of a column with the interval of the previous column."""
 _SEEDS = "t over seeds, Holm"
 
 

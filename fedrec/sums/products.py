@@ -138,9 +138,9 @@ class SmoothingConfig(Config):
     """Settings of the transition weights."""
 
     row_prior: float = Field(default=20.0, ge=0)
-    """Added to the sum of the transitions from an item, >= 0; more for fewer data."""
+    """Constant added to the sum of the transitions from an item, >= 0; larger for fewer data."""
     column_prior: float = Field(default=50.0, gt=0)
-    """Added to the sum of the transitions to an item, > 0."""
+    """Constant added to the sum of the transitions to an item, > 0."""
     power: float = Field(default=0.3, ge=0, le=1)
     """Exponent in [0, 1] of the sum of the transitions to an item, its divisor; 0: popularity has
     full effect."""
@@ -350,8 +350,8 @@ class ItemScaleConfig(Config):
     solves for a model."""
 
     exponent: float = Field(default=0.0, ge=0)
-    """Items are scaled by their shares of likers to the power of minus this (as `popularity-start`
-    found them); 0 counts all alike. Under noise, popular items otherwise take most of the norm."""
+    """Items are scaled by their shares of likers (from `popularity-start`) to the power of minus
+    this; 0: equal scales. Under noise, popular items otherwise take most of the norm."""
 
 
 def chosen_items(bias: Tensor, count: int) -> Tensor:

@@ -32,7 +32,7 @@ class AttributeConfig(Config):
     folds: int = Field(default=5, ge=2)
     """Number of cross-validation folds over users."""
     length: int = Field(default=10, ge=1)
-    """Items in a list, none of the user's real training rows."""
+    """Length of lists, without items of the user's real training rows."""
 
 
 class Attribute(Attack):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 TARGET = "target"
-"""Name of the run that is attacked."""
+"""Name of the attacked run."""
 QUICK = {"every": 0, "users": 1, "final-users": 1, "fine-tune": {"epochs": 0}}
 """Minimal evaluation settings, for runs whose metrics are not needed."""
 

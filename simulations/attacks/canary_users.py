@@ -237,7 +237,7 @@ class CanaryUsersConfig(ReaderConfig):
     count: int = Field(ge=1)
     """Number of users added; their indices follow those of the others."""
     items: int = Field(default=0, ge=0)
-    """Number of items added, likewise."""
+    """Number of items added; their indices follow those of the others."""
 
 
 class CanaryUsers(Reader):

@@ -36,11 +36,11 @@ class PrivRecAttackConfig(MembershipConfig):
     shadow_users: int = Field(default=1000, ge=1)
     """Number of shadow users, with data known to the attacker."""
     used: float = Field(default=0.8, gt=0, lt=1)
-    """Share of these users that train the shadow system."""
+    """Share of the shadow users that train the shadow system."""
     members: float = Field(default=0.5, gt=0, lt=1)
     """Share of the other users that train the target system."""
     length: int = Field(default=10, ge=1)
-    """Items in a list."""
+    """Length of the recommendation lists."""
     trees: int = Field(default=100, ge=1)
     """Number of trees in the random forest."""
     judged: int = Field(default=200, ge=0)

@@ -237,7 +237,7 @@ class MadeUpUsersConfig(UpdatePoisoningConfig):
     users: int = Field(default=10, ge=1)
     """Number of made-up users per malicious client and round."""
     user_std: float = Field(default=0.01, gt=0)
-    """Standard deviation of their private parameters."""
+    """Standard deviation of the made-up users' private parameters."""
 
 
 class MadeUpUsers(UpdatePoisoning):

@@ -61,13 +61,13 @@ class FedRecAttackConfig(UpdatePoisoningConfig):
     """Settings of FedRecAttack."""
 
     rows: int = Field(default=60, ge=1)
-    """Number of items whose rows a malicious client changes (kappa)."""
+    """Number of item rows that a malicious client changes (kappa)."""
     row_limit: float = Field(default=1.0, gt=0)
     """Largest norm of the gradient of a row (C)."""
     fit_steps: int = Field(default=10, ge=1)
     """Steps of Adam that fit the users' embeddings in a round."""
     fit_rate: float = Field(default=0.01, gt=0)
-    """Their learning rate."""
+    """Learning rate of these steps."""
 
 
 class FedRecAttack(UpdatePoisoning):
@@ -327,7 +327,7 @@ class HardUsersConfig(MadeUpUsersConfig):
     hard_steps: int = Field(default=30, ge=1)
     """Steps of gradient descent for making a user hard."""
     hard_rate: float = Field(default=0.001, gt=0)
-    """Their learning rate."""
+    """Learning rate of these steps."""
 
 
 class HardUserMining(MadeUpUsers):

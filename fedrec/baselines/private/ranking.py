@@ -483,8 +483,8 @@ class DpGram(CountsAndGramBaseline):
 #
 # Two releases, once each, under user-level differential privacy:
 #
-# 1. noisy counts, which select the m items of the second release and estimate the popularity of
-# all; 2. the Gram matrix of those m items, as in `dp-gram`.
+# 1. noisy counts, to select the m items of the second release and to estimate popularity;
+# 2. the Gram matrix of those m items, as in `dp-gram`.
 #
 # A user's row x holds 1 for each liked item and `low-rated` for each other item that it rated: a
 # user chose the films that it rated, which also tells something about its preferences. Both
