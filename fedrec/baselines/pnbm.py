@@ -9,11 +9,11 @@ not symmetric.
 
 Where this differs from the paper:
 
-- Equations 3 and 6 print the norm of S where its square is meant, and equation 4 sums over (u, j)
-  what is indexed (u, i).
+- Equations 3 and 6 print the norm of S instead of its square, and equation 4 sums over (u, j)
+  terms indexed (u, i).
 - Equation 5 leaves out the sign of s_ij. It is here (`fedrec.neighbourhood.learned`).
 - f does not change when S is scaled, so the penalty only makes S shrink and steps grow; early
-  stopping is what regularises. `prior` makes the scale mean something.
+  stopping regularises instead. `prior` makes the scale meaningful.
 - The initial similarities, the batches and the choice of neighbours are not in the paper; they are
   settings.
 """

@@ -3,8 +3,8 @@
 dimension.
 
 A model is stateless. It creates initial parameters and maps `(parameters, users, items)` to
-predictions, where every parameter has a leading dimension C, one slice per client. Training one
-client after the other is the case C = 1.
+predictions, where every parameter has a leading dimension C, one slice per client. Sequential
+training of clients is the case C = 1.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from fedrec.models.base import HistoryForm, Parameters, ProductsConfig, Products
 from fedrec.sums.fold_in import LogLinear, PublicPriorConfig, feature_embeddings, prior_features
 from fedrec.sums.products import BIAS, chosen_items
 
-# A log-linear model of what users like, whose taste each device fits to its own rows.
+# A log-linear model of users' likes; each device fits a user's taste to its own rows.
 #
 #     p(i) proportional to exp(b_i + w . e_i),  w ~ N(0, I)
 #
@@ -29,7 +29,7 @@ from fedrec.sums.products import BIAS, chosen_items
 #     item.bias      popularities, as `popularity-start` finds them
 #     item.public    coordinates from public features, which stay as they are
 #     item.learned   coordinates that strategy `fold-in` learns from the sum of the users' products
-#     item.products  what users' products are sent as a change of; zero on the server
+#     item.products  users' products are sent as its change; zero on the server
 #
 # In a history, an item that a user rated and that is not positive counts `low-rated`: who rated a
 # film had chosen it, which also informs about its taste.

@@ -14,8 +14,8 @@ from fedrec.device import takes_compiled
 #     r, z = s(g + h U + c),  n = tanh(g' + r * (h U' + c')),  h <- (1 - z) n + z h
 #
 # PyTorch's operations pass over the numbers of all clients at every position, and add up a gradient
-# of every client's weight there. If several are trained on a processor, compiled code takes one
-# after the other.
+# of every client's weight there. If several clients are trained on a processor, compiled code
+# processes them sequentially.
 
 
 def recurrent_states(

@@ -10,10 +10,10 @@ experiment.
     status.json        running, finished, interrupted or failed, and the last complete round
     rounds.csv         one row per round; the same seed gives the same bytes on the same engine and
                        number of nodes
-    timings.csv        seconds per round, apart from rounds.csv because they differ in every run;
+    timings.csv        seconds per round, separate from rounds.csv because they vary between runs;
                        none in mode `secure`
     baselines.json     metrics of the centralised baselines
-    baselines/NAME/    one of them: result.json, users.csv (metrics of each user), groups.csv,
+    baselines/NAME/    a baseline: result.json, users.csv (metrics of each user), groups.csv,
                        privacy.jsonl (its charges)
     users.csv          metrics of each evaluated user after the last round; `client` is its number,
                        `user` the data's id where the data are known

@@ -24,8 +24,8 @@ from fedrec.runtime.files import parse_json, write_atomically
 
 # The map between the data's ids and the numbers that clients and items have in a run folder.
 #
-# ids/users.txt      line n (from 0): the data's id of user n, as a JSON text ids/items.txt      the
-# same of items
+#     ids/users.txt      line n (from 0): the data's id of user n, as a JSON text
+#     ids/items.txt      likewise for items
 
 _AT_ONCE = 2**17
 

@@ -93,8 +93,7 @@ class Attribute(Attack):
         return profiles
 
     def _labels(self, population: Population) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-        """Training clients with the attribute, their classes as codes from 0, and the classes'
-        labels."""
+        """Training clients with a known attribute, class codes from 0, and class labels."""
         features = population.interactions.user_features
         name = self.config.attribute
         known = features.names

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # PrivRec's membership attack (section 4.6): a shadow and a target federation, lists, a forest;
-# `fedrec.attacks.membership` has the forest, and what the paper leaves open.
+# `fedrec.attacks.membership` has the forest, and lists what the paper leaves open.
 
 _SHADOW = "shadow"
 
@@ -170,8 +170,7 @@ class Lira(Fit):
         return {**super().trainings(attacked), **shadows}
 
     def suspicion(self, attacked: Attacked) -> np.ndarray:
-        """Likelihood-ratio scores, `float64 [users]`, see `lira_scores`. The signals are saved in
-        `signals.npz`."""
+        """Scores `float64 [users]`, see `lira_scores`; the signals are saved in `signals.npz`."""
         users = attacked.users
         shadows = [system for name, system in attacked.systems.items() if name != TARGET]
         arrays = {

@@ -309,7 +309,7 @@ class Pieck(UpdatePoisoning):
         return tables[0]
 
 
-# A-hum (Rong, He and Chen 2022, section 4.3): as A-ra, but for hard users, who do not like the
+# A-hum (Rong, He and Chen 2022, section 4.3): like A-ra, but for hard users, who do not like the
 # targets.
 #
 # A random user is made hard by steps of gradient descent on its private parameters, on the

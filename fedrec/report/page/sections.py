@@ -304,8 +304,8 @@ def _epsilon(result: Result, label: str) -> Cell:
 
 
 _UNITS = {
-    "replace-one": "one user: all of its data, replaced by another user's",
-    "add-remove": "one user: all of its data, added or removed",
+    "replace-one": "all data of one user, replaced by another user's",
+    "add-remove": "all data of one user, added or removed",
 }
 _ATTACKS = {"audit.json": "audit", "attack.json": "attack"}
 _FACTS = {
@@ -395,7 +395,7 @@ def _attacks(result: Result) -> dict[str, str]:
                 f"{key} {value:.4g}" for key, value in table if isinstance(value, float | int)
             ]
             facts |= {name: ", ".join(numbers[:6])} if numbers else {}
-    return facts or {"audit": "none was run (fedrec audit, fedrec attack)"}
+    return facts or {"audit": "not run (see fedrec audit, fedrec attack)"}
 
 
 def _number(value: object) -> str:
@@ -410,8 +410,8 @@ _COSTS = ("run", "training", "evaluation", "baselines", "model", "down", "up", "
 def cost_table(runs: Sequence[Run]) -> PageTable:
     """Table of seconds, bytes and memory of each run; a dash if not measured."""
     caption = (
-        "Time of this machine; down, up: bytes that all devices receive and send in training, with"
-        " one client a device: rows that are zero are not sent, and of symmetric products one half"
+        "Times on this machine; down, up: bytes that all devices receive and send in training, with"
+        " one client per device; zero rows and half of symmetric products are not sent"
     )
     return PageTable(caption, _COSTS, tuple(_costs(run) for run in runs))
 
