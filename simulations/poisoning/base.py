@@ -228,7 +228,7 @@ def gradients_of(value: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tenso
     }
 
 
-# What A-ra and A-hum share: the gradient of the targets' loss for made-up users.
+# Common part of A-ra and A-hum: the gradient of the targets' loss for made-up users.
 
 
 class MadeUpUsersConfig(UpdatePoisoningConfig):

@@ -43,17 +43,14 @@ _CAVEATS = (
     ),
     (
         "The noise is scaled to one entry of the gradient. One rating of a user with n ratings"
-        " moves up to n (n - 1) entries: at the floor C the sum moves about 1.5 n times as far as"
-        " the noise is made for."
+        " changes up to n (n - 1) entries: at the floor C the sum changes about 1.5 n times as much"
+        " as the noise is calibrated for."
     ),
     (
-        "Exact item means are used and published, and who has too few ratings is left out by"
-        " looking at the private data."
+        "Exact item means are used and published, and users with too few ratings are left out based"
+        " on the private data."
     ),
-    (
-        "Choosing K, C and the step size anew for each epsilon by looking at results is not"
-        " accounted for."
-    ),
+    "Tuning K, C and the step size for each epsilon on results is not accounted for.",
 )
 _START_CAVEAT = (
     "The similarities start from the ratings themselves, without noise: nothing is guaranteed."

@@ -36,10 +36,10 @@ from fedrec.sums.products import descend_factors
 _INIT_STD = 0.1  # of the initial factors
 _CAVEATS = (
     (
-        "It is the value of one rating that is protected. That a user rated an item is not, nor is"
-        " a whole user: one with n ratings has n times the epsilon."
+        "Only the value of one rating is protected, not the fact that a user rated an item, nor a"
+        " whole user: a user with n ratings has n times the epsilon."
     ),
-    "Choosing settings anew for each epsilon by looking at results is not accounted for.",
+    "Tuning the settings for each epsilon on results is not accounted for.",
 )
 
 
@@ -236,9 +236,9 @@ class DpItemMean(RatingBaseline):
 
 CAVEATS = (
     (
-        "The total is that of an exact sample, which no chain of this length gives: at such step"
-        " sizes the prior alone takes some 10^10 steps to forget where the chain started. How far"
-        " the chain is from the posterior (delta) is not known, so nothing is guaranteed."
+        "The total is that of an exact sample, which a chain of this length does not reach: at such"
+        " step sizes the prior alone takes about 10^10 steps to forget the start. The distance of"
+        " the chain from the posterior (delta) is unknown, so nothing is guaranteed."
     ),
     (
         "A temperature below 1 divides the noise: the sample is from the posterior to the power of"
@@ -246,8 +246,8 @@ CAVEATS = (
     ),
     "Exact item means are used and published.",
     (
-        "The epsilon is for a whole user. Divided by the number of its ratings it is no guarantee"
-        " for one rating: that has the same epsilon as the user."
+        "The epsilon is for a whole user. Divided by the number of ratings it is not a guarantee"
+        " for one rating, which has the same epsilon as the user."
     ),
 )
 
