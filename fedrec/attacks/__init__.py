@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks on trained systems, as statistics on what an attacker sees.
+"""Attacks on trained systems, as statistics on an attacker's observations.
 
 Membership inference (`membership`, `lira`), and whether a run leaks more than its epsilon allows
 (`audit`). Everything here works on arrays; `simulations.attacks` trains the federations that the

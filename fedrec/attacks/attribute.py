@@ -29,7 +29,7 @@ from fedrec.rng import stream, torch_stream
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure with its interval of 95 % confidence (unless said otherwise).
+    """A figure with its confidence interval, of 95 % unless stated otherwise.
 
     Attributes:
         value: in [0, 1].
@@ -54,8 +54,8 @@ class Success:
             is chance.
         auc: area under the ROC curve (interval of DeLong et al. 1988); 1/2 is chance.
         members_found: share of members whose score lies above the threshold that `alarms` of the
-            others pass; Clopper-Pearson at that threshold, whose own uncertainty is not in it.
-            Chance is `false_alarms`.
+            others pass; Clopper-Pearson at that threshold, without its uncertainty. Chance is
+            `false_alarms`.
         false_alarms: share of the others that pass it, at most the requested one.
         wanted: the requested largest share of false alarms, such as .01.
     """
@@ -71,7 +71,7 @@ class Success:
     wanted: float
 
     def table(self) -> dict[str, Any]:
-        """All figures as plain numbers."""
+        """Return all figures as plain numbers."""
         table = asdict(self)
         return {**table, "found": table.pop("members_found")}
 
@@ -99,7 +99,7 @@ def measure(
         member: `bool [users]`, the truth; both kinds must occur.
         threshold: a score above it is the answer "member" (for the two accuracies).
         wanted: largest share of false alarms at which `found` is measured, in [0, 1].
-        confidence: of all intervals, in (0, 1).
+        confidence: confidence of all intervals, in (0, 1).
 
     Raises:
         ValueError: lengths differ, a score is NaN, or there are no members or no others.
@@ -149,8 +149,8 @@ def found_ceiling(false_alarms: float, epsilon: float, delta: float) -> float:
 
 
 def _cut(outside: np.ndarray, wanted: float) -> float:
-    """The smallest score of the others (or below all of them) that at most the requested share of
-    them exceeds."""
+    """Smallest threshold among the others' scores (or -infinity) with at most the requested share
+    of false alarms."""
     allowed = math.floor(wanted * len(outside) + 1e-9)
     descending = np.sort(outside)[::-1]
     return -math.inf if allowed >= len(outside) else float(descending[allowed])
@@ -172,8 +172,7 @@ def _area(inside: np.ndarray, outside: np.ndarray, confidence: float) -> Figure:
 # The attribute attacker's classifier: a network with one hidden layer.
 #
 # Trained by Adam on class-balanced cross-entropy. Early stopping on a part of the training users
-# makes tuning unnecessary, and keeps an overfitting attacker from being mistaken for a private
-# system.
+# makes tuning unnecessary, so that an overfitting attacker is not mistaken for a private system.
 
 _HIDDEN = 128
 _LEARNING_RATE = 3e-3
@@ -181,17 +180,16 @@ _WEIGHT_DECAY = 1e-2
 _BATCH = 128  # users per step
 _EPOCHS = 60
 _PATIENCE = 8  # passes without a better validation loss after which training stops
-_VALIDATION = 0.15  # share of the training users that chooses the pass to keep
+_VALIDATION = 0.15  # share of the training users for early stopping
 
 
 class Classifier:
-    """Class scores from descriptions.
+    """Attacker's classifier: class scores from descriptions.
 
     Args:
         columns: width of a description.
         classes: number of classes.
-        seed: of the stream `"attribute-classifier"`; `address` names one of several classifiers
-            below it.
+        seed: seed of the stream `"attribute-classifier"`; `address` identifies a classifier.
     """
 
     def __init__(self, columns: int, classes: int, seed: int, *address: int) -> None:
@@ -203,7 +201,7 @@ class Classifier:
         ]
 
     def fit(self, described: np.ndarray, labels: np.ndarray) -> Classifier:
-        """Train.
+        """Train with early stopping.
 
         Args:
             described: `float32 [users, columns]`.
@@ -244,7 +242,7 @@ class Classifier:
         return self
 
     def scores(self, described: np.ndarray) -> np.ndarray:
-        """Chance of each class, `float64 [users, classes]`."""
+        """Probability of each class, `float64 [users, classes]`."""
         with torch.no_grad():
             return torch.softmax(self._logits(torch.from_numpy(described)).double(), 1).numpy()
 
@@ -258,8 +256,8 @@ class Classifier:
         return (2 * torch.rand(fan_in, fan_out, generator=self._random) - 1) * bound
 
 
-# Attribute inference: how well a user's attribute (such as gender) can be inferred from what an
-# attacker sees of it.
+# Attribute inference: success in inferring a user's attribute (such as gender) from an attacker's
+# observations.
 #
 # The attacker knows the attribute of some users, trains a classifier on their data, and applies it
 # to the others. This is done in folds, so that the attribute of every user is predicted once. The
@@ -303,7 +301,7 @@ class Inference:
         return 1 / len(self.classes)
 
     def table(self) -> dict[str, Any]:
-        """All figures as plain numbers."""
+        """Return all figures as plain numbers."""
         return {**asdict(self), "chance": self.chance}
 
 
@@ -315,17 +313,17 @@ def infer_attribute(
     folds: int = 5,
     seed: int = 0,
 ) -> Inference:
-    """Attack in folds.
+    """Run the attribute attack by cross-validation.
 
     Args:
-        described: `float [users, columns]`, what the attacker sees of each user; finite.
+        described: `float [users, columns]`, finite descriptions of users as the attacker sees them.
         labels: `int64 [users]`, the attribute as codes from 0, each class with at least `folds`
             users.
         scaling: `"rows"` scales each description to length 1, for sets; `"columns"` scales each
             column to mean 0 and standard deviation 1 over the users whose attribute is known, for
             numbers of different size.
         folds: number of folds, at least 2.
-        seed: of the streams `"attribute-folds"` and `"attribute-classifier"`.
+        seed: seed of the streams `"attribute-folds"` and `"attribute-classifier"`.
 
     Raises:
         ExperimentError: fewer than two classes, or a class has fewer users than there are folds.
@@ -342,8 +340,8 @@ def infer_attribute(
     counts = np.bincount(labels)
     if len(counts) < 2 or counts.min() < folds:
         raise ExperimentError(
-            "a class has too few users for the attack",
-            expected=f"two classes or more, of {folds} users or more each",
+            "too few users of a class for the attack",
+            expected=f"at least two classes of at least {folds} users each",
             got=", ".join(map(str, counts)),
             fix="use fewer folds, or another attribute",
         )
@@ -359,8 +357,7 @@ def infer_attribute(
 
 
 def stratified_folds(labels: np.ndarray, folds: int, seed: int) -> np.ndarray:
-    """`int64 [users]`: each user's fold; in every fold each class has its share of users, to within
-    one."""
+    """Fold of each user, `int64 [users]`; folds have equal numbers of each class, to within one."""
     random = stream(seed, "attribute-folds")
     fold = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
@@ -387,7 +384,7 @@ def _scaled(
 
 
 def judged(chances: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> Inference:
-    """The figures of an attacker's answers.
+    """Compute the figures of an attacker's answers.
 
     Args:
         chances: `float [users, classes]`; the largest is the answer.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lower bounds on epsilon, and point estimates, from what an audit observes."""
+"""Lower bounds on epsilon, and point estimates, from an audit's observations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)  # of the canaries that are guess
 
 @dataclass(frozen=True)
 class OneRunBound:
-    """The best bound over numbers of guesses.
+    """Best bound over numbers of guesses.
 
     Attributes:
         epsilon: lower bound, >= 0.
@@ -86,14 +86,13 @@ def one_run_bound(
     significance: float = 0.05,
     shares: tuple[float, ...] = SHARES,
 ) -> OneRunBound:
-    """Guess the signs of the canaries with the most extreme scores, for each share; return the best
-    bound.
+    """Best bound from guessing the signs of the canaries with the most extreme scores, over shares.
 
     Args:
         scores: `float [k]`, positive where +1 is guessed.
         signs: `int [k]`, the truth.
         delta: in [0, 1].
-        significance: of the result; each share gets its part of it.
+        significance: total significance, divided equally among the shares.
         shares: fixed in advance, each in (0, 1].
     """
     order = np.argsort(-np.abs(scores), kind="stable")
@@ -110,7 +109,7 @@ def one_run_bound(
 
 
 def _chance(epsilon: float, canaries: int, guesses: int, correct: int, delta: float) -> float:
-    """Largest chance of so many right guesses under (epsilon, delta)-DP."""
+    """Largest probability of `correct` right guesses under (epsilon, delta)-DP."""
     share = float(expit(epsilon))
     lengths = np.arange(1, correct + 1)
     # P[B <= -1], ..., P[B <= v - 1]
@@ -135,7 +134,7 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> In
 
 
 def exact_lower(successes: int, trials: int, tail: float) -> float:
-    """One-sided exact lower limit: a smaller proportion gives this many successes with a chance
+    """One-sided exact lower limit: under a smaller proportion this many successes have probability
     below `tail`."""
     return float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
 
@@ -199,13 +198,13 @@ class EpsilonEstimate:
 def estimate_epsilon(
     scores: np.ndarray, signs: np.ndarray, delta: float, *, seed: int = 0, resamples: int = 300
 ) -> EpsilonEstimate:
-    """Fit, compare, and resample the canaries.
+    """Estimate epsilon by fitting normal distributions, with bootstrap over canaries.
 
     Args:
         scores: `float [k]`.
         signs: `int [k]`; at least two canaries of each sign.
         delta: in (0, 1).
-        seed: of the stream `"canary-bootstrap"`.
+        seed: seed of the stream `"canary-bootstrap"`.
         resamples: number of bootstrap resamples, drawn within each sign.
 
     Raises:
@@ -253,7 +252,7 @@ def gdp_bound(
         signs: `int [k]`, the truth.
         scale: unit of the cuts; a function of the claim, not of the scores.
         delta: in (0, 1).
-        significance: of the result; each cut gets its part of it, halved between its two rates.
+        significance: total significance, divided among the cuts and halved between their two rates.
         cuts: fixed in advance.
     """
     plus = scores[signs > 0]
@@ -272,7 +271,7 @@ def gdp_bound(
 #
 # For an epsilon-DP release the chance of any answer differs by a factor of at most exp(epsilon)
 # between the two. So if an adversary is right with chance p on the one, and wrong with chance q on
-# the other, epsilon is at least ln(p / q); with exact limits of Clopper and Pearson in place of p
+# the other, epsilon is at least ln(p / q); with exact limits of Clopper and Pearson instead of p
 # and q this holds with the requested confidence.
 #
 # The adversary compares the likelihoods of a release under independent Laplace noise on the
@@ -289,8 +288,8 @@ class LowerBound:
 
     Attributes:
         epsilon: lower bound, at least 0.
-        right: how often the first dataset was classified as the first.
-        wrong: how often the second dataset was classified as the first.
+        right: number of times that the first dataset was classified as the first.
+        wrong: number of times that the second dataset was classified as the first.
         trials: number of releases of each dataset.
     """
 
@@ -301,7 +300,7 @@ class LowerBound:
 
 
 def lower_bound(right: int, wrong: int, trials: int, confidence: float = 0.95) -> LowerBound:
-    """The bound from numbers of right and wrong answers in `trials` trials each."""
+    """Compute the bound from numbers of right and wrong answers in `trials` trials each."""
     tail = (1 - confidence) / 2
     least = exact_lower(right, trials, tail)
     most = exact_upper(wrong, trials, tail)
@@ -317,8 +316,8 @@ def laplace_score(
 
 
 def neighbours(ratings: int, others: int = 20) -> tuple[Ratings, Ratings]:
-    """Two datasets over `ratings` items that differ in one rating: user 0 rated the first item 5 or
-    1.
+    """Create two datasets over `ratings` items that differ in one rating: user 0 rated the first
+    item 5 or 1.
 
     Args:
         ratings: number of ratings of user 0.
@@ -342,12 +341,11 @@ def audit_one_rating(
         config: settings; one iteration, with `start = "constant"` so that both start alike.
         ratings: number of ratings of the user one of whose ratings differs.
         trials: number of runs on each dataset.
-        seed: of the first run.
-        confidence: of the bound.
+        seed: seed of the first run.
+        confidence: confidence of the bound.
 
     Raises:
-        ValueError: there is no noise, more than one iteration, or a start that differs from run to
-            run.
+        ValueError: no noise, more than one iteration, or a start that differs from run to run.
     """
     if config.epsilon is None or config.iterations != 1 or config.start != "constant":
         raise ValueError("Expected an epsilon, one iteration and start = 'constant'.")
@@ -365,7 +363,7 @@ def audit_one_rating(
 
 
 def _released(config: DpsgdPnbmConfig, data: Ratings) -> np.ndarray:
-    """The similarities that are released."""
+    """Similarities released by the algorithm."""
     system = DpsgdPnbm(config)
     system.fit_ratings(data)
     return system.similarity

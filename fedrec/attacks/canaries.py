@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The canaries of an audit: ids, uploads, secret signs, scores, observations, and the claim."""
+"""Canaries of an audit: ids, uploads, secret signs, scores, observations, and the claim."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from fedrec.rng import stream
 
 @dataclass(frozen=True)
 class PrivacyClaim:
-    """The claimed release of a round: a clipped sum over the cohort, divided by a fixed number,
-    plus normal noise.
+    """Claimed release of a round: a clipped sum over the cohort, divided by a fixed number, plus
+    normal noise.
 
     Attributes:
-        clip: S, largest L2 norm of one client's update, > 0; S / sqrt(2) where updates never point
-            in opposite directions: half of how far two clients can be apart.
-        denominator: M, what the sum is divided by, > 0.
+        clip: S, largest L2 norm of one client's update, > 0; S / sqrt(2) for updates that never
+            point in opposite directions: half the largest distance of two clients.
+        denominator: M, divisor of the sum, > 0.
         noise_std: standard deviation of the noise in each coordinate of the mean, >= 0; PrivRec:
             `z * 2 S / M`.
-        sampling_rate: q, chance that a client takes part in a round, in (0, 1].
+        sampling_rate: q, probability that a client takes part in a round, in (0, 1].
         rounds: T, number of releases.
         delta: delta of the claim, in (0, 1).
-        mixing: `[T]`, what the noise of a round has of the independent noise of that round
-            and of those before; then `noise_std` is that of the independent noise. None: noise is
-            independent in every round.
-        epsilon: the claim: an upper bound at `delta` for all rounds together, computed for the
-            population that was trained, canaries included; infinite if nothing is claimed.
+        mixing: `[T]`, coefficients of a round's noise in the independent noise of that round and of
+            earlier ones; then `noise_std` is that of the independent noise. None: independent
+            noise.
+        epsilon: claimed upper bound at `delta` for all rounds together, computed for the population
+            that was trained, canaries included; infinite if nothing is claimed.
 
     Raises:
         ExperimentError: a value is out of range.
@@ -68,7 +68,7 @@ class PrivacyClaim:
             and self.epsilon >= 0
         ):
             raise ExperimentError(
-                "the mechanism to audit has a value out of range",
+                "the audited claim has a value out of range",
                 expected=(
                     "clip, denominator > 0; noise-std, epsilon >= 0; sampling rate in (0, 1]; delta"
                     " in (0, 1)"
@@ -79,17 +79,17 @@ class PrivacyClaim:
 
     @property
     def signal(self) -> float:
-        """`S / M`: how far one client moves the mean."""
+        """Change of the mean by one client, `S / M`."""
         return self.clip / self.denominator
 
     @property
     def noise_multiplier(self) -> float:
-        """z: noise over replace-one sensitivity, `noise_std M / (2 S)`."""
+        """Noise multiplier z: noise over replace-one sensitivity, `noise_std M / (2 S)`."""
         return self.noise_std / (2 * self.signal)
 
     def known_epsilon(self, releases: float) -> float:
-        """Epsilon at `delta` against an observer who knows in how many releases a client took part;
-        of correlated noise, the squared norm of what it moved."""
+        """Epsilon at `delta` against an observer who knows the number of releases with a client;
+        for correlated noise, `releases` is the squared norm of its contributions."""
         return gdp_epsilon(
             math.sqrt(releases) / self.noise_multiplier if self.noise_std else math.inf, self.delta
         )
@@ -103,18 +103,18 @@ _ROUNDING = 1e-12  # coefficients below this are 0
 
 @dataclass(frozen=True, eq=False)
 class Observations:
-    """One audited run with T rounds and k canaries.
+    """Observations of one audited run with T rounds and k canaries.
 
     Attributes:
         released: `float64 [T, k]`, the released noisy mean update of a round along each canary's
             direction.
-        taking_part: `bool [T, k]`, whether the canary was in the cohort; or `float64`, by how many
-            times S/M it moves what is observed.
+        taking_part: `bool [T, k]`, whether the canary was in the cohort; or `float64`, its effect
+            on the observed values in units of S/M.
         signs: `int64 [k]`, +1 or -1.
-        quiet: `float64 [T, n]`, the released mean along further orthonormal directions in which no
-            client moves it; None: only canaries that are absent show the noise.
+        quiet: `float64 [T, n]`, the released mean along further orthonormal directions without
+            client contributions; None: only absent canaries show the noise.
         shared: whether other clients move the mean along the canaries' directions, too.
-        groups: `[k]`, the parameter in which each canary is; None: all in the same.
+        groups: `[k]`, the parameter of each canary; None: all in the same.
 
     Raises:
         ValueError: shapes do not match, a sign has no canary, or a number is not finite.
@@ -141,23 +141,23 @@ class Observations:
 
     @property
     def rounds(self) -> int:
-        """T."""
+        """Number of rounds T."""
         return self.released.shape[0]
 
     @property
     def parameters(self) -> list[str]:
-        """The parameters in which canaries are, if there are several."""
+        """Parameters with canaries, if there are several."""
         names = [] if self.groups is None else np.unique(self.groups).tolist()
         return names if len(names) > 1 else []
 
     @property
     def canaries(self) -> int:
-        """k."""
+        """Number of canaries k."""
         return self.released.shape[1]
 
     def whitened(self, mixing: Sequence[float]) -> Observations:
-        """The same releases with independent noise, if the noise of a round is what `mixing [T]`
-        states: earlier rounds are taken back from later ones, and so is what canaries moved."""
+        """Return the releases with independent noise, by inverting the correlation `mixing [T]`;
+        the canaries' contributions are transformed alike."""
         column = inverse(np.array(mixing), self.rounds)
         undo = toeplitz(np.where(np.abs(column) < _ROUNDING, 0.0, column), np.zeros(self.rounds))
         return replace(
@@ -179,13 +179,12 @@ class Observations:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The canaries' scores for one kind of observer.
+    """Scores of the canaries for one kind of observer.
 
     Attributes:
         name: `"final"`, `"trace"` or `"known"`.
         values: `float64 [k]`.
-        scale: standard deviation of a score under the claimed mechanism, a function of the claim
-            alone.
+        scale: standard deviation of a score under the claimed mechanism.
         upper: the epsilon that the claim allows this observer.
     """
 
@@ -196,7 +195,7 @@ class Scores:
 
 
 def all_scores(seen: Observations, claim: PrivacyClaim) -> list[Scores]:
-    """The scores of every observer that the claim allows; without claimed noise only the first."""
+    """Compute the scores of all observers that the claim covers; without noise only the first."""
     if claim.mixing is not None:
         return [known_scores(seen, claim)]
     if not claim.noise_std:
@@ -205,7 +204,7 @@ def all_scores(seen: Observations, claim: PrivacyClaim) -> list[Scores]:
 
 
 def final_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
-    """`f_j = sum_t x_tj`."""
+    """Scores of the last model, `f_j = sum_t x_tj`."""
     q = claim.sampling_rate
     rounds = claim.rounds
     variance = rounds * (claim.noise_std**2 + q * (1 - q) * claim.signal**2)
@@ -214,8 +213,8 @@ def final_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
 
 
 def trace_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
-    """`l_j = sum_t log[(1 - q + q e^((x m - m^2/2) / s^2)) / (1 - q + q e^((-x m - m^2/2) /
-    s^2))]`, m = S/M."""
+    """Log-likelihood ratios `l_j = sum_t log[(1 - q + q e^((x m - m^2/2) / s^2)) / (1 - q + q
+    e^((-x m - m^2/2) / s^2))]`, m = S/M."""
     q = claim.sampling_rate
     m = claim.signal
     variance = claim.noise_std**2
@@ -230,12 +229,12 @@ def trace_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
 
 
 def known_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
-    """`c_j = sum_(t: j takes part) x_tj`; of correlated noise, weighted by how far j moves what is
-    observed. Where cohorts may be known, the claimed epsilon bounds it."""
+    """Scores for known cohorts, `c_j = sum_(t: j takes part) x_tj`; with correlated noise, weighted
+    by the effect of j. Where cohorts may be known, the claimed epsilon bounds it."""
     weights = seen.taking_part.astype(np.float64)
     values = (weights * seen.released).sum(axis=0)
     if claim.mixing is not None and claim.sampling_rate == 1:
-        # noise of the claimed epsilon: its scale is no function of what was observed
+        # noise of the claimed epsilon: its scale does not depend on the observations
         moved = gdp_parameter(claim.epsilon, claim.delta) * claim.noise_multiplier
         return Scores("known", values, claim.noise_std * moved, claim.epsilon)
     expected = claim.sampling_rate * claim.rounds
@@ -243,11 +242,11 @@ def known_scores(seen: Observations, claim: PrivacyClaim) -> Scores:
     return Scores("known", values, claim.noise_std * math.sqrt(expected), claim.known_epsilon(most))
 
 
-# Canaries: their ids, their secret signs, and what the clients around them send.
+# Canaries: their ids, secret signs, and the kind of updates of other clients.
 
 Kind = Literal["signed", "rows", "products"]
-"""What clients of a phase send: updates of any sign; vectors without a negative number that have
-one entry per item; or such a vector's outer product with itself."""
+"""Kind of updates in a phase: of any sign; non-negative vectors with one entry per item; or the
+outer product of such a vector with itself."""
 
 
 class CanaryPlan(Config):
@@ -258,19 +257,19 @@ class CanaryPlan(Config):
     count: int = Field(ge=4)
     """Number of canaries, k."""
     magnitude: float = Field(gt=0)
-    """L2 norm of a canary's upload; above the clip norm S, so that clipping is tested, too."""
+    """L2 norm of a canary's upload; above the clip norm S, to test clipping."""
     examples: int = Field(default=1000, ge=1)
-    """Number of examples that a canary reports; tests that no weight depends on it."""
+    """Number of examples that a canary reports, to test that weights do not depend on it."""
     seed: int = Field(default=0, ge=0)
     """Seed of the secret signs, stream `"canary-signs"`."""
     parameters: tuple[str, ...] = ("*",)
-    """Patterns of the parameters that are trained."""
+    """Patterns of the trained parameters."""
     kind: Kind = "signed"
-    """What the other clients send."""
+    """Kind of updates of the other clients."""
 
     def signs(self) -> np.ndarray:
-        """`int64 [k]`: secret signs b_j, independent and fair; drawn again in the rare case that
-        all are equal."""
+        """Secret signs b_j, `int64 [k]`, independent and fair; redrawn in the rare case that a sign
+        is missing."""
         for attempt in range(64):
             signs = 2 * stream(self.seed, "canary-signs", attempt).integers(0, 2, self.count) - 1
             if min((signs > 0).sum(), (signs < 0).sum()) >= 2:
@@ -278,7 +277,7 @@ class CanaryPlan(Config):
         raise ValueError("Expected a random generator that gives both signs.")
 
     def is_canary(self, clients: np.ndarray) -> np.ndarray:
-        """`bool [n]`: which of some clients are canaries."""
+        """Mask of the canaries among clients, `bool [n]`."""
         return (clients >= self.first) & (clients < self.first + self.count)
 
 
@@ -295,26 +294,25 @@ class CanaryPlan(Config):
 # with such rows has canaries, so that one that is not clipped is found.
 #
 # `rows`: two rows each, of which one gets the upload, among the last 2k rows of tables with one
-# number per item; these rows are of items that nobody has. So the other row is noise alone.
+# number per item; these rows are of items that no client has. So the other row is noise alone.
 #
 # `products`: v v^T with v = (1, 1) / sqrt(2) or (1, -1) / sqrt(2) at a pair of items of its own.
 # Other clients have items of the pair, too; but all of them upload symmetric matrices, so that the
 # antisymmetric part of the sum is noise alone.
 
 Upload = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""For each parameter that it changes, indices in the flat array, `int64 [n]`, and values there,
-`float64 [n]`."""
+"""Changed indices `int64 [n]` and values `float64 [n]` in the flat array of each parameter."""
 
 
 class UploadPair(NamedTuple):
-    """The two possible uploads of a canary, of norm 1: `up` of sign +1, `down` of sign -1."""
+    """Possible uploads of a canary, of norm 1: `up` of sign +1, `down` of sign -1."""
 
     up: Upload
     down: Upload
 
 
 class Directions:
-    """The uploads of all canaries.
+    """Uploads of all canaries, and their directions.
 
     Args:
         plan: the canaries.
@@ -352,7 +350,7 @@ class Directions:
         self._apart = 2.0 if plan.kind == "signed" else math.sqrt(2.0)
 
     def upload(self, client: int) -> Upload:
-        """What a canary uploads, before it is clipped."""
+        """Upload of a canary, before clipping."""
         number = client - self.plan.first
         pair = self.pairs[number]
         upload = pair.up if self.signs[number] > 0 else pair.down
@@ -362,14 +360,14 @@ class Directions:
         }
 
     def project(self, mean: Mapping[str, np.ndarray]) -> np.ndarray:
-        """`float64 [k]`: a mean update along each canary's direction."""
+        """Project a mean update on each canary's direction, `float64 [k]`."""
         flat = {name: value.reshape(-1) for name, value in mean.items()}
         apart = [_along(flat, pair.up) - _along(flat, pair.down) for pair in self.pairs]
         return np.array(apart) / self._apart
 
     def quiet(self, mean: Mapping[str, np.ndarray]) -> np.ndarray:
-        """`float64 [n]`: a mean update along orthonormal directions in which no client, canary or
-        not, ever moves it; empty for updates of any sign, where absent canaries serve."""
+        """Project a mean update on orthonormal directions without client contributions, `float64
+        [n]`; empty for updates of any sign, which use absent canaries instead."""
         if self.plan.kind == "signed":
             return np.empty(0)
         if self.plan.kind == "products":
@@ -386,7 +384,8 @@ class Directions:
     def _signed(
         self, trained: Mapping[str, tuple[int, ...]], room: Mapping[str, int]
     ) -> list[UploadPair]:
-        """A row each: as many in every trained parameter, and the rest in the first."""
+        """Assign one row to each canary: equally many per trained parameter, the rest in the
+        first."""
         count = self.plan.count
         names = [name for name in room if name in trained]
         if not names:
@@ -408,7 +407,7 @@ class Directions:
 
 
 def _rows(plan: CanaryPlan, trained: Mapping[str, tuple[int, ...]]) -> list[UploadPair]:
-    """Two of the last rows for each canary, in all tables with one number per item."""
+    """Assign two of the last rows to each canary, in all tables with one number per item."""
     tables = [
         name for name, shape in trained.items() if shape[1:] == (1,) and shape[0] >= 2 * plan.count
     ]
@@ -423,7 +422,7 @@ def _rows(plan: CanaryPlan, trained: Mapping[str, tuple[int, ...]]) -> list[Uplo
 def _products(
     plan: CanaryPlan, table: str, trained: Mapping[str, tuple[int, ...]]
 ) -> list[UploadPair]:
-    """The products of a pair of items for each canary, if there are enough pairs."""
+    """Assign a pair of items to each canary, if there are enough pairs."""
     size = trained[table][0] if table else 0
     firsts, seconds = np.triu_indices(size, 1)
     if len(firsts) < plan.count:
@@ -453,12 +452,12 @@ def _along(flat: Mapping[str, np.ndarray], upload: Upload) -> float:
 
 def _no_room(plan: CanaryPlan, trained: Mapping[str, tuple[int, ...]]) -> ExperimentError:
     needed = {
-        "signed": "item tables (`item_tables`), and one of them trained",
+        "signed": "item tables (`item_tables`), at least one of them trained",
         "rows": "a trained table with one number per item",
         "products": f"a trained matrix of products with {plan.count} pairs of items",
     }
     return ExperimentError(
-        "this model has no room for canaries",
+        "the model has no room for canaries",
         expected=f"a model with {needed[plan.kind]}",
         got=", ".join(f"{name} {list(shape)}" for name, shape in trained.items()) or "none",
         fix="audit an experiment with such a model, for example privrec, or with fewer --canaries",

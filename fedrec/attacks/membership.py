@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #
 # A user is described by what the paper gives the attacker: its features and its top-10
 # recommendation list. A random forest learns, from users of a shadow system of whom the attacker
-# knows it, which descriptions belong to members.
+# knows membership, which descriptions belong to members.
 #
 # Where this differs from the paper:
 #
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 
 class Describer:
-    """Turns users and their lists into rows of numbers: a 0/1 column for each category of a user
-    and for each item, the share of the list's items with each item category, and the popularity
-    rank (0 most popular, 1 least) at each place of the list, with its mean, smallest and largest.
+    """Encoding of users and their lists: a 0/1 column for each category of a user and for each
+    item, the share of the list's items with each item category, and the popularity rank (0 most
+    popular, 1 least) at each position of the list, with its mean, smallest and largest.
 
     Args:
         users: features of the users.
@@ -63,8 +63,8 @@ class Describer:
         self._rank[order] = np.arange(items.rows) / max(1, items.rows - 1)
 
     def describe(self, users: np.ndarray, lists: np.ndarray) -> np.ndarray:
-        """`float32 [n, columns]` of users `int64 [n]` and their lists `int64 [n, k]`, best item
-        first."""
+        """Descriptions `float32 [n, columns]` of users `int64 [n]` and their lists `int64 [n, k]`,
+        best item first."""
         columns = [one_hot(f.padded()[users], len(f.categories)) for f in self.users.features]
         ranks = self._rank[lists]
         columns.append(one_hot(lists, len(self._rank)))
@@ -74,15 +74,15 @@ class Describer:
 
 
 def one_hot(codes: np.ndarray, categories: int) -> np.ndarray:
-    """`float32 [n, categories]`, 1 where a category is among a row's codes `int64 [n, width]`; -1
-    is none."""
+    """Multi-hot encoding `float32 [n, categories]` of codes `int64 [n, width]`; -1 is no
+    category."""
     table = np.zeros((len(codes), categories + 1), dtype=np.float32)
     np.put_along_axis(table, codes, 1.0, axis=1)  # -1 is the last column, which goes
     return table[:, :categories]
 
 
 def top_lists(scores: np.ndarray, length: int = 10) -> np.ndarray:
-    """`int64 [n, length]`: items with the highest scores `float [n, items]`, best first; ties go to
+    """Items with the highest scores `float [n, items]`, `int64 [n, length]`, best first; ties go to
     the lower index."""
     return best_items(
         torch.from_numpy(np.ascontiguousarray(scores)), min(length, scores.shape[1])
@@ -92,12 +92,12 @@ def top_lists(scores: np.ndarray, length: int = 10) -> np.ndarray:
 def train_forest(
     described: np.ndarray, member: np.ndarray, *, seed: int, trees: int = 100
 ) -> RandomForestClassifier:
-    """The attack model.
+    """Train the attack's random forest.
 
     Args:
         described: `float32 [n, columns]`, shadow users.
-        member: `bool [n]`, which of them trained the shadow system.
-        seed: of the stream `"attack-forest"`.
+        member: `bool [n]`, members of the shadow system.
+        seed: seed of the stream `"attack-forest"`.
         trees: number of trees (not stated in the paper).
 
     Raises:
@@ -117,13 +117,13 @@ def train_forest(
 
 
 def forest_scores(forest: RandomForestClassifier, described: np.ndarray) -> np.ndarray:
-    """`float64 [n]`: the forest's probability of "member"; above 1/2 is its answer."""
+    """Probability of "member" by the forest, `float64 [n]`; above 1/2 is its answer."""
     chances = np.asarray(forest.predict_proba(described))
     return chances[:, np.asarray(forest.classes_, dtype=bool)][:, 0]
 
 
-# The likelihood-ratio attack (Carlini et al. 2022, algorithm 1 and section VI) with federations in
-# place of models.
+# The likelihood-ratio attack (Carlini et al. 2022, algorithm 1 and section VI) on federations
+# instead of models.
 #
 # Shadow systems are trained on random halves of the users. For each user, the signals of systems
 # that were trained with it and of those that were not are fitted by two normal distributions; the
@@ -137,13 +137,13 @@ _SMALLEST_SD = 1e-12
 
 
 def lira_scores(target: np.ndarray, shadows: np.ndarray, member: np.ndarray) -> np.ndarray:
-    """Score of each user; higher means "member".
+    """Scores of the likelihood-ratio attack; higher means "member".
 
     Args:
         target: `float [users]`, signals under the target system.
         shadows: `float [runs, users]`, signals under the shadow systems.
-        member: `bool [runs, users]`, which users trained which system; each user needs two systems
-            of each kind.
+        member: `bool [runs, users]`, members of each system; each user needs two systems of each
+            kind.
 
     Returns:
         `float64 [users]`: log density ratio; 0 is undecided.
@@ -181,7 +181,7 @@ def _log_density(value: np.ndarray, signals: np.ndarray, chosen: np.ndarray) -> 
 
 
 def fit_signals(scores: np.ndarray, population: Population, users: np.ndarray) -> np.ndarray:
-    """How well scores fit the users' training rows.
+    """Fit of scores to the users' training rows.
 
     Args:
         scores: `float [n, items]`, the model's scores of the catalogue for each user: logits, or

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks and the verdict of an audit."""
+"""Checks and verdict of an audit."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from fedrec.attacks.bounds import (
 )
 from fedrec.attacks.canaries import Observations, PrivacyClaim, Scores, all_scores
 
-# Level 0 checks: tests of the noise, and of how far one client moves the mean.
+# Level 0 checks: tests of the noise, and of the effect of one client on the mean.
 #
 # They compare with the claimed numbers instead of an epsilon, so they detect faults that no bound
 # on epsilon can detect, such as noise of half the size or the same noise in every round.
 
-_TOO_FAR = "a client moves the mean further than S/M (no clip, weights, or another denominator)"
+_TOO_FAR = "a client moves the mean by more than S/M (no clip, weights, or another denominator)"
 _ROUNDED = 1.001  # tolerance of sums of float32 where no noise covers it
 
 
 @dataclass(frozen=True)
 class Check:
-    """One test of the claim.
+    """Test of the claim.
 
     Attributes:
-        name: what is tested.
+        name: name of the test.
         measured: measured value.
         claimed: claimed value.
-        probability: of so large a deviation if the claim holds, corrected for the number of
+        probability: p-value of the deviation under the claim, corrected for the number of
             comparisons.
-        passed: whether that is above the significance.
-        meaning: what a failure means.
+        passed: whether the p-value is at least the significance.
+        meaning: meaning of a failure.
     """
 
     name: str
@@ -61,12 +61,11 @@ class Check:
         significance: float,
         meaning: str,
     ) -> Check:
-        """The test of a measured and a claimed value, passed if so large a deviation is probable
-        enough."""
+        """Create the test of a measured and a claimed value from its p-value."""
         return cls(name, *values, probability, probability >= significance, meaning)
 
     def line(self, label: str) -> str:
-        """A line that shows the test of a run."""
+        """Format the test of a run as a line."""
         state = "ok   " if self.passed else "WRONG"
         return (
             f"{state} {label} {self.name}: {self.measured:.4g}, claimed {self.claimed:.4g} (p ="
@@ -75,8 +74,7 @@ class Check:
 
 
 def all_checks(seen: Observations, claim: PrivacyClaim, significance: float) -> list[Check]:
-    """The checks that are possible for a run: those of the noise and its independence need claimed
-    noise."""
+    """Run the checks that apply to a run; those of the noise need claimed noise."""
     if seen.shared:
         checks = [check_shared_reach(seen, claim, significance)]
     else:
@@ -94,7 +92,7 @@ def all_checks(seen: Observations, claim: PrivacyClaim, significance: float) -> 
 
 
 def _noise_of(seen: Observations) -> Observations:
-    """The noise of a run, as if along absent canaries."""
+    """Noise of a run, as if along absent canaries."""
     if seen.quiet is not None:
         return _absent(seen.quiet)
     return differences(seen) if seen.taking_part.all() else seen
@@ -107,7 +105,7 @@ def _absent(noise: np.ndarray) -> Observations:
 
 
 def differences(seen: Observations) -> Observations:
-    """The noise of a round in which every canary took part, as if along absent canaries.
+    """Noise of rounds in which every canary took part, as if along absent canaries.
 
     Along canary j the release is `b_j m + noise`, with the same m for all in the same parameter, as
     all upload the same length. An orthonormal basis of the contrasts between their `b_j x_j` does
@@ -120,7 +118,7 @@ def differences(seen: Observations) -> Observations:
 
 
 def check_charges(released: Collection[int], charged: Collection[int]) -> Check:
-    """Whether each released round has a line in the run's ledger; no chance is involved.
+    """Check that each released round has a line in the run's ledger; not a statistical test.
 
     Args:
         released: the released rounds.
@@ -134,13 +132,12 @@ def check_charges(released: Collection[int], charged: Collection[int]) -> Check:
         len(released),
         float(right),
         right,
-        "rounds were released that the ledger does not hold",
+        "the ledger does not hold all released rounds",
     )
 
 
 def check_noise(seen: Observations, claim: PrivacyClaim, significance: float) -> Check:
-    """Standard deviation of the releases along absent canaries, over the claimed one (chi-squared,
-    too little only).
+    """Test for too little noise along absent canaries (one-sided chi-squared).
 
     More than claimed passes: it costs utility, not privacy.
     """
@@ -148,12 +145,12 @@ def check_noise(seen: Observations, claim: PrivacyClaim, significance: float) ->
     square = float(np.square(quiet).sum()) / claim.noise_std**2
     probability = float(chi2.cdf(square, len(quiet)))
     measured = math.sqrt(square / len(quiet)) * claim.noise_std
-    meaning = "there is less noise than claimed"
+    meaning = "less noise than claimed"
     return Check.of("noise-std", (measured, claim.noise_std), probability, significance, meaning)
 
 
 def check_independence(seen: Observations, significance: float) -> Check | None:
-    """Largest correlation of two rounds' noise, over canaries absent from both (t test, Bonferroni
+    """Test the correlation of two rounds' noise, over canaries absent from both (t test, Bonferroni
     over the pairs); None if there are too few."""
     quiet = np.where(seen.taking_part != 0, 0.0, seen.released)
     absent = (seen.taking_part == 0).astype(np.float64)
@@ -182,8 +179,8 @@ def check_independence(seen: Observations, significance: float) -> Check | None:
 def check_reach(
     seen: Observations, claim: PrivacyClaim, significance: float, parameter: str = ""
 ) -> Check | None:
-    """How far a canary moves the mean, averaged over all rounds and all canaries, or those in one
-    parameter, against S/M."""
+    """Test the mean effect of canaries, over all rounds and canaries, or those in one parameter,
+    against S/M."""
     used = seen.groups == parameter if parameter else np.ones(seen.canaries, dtype=bool)
     sums, counts = _moved(seen)
     total = counts[used].sum(keepdims=True)
@@ -194,8 +191,7 @@ def check_reach(
 
 
 def check_farthest(seen: Observations, claim: PrivacyClaim, significance: float) -> Check | None:
-    """How far the canary that moves it most moves the mean on average, against S/M (Bonferroni over
-    the canaries)."""
+    """Test the canary with the largest mean effect against S/M (Bonferroni over the canaries)."""
     sums, counts = _moved(seen)
     there = counts > 0
     return _reach("reach-of-one", sums[there] / counts[there], counts[there], claim, significance)
@@ -204,7 +200,7 @@ def check_farthest(seen: Observations, claim: PrivacyClaim, significance: float)
 def check_shared_reach(
     seen: Observations, claim: PrivacyClaim, significance: float
 ) -> Check | None:
-    """How far canaries move the mean on average where other clients move it, too, against S/M.
+    """Test the mean effect of canaries in directions shared with other clients against S/M.
 
     The others do not know the signs b_j, so that what they add along canary j has the sign b_j with
     probability 1/2: of the sums d_j of `b_j x_tj - S/M` over the canary's rounds, each is as likely
@@ -226,9 +222,8 @@ def check_shared_reach(
 
 
 def _moved(seen: Observations) -> tuple[np.ndarray, np.ndarray]:
-    """Of each canary, the sum over its rounds of how far it moves the mean along its sign,
-    `float64 [k]`, and their number; of correlated noise, both weighted by how far it moves what is
-    observed, which is the best linear estimate."""
+    """Sum of each canary's effects on the mean along its sign over its rounds, `float64 [k]`, and
+    the number of rounds; with correlated noise, both weighted for the best linear estimate."""
     weights = seen.taking_part.astype(np.float64)
     return (weights * seen.released * seen.signs).sum(axis=0), np.square(weights).sum(axis=0)
 
@@ -236,8 +231,8 @@ def _moved(seen: Observations) -> tuple[np.ndarray, np.ndarray]:
 def _reach(
     name: str, moved: np.ndarray, counts: np.ndarray, claim: PrivacyClaim, significance: float
 ) -> Check | None:
-    """The average of so many releases each against S/M, None without a release; without claimed
-    noise the tolerance is one part in 1000."""
+    """Test averages over `counts` releases each against S/M, None without a release; without
+    claimed noise the tolerance is one part in 1000."""
     if not len(moved):
         return None
     if claim.noise_std:
@@ -265,14 +260,14 @@ _TESTS = 10  # of a phase of a run: two bounds for each of three observers, four
 
 @dataclass(frozen=True, eq=False)
 class Audited:
-    """What is audited at a time: one phase of one run.
+    """One phase of one run, to be audited.
 
     Attributes:
-        seen: its observations.
+        seen: observations of the phase.
         claim: the claim.
-        certain: checks in which no chance is involved.
+        certain: checks that are not statistical tests.
         run: number of the run, from 1.
-        phase: name of the phase; empty where there is one.
+        phase: name of the phase; empty if there is only one.
     """
 
     seen: Observations
@@ -283,7 +278,7 @@ class Audited:
 
     @property
     def tests(self) -> int:
-        """Number of tests that chance may fail."""
+        """Number of statistical tests."""
         return _TESTS + len(self.seen.parameters)
 
 
@@ -307,18 +302,18 @@ class ScoreFindings:
 
     @property
     def lower(self) -> float:
-        """The larger of the two lower bounds."""
+        """Larger one of the two lower bounds."""
         return max(self.one_run.epsilon, self.gdp)
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict for this observer alone."""
+        """Verdict for this observer alone."""
         if self.lower > self.upper:
             return "FAIL"
         return "WARN" if self.estimate.epsilon > self.upper else "PASS"
 
     def reasons(self) -> list[str]:
-        """Why it is not PASS, and what to do about a WARN."""
+        """Reasons for a FAIL or WARN, with advice for a WARN."""
         bounds = {"one-run": self.one_run.epsilon, "GDP": self.gdp}
         texts = [
             f"{self.observer}: the {name} lower bound {bound:.3f} is above the claimed epsilon"
@@ -339,15 +334,15 @@ class ScoreFindings:
 
 @dataclass(frozen=True)
 class RunFindings:
-    """Results of one audited run, or of one phase of it.
+    """Results of one audited run, or of one phase.
 
     Attributes:
-        canaries: their number.
+        canaries: number of canaries.
         scores: one entry per kind of observer.
         checks: tests of level 0.
         claim: the claim.
         run: number of the run, from 1.
-        phase: name of the phase; empty where there is one.
+        phase: name of the phase; empty if there is only one.
     """
 
     canaries: int
@@ -359,23 +354,23 @@ class RunFindings:
 
     @property
     def label(self) -> str:
-        """Run and phase, in words."""
+        """Run and phase in words."""
         return f"run {self.run}" + (f", phase {self.phase}" if self.phase else "")
 
     @property
     def epsilon_verdict(self) -> Verdict:
-        """From bounds and estimates of epsilon alone."""
+        """Verdict from bounds and estimates of epsilon only."""
         return worst([score.verdict for score in self.scores])
 
     @property
     def verdict(self) -> Verdict:
-        """With the checks of level 0."""
+        """Verdict including the checks of level 0."""
         return worst(
             [self.epsilon_verdict, *("PASS" if check.passed else "FAIL" for check in self.checks)]
         )
 
     def reasons(self) -> list[str]:
-        """Why it is not PASS, one sentence each."""
+        """Reasons for a FAIL or WARN, one sentence each."""
         failed = [
             f"{check.name}: {check.measured:.4g} where {check.claimed:.4g} is claimed (p ="
             f" {check.probability:.2g}): {check.meaning}"
@@ -385,7 +380,7 @@ class RunFindings:
         return [*(reason for score in self.scores for reason in score.reasons()), *failed]
 
     def table(self) -> dict[str, Any]:
-        """Everything as plain values."""
+        """Return all results as plain values."""
         table = asdict(self)
         derived = {"noise_multiplier": self.claim.noise_multiplier}
         return {
@@ -398,11 +393,11 @@ class RunFindings:
 
 @dataclass(frozen=True)
 class Audit:
-    """The audit of the claims of several runs.
+    """Audit of the claims of several runs.
 
     Attributes:
         runs: one entry per run and phase.
-        significance: chance that the whole audit wrongly FAILs, at most.
+        significance: upper bound on the probability that the audit wrongly FAILs.
     """
 
     runs: tuple[RunFindings, ...]
@@ -410,15 +405,15 @@ class Audit:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of the runs'."""
+        """Worst verdict of the runs."""
         return worst([run.verdict for run in self.runs])
 
     def reasons(self) -> list[str]:
-        """Why it is not PASS, with the number of the run, from 1, and the phase."""
+        """Reasons for a FAIL or WARN, with run number, from 1, and phase."""
         return [f"{run.label}: {reason}" for run in self.runs for reason in run.reasons()]
 
     def table(self) -> dict[str, Any]:
-        """Everything as plain values."""
+        """Return all results as plain values."""
         return {
             "verdict": self.verdict,
             "reasons": self.reasons(),
@@ -432,8 +427,8 @@ def audit(audited: Sequence[Audited], *, significance: float = 0.05, seed: int =
 
     Args:
         audited: the runs, phase by phase.
-        significance: chance of a wrong FAIL, in (0, 1).
-        seed: of the bootstrap.
+        significance: probability of a wrong FAIL, in (0, 1).
+        seed: seed of the bootstrap.
     """
     share = significance / sum(phase.tests for phase in audited)
     runs = [
@@ -444,7 +439,7 @@ def audit(audited: Sequence[Audited], *, significance: float = 0.05, seed: int =
 
 
 def audit_run(audited: Audited, *, significance: float, seed: int = 0) -> RunFindings:
-    """Findings of one run or phase; every bound and every check gets the whole `significance`."""
+    """Audit one run or phase; each bound and each check uses the whole `significance`."""
     claim = audited.claim
     seen = audited.seen if claim.mixing is None else audited.seen.whitened(claim.mixing)
     scores = [
@@ -467,7 +462,7 @@ def _findings(
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """FAIL before WARN before PASS."""
+    """Return the worst verdict: FAIL before WARN before PASS."""
     if "FAIL" in verdicts:
         return "FAIL"
     return "WARN" if "WARN" in verdicts else "PASS"

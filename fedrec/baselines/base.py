@@ -30,14 +30,12 @@ class Histories:
         num_items: size of the catalogue.
         offsets: `int64 [users + 1]`; user u's items are `items[offsets[u]:offsets[u + 1]]`.
         items: `int64 [total]`, each in `[0, num_items)`; may repeat within a user.
-        users: `int64 [users]`, distinct: the user number in the dataset of each one; None: unknown.
+        users: `int64 [users]`, distinct: the user numbers in the dataset; None: unknown.
         user_features: side features of all users of the dataset, indexed by the numbers in `users`;
             None: unknown.
         item_features: side features of the items; None: unknown.
-        low_rated: for the same users, the items that they rated and that are not positive; None:
-            unknown.
-        times: `int64 [total]`, numbers that order each user's entries of `items`; None: they are in
-            order.
+        low_rated: rated items of the same users that are not positive; None: unknown.
+        times: `int64 [total]`, sort keys of each user's entries of `items`; None: already sorted.
     """
 
     num_items: int
@@ -56,7 +54,7 @@ class Histories:
 
     @property
     def numbers(self) -> np.ndarray:
-        """`int64 [users]`: the users' numbers in the dataset, -1 where they are unknown."""
+        """User numbers in the dataset, `int64 [users]`, -1 if unknown."""
         return np.full(self.num_users, -1) if self.users is None else self.users
 
     def schema(self) -> Schema:
@@ -70,23 +68,23 @@ class Histories:
         )
 
     def codes(self, schema: Schema, numbers: np.ndarray) -> list[np.ndarray]:
-        """Category codes of each of the schema's users' features, `int64 [users, width]`, for users
-        of the dataset by their numbers `int64 [users]`; -1 for none, and where a number is."""
+        """Category codes of users, `int64 [users, width]` for each user feature of the schema; -1
+        if a user has no category or its number in `numbers`, `int64 [users]`, is -1."""
         if self.user_features is None:
             return [np.full((len(numbers), 1), -1) for _ in schema.user_features]
         tables = [self.user_features[name].padded() for name, _ in schema.user_features]
         return [np.where(numbers[:, None] < 0, -1, table[numbers]) for table in tables]
 
     def rows(self) -> np.ndarray:
-        """`int64 [total]`: the user of each entry of `items`."""
+        """User of each entry of `items`, `int64 [total]`."""
         return np.repeat(np.arange(self.num_users), np.diff(self.offsets))
 
     def block(self, start: int, stop: int) -> Histories:
-        """Users `start` to `stop - 1`."""
+        """Return users `start` to `stop - 1`."""
         return self.take(np.arange(start, min(stop, self.num_users)))
 
     def take(self, positions: np.ndarray) -> Histories:
-        """The users at some positions `int64 [n]`, in that order."""
+        """Return the users at the given positions `int64 [n]`, in that order."""
         counts = np.diff(self.offsets)[positions]
         entries = spans(self.offsets[positions], counts)
         return replace(
@@ -99,16 +97,16 @@ class Histories:
         )
 
     def in_order(self) -> Histories:
-        """The same users with their items from the earliest to the latest; items of equal times,
-        and of unknown ones, in their present order."""
+        """Return the same users with their items sorted by time; items with equal or unknown times
+        keep their order."""
         if self.times is None:
             return self
         order = np.lexsort((self.times, self.rows()))
         return replace(self, items=self.items[order], times=self.times[order])
 
     def only(self, items: np.ndarray) -> Histories:
-        """The users' items that are in a catalogue of `items`, `int64 [n]`, distinct, numbered by
-        their position there, without features of users and items."""
+        """Restrict the histories to distinct `items`, `int64 [n]`, renumbered by their position
+        there; without features of users and items."""
         positions = np.full(self.num_items, -1)
         positions[items] = np.arange(len(items))
         renumbered = positions[self.items]
@@ -128,7 +126,7 @@ class Histories:
         )
 
     def positions(self, others: Histories) -> np.ndarray:
-        """`int64 [others]`: the position of each of the other users among these; -1 if absent or
+        """Position of each of the other users among these, `int64 [others]`; -1 if absent or
         unknown."""
         if self.users is None or others.users is None or not len(self.users):
             return np.full(others.num_users, -1, dtype=np.int64)
@@ -144,7 +142,7 @@ class Histories:
         return dense
 
     def distinct(self) -> Histories:
-        """The same users with each item at most once per user, ascending."""
+        """Return the same users with each item at most once per user, ascending."""
         liked = replace(self, low_rated=None).csr()
         return replace(
             self,
@@ -155,8 +153,8 @@ class Histories:
         )
 
     def csr(self, dtype: type[np.floating] = np.float32, low_rated: float = 0.0) -> Sparse:
-        """Sparse `[users, items]` with sorted columns: 1 for liked items, `low_rated`, in [0, 1],
-        for other rated ones, 0 elsewhere; an item that a user has several times counts once."""
+        """Sparse matrix `[users, items]` with sorted columns: 1 for liked items, `low_rated`, in
+        [0, 1], for other rated items, 0 elsewhere; repeated items count once."""
         ones = np.ones(len(self.items), dtype)
         shape = self.num_users, self.num_items
         liked = sparse.csr_array((ones, self.items, self.offsets), shape, copy=True)
@@ -183,25 +181,25 @@ class Baseline(ABC):
     name: ClassVar[str]
     paper: ClassVar[str] = ""
     device: torch.device = torch.device("cpu")
-    """Device for its computations, set before `fit`; the scores may be on it. Ignored by systems
-    that do not use torch."""
+    """Device for computations, set before `fit`; scores may be on it. Systems without torch ignore
+    it."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     @classmethod
     def features_used(cls, config: Any, known: FeatureNames) -> FeatureNames:
-        """The side features of the data that it uses, for tables of results; none by default."""
+        """Side features that the baseline uses, for tables of results; none by default."""
         return FeatureNames()
 
     @property
     def ordered(self) -> bool:
-        """True for systems that need the order of users' items, and refuse data without times."""
+        """True if the baseline needs the order of users' items, and so data with times."""
         return False
 
     @property
     def transductive(self) -> bool:
-        """True for systems that are also fitted to the known items of the evaluated users."""
+        """True if the baseline is also fitted to the known items of the evaluated users."""
         return False
 
     @abstractmethod
@@ -218,7 +216,7 @@ class Baseline(ABC):
         items."""
 
     def stated(self) -> Stated | None:
-        """Its stated and exact privacy after fitting; None for systems without privacy."""
+        """Stated and exact privacy guarantee after fitting; None without differential privacy."""
         return None
 
 
@@ -253,16 +251,16 @@ class RatingBaseline(Baseline):
         """Predicted ratings, `float64 [rows]`.
 
         Args:
-            known: the known ratings of the users to predict for: those of their training rows.
+            known: training ratings of the users to predict for.
             users: `int64 [rows]`, user numbers as in `known`.
             items: `int64 [rows]`.
         """
 
     def fit(self, histories: Histories) -> None:
-        """Not available for predictors of ratings.
+        """Raise an error: predictors of ratings do not rank items.
 
         Raises:
-            ExperimentError: it needs ratings.
+            ExperimentError: always.
         """
         raise ExperimentError(
             f"baseline {type(self).__name__!r} predicts ratings and does not rank items",

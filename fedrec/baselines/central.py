@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of the federation trained in one place: NeuMF, MF, GMF, MLP, and autoencoders."""
+"""Centrally trained versions of federated models: NeuMF, MF, GMF, MLP, and autoencoders."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -84,7 +84,7 @@ class CentralNeumf(ExamplesBaseline):
         self.train_pairs(users.to(self.device), stream(config.seed, "baseline-neumf-triples"))
 
     def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Initial parameters other than the rows: Glorot-uniform layers, zero biases."""
+        """Initialise parameters other than the rows: Glorot-uniform layers, zero biases."""
         tower = self.config.tower
         last = self.config.factors + (tower[-1] if tower else 0)
         parameters = {"h": glorot(1, last, generator)[0], "b": torch.zeros(())}
@@ -98,7 +98,7 @@ class CentralNeumf(ExamplesBaseline):
         return self.joined_logits(rows[:, None], self.shared["items"][items])
 
     def joined_logits(self, users: Tensor, items: Tensor) -> Tensor:
-        """Logits of pairs of embeddings, which broadcast.
+        """Logits of pairs of user and item embeddings, which broadcast.
 
         Args:
             users: `[..., width]`, rows of users.
@@ -125,12 +125,12 @@ class CentralNeumf(ExamplesBaseline):
         return towers + product + self.shared["b"]
 
     def _product_weights(self) -> Tensor:
-        """h of the product, `[factors]`."""
+        """Weights h of the product, `[factors]`."""
         return self.shared["h"][: self.config.factors]
 
     def batch_loss(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
-        """Mean over a batch's liked pairs: rows `[batch, width]`, and items
-        `[batch, 1 + negatives]`, liked first."""
+        """Mean loss over a batch's liked pairs: user rows `[batch, width]`, and items `[batch, 1 +
+        negatives]`, liked first."""
         item_rows = F.embedding(items, self.shared["items"])
         logits = self.joined_logits(rows[:, None], item_rows)
         loss = F.softplus(-logits[:, 0]).sum() + F.softplus(logits[:, 1:]).sum()
@@ -140,8 +140,8 @@ class CentralNeumf(ExamplesBaseline):
         return loss / len(rows)
 
     def _tower_logits(self, users: Tensor, items: Tensor) -> Tensor:
-        """The tower's part in the logits of pairs of embeddings. Its first layer is a sum of one of
-        the user and one of the item, each computed once."""
+        """Contribution of the tower to the logits. The first layer is computed separately for users
+        and items, then added."""
         parameters = self.shared
         width = self.config.factors
         left, right = parameters["W0"].split(self.config.tower[0] // 2, dim=1)
@@ -151,7 +151,7 @@ class CentralNeumf(ExamplesBaseline):
         return hidden.relu() @ parameters["h"][width:]
 
 
-# Training of models of whole histories in one place, on batches of users.
+# Central training of models of whole histories, on batches of users.
 #
 # The weight beta of a divergence from a prior rises linearly to its last value over all steps.
 
@@ -159,7 +159,7 @@ _MANY = 1e9  # multiplications of a step that takes tenths of a second
 
 
 class HistoriesConfig(TrainingConfig):
-    """Settings of the training of models of histories."""
+    """Settings for training models of histories."""
 
     beta: float = Field(default=0.5, ge=0)
     """Final weight beta of a divergence from a prior, for models that have one."""
@@ -180,10 +180,10 @@ def train_histories(
 
     Args:
         model: the model.
-        histories: of the training users; those without a positive item are left out.
-        config: how.
-        generator: of the initial parameters, the order of users, and what the model draws.
-        device: where the parameters are.
+        histories: histories of the training users; users without a positive item are left out.
+        config: settings of the training.
+        generator: random generator of initial parameters, order of users and draws of the model.
+        device: device of the parameters.
         fused: see `fedrec.baselines.training.train`.
 
     Returns:
@@ -224,15 +224,15 @@ def history_scores(
 
 
 def _inputs(model: HistoryModel, histories: Histories, more: int = 0) -> Tensor:
-    """Inputs of the model: each user's weights of the catalogue, or its last items, `more` of
-    them than the model's length."""
+    """Inputs of the model: each user's weights of the catalogue, or its last items, `more` in
+    addition to the model's length."""
     if model.form.longest is None:
         return histories.matrix()
     ordered = histories.in_order()
     return torch.from_numpy(last_items(ordered.offsets, ordered.items, model.form.longest + more))
 
 
-# Any model trained in one place, with the data of all training users.
+# Central training of any model, with the data of all training users.
 #
 # The model's loss and predictions are the same as on devices; only the training is not federated.
 # Three kinds of models:
@@ -249,23 +249,24 @@ def _inputs(model: HistoryModel, histories: Histories, more: int = 0) -> Tensor:
 
 
 class CentralConfig(ExamplesConfig, HistoriesConfig):
-    """Settings of a model that is trained in one place."""
+    """Settings of a centrally trained model."""
 
     model: Annotated[Section, MODEL] = Section(name="mf")
     """The model: its name and settings."""
     private_parameters: tuple[str, ...] = ("user.*",)
-    """Patterns of the parameters of which each user has its own; not used by models that represent
-    users by their features or histories."""
+    """Patterns of the private parameters of each user; not used by models that represent users by
+    features or histories."""
 
 
 class Central(ExamplesBaseline):
-    """Any model, trained in one place: `{ name = "central", label = "central-mf", model = ... }`.
+    """Centrally trained model of any kind: `{ name = "central", label = "central-mf", model = ...
+    }`.
 
     Attributes:
         model: the model after fitting.
 
     Raises:
-        ExperimentError: the model is unknown, or a setting of it is unknown or wrong.
+        ExperimentError: the model is unknown, or its settings are unknown or wrong.
     """
 
     name = "central"
@@ -282,17 +283,17 @@ class Central(ExamplesBaseline):
 
     @property
     def ordered(self) -> bool:
-        """True if its model takes sequences."""
+        """True if the model takes sequences."""
         return issubclass(self._kind, SequenceModel)
 
     @property
     def transductive(self) -> bool:
-        """True if users have rows, which are also fitted to the users to be scored."""
+        """True if users have rows, which are also fitted to the evaluated users."""
         return bool(self._private) and super().transductive
 
     @classmethod
     def features_used(cls, config: CentralConfig, known: FeatureNames) -> FeatureNames:
-        """Those of its model."""
+        """Side features that the model uses."""
         kind: type[Model] = resolve(MODEL, config.model.name)
         return kind.features_used(component_settings(MODEL, config.model, at="model"), known)
 
@@ -300,7 +301,7 @@ class Central(ExamplesBaseline):
         """Train from fresh parameters.
 
         Raises:
-            ExperimentError: the model cannot be trained by gradient descent in one place.
+            ExperimentError: the model cannot be trained centrally by gradient descent.
         """
         self.fitted = histories
         users = self._start(histories.schema())
@@ -321,8 +322,8 @@ class Central(ExamplesBaseline):
         return self.model.scores(self._parameters(rows), self._codes(histories.numbers))
 
     def logits(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
-        """Predictions `[n, B]` of items `int64 [n, B]`, from the users' rows `[n, width]`; `users`
-        are their numbers in the dataset, `int64 [n]`, -1 for unknown ones."""
+        """Predictions `[n, B]` for items `int64 [n, B]`, from the users' rows `[n, width]`; `users`
+        are user numbers in the dataset, `int64 [n]`, -1 if unknown."""
 
         def predicted(row: Tensor, codes: tuple[Tensor, ...], items: Tensor) -> Tensor:
             parameters = self.shared | self._user_parameters(row[None])
@@ -333,8 +334,8 @@ class Central(ExamplesBaseline):
         return torch.func.vmap(predicted)(rows, self._codes(users), items)
 
     def batch_loss(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
-        """Mean over a batch's liked pairs of the sum of their losses, and the penalty on the users'
-        rows and the rows of item tables."""
+        """Mean loss over a batch's liked pairs, plus the penalty on the users' rows and the rows of
+        item tables."""
         labels = torch.zeros(items.shape, device=items.device)
         labels[:, 0] = 1.0
         loss = self.model.loss(self.logits(rows, items, users), labels).sum() * items.shape[1]
@@ -351,7 +352,7 @@ class Central(ExamplesBaseline):
         return self.model.loss(predictions, labels, weights).sum()
 
     def _start(self, schema: Schema) -> Tensor:
-        """Makes the model and its shared parameters `[1, ...]`; the users' rows are returned.
+        """Create the model and its shared parameters `[1, ...]`; return the users' rows.
 
         Raises:
             ExperimentError: a server generates the model's parameters for each client.
@@ -359,7 +360,7 @@ class Central(ExamplesBaseline):
         self.model = self._kind(self._settings, schema)
         if self.model.generated:
             raise ExperimentError(
-                f"model {self.config.model.name!r} is not trained in one place: a server generates"
+                f"model {self.config.model.name!r} cannot be trained centrally: a server generates"
                 " its parameters for each client",
                 fix="choose another model",
             )
@@ -375,20 +376,20 @@ class Central(ExamplesBaseline):
         return row.repeat(self.fitted.num_users, 1).to(self.device)
 
     def _parameters(self, rows: Tensor) -> Parameters:
-        """The model's parameters `[n, ...]` for users with these rows `[n, width]`."""
+        """Parameters of the model `[n, ...]` for users with rows `[n, width]`."""
         shared = {
             name: value.expand(len(rows), *value.shape[1:]) for name, value in self.shared.items()
         }
         return shared | self._user_parameters(rows)
 
     def _user_parameters(self, rows: Tensor) -> dict[str, Tensor]:
-        """The users' private parameters `[n, ...]` in their rows `[n, width]`."""
+        """Split users' rows `[n, width]` into their private parameters `[n, ...]`."""
         parts = rows.split([shape.numel() for shape in self._shapes.values()], dim=1)
         named = zip(self._shapes.items(), parts, strict=True)
         return {name: part.view(-1, *shape) for (name, shape), part in named}
 
     def _codes(self, users: np.ndarray) -> tuple[Tensor, ...]:
-        """Codes of users' features, see `Histories.codes`."""
+        """Category codes of users' features, see `Histories.codes`."""
         codes = self.fitted.codes(self.model.schema, users)
         return tuple(torch.from_numpy(code).to(self.device) for code in codes)
 
@@ -412,10 +413,10 @@ class CentralVaeConfig(HistoriesConfig, VaeConfig):
 
 
 class CentralVae(Baseline):
-    """Trained with Adam on batches of users.
+    """Autoencoder of histories, trained with Adam on batches of users.
 
     Attributes:
-        network: class of the model, whose settings are among the baseline's.
+        network: class of the model, with settings among the baseline's.
     """
 
     name = "vae"
@@ -445,11 +446,11 @@ class CentralAeConfig(CentralVaeConfig):
     """Settings of the central autoencoder, in addition to those of the network."""
 
     beta: Literal[0] = 0
-    """Not used: there is no prior."""
+    """Not used: the model has no prior."""
 
 
 class CentralAe(CentralVae):
-    """Trained with Adam on batches of users."""
+    """Denoising autoencoder of histories, trained with Adam on batches of users."""
 
     name = "ae"
     Config = CentralAeConfig
@@ -467,7 +468,7 @@ class GmfConfig(CentralNeumfConfig):
     factors: Width = 32
     """Number of factors (width of the product)."""
     tower: tuple[()] = ()
-    """There is none."""
+    """Not used: the model has no tower."""
 
 
 class Gmf(CentralNeumf):
@@ -495,11 +496,11 @@ class CentralMf(CentralNeumf):
     config: GmfConfig
 
     def fresh(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """The bias, 0."""
+        """Initialise the bias, 0."""
         return {"b": torch.zeros(())}
 
     def _product_weights(self) -> Tensor:
-        """All 1."""
+        """Weights of the product, all 1, `[factors]`."""
         return torch.ones(self.config.factors, device=self.device)
 
 
@@ -511,7 +512,7 @@ class MlpConfig(CentralNeumfConfig):
     """Settings of MLP."""
 
     factors: Literal[0] = 0
-    """There is no product."""
+    """Not used: the model has no product."""
 
 
 class Mlp(CentralNeumf):

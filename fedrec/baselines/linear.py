@@ -66,7 +66,7 @@ class CentralIals(Baseline):
     config: CentralIalsConfig
 
     def fit(self, histories: Histories) -> None:
-        """Solve for users and items in turns."""
+        """Solve for users and items alternately."""
         by_user = histories.csr(low_rated=self.config.low_rated)
         by_item = by_user.T.tocsr()
         generator = torch_stream(self.config.seed, "baseline-ials")
@@ -78,14 +78,13 @@ class CentralIals(Baseline):
             self._items = solved(by_item, users, self.config)
 
     def scores(self, histories: Histories) -> Tensor:
-        """Products of the users' factors, solved for now, and the items',
-        `float32 [users, items]`."""
+        """Scores from item factors and newly solved user factors, `float32 [users, items]`."""
         rows = histories.csr(low_rated=self.config.low_rated)
         return solved(rows, self._items, self.config) @ self._items.T
 
 
 def solved(liked: Sparse, fixed: Tensor, config: CentralIalsConfig) -> Tensor:
-    """Factors of each row given those of the columns; zero for an empty row.
+    """Solve for the factors of each row given those of the columns; zero for an empty row.
 
     Args:
         liked: `[rows, columns]`, how much of each pair is liked, in (0, 1]; 0 elsewhere.
@@ -121,7 +120,7 @@ def solved(liked: Sparse, fixed: Tensor, config: CentralIalsConfig) -> Tensor:
 def _in_threads(
     solve: Callable[..., None], groups: Iterator[tuple[Tensor, ...]], threads: int
 ) -> None:
-    """Solve each group on one thread: its products are too small to be split among threads."""
+    """Solve each group on one thread; its products are too small for several."""
     if threads == 1:
         for group in groups:
             solve(*group)
@@ -132,8 +131,8 @@ def _in_threads(
 
 
 def _groups(liked: Sparse, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Non-empty rows in groups of about equal length: `int64 [group]`, and columns and values
-    `[group, length]`.
+    """Group non-empty rows of similar length: `int64 [group]`, and columns and values `[group,
+    length]`.
 
     Shorter rows are filled up with the column after the last.
     """
@@ -234,7 +233,7 @@ class PuresvdConfig(LowRatedConfig):
 
 
 class Puresvd(Baseline):
-    """Projects a user's items on the first right singular vectors."""
+    """Projection of a user's items on the first right singular vectors."""
 
     name = "puresvd"
     Config = PuresvdConfig
@@ -248,14 +247,14 @@ class Puresvd(Baseline):
         self._items = torch.from_numpy(right.T.astype(np.float32))
 
     def scores(self, histories: Histories) -> torch.Tensor:
-        """Histories after the projection, `float32 [users, items]`."""
+        """Projected histories, `float32 [users, items]`."""
         rows = histories.csr(low_rated=self.config.low_rated)
         return torch.from_numpy(rows @ self._items.numpy()) @ self._items.T
 
 
 def right_singular_vectors(rows: Sparse, number: int) -> np.ndarray:
-    """The right singular vectors of the largest singular values, `float64 [number, columns]`, of a
-    sparse matrix `float64 [rows, columns]`; at most all."""
+    """Leading right singular vectors, `float64 [number, columns]`, of a sparse matrix `float64
+    [rows, columns]`; at most all."""
     rank = min(number, *rows.shape)
     if rows.shape[0] * rows.shape[1] <= _DENSE_CELLS or 2 * rank > min(rows.shape):
         return np.linalg.svd(rows.toarray(), full_matrices=False)[2][:rank]
@@ -314,5 +313,5 @@ class GfCf(Baseline):
 
 
 def _inverse(roots: np.ndarray) -> np.ndarray:
-    """One over each, 0 for 0."""
+    """Reciprocals, 0 for 0."""
     return np.where(roots > 0, 1 / np.where(roots > 0, roots, 1), 0)

@@ -97,7 +97,7 @@ def user_deviations(known: Profiles, means: np.ndarray, damping: float = 0.0) ->
     return sums / np.maximum(centred.counts + damping, 1e-300)
 
 
-# Similarity of rows, and the nearest ones: what `item-knn` and `user-knn` share.
+# Similarity of rows and nearest neighbours, shared by `item-knn` and `user-knn`.
 #
 # Of two rows x and y of n numbers, whose sums are s and t:
 #
@@ -123,18 +123,18 @@ class NeighbourConfig(LowRatedConfig):
     metric: Metric = "cosine"
     """Similarity: `cosine`, `pearson` or `euclidean`."""
     shrinkage: float = Field(default=0.0, ge=0)
-    """Added to the denominator of `cosine` and `pearson`; shrinks similarities of rows with few
-    ones towards zero."""
+    """Constant added to the denominator of `cosine` and `pearson`; shrinks similarities of rows
+    with few ones towards zero."""
 
 
 def similarities(rows: Sparse, columns: Sparse, metric: Metric, shrinkage: float = 0) -> np.ndarray:
-    """Similarity of each row to each of some others, `float32 [rows, others]`; 0 where a row is
-    empty or constant.
+    """Similarity of each row to each of the others, `float32 [rows, others]`; 0 for empty or
+    constant rows.
 
     Args:
         rows: `[rows, n]`.
         columns: the others, `[n, others]`.
-        metric: which similarity.
+        metric: name of the similarity.
         shrinkage: h.
     """
     products = (rows @ columns).toarray()
@@ -156,23 +156,22 @@ def similarities(rows: Sparse, columns: Sparse, metric: Metric, shrinkage: float
 
 
 def _sums(table: Sparse, axis: int) -> np.ndarray:
-    """Sums of a sparse table's rows (axis 1) or columns (axis 0), `float32`."""
+    """Row (axis 1) or column (axis 0) sums of a sparse table, `float32`."""
     return np.asarray(table.sum(axis), dtype=np.float32)
 
 
 def _root(squares: np.ndarray) -> np.ndarray:
-    """Square roots; infinite for 0, so that a division by them leaves nothing."""
+    """Square roots, infinite for 0 so that dividing by them gives 0."""
     return np.where(squares > 0, np.sqrt(squares), np.float32(np.inf))
 
 
 def nearest(rows: Sparse, columns: Sparse, config: NeighbourConfig, itself: np.ndarray) -> Sparse:
-    """Similarities to the nearest others that are positive, zero to the rest; sparse
-    `float32 [rows, others]`.
+    """Positive similarities to the nearest others, zero elsewhere; sparse `float32 [rows, others]`.
 
     Args:
         rows: `[rows, n]`.
         columns: the others, `[n, others]`.
-        config: how many, and by which similarity.
+        config: number of neighbours, and their similarity.
         itself: `int64 [rows]`, which of the others a row is, and must not be counted; -1: none of
             them.
     """
@@ -209,7 +208,7 @@ class UserKnnConfig(NeighbourConfig):
 
 
 class UserKnn(Baseline):
-    """Scores an item by its likes among the nearest users."""
+    """Item scores from the likes of the nearest users."""
 
     name = "user-knn"
     Config = UserKnnConfig
@@ -217,7 +216,7 @@ class UserKnn(Baseline):
     config: UserKnnConfig
 
     def fit(self, histories: Histories) -> None:
-        """Keep the training users' items."""
+        """Store the training users' items."""
         self._fitted = histories
         self._liked = histories.csr(low_rated=self.config.low_rated)
         self._columns = self._liked.T.tocsr()
@@ -236,7 +235,7 @@ class UserKnn(Baseline):
 
 
 class ItemKnn(Baseline):
-    """Scores an item by the likes among its nearest items."""
+    """Item scores from the user's likes among the nearest items."""
 
     name = "item-knn"
     Config = NeighbourConfig
@@ -244,7 +243,7 @@ class ItemKnn(Baseline):
     config: NeighbourConfig
 
     def fit(self, histories: Histories) -> None:
-        """Find each item's nearest items."""
+        """Find the nearest items of each item."""
         items = histories.csr(low_rated=self.config.low_rated).T.tocsr()
         self._similar = nearest(
             items, items.T.tocsr(), self.config, np.arange(histories.num_items)
@@ -263,7 +262,7 @@ class ItemKnn(Baseline):
 
 
 class Pcc(Neighbours):
-    """Predicts from correlated items."""
+    """Rating prediction from items with correlated ratings."""
 
     name = "pcc"
     paper = "PNBM, section 5.1"
@@ -278,7 +277,7 @@ class Pcc(Neighbours):
 
 
 class Cos(Neighbours):
-    """Predicts from similar items by cosine."""
+    """Rating prediction from similar items by cosine."""
 
     name = "cos"
     paper = "PNBM, section 5.1"

@@ -46,7 +46,7 @@ from fedrec.sums.fold_in import memberships
 # A new user is folded in with a row of zeros in E^(0): its embedding is propagated from its items
 # over K layers.
 #
-# Where this differs from the paper: with the default settings, in nothing that is known. Like the
+# Where this differs from the paper: no known difference with the default settings. Like the
 # authors' code, and unlike their text, it draws users uniformly, and then one of the user's items.
 # Two settings for large graphs are not in the paper: `precision = "bfloat16"` propagates rows of
 # half the size, and `final-rate` decreases the learning rate, so that fewer large batches suffice.
@@ -113,15 +113,14 @@ class Lightgcn(UserRowsBaseline):
         return torch.from_numpy(self.rows(histories)).to(self.device) @ self._items.T
 
     def folded_in(self, histories: Histories) -> np.ndarray:
-        """`float32 [users, width]`: rows of users that were not in training, each computed from its
+        """Rows of users who were not in training, `float32 [users, width]`, each computed from its
         own items only."""
         liked = histories.csr()
         degrees = np.diff(liked.indptr)[:, None]
         return (liked @ self._arriving) / np.sqrt(np.maximum(degrees, 1)).astype(np.float32)
 
     def _settle(self, first: Tensor) -> None:
-        """Store what scores are computed from: the averaged rows, and the contribution of each item
-        to a user who is folded in."""
+        """Store the averaged rows and the contribution of each item to a user who is folded in."""
         layers = self._graph.layers(first, self.config.layers)
         users = self.fitted.num_users
         averaged = torch.stack(layers).mean(0)
@@ -148,12 +147,12 @@ class Lightgcn(UserRowsBaseline):
 
 
 class Graph:
-    """Who likes what, as a symmetric graph of users and then items.
+    """Symmetric graph of likes; its nodes are the users, then the items.
 
     Args:
         liked: binary `[users, items]`.
         precision: type of the rows that `average` propagates.
-        device: where it is kept.
+        device: device of the graph.
 
     Attributes:
         scale: `float32 [users + items]`, one over the square root of the degree; 0 where there is
@@ -180,8 +179,8 @@ class Graph:
         )
 
     def propagate(self, rows: Tensor) -> Tensor:
-        """D^-1/2 A D^-1/2 times a matrix `[users + items, width]`, float32 or of this graph's
-        precision; sums are float32, the result is of the matrix's type."""
+        """Multiply D^-1/2 A D^-1/2 by a matrix `[users + items, width]`, float32 or of this graph's
+        precision; sums are float32, the result has the matrix's type."""
         return F.embedding_bag(
             self._columns,
             rows,
@@ -192,15 +191,15 @@ class Graph:
         )
 
     def layers(self, rows: Tensor, number: int) -> list[Tensor]:
-        """E^(0), which is given, to E^(number), each `[users + items, width]`."""
+        """Embeddings E^(0), which is given, to E^(number), each `[users + items, width]`."""
         layers = [rows]
         for _ in range(number):
             layers.append(self.propagate(layers[-1]))
         return layers
 
     def average(self, rows: Tensor, number: int) -> Tensor:
-        """P times a matrix `[users + items, width]`: the mean of E^(0) to E^(number), `float32`;
-        all but E^(0) are rounded to this graph's precision."""
+        """Multiply P by a matrix `[users + items, width]`: the mean of E^(0) to E^(number),
+        `float32`; all but E^(0) are rounded to this graph's precision."""
         total = rows.clone()
         rows = rows.to(self._precision)
         for _ in range(number):
@@ -214,8 +213,8 @@ class Graph:
 #     -ln sigma(p_u . (q_i - q_j)) + lambda / 2 (|p_u|^2 + |q_i|^2 + |q_j|^2)
 #
 # for each positive i of a user and a fresh item j that the user has not, by stochastic gradient
-# descent, one triple after the other. Factors and items are drawn in numpy, and the triples of an
-# epoch are processed in native code.
+# descent, triple by triple. Factors and items are drawn in numpy, and the triples of an epoch are
+# processed in native code.
 #
 # Where this differs from the papers: Rendle et al. draw triples with replacement, here each epoch
 # visits every positive once in random order. UPC-SDG's experiments use LightGCN's code (Adam,
@@ -272,11 +271,11 @@ class Bprmf(UserRowsBaseline):
                 _epoch(self.user_rows, self.items, *columns, *rates)
 
     def scores(self, histories: Histories) -> torch.Tensor:
-        """`p_u . q_i`, `float32 [users, items]`."""
+        """Scores `p_u . q_i`, `float32 [users, items]`."""
         return torch.from_numpy(self.rows(histories) @ self.items.T)
 
     def folded_in(self, histories: Histories) -> np.ndarray:
-        """`float32 [users, width]`: rows of users that were not in training, each computed from its
+        """Rows of users who were not in training, `float32 [users, width]`, each computed from its
         own items only."""
         rows = np.zeros((histories.num_users, self.config.factors), dtype=np.float32)
         np.add.at(rows, histories.rows(), self.items[histories.items] - self.items.mean(axis=0))
@@ -285,7 +284,7 @@ class Bprmf(UserRowsBaseline):
 
 @partial(compiled, flags={"fastmath": True})
 def _epoch(user_rows, item_rows, users, liked, others, rate, penalty):
-    """One step for each triple.
+    """Take one step for each triple.
 
     Args:
         user_rows: `float32 [users, factors]`, changed in place.
@@ -327,11 +326,11 @@ def _epoch(user_rows, item_rows, users, liked, others, rate, penalty):
 #
 #     ln(max(1, rank)) (score(u, other) - score(u, liked)),    the weight at most 10
 #
-# by Adagrad, one step after the other in random order. Drawn items that the user likes count as
-# tried. A user is folded in by the same steps on its own row, which starts from its side features.
+# by Adagrad, sequentially in random order. Drawn items that the user likes count as tried. A user
+# is folded in by the same steps on its own row, which starts from its side features.
 #
 # Where this differs from LightFM: users have no bias, because it cancels in every ranking; there is
-# only one thread, because results would not be reproducible with several; there is no L2 penalty,
+# only one thread, because results would not be reproducible with several; and no L2 penalty,
 # which LightFM switches off by default.
 
 
@@ -361,7 +360,7 @@ class Warp(UserRowsBaseline):
 
     @classmethod
     def features_used(cls, config: WarpConfig, known: FeatureNames) -> FeatureNames:
-        """Those that `features` names."""
+        """Side features that `features` names."""
         users, items = (
             tuple(name for name in names if name in config.features)
             for names in (known.users, known.items)
@@ -372,7 +371,7 @@ class Warp(UserRowsBaseline):
         """Train from fresh factors.
 
         Raises:
-            ExperimentError: there is no side feature of a name in `features`.
+            ExperimentError: `features` names an unknown side feature.
         """
         self.fitted = histories
         users, self._item_parts = self._parts(histories)
@@ -401,7 +400,7 @@ class Warp(UserRowsBaseline):
         return torch.from_numpy(self.rows(histories) @ self._items + self._biases)
 
     def folded_in(self, histories: Histories) -> np.ndarray:
-        """`float32 [users, width]`: rows of users that were not in training, each computed from its
+        """Rows of users who were not in training, `float32 [users, width]`, each computed from its
         own items only."""
         codes = self._parts(histories)[0][:, histories.num_users :]
         rows = np.asarray(codes @ self._features, dtype=np.float32)
@@ -428,7 +427,7 @@ class Warp(UserRowsBaseline):
         learn_items: bool,
         state: np.ndarray,
     ) -> None:
-        """Steps on the liked pairs in an order; the tables change in place."""
+        """Take steps on the liked pairs in random order; the tables change in place."""
         owners = np.repeat(np.arange(liked.shape[0]), np.diff(liked.indptr))
         matrices = [
             array.astype(np.int64)
@@ -440,8 +439,8 @@ class Warp(UserRowsBaseline):
         _warp_steps(order, owners, *matrices, *tables, *settings, state)
 
     def _parts(self, histories: Histories) -> tuple[Sparse, Sparse]:
-        """The ids and feature codes that sum to the row of each user, `[users, ids + codes]`, and
-        of each item, `[items, ids + codes]`."""
+        """Ids and feature codes that sum to the row of each user, `[users, ids + codes]`, and of
+        each item, `[items, ids + codes]`."""
         tables = histories.user_features, histories.item_features
         rows = histories.users, np.arange(histories.num_items)
         sides = [
@@ -452,8 +451,8 @@ class Warp(UserRowsBaseline):
         unknown = sorted(set(self.config.features) - set(known))
         if unknown:
             raise ExperimentError(
-                f"there is no side feature {unknown[0]!r} of users or items",
-                fix="name one of these in `features`: " + (", ".join(known) or "there is none"),
+                f"unknown side feature {unknown[0]!r}",
+                fix=f"correct `features`; known features: {', '.join(known) or 'none'}",
             )
         parts = []
         for (table, index), number in zip(sides, histories.csr().shape, strict=True):
@@ -467,7 +466,7 @@ class Warp(UserRowsBaseline):
 
 @njit
 def _drawn(state, below):
-    """A random number below another, by xorshift64*."""
+    """Random integer below a limit, by xorshift64*."""
     x = state[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
@@ -486,7 +485,7 @@ def _sum(starts, parts, row, table, out):
 
 @njit
 def _move(starts, parts, row, table, squares, gradient, rate):
-    """A step of Adagrad on each of a row's parts."""
+    """Take a step of Adagrad on each part of a row."""
     for entry in range(starts[row], starts[row + 1]):
         part = parts[entry]
         for d in range(len(gradient)):
@@ -499,8 +498,8 @@ def _warp_steps(
     order, owners, liked_from, liked, user_from, user_parts, item_from, item_parts,
     users, user_squares, items, item_squares, learn_items, rate, max_sampled, state,
 ):  # fmt: skip
-    """One step for each liked pair in `order`; `owners[n]` is the user of pair n, `liked[n]` its
-    item, ascending. Rows of items, and of `p`, which then is 1, end with the bias."""
+    """Take one step for each liked pair in `order`; `owners[n]` is the user of pair n, `liked[n]`
+    its item, ascending. Rows of items, and of `p`, which then is 1, end with the bias."""
     num_items = len(item_from) - 1
     width = users.shape[1]
     p = np.ones(width + 1, np.float32)

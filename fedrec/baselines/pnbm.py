@@ -9,11 +9,11 @@ not symmetric.
 
 Where this differs from the paper:
 
-- Equations 3 and 6 print the norm of S where its square is meant, and equation 4 sums over (u, j)
-  what is indexed (u, i).
+- Equations 3 and 6 print the norm of S instead of its square, and equation 4 sums over (u, j)
+  terms indexed (u, i).
 - Equation 5 leaves out the sign of s_ij. It is here (`fedrec.neighbourhood.learned`).
 - f does not change when S is scaled, so the penalty only makes S shrink and steps grow; early
-  stopping is what regularises. `prior` makes the scale mean something.
+  stopping regularises instead. `prior` makes the scale meaningful.
 - The initial similarities, the batches and the choice of neighbours are not in the paper; they are
   settings.
 """
@@ -49,13 +49,13 @@ class SimilarityConfig(ScaleConfig):
     """Number of neighbours N_k with the largest similarity in a prediction; default: all. The paper
     has 500."""
     prior: float = Field(default=0.0, ge=0)
-    """Added to the denominators of equation 2; 0 in the paper."""
+    """Constant added to the denominators of equation 2; 0 in the paper."""
     seed: int = Field(default=0, ge=0)
     """Seed of the initial similarities, the order of ratings and the noise."""
 
 
 class LearnedSimilarities(RatingBaseline):
-    """Predicts by similarities that a subclass learns.
+    """Rating prediction from similarities that a subclass learns.
 
     Attributes:
         similarity: `float64 [items, items]`, after fitting.
@@ -65,14 +65,14 @@ class LearnedSimilarities(RatingBaseline):
     similarity: np.ndarray
 
     def selected(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
-        """The ratings to learn from; all by default."""
+        """Select the ratings to learn from; all by default."""
         return profiles
 
     @abstractmethod
     def learned(
         self, start: np.ndarray, profiles: Profiles, random: np.random.Generator
     ) -> np.ndarray:
-        """The similarities `float64 [items, items]`.
+        """Learn the similarities `float64 [items, items]`.
 
         Args:
             start: initial ones, `float64 [items, items]`; may be changed.
@@ -84,7 +84,7 @@ class LearnedSimilarities(RatingBaseline):
         """Learn the similarities.
 
         Raises:
-            ExperimentError: there is nothing to learn from, or it diverged.
+            ExperimentError: there are no ratings to learn from, or training diverged.
         """
         random = stream(self.config.seed, f"baseline-{self.name}")
         profiles = self.selected(profiles_of(ratings), random)
@@ -115,7 +115,7 @@ class CentralPnbmConfig(SimilarityConfig):
 
 
 class CentralPnbm(LearnedSimilarities):
-    """Neighbourhoods of learned similarity."""
+    """Neighbourhood model with learned similarities."""
 
     name = "pnbm"
     Config = CentralPnbmConfig
@@ -125,7 +125,7 @@ class CentralPnbm(LearnedSimilarities):
     def learned(
         self, start: np.ndarray, profiles: Profiles, random: np.random.Generator
     ) -> np.ndarray:
-        """Descend the loss."""
+        """Minimise the loss by gradient descent."""
         config = self.config
         similarity = start
         examples = Examples(profiles, self._means)
@@ -142,7 +142,7 @@ class CentralPnbm(LearnedSimilarities):
 def descend(
     similarity: np.ndarray, gradient: np.ndarray, rate: float, regularisation: float
 ) -> None:
-    """One step on similarities `[items, items]` (equation 4); changes both arrays in place."""
+    """Take one step on similarities `[items, items]` (equation 4); changes both arrays in place."""
     similarity *= 1 - rate * regularisation
     gradient *= rate
     similarity -= gradient

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """PrivRec's network trained centrally (Wang et al. 2021, table 2, row PrivRec-CEN).
 
-The same computation as its federated training, without clients and messages: REPTILE (their
-equation 6) over users. Each user trains a copy of the network on its liked items and drawn
-negatives, and the shared network moves towards the mean of the copies. Users have no parameters; a
-copy is fine-tuned for each user to be scored, as on a device.
+Equivalent to its federated training, without clients and messages: REPTILE (their equation 6) over
+users. Each user trains a copy of the network on its liked items and drawn negatives, and the shared
+network moves towards the mean of the copies. Users have no parameters; a copy is fine-tuned for
+each user to be scored, as on a device.
 
 Where this differs from the paper: it does not say how PrivRec-CEN is trained; training on mixed
 batches of all users without fine-tuning learns little more than popularity, because users enter by
@@ -64,7 +64,7 @@ class PrivrecConfig(PrivRecModelConfig):
 
 
 class Privrec(Baseline):
-    """The network of PrivRec, by REPTILE over users."""
+    """PrivRec's network, trained by REPTILE over users."""
 
     name = "privrec"
     Config = PrivrecConfig
@@ -73,7 +73,7 @@ class Privrec(Baseline):
 
     @classmethod
     def features_used(cls, config: PrivrecConfig, known: FeatureNames) -> FeatureNames:
-        """Those of its network."""
+        """Side features that the network uses."""
         return PrivRecModel.features_used(config, known)
 
     @one_thread()
@@ -102,8 +102,8 @@ class Privrec(Baseline):
 
     @one_thread()
     def scores(self, histories: Histories) -> Tensor:
-        """Logits of each user's fine-tuned copy, `float32 [users, items]`; without items the shared
-        network's."""
+        """Logits of each user's fine-tuned copy, `float32 [users, items]`; of the shared network
+        for users without items."""
         shared = {name: value.unsqueeze(0) for name, value in self._theta.items()}
         rows = [torch.zeros(0, histories.num_items, device=self.device)]
         able = set(_able(histories).tolist())
@@ -125,7 +125,7 @@ class Privrec(Baseline):
         randoms: list[np.random.Generator],
         item_rate: float,
     ) -> list[Mapping[str, Tensor]]:
-        """The fine-tuned parameters of each user, `[1, ...]` each, in the order of the users."""
+        """Yield the fine-tuned parameters of each user, `[1, ...]` each, in order."""
         config = self.config
         rates = {name: _LAYER_RATE for name in theta if name.startswith("layer")}
         rates["item.id"] = item_rate
@@ -149,8 +149,7 @@ class Privrec(Baseline):
         return [trained.parameters_of(index) for index in np.argsort(order).tolist()]
 
     def _batches(self, liked: np.ndarray, num_items: int, random: np.random.Generator) -> Batches:
-        """All batches of one user: liked items and drawn negatives, in a different order in each
-        epoch."""
+        """Batches of one user: liked items and drawn negatives, reshuffled in each epoch."""
         drawn = draw_negatives(liked, num_items, self.config.negatives * len(liked), random)
         items = np.concatenate([liked, drawn])
         labels = (np.arange(len(items)) < len(liked)).astype(np.float32)
@@ -160,11 +159,11 @@ class Privrec(Baseline):
         )
 
     def _codes(self, histories: Histories) -> list[np.ndarray]:
-        """See `Histories.codes`."""
+        """Category codes of users' features, see `Histories.codes`."""
         return histories.codes(self._model.schema, histories.numbers)
 
 
 def _able(histories: Histories) -> np.ndarray:
-    """`int64 [users]`: users with training data: at least one liked and one other item."""
+    """Users with training data (at least one liked and one other item), `int64 [users]`."""
     counts = np.diff(histories.csr().indptr)
     return np.flatnonzero((counts > 0) & (counts < histories.num_items))

@@ -38,11 +38,11 @@ class SvdConfig(Config):
     regularisation: float = Field(default=0.02, ge=0)
     """Regularisation lambda."""
     seed: int = Field(default=0, ge=0)
-    """Of the initial factors."""
+    """Seed of the initial factors."""
 
 
 class Svd(RatingBaseline):
-    """Factors and biases, rating by rating."""
+    """Biased matrix factorization by stochastic gradient descent on single ratings."""
 
     name = "svd"
     Config = SvdConfig
@@ -81,7 +81,7 @@ class Svd(RatingBaseline):
     def _descend(
         self, ratings: Ratings, users: np.ndarray, user_biases: np.ndarray, *, learn_items: bool
     ) -> None:
-        """All epochs; factors and biases of users, and those of items if they learn, change in
+        """Run all epochs; factors and biases of users, and of items if they learn, change in
         place."""
         config = self.config
         rates = (config.learning_rate, config.regularisation, np.inf)
@@ -122,7 +122,7 @@ class BiasedMfConfig(Config):
 
 
 class BiasedMf(RatingBaseline):
-    """Factors and biases in closed form, in turns."""
+    """Biased matrix factorization by alternating least squares."""
 
     name = "biased-mf"
     Config = BiasedMfConfig
@@ -130,7 +130,7 @@ class BiasedMf(RatingBaseline):
     config: BiasedMfConfig
 
     def fit_ratings(self, ratings: Ratings) -> None:
-        """Solve for users and items in turns."""
+        """Solve for users and items alternately."""
         width = self.config.factors
         self._mean = float(ratings.values.mean()) if len(ratings.values) else 0.0
         # Columns: bias, factors. The item biases are zero in the first sweep.
@@ -161,12 +161,12 @@ class BiasedMf(RatingBaseline):
         values: np.ndarray,
         fixed: np.ndarray,
     ) -> np.ndarray:
-        """Bias and factors of each user (or item), given those of the other side; zero without
+        """Solve for bias and factors of each user (or item) given the other side; zero without
         ratings.
 
         Args:
             rows: `int64 [ratings]`, the user (or item) of each rating.
-            number: of users (or items).
+            number: number of users (or items).
             others: `int64 [ratings]`, the other side of each rating.
             values: `float64 [ratings]`.
             fixed: `float64 [others, 1 + factors]`, biases and factors of the other side.
@@ -192,12 +192,12 @@ class BiasedMf(RatingBaseline):
 
 
 class ItemMean(RatingBaseline):
-    """Predicts an item's mean rating; an item without one gets the mean of all."""
+    """Mean rating of each item; the global mean for items without ratings."""
 
     name = "item-mean"
 
     def fit_ratings(self, ratings: Ratings) -> None:
-        """Take the means."""
+        """Compute the means."""
         mean = float(ratings.values.mean()) if len(ratings.values) else 0.0
         counts = np.bincount(ratings.items, minlength=ratings.num_items)
         sums = np.bincount(ratings.items, ratings.values, ratings.num_items)

@@ -17,8 +17,7 @@ from fedrec.rng import stream
 from fedrec.sums.products import SmoothingConfig, multipliers, transition_sums
 
 # Items in random order, the weakest baseline.
-#
-# Of M items a user with n known ones gets each held-out positive into the first k places with
+# Of M items a user with n known ones gets each held-out positive into the first k positions with
 # probability k / (M - n).
 
 
@@ -30,17 +29,17 @@ class RandomConfig(Config):
 
 
 class Random(Baseline):
-    """Uniform scores, the same for a user whenever asked."""
+    """Uniform random scores, fixed for each user."""
 
     name = "random"
     Config = RandomConfig
     config: RandomConfig
 
     def fit(self, histories: Histories) -> None:
-        """There is nothing to learn."""
+        """Do nothing: random scores need no training."""
 
     def scores(self, histories: Histories) -> torch.Tensor:
-        """`float32 [users, items]` in [0, 1); they depend on the user's number, or on its items."""
+        """Scores `float32 [users, items]` in [0, 1), seeded by the user's number, or its items."""
         rows = []
         for user in range(histories.num_users):
             items = histories.items[histories.offsets[user] : histories.offsets[user + 1]]
@@ -56,7 +55,7 @@ class Random(Baseline):
 # a user's last ones.
 #
 # It needs the order of users' items. It has no user parameters, so it also scores users that it was
-# not fitted to. Sums are kept sparse; a block of users is scored from the rows of their last items.
+# not fitted to. Sums are sparse; a block of users is scored from the rows of their last items.
 
 
 class TransitionsConfig(RecencyConfig, SmoothingConfig):
@@ -64,7 +63,7 @@ class TransitionsConfig(RecencyConfig, SmoothingConfig):
 
 
 class TransitionsBaseline(Baseline):
-    """Sums of the transitions between the items of sequences."""
+    """Markov chain of items: sums of the transitions in users' sequences."""
 
     name = "transitions"
     Config = TransitionsConfig
@@ -76,7 +75,7 @@ class TransitionsBaseline(Baseline):
         return True
 
     def fit(self, histories: Histories) -> None:
-        """Sum the transitions of all users, and normalise them."""
+        """Sum and normalise the transitions of all users."""
         ordered = histories.in_order()
         total = transition_sums(ordered.offsets, ordered.items, ordered.num_items, self.config)
         left, right = multipliers(total.sum(1), total.sum(0), self.config)
@@ -84,7 +83,7 @@ class TransitionsBaseline(Baseline):
         self._weights: Sparse = sparse.csr_array(weights.astype(np.float32))
 
     def scores(self, histories: Histories) -> torch.Tensor:
-        """Sums of the weights from each user's last items, `float32 [users, items]`."""
+        """Sums of transition weights from each user's last items, `float32 [users, items]`."""
         ordered = histories.in_order()
         recent = recent_weights(ordered.offsets, ordered.items, ordered.num_items, self.config)
         return torch.from_numpy((sparse.csr_array(recent) @ self._weights).toarray())
@@ -95,24 +94,23 @@ class TransitionsBaseline(Baseline):
 
 
 def item_counts(histories: Histories) -> torch.Tensor:
-    """`float32 [items]`: how often each item occurs in the histories, repeats included."""
+    """Number of occurrences of each item in the histories, `float32 [items]`, with repeats."""
     return torch.from_numpy(
         np.bincount(histories.items, minlength=histories.num_items).astype(np.float32)
     )
 
 
 class Popularity(Baseline):
-    """Scores an item by its number of positive interactions."""
+    """Popularity ranking by number of positive interactions."""
 
     name = "popularity"
 
     def fit(self, histories: Histories) -> None:
-        """Count the positives of the training users."""
+        """Count the positive interactions of the training users."""
         self._counts = item_counts(histories)
 
     def scores(self, histories: Histories) -> torch.Tensor:
-        """The same counts for every user, as `float32 [users, items]` (a view; do not write to
-        it)."""
+        """Counts, equal for all users, as `float32 [users, items]` (a view; do not write to it)."""
         return self._counts.expand(histories.num_users, -1)
 
 
@@ -125,17 +123,17 @@ class Popularity(Baseline):
 
 
 class RepeatBaseline(Baseline):
-    """Scores an item by the user's own count, equal counts by popularity."""
+    """Ranking by the user's own interaction count, ties by popularity."""
 
     name = "repeat"
 
     def fit(self, histories: Histories) -> None:
-        """Learn the popularity, scaled into [0, 1) so that it only decides between equal counts."""
+        """Compute popularity, scaled into [0, 1) so that it only breaks ties."""
         counts = item_counts(histories)
         self._popularity = counts / (counts.max() + 1)
 
     def scores(self, histories: Histories) -> torch.Tensor:
-        """Own count plus scaled popularity, `float32 [users, items]`."""
+        """User's own count plus scaled popularity, `float32 [users, items]`."""
         shape = histories.num_users, histories.num_items
         cells = histories.rows() * histories.num_items + histories.items
         counts = np.bincount(cells, minlength=shape[0] * shape[1]).astype(np.float32)

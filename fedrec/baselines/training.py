@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training in one place: examples, triples, epochs of batches, and rows of parameters per user."""
+"""Central training: examples, triples, epochs of batches, and rows of parameters per user."""
 
 import zlib
 from abc import abstractmethod
@@ -32,11 +32,11 @@ class TrainingConfig(Config):
     learning_rate: float = Field(default=0.001, gt=0)
     """Learning rate of Adam."""
     final_rate: float = Field(default=1.0, gt=0, le=1)
-    """Learning rate at the end, as a share of `learning_rate`; it falls linearly. 1: constant."""
+    """Final learning rate as a share of `learning_rate`, with linear decay; 1: constant."""
     average: float = Field(default=0.0, ge=0, lt=1)
-    """Decay of the exponential moving average of all parameters, which is used after training: it
-    averages about 1 / (1 - average) steps (Polyak and Juditsky 1992 for the plain mean) and ranks
-    better than the last parameters, which change with every batch; 0: these are used."""
+    """Decay of the exponential moving average of all parameters, used after training: it averages
+    about 1 / (1 - average) steps (Polyak and Juditsky 1992 for the plain mean) and ranks better
+    than the last parameters, which change with every batch; 0: no averaging."""
 
 
 def train(
@@ -88,7 +88,7 @@ def train(
 
 
 class Triples:
-    """Draws triples.
+    """Sampler of triples of a user, a liked and another item.
 
     Args:
         liked: binary `[users, items]`, columns ascending within a row. Users without a liked item,
@@ -114,7 +114,7 @@ class Triples:
         self._pairs = np.flatnonzero(self._free[self._owner] > 0)
         if not len(self._users):
             raise DataError(
-                "no user has both liked and other items to rank",
+                "no user has both liked and other items",
                 expected="a user with liked and other items",
                 got="none",
                 fix="lower positive-above, or choose another split or dataset",
@@ -126,8 +126,8 @@ class Triples:
         return len(self._pairs)
 
     def epoch(self, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """The triples of an epoch in batches, as many as there are liked pairs: users, liked items
-        and others, `int64 [batch]` each."""
+        """Yield an epoch's triples in batches, one per liked pair: users, liked items and others,
+        `int64 [batch]` each."""
         random = self._random
         total = len(self._pairs)
         if self._draw == "users":
@@ -143,14 +143,14 @@ class Triples:
             yield users[batch], liked[batch], others[batch]
 
     def others(self, users: np.ndarray) -> np.ndarray:
-        """An item that each user does not like, drawn uniformly, `int64 [users]`."""
+        """Draw an item that each user does not like, uniformly, `int64 [users]`."""
         rank = self._random.integers(0, self._free[users])
         return _ranked_others(self._liked.indptr, self._liked.indices, users, rank)
 
 
 @compiled
 def _ranked_others(offsets, liked, users, ranks):
-    """The item of a rank among those that a user does not like.
+    """Item at a given rank among those that a user does not like.
 
     Args:
         offsets: `int [all users + 1]`, where each user's liked items begin.
@@ -190,14 +190,14 @@ class UserRowsConfig(Config):
     """Settings of all systems with a row per user."""
 
     unseen_users: Literal["transductive", "fold-in"] = "transductive"
-    """Evaluated users who are not training users: also trained on (`transductive`), or folded in
-    afterwards (`fold-in`)."""
+    """Treatment of evaluated users who are not training users: also trained on (`transductive`), or
+    folded in afterwards (`fold-in`)."""
     seed: int = Field(default=0, ge=0)
     """Seed of all random draws."""
 
 
 class UserRowsBaseline(Baseline):
-    """A baseline with a row of parameters per user; `fit` keeps the histories and the rows.
+    """Baseline with a row of parameters per user; `fit` stores the histories and the rows.
 
     Attributes:
         fitted: the histories of the training users.
@@ -210,11 +210,11 @@ class UserRowsBaseline(Baseline):
 
     @property
     def transductive(self) -> bool:
-        """True if it is also fitted to the known items of the users to be scored."""
+        """True if the baseline is also fitted to the known items of the evaluated users."""
         return self.config.unseen_users == "transductive"
 
     def rows(self, histories: Histories) -> np.ndarray:
-        """`float32 [users, width]`: rows of some users, fitted or folded in."""
+        """Rows of users, fitted or folded in, `float32 [users, width]`."""
         positions = self.fitted.positions(histories)
         rows = self.user_rows[positions]
         unseen = np.flatnonzero(positions < 0)
@@ -224,13 +224,13 @@ class UserRowsBaseline(Baseline):
 
     @abstractmethod
     def folded_in(self, histories: Histories) -> np.ndarray:
-        """`float32 [users, width]`: rows of users that were not in training, each computed from its
+        """Rows of users who were not in training, `float32 [users, width]`, each computed from its
         own items only."""
 
 
 def own_seed(items: np.ndarray) -> int:
-    """A seed that depends on a user's items `int64 [n]` only, so that the other users of a block
-    make no difference."""
+    """Seed from a user's items `int64 [n]` only, so that it does not depend on the other users of a
+    block."""
     return zlib.crc32(np.sort(items).astype(np.int64).tobytes())
 
 
@@ -247,7 +247,7 @@ _FOLD_IN_RATE = 0.02  # of these steps
 
 
 class ExamplesConfig(UserRowsConfig, TrainingConfig):
-    """Settings of systems that are trained on examples."""
+    """Settings of systems trained on examples."""
 
     negatives: int = Field(default=4, ge=1)
     """Negatives sampled per liked pair."""
@@ -267,13 +267,13 @@ class ExamplesBaseline(UserRowsBaseline):
 
     @abstractmethod
     def logits(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
-        """Predictions `[n, B]` of items `int64 [n, B]`, from the users' rows `[n, width]`; `users`
-        are their numbers in the dataset, `int64 [n]`, -1 for unknown ones."""
+        """Predictions `[n, B]` for items `int64 [n, B]`, from the users' rows `[n, width]`; `users`
+        are user numbers in the dataset, `int64 [n]`, -1 if unknown."""
 
     @abstractmethod
     def batch_loss(self, rows: Tensor, items: Tensor, users: np.ndarray) -> Tensor:
-        """Mean over a batch's liked pairs of the sum of their losses, with the penalty, a number;
-        rows `[n, width]`, items `int64 [n, B]`, the liked one of a row first, users `int64 [n]`."""
+        """Mean loss over a batch's liked pairs, plus the penalty; rows `[n, width]`, items `int64
+        [n, B]`, the liked one of a row first, users `int64 [n]`."""
 
     def losses(self, predictions: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         """Weighted sum of the losses of examples, `[n, B]` each: the cross-entropy of logits."""
@@ -303,8 +303,8 @@ class ExamplesBaseline(UserRowsBaseline):
     @torch.enable_grad()
     @one_thread()
     def folded_in(self, histories: Histories) -> np.ndarray:
-        """`float32 [users, width]`: rows of users that were not in training, by steps of Adam, each
-        user's on its own items only. Users without items get the mean row."""
+        """Rows of users who were not in training, `float32 [users, width]`, fitted by Adam on each
+        user's own items only. Users without items get the mean row."""
         users = histories.num_users
         start = torch.from_numpy(self.user_rows.mean(0)).expand(users, -1).contiguous()
         items, labels, weights = self._user_examples(histories)
@@ -324,8 +324,8 @@ class ExamplesBaseline(UserRowsBaseline):
         return rows.detach().cpu().numpy()
 
     def _user_examples(self, histories: Histories) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Items of each step of users who are folded in, `int64 [steps, users, examples]`, their
-        labels and weights `float32 [users, examples]`, 0 for padding."""
+        """Draw the items of each fold-in step, `int64 [steps, users, examples]`, their labels and
+        weights `float32 [users, examples]`, 0 for padding."""
         liked = histories.csr()
         negatives = self.config.negatives
         counts = np.diff(liked.indptr)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation of centralised systems: on the same rows and lists as the federated ones."""
+"""Evaluation of centralised systems on the same rows and lists as federated ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CentralEvaluation:
         block: clients scored at a time; memory grows with block x items.
 
     Attributes:
-        metrics: of the experiment.
+        metrics: metrics of the experiment.
         clients: the evaluated clients.
 
     Raises:
@@ -75,20 +75,19 @@ class CentralEvaluation:
 
     @cached_property
     def training(self) -> Histories:
-        """The positive items of the training clients."""
+        """Positive items of the training clients."""
         return _histories(self._population, self._population.partition.training_clients)
 
     def takes(self, baseline: Baseline) -> bool:
-        """True if a baseline is for this task."""
+        """True if a baseline supports this task."""
         return self._population.task == "ranking" or isinstance(baseline, RatingBaseline)
 
     def fit(self, baseline: Baseline) -> None:
-        """Fit a baseline to the training clients, a transductive one to all clients that it is to
-        score as well.
+        """Fit a baseline to the training clients; a transductive one also to the evaluated clients.
 
         Raises:
-            DataError: it needs the order of items, and there are no times.
-            TooLarge: the data are too large for it.
+            DataError: the baseline needs the order of items, and the data have no times.
+            TooLarge: the data are too large for the baseline.
         """
         if baseline.ordered and self._population.interactions.times is None:
             name = self._population.interactions.name
@@ -122,7 +121,7 @@ class CentralEvaluation:
         )
 
     def measure(self, baseline: Baseline) -> Evaluated:
-        """`fit` and `evaluate`."""
+        """Fit and evaluate a baseline."""
         self.fit(baseline)
         return self.evaluate(baseline)
 
@@ -146,7 +145,7 @@ class CentralEvaluation:
         return Evaluated(self.clients, self.metrics.of_ratings(block))
 
     def _predicted_targets(self, baseline: RatingBaseline, known: Ratings) -> np.ndarray | None:
-        """`float [clients, targets]`: predicted ratings of an adversary's targets, NaN for those
+        """Predicted ratings of an adversary's targets, `float [clients, targets]`, NaN for those
         that a client has rated; None without an adversary."""
         unrated = self._population.unrated_targets(self.clients)
         if unrated is None or self._population.adversary is None:
@@ -167,20 +166,19 @@ def evaluate_baselines(
 ) -> dict[str, dict[str, float]]:
     """Fit and evaluate centralised systems.
 
-    A baseline for which the data are too large, and one that is not for the task, is left out.
+    Baselines that do not support the task or the size of the data are left out.
 
     Args:
-        names: names of baselines, or a mapping from names to settings; a name alone takes the
-            defaults. A mapping may have names of its own, with the baseline's name among the
-            settings as `name`.
+        names: names of baselines, or a mapping from names (or labels, with the baseline's name as
+            setting `name`) to settings; a name alone takes the defaults.
         population: the clients.
-        clients: see `CentralEvaluation`, as `block`.
-        block: likewise.
+        clients: see `CentralEvaluation`.
+        block: see `CentralEvaluation`.
         settings: fields of `[evaluation]`, such as `held_out` and `ks`.
 
     Returns:
-        For each baseline its metrics; of those whose paper states a guarantee also
-        `nominal-epsilon` and `epsilon`, the exact one, see `fedrec.privacy.statement`.
+        Metrics by baseline; with a stated guarantee also `nominal-epsilon` and `epsilon`, the exact
+        one, see `fedrec.privacy.statement`.
 
     Raises:
         ExperimentError: a name is unknown, settings are wrong, or a baseline refuses the catalogue.
@@ -211,14 +209,14 @@ def make_baseline(
     seed: int | None = None,
     device: torch.device | None = None,
 ) -> Baseline:
-    """A baseline from its settings.
+    """Create a baseline from its settings.
 
     Args:
-        name: its name, or its label in the experiment, with the baseline's name in
+        name: name of the baseline, or its label in the experiment, with the name in
             `options["name"]`.
-        options: its settings.
-        seed: of the experiment, for baselines without a seed of their own; None: 0.
-        device: for baselines that use PyTorch; default: the CPU.
+        options: settings of the baseline.
+        seed: seed of the experiment, for baselines that set none; None: 0.
+        device: device of baselines that use PyTorch; default: the CPU.
 
     Raises:
         ExperimentError: the name is unknown, or a setting is unknown or wrong.
@@ -234,7 +232,7 @@ def make_baseline(
 
 
 def stated_privacy(label: str, baseline: Baseline) -> dict[str, float]:
-    """Stated and exact privacy of a fitted baseline; the caveats are logged."""
+    """Return stated and exact epsilon of a fitted baseline, and log the caveats."""
     stated = baseline.stated()
     if stated is None:
         return {}
@@ -244,7 +242,7 @@ def stated_privacy(label: str, baseline: Baseline) -> dict[str, float]:
 
 
 def _scores(baseline: Baseline, liked: Histories) -> torch.Tensor:
-    """A baseline's scores of the catalogue for some users, `float32 [users, items]`."""
+    """Scores of the catalogue by a baseline for users, `float32 [users, items]`."""
     with component_errors(BASELINE.name, baseline, "in scores"):
         scores = baseline.scores(liked)
         expected = (liked.num_users, liked.num_items)

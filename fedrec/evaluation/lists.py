@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From scores of the catalogue to metrics: the same lists for federated systems, centralised ones
-and attacks."""
+"""Metrics from scores of the catalogue, for federated and centralised systems and attacks."""
 
 from __future__ import annotations
 
@@ -21,15 +20,15 @@ _Masks = dict[str, Tensor]
 
 
 class HeldOutLists:
-    """The lists that the held-out items of a population are ranked in.
+    """Ranked lists of a population's users with held-out items.
 
     A positive that occurs in several held-out rows counts that often in single-positive lists. With
     `protocol = "reconstruction"` the whole history is held out, and nothing is left out.
 
     Args:
         population: the clients.
-        metrics: of the experiment.
-        settings: its `[evaluation]`.
+        metrics: metrics of the experiment.
+        settings: `[evaluation]` of the experiment.
     """
 
     def __init__(
@@ -42,12 +41,12 @@ class HeldOutLists:
         self._new = population.new_items(settings.held_out)
 
     def measure(self, clients: np.ndarray, scores: Tensor, *, sums: bool = False) -> Evaluated:
-        """Metrics of some clients.
+        """Compute the metrics of clients.
 
         Args:
             clients: `int64 [clients]`.
             scores: `float [clients, items]`, higher is better.
-            sums: whether to sum up what the metrics of all lists need.
+            sums: whether to add the sums that metrics of all lists need.
         """
         sums = sums and bool(self._metrics.of_lists)
         scores = scores.cpu().contiguous()
@@ -67,8 +66,8 @@ class HeldOutLists:
         return RankedBlock(scores, ks=self._metrics.ks, targets=targets, **masks)
 
     def _of_untrained_items(self, block: RankedBlock) -> dict[str, np.ndarray]:
-        """The same metrics over held-out items without training rows alone, NaN for clients without
-        one; nothing if no client has one. Other held-out items stay where they were in lists."""
+        """Metrics over only held-out items without training rows, NaN for clients without one;
+        empty if no client has one. Other held-out items stay in the lists."""
         users, items, _ = block.positives
         untrained = self._untrained[items]
         if not untrained.any() or self._settings.protocol == "reconstruction":
@@ -130,7 +129,7 @@ def ranking_metrics(
     sampled_items: int | None = None,
     **masks: Any,
 ) -> dict[str, np.ndarray]:
-    """All metrics of single users, `float64 [users]` each, from scores `float [users, items]`; for
-    `masks` see `RankedBlock`."""
+    """Per-user metrics, `float64 [users]` each, from scores `float [users, items]`; for `masks` see
+    `RankedBlock`."""
     settings = EvaluationConfig(ks=tuple(ks), sampled_items=sampled_items)
     return Metrics("ranking", settings).of_block(RankedBlock(scores, ks=ks, **masks))

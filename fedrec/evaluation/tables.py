@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of an evaluation: metrics as columns, users as rows, and means over groups of
-users."""
+"""Results of an evaluation: metrics as columns, users as rows, and means over groups of users."""
 
 from __future__ import annotations
 
@@ -41,11 +40,11 @@ _LOWER = ("loss", "epsilon", "nominal-epsilon")  # columns of tables beside metr
 
 
 class Metrics:
-    """The metrics that an experiment is evaluated by.
+    """Metrics of an experiment's evaluation.
 
     Args:
-        task: of the experiment.
-        settings: its `[evaluation]`.
+        task: task of the experiment.
+        settings: `[evaluation]` of the experiment.
 
     Attributes:
         ks: lengths of the lists.
@@ -83,7 +82,7 @@ class Metrics:
             _check_shown(settings.shown, {metric.name for metric in added})
 
     def of_block(self, block: RankedBlock) -> dict[str, np.ndarray]:
-        """The columns of a table of users, `float64 [users]` each."""
+        """Columns of a table of users, `float64 [users]` each."""
         return {
             column: _per_user(metric, block, k)
             for column, (metric, k) in self.columns.items()
@@ -91,7 +90,7 @@ class Metrics:
         }
 
     def of_ratings(self, block: RatedBlock) -> dict[str, np.ndarray]:
-        """The columns of a table of users: metrics `float64 [users]`, and the number of rows."""
+        """Columns of a table of users: metrics `float64 [users]`, and the number of rows."""
         values = {
             column: metric.per_user(block)
             for column, (metric, _) in self.columns.items()
@@ -100,7 +99,7 @@ class Metrics:
         return {**values, ROWS: block.counts}
 
     def sums(self, block: RankedBlock) -> dict[str, np.ndarray]:
-        """The sums of the metrics of lists over a block of users, by `NAME@k`."""
+        """Sums for the metrics of lists over a block of users, by `NAME@k`."""
         totals: dict[str, np.ndarray] = {}
         for metric in self.of_lists:
             for k in self.ks if metric.has_k else self.ks[:1]:
@@ -110,7 +109,7 @@ class Metrics:
         return totals
 
     def of_sums(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """The metrics of lists, from the sums over all users; none without sums."""
+        """Metrics of lists, from the sums over all users; empty without sums."""
         by_k = {k: _at(sums, k) for k in self.ks} if sums else {}
         return {
             metric.column(k): metric.value(sums_of_k)
@@ -141,11 +140,11 @@ class Metrics:
 
 
 def lower_is_better(column: str, settings: EvaluationConfig | None = None) -> bool:
-    """True if the smaller value of a column of a result table is the better one.
+    """True if smaller values of a column of a result table are better.
 
     Args:
         column: such as `rmse`, `gini@10`, `epsilon` or, of a centralised system, `biased-mf rmse`.
-        settings: of the experiment, whose own metrics may have any name.
+        settings: `[evaluation]` of the experiment, with its added metrics.
     """
     name = column.rpartition(" ")[2].partition("@")[0].removeprefix("validation-")
     if name in _LOWER:
@@ -157,8 +156,8 @@ def lower_is_better(column: str, settings: EvaluationConfig | None = None) -> bo
 
 
 def main_metric(columns: Iterable[str]) -> str | None:
-    """The metric that decides where none is named: `hits@10`, or the first hit rate, or `rmse`, or
-    the first column."""
+    """Default metric of comparisons: `hits@10`, else the first hit rate, `rmse`, or the first
+    column."""
     known = [str(column) for column in columns if column != ROWS]
     hits = [name for name in known if name.startswith("hits@")]
     preferred = [name for name in ("hits@10", *hits, "rmse") if name in known]
@@ -166,8 +165,7 @@ def main_metric(columns: Iterable[str]) -> str | None:
 
 
 def _check_shown(columns: Iterable[str], added: set[str]) -> None:
-    """Check that each column of `evaluation.shown` is of a metric, or of one that the experiment
-    adds."""
+    """Check that each column of `evaluation.shown` names a known metric."""
     known = added | set(available_names(METRIC))
     for column in columns:
         name = column.partition("@")[0]
@@ -176,7 +174,7 @@ def _check_shown(columns: Iterable[str], added: set[str]) -> None:
         if name not in known:
             raise ExperimentError(
                 "unknown metric in evaluation.shown",
-                expected="a metric, with its length, such as recall@20",
+                expected="a metric with its list length, such as recall@20",
                 got=repr(column),
                 fix=did_you_mean(name, known),
             )
@@ -193,7 +191,7 @@ def _made(section: Section, task: str) -> Any:
     settings = component_settings(METRIC, section, at=f"evaluation.metrics.{section.name}")
     if metric_class.task != task:
         raise ExperimentError(
-            f"metric {section.name!r} is not for this task",
+            f"metric {section.name!r} does not support this task",
             expected=f"task = {metric_class.task!r}",
             got=f"task = {task!r}",
             fix="leave it out of evaluation.metrics",
@@ -203,7 +201,7 @@ def _made(section: Section, task: str) -> Any:
 
 
 def _classes(sections: Iterable[Section]) -> Iterable[type[Metric]]:
-    """The classes of those metrics that can be imported here."""
+    """Classes of the metrics that can be imported here."""
     for section in sections:
         try:
             yield resolve(METRIC, section.name)  # type: ignore[misc]
@@ -250,7 +248,7 @@ NEW_OF_ALL = "new-of-all-"
 OLD = "old-"
 """Prefix of metrics of the other items, ranked alone, of users with new ones."""
 UNTRAINED_ITEMS = "items without training rows"
-"""A line of tables of groups: held-out items that no training client has a row of."""
+"""Row of group tables: held-out items without rows of training clients."""
 
 
 def user_groups(
@@ -264,7 +262,7 @@ def user_groups(
     Args:
         interactions: the dataset, for its user features.
         users: `int64 [n]`, the evaluated users.
-        known_counts: `int64 [n]`, number of interactions in the training part of each of them.
+        known_counts: `int64 [n]`, number of interactions in each user's training part.
         inactive_below: a user with fewer known interactions is inactive.
 
     Returns:
@@ -305,14 +303,14 @@ def group_means(
 
 
 def known_means(values: np.ndarray, axis: int) -> np.ndarray:
-    """Means `[metrics]` of the values of users, `[users, metrics]` with axis 0 and transposed with
-    axis 1, that are not NaN; NaN where no user has one."""
+    """Means `[metrics]` of users' values without NaN, `[users, metrics]` with axis 0 or transposed
+    with axis 1; NaN if no user has a value."""
     with np.errstate(invalid="ignore"):
         return np.nansum(values, axis=axis) / (~np.isnan(values)).sum(axis=axis)
 
 
 def group_gaps(means: pd.DataFrame) -> pd.DataFrame:
-    """Gap between the groups of one kind: the largest group mean minus the smallest.
+    """Gaps between groups of one kind: the largest group mean minus the smallest.
 
     Args:
         means: one row per group, as a table of `group_means`.
@@ -338,12 +336,12 @@ def group_gaps(means: pd.DataFrame) -> pd.DataFrame:
 GROUP = "group:"
 """Prefix of the columns that hold the members of a group of users, 0 or 1."""
 UNTRAINED = "untrained:"
-"""Prefix of the columns that hold metrics over items without training rows alone."""
+"""Prefix of the columns of metrics over only items without training rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluated:
-    """Metrics of some users.
+    """Metrics of users, and sums over users.
 
     Attributes:
         clients: `int64 [users]`.
@@ -359,14 +357,13 @@ class Evaluated:
 
     @classmethod
     def of_table(cls, table: pd.DataFrame) -> Evaluated:
-        """From a table as `table` makes it."""
+        """Create from a table like `table`."""
         columns = {str(name): table[name].to_numpy() for name in table.columns}
         return cls(table.index.to_numpy(), columns)
 
     @classmethod
     def joined(cls, parts: Iterable[Evaluated]) -> Evaluated:
-        """All parts as one, ascending by client; a part without a member of a group has no column
-        for it."""
+        """Join parts, ascending by client; parts without members of a group may lack its column."""
         blocks: list[Evaluated] = []
         sums: dict[str, np.ndarray] = {}
         for part in parts:
@@ -382,13 +379,13 @@ class Evaluated:
         return cls(clients[order], columns, sums)
 
     def _column(self, name: str) -> np.ndarray:
-        """A column; without one nobody is a member of a group, and others are unknown."""
+        """Values of a column; a missing group has no members, a missing metric is NaN."""
         if name in self.columns:
             return self.columns[name]
         return np.full(len(self), 0.0 if name.startswith(GROUP) else np.nan)
 
     def with_groups(self, groups: Mapping[str, np.ndarray]) -> Evaluated:
-        """The same with a column for each group; its members are `bool [clients]`."""
+        """Add a column for each group; its members are `bool [clients]`."""
         columns = {
             name: values if values.dtype.kind == "i" else values.astype(np.float64)
             for name, values in self.columns.items()
@@ -401,7 +398,7 @@ class Evaluated:
 
     @property
     def metrics(self) -> dict[str, np.ndarray]:
-        """The columns of metrics over all held-out items, without the groups."""
+        """Columns of metrics over all held-out items, without the groups."""
         others = (GROUP, UNTRAINED)
         return {
             name: values for name, values in self.columns.items() if not name.startswith(others)
@@ -409,19 +406,19 @@ class Evaluated:
 
     @property
     def table(self) -> pd.DataFrame:
-        """All columns, one row per user, indexed by client id."""
+        """Table of all columns, one row per user, indexed by client id."""
         return self._table_of(self.columns)
 
     @property
     def users(self) -> pd.DataFrame:
-        """The metrics over all held-out items, likewise, without the groups."""
+        """Metrics over all held-out items, one row per user, without the groups."""
         return self._table_of(self.metrics)
 
     def _table_of(self, columns: Mapping[str, np.ndarray]) -> pd.DataFrame:
         return pd.DataFrame(dict(columns), index=pd.Index(self.clients, name="client"))
 
     def means(self, metrics: Metrics) -> dict[str, float]:
-        """Figures for all users together; empty without users."""
+        """Overall metrics of all users; empty without users."""
         columns = self.metrics
         kind = np.result_type(*columns.values()) if columns else np.float64
         columns = {name: values.astype(kind) for name, values in columns.items()}

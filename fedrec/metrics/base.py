@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of metrics, blocks of predicted ratings, and the metrics of these."""
+"""The interface of metrics, and metrics of predicted ratings."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class RatedBlock:
         actual: `float [rows]`.
         users: `int64 [rows]`, each in `[0, num_users)`; None: all are of one user.
         num_users: number of users.
-        targets: `float [num_users, targets]`, the predictions for the items that an adversary
-            promotes, NaN for those that a user has rated; None: there are none.
+        targets: `float [num_users, targets]`, predictions for the items that an adversary promotes,
+            NaN for those that a user has rated; None without an adversary.
 
     Attributes:
         errors: `float64 [rows]`, predicted minus actual.
@@ -52,8 +52,8 @@ class RatedBlock:
         nans = int(np.isnan(self.errors).sum())
         if nans:
             raise ExperimentError(
-                "predicted ratings cannot be evaluated",
-                expected="predictions that are numbers",
+                "predicted ratings contain NaN",
+                expected="finite predictions",
                 got=f"{nans} NaN among {len(self.errors)} predictions",
                 fix="training has probably diverged: lower the learning rate or the noise",
             )
@@ -62,7 +62,7 @@ class RatedBlock:
         self.targets = targets
 
     def means(self, values: np.ndarray) -> np.ndarray:
-        """`float64 [num_users]`: mean over each user's rows of `values [rows]`; NaN without
+        """Mean over each user's rows of `values [rows]`, `float64 [num_users]`; NaN without
         rows."""
         if len(self.counts) == 1 and len(values):  # pairwise sum, more exact than bincount's
             return np.array([values.mean()])
@@ -74,11 +74,11 @@ class Metric(ABC):
     """Base of all metrics; derive from `UserMetric`, `RatingMetric` or `ListMetric`.
 
     Attributes:
-        name: its name in tables, before `@k`.
+        name: name in tables, before `@k`.
         lower_is_better: whether the smaller value is the better one.
         range: smallest and largest possible value.
         has_k: whether there is one value for each list length of `evaluation.ks`.
-        task: of the experiments that it is for.
+        task: task of the experiments that the metric is for.
     """
 
     Config: ClassVar[type[Config]] = Config
@@ -93,18 +93,17 @@ class Metric(ABC):
         self.config = config
 
     def column(self, k: int) -> str:
-        """Its name in tables for lists of length k."""
+        """Name in tables for lists of length k."""
         return f"{self.name}@{k}" if self.has_k else self.name
 
 
 class UserMetric(Metric):
-    """A metric of each user's list; the figure for all users is the mean over those with a
-    value."""
+    """A metric of each user's list; its overall value is the mean over users with a value."""
 
     @abstractmethod
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
-        """`float64 [users]`; NaN for a user without a held-out positive. Without `has_k`, k is the
-        first length of `evaluation.ks`."""
+        """Values of users, `float64 [users]`; NaN for users without a held-out positive. Without
+        `has_k`, k is the first length of `evaluation.ks`."""
 
 
 class RatingMetric(Metric):
@@ -117,11 +116,11 @@ class RatingMetric(Metric):
 
     @abstractmethod
     def per_user(self, block: RatedBlock) -> np.ndarray:
-        """`float64 [users]`; NaN for a user without a held-out rating."""
+        """Values of users, `float64 [users]`; NaN for users without a held-out rating."""
 
     @abstractmethod
     def pooled(self, values: np.ndarray, rows: np.ndarray) -> float:
-        """The figure for all users, each with a rating.
+        """Overall value from users with ratings.
 
         Args:
             values: `float64 [users]`, as from `per_user`.
@@ -130,17 +129,17 @@ class RatingMetric(Metric):
 
 
 class ListMetric(Metric):
-    """A metric of the lists of all users together, computed from sums over users alone, so that
-    nodes may add them up before the server sees them."""
+    """A metric of the lists of all users together, computed only from sums over users, which nodes
+    can aggregate for the server."""
 
     @abstractmethod
     def sums(self, block: RankedBlock, k: int) -> Mapping[str, Tensor]:
-        """Sums over a block of users, `float64` of any shape by name; metrics that name the same
-        sum share it."""
+        """Sums over a block of users, `float64 [...]` by name; metrics share sums of equal
+        names."""
 
     @abstractmethod
     def value(self, sums: Mapping[str, np.ndarray]) -> float:
-        """The figure, from the sums over all users; NaN without a list."""
+        """Overall value from the sums over all users; NaN without a list."""
 
 
 # Errors of predicted ratings, pooled over all rows (MetaMF, PNBM), which weights a user by the
@@ -153,11 +152,11 @@ class MeanAbsoluteError(RatingMetric):
     name = "mae"
 
     def per_user(self, block: RatedBlock) -> np.ndarray:
-        """Of each user's rows."""
+        """Error over each user's rows."""
         return block.means(np.abs(block.errors))
 
     def pooled(self, values: np.ndarray, rows: np.ndarray) -> float:
-        """Of all rows."""
+        """Error over all rows."""
         return float(np.average(values, weights=rows))
 
 
@@ -167,11 +166,11 @@ class RootMeanSquaredError(RatingMetric):
     name = "rmse"
 
     def per_user(self, block: RatedBlock) -> np.ndarray:
-        """Of each user's rows."""
+        """Error over each user's rows."""
         return np.sqrt(block.means(np.square(block.errors)))
 
     def pooled(self, values: np.ndarray, rows: np.ndarray) -> float:
-        """Of all rows."""
+        """Error over all rows."""
         return float(np.sqrt(np.average(np.square(values), weights=rows)))
 
 
@@ -179,16 +178,16 @@ class RootMeanSquaredError(RatingMetric):
 
 
 class TargetRating(RatingMetric):
-    """Predicted rating of the targets. Prediction shift is its difference between two runs, with
-    and without the attack."""
+    """Mean predicted rating of an adversary's targets. Prediction shift is its difference between
+    two runs, with and without the attack."""
 
     name = "target-rating"
     paper = "O'Mahony, Hurley, Kushmerick and Silvestre 2004"
     range = (float("-inf"), float("inf"))
 
     def per_user(self, block: RatedBlock) -> np.ndarray:
-        """`float64 [users]`: mean over the targets that a user has not rated; NaN without any, and
-        where the server generates parameters for the rated items alone."""
+        """Mean over the targets that a user has not rated, `float64 [users]`; NaN without any, and
+        where the server generates parameters for the rated items only."""
         if block.targets is None:
             return np.full(len(block.counts), np.nan)
         unrated = ~np.isnan(block.targets)
@@ -196,7 +195,6 @@ class TargetRating(RatingMetric):
             return np.where(unrated, block.targets, 0.0).sum(1) / unrated.sum(1)
 
     def pooled(self, values: np.ndarray, rows: np.ndarray) -> float:
-        """Mean over the users who have not rated all targets, NaN without any; each counts the
-        same."""
+        """Mean over the users who have not rated all targets, equally weighted; NaN without any."""
         unrated = values[~np.isnan(values)]
         return float(unrated.mean()) if len(unrated) else float("nan")

@@ -22,7 +22,6 @@ class Recall(UserMetric):
     name = "recall"
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
-        """`float64 [users]`."""
         return block.hits[:, :k].sum(1) / block.number
 
 
@@ -38,36 +37,33 @@ class CappedRecall(UserMetric):
 
 
 class Precision(UserMetric):
-    """Share of the first k places that hold a relevant item."""
+    """Share of relevant items among the first k."""
 
     name = "precision"
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
-        """`float64 [users]`."""
         return block.hits[:, :k].sum(1) / k + block.nothing
 
 
 class HitRate(UserMetric):
-    """Probability that the first k places hold at least one relevant item: the classic hit rate.
-    `hits@k` ranks each relevant item alone instead, and is a share of them."""
+    """Classic hit rate: probability of at least one relevant item among the first k. `hits@k` is
+    the share of relevant items, each ranked alone."""
 
     name = "hit-rate"
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
-        """`float64 [users]`."""
         number, relevant, earlier = (part[:, :k] for part in block.ties)
-        # Given that the earlier places of its level hold no relevant item.
+        # Given that the earlier positions of its level hold no relevant item.
         misses = (1 - relevant / (number - earlier)).clamp(min=0)
         return 1 - misses.prod(1) + block.nothing
 
 
 class Ndcg(UserMetric):
-    """DCG of the first k places over that of the best possible list of length k."""
+    """DCG of the first k positions over that of the best possible list of length k."""
 
     name = "ndcg"
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
-        """`float64 [users]`."""
         gains = block.gains(k)
         ideal = torch.cat([gains.new_zeros(1), gains.cumsum(0)])
         dcg = (block.hits[:, :k] * ideal.diff()[: block.hits.shape[1]]).cumsum(1)
@@ -81,7 +77,6 @@ class AveragePrecision(UserMetric):
     name = "map"
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
-        """`float64 [users]`."""
         number, relevant, earlier = (part[:, :k] for part in block.ties)
         hits = block.hits[:, :k]
         both = hits * (relevant - 1) / (number - 1).clamp(min=1)
@@ -98,7 +93,6 @@ class ReciprocalRank(UserMetric):
     has_k = False
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
-        """`float64 [users]`."""
         users, items = block.wanted
         top = block.scores.new_full((len(block.scores),), -torch.inf)
         top.scatter_reduce_(0, users, block.candidates(users, items), "amax")
@@ -113,7 +107,8 @@ class ReciprocalRank(UserMetric):
 
 
 def _first_of_tied(above: Tensor, number: Tensor, relevant: Tensor) -> Tensor:
-    """Expected 1 / rank of the first relevant one of tied items in random order, `float64 [users]`.
+    """Expected 1 / rank of the first relevant item among tied items in random order, `float64
+    [users]`.
 
     If none of the first x - 1 of T tied items is relevant, the x-th is with probability
     R / (T - x + 1).
@@ -143,17 +138,17 @@ def _first_of_tied(above: Tensor, number: Tensor, relevant: Tensor) -> Tensor:
 
 
 class TargetMetric(UserMetric):
-    """A metric of the place of each target in a user's list."""
+    """A metric of the rank of each target in a user's list."""
 
     def mean(self, block: RankedBlock, values: Tensor) -> Tensor:
-        """`float64 [users]`: means of `values [users, targets]` over the targets that a user has
-        not rated; NaN without any."""
+        """Means of `values [users, targets]` over the targets that a user has not rated, `float64
+        [users]`; NaN without any."""
         unrated = ~block.seen[:, block.given("targets")]
         return (values * unrated).sum(1) / unrated.sum(1)
 
     def expected_sum(self, block: RankedBlock, gains: Tensor) -> Tensor:
-        """`float64 [users, targets]`: expected gain of the targets' places; `gains` are those of
-        the places 1 to k, `float64 [k]`, later ones have none."""
+        """Expected gain of the targets' ranks, `float64 [users, targets]`; `gains` are those of the
+        ranks 1 to k, `float64 [k]`, later ranks have none."""
         above, tied = _ranks(block)
         running = torch.cat([gains.new_zeros(1), gains.cumsum(0)])
         first = running[above.clamp(max=len(gains))]
@@ -162,47 +157,47 @@ class TargetMetric(UserMetric):
 
 
 class Exposure(TargetMetric):
-    """Exposure ratio at k (ER@k): share of the users who have not rated a target in whose first k
-    places it is."""
+    """Exposure ratio at k (ER@k): share of users with a target among the first k, of those who have
+    not rated it."""
 
     name = "exposure"
     paper = "Rong, Ye, Zhao, Yuen, Chen and He 2022"
     lower_is_better = True
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
-        """`float64 [users]`; NaN for a user who rated all targets."""
+        """Values of users, `float64 [users]`; NaN for users who rated all targets."""
         gains = torch.ones(k, dtype=torch.float64, device=block.scores.device)
         return self.mean(block, self.expected_sum(block, gains))
 
 
 class TargetNdcg(TargetMetric):
-    """NDCG at k of a target as if it alone were relevant."""
+    """NDCG at k of a target as the only relevant item."""
 
     name = "target-ndcg"
     lower_is_better = True
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
-        """`float64 [users]`; NaN for a user who rated all targets."""
+        """Values of users, `float64 [users]`; NaN for users who rated all targets."""
         return self.mean(block, self.expected_sum(block, block.gains(k)))
 
 
 class TargetRank(TargetMetric):
-    """Place of a target in a user's list as a share of the list's length: near 0 at the top, 1 at
-    the end. A rank shift is the difference between two runs, without and with the attack."""
+    """Relative rank of a target in a user's list: near 0 at the top, 1 at the end. A rank shift is
+    the difference between two runs, without and with the attack."""
 
     name = "target-rank"
     has_k = False
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
-        """`float64 [users]`, in (0, 1]; NaN for a user who rated all targets."""
+        """Values of users, `float64 [users]`, in (0, 1]; NaN for users who rated all targets."""
         above, tied = _ranks(block)
         length = (~block.masked).sum(1, keepdim=True).clamp(min=1)
         return self.mean(block, (above + (tied + 1).double() / 2) / length)
 
 
 def _ranks(block: RankedBlock) -> tuple[Tensor, Tensor]:
-    """Numbers of items above each target in a user's list, and tied with it including itself,
-    `int64 [users, targets]` each."""
+    """Numbers of items ranked above each target, and tied with it including itself, `int64 [users,
+    targets]` each."""
 
     def count() -> tuple[Tensor, Tensor]:
         users = torch.arange(len(block.scores))
@@ -215,10 +210,10 @@ def _ranks(block: RankedBlock) -> tuple[Tensor, Tensor]:
 
 
 class CountMetric(ListMetric):
-    """A metric of the numbers of lists that each item is in, the sum `lists`."""
+    """A metric of the number of lists that contain each item, the sum `lists`."""
 
     def sums(self, block: RankedBlock, k: int) -> Mapping[str, Tensor]:
-        """`float64 [items]`: how many of the block's lists of length k hold each item."""
+        """Number of the block's lists of length k that contain each item, `float64 [items]`."""
 
         def counted() -> Tensor:
             items = block.lists[:, :k][block.listed[:, :k]]
@@ -233,26 +228,26 @@ class Coverage(CountMetric):
     name = "coverage"
 
     def value(self, sums: Mapping[str, np.ndarray]) -> float:
-        """In [0, 1]."""
+        """Overall value, in [0, 1]."""
         return float((sums["lists"] > 0).mean())
 
 
 class Gini(CountMetric):
-    """Gini coefficient of how often each item is in a list: 0 if all are equally often,
-    1 - 1/items if all lists hold the same single item."""
+    """Gini coefficient of item frequencies in lists: 0 if equal, 1 - 1/items if all lists contain
+    only the same item."""
 
     name = "gini"
     lower_is_better = True
 
     def value(self, sums: Mapping[str, np.ndarray]) -> float:
-        """In [0, 1]."""
+        """Overall value, in [0, 1]."""
         return gini(sums["lists"])
 
 
 def gini(counts: np.ndarray) -> float:
     """Gini coefficient of amounts >= 0, `[n]`; NaN where all are zero.
 
-    The mean difference of two of them, over twice their mean.
+    Computed as the mean difference of two amounts, over twice their mean.
     """
     ascending = np.sort(counts.astype(np.float64))
     number = len(ascending)
@@ -270,18 +265,18 @@ class ListPopularity(ListMetric):
     lower_is_better = True
 
     def sums(self, block: RankedBlock, k: int) -> Mapping[str, Tensor]:
-        """`float64 [2]`: sum over the users with a value, and their number."""
+        """Sum over the users with a value, and their number, `float64 [2]`."""
         values = self.of_users(block, k)
         known = ~values.isnan()
         return {self.name: torch.stack([values[known].sum(), known.sum().double()])}
 
     def value(self, sums: Mapping[str, np.ndarray]) -> float:
-        """The mean; NaN without users."""
+        """Mean over users; NaN without users."""
         total, users = sums[self.name].tolist()
         return total / users if users else float("nan")
 
     def of_users(self, block: RankedBlock, k: int) -> Tensor:
-        """`float64 [users]`, each in [0, 1]; NaN for an empty list."""
+        """Values of users, `float64 [users]`, in [0, 1]; NaN for an empty list."""
         shares = block.given("popularity")[block.lists] * block.listed
         return shares[:, :k].sum(1) / block.listed[:, :k].sum(1)
 
@@ -295,7 +290,8 @@ class PopularityLift(ListPopularity):
     paper = "Abdollahpouri, Mansoury, Burke and Mobasher 2019"
 
     def of_users(self, block: RankedBlock, k: int) -> Tensor:
-        """`float64 [users]`; NaN for a user without known liked items that others like too."""
+        """Values of users, `float64 [users]`; NaN without known liked items that others like
+        too."""
         users, items = pairs(block.given("liked"))
         sums = block.sum_by_user(block.given("popularity")[items], users)
         means = sums / users.bincount(minlength=len(sums))
@@ -306,12 +302,11 @@ class PopularityLift(ListPopularity):
 
 
 class Hits(UserMetric):
-    """Share of a user's held-out positives that reach the first k places of their own lists."""
+    """Share of a user's held-out positives among the first k, each ranked in a list of its own."""
 
     name = "hits"
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
-        """`float64 [users]`."""
         return block.expected_gain(torch.ones(k, dtype=torch.float64, device=block.scores.device))
 
 
@@ -323,7 +318,6 @@ class DiscountedHits(UserMetric):
     name = "discounted-hits"
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
-        """`float64 [users]`."""
         return block.expected_gain(block.gains(k))
 
 
@@ -342,18 +336,16 @@ class ReconstructionRecall(UserMetric):
     name = "reconstruction-recall"
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
-        """`float64 [users]`."""
         hits = block.hits[:, :k]
         return hits.sum(1) / block.number.clamp(min=1, max=hits.shape[1]) + block.nothing
 
 
 class ReconstructionNdcg(UserMetric):
-    """DCG of the first k places over that of the best possible list of that length."""
+    """DCG of the first k positions over that of the best possible list of that length."""
 
     name = "reconstruction-ndcg"
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
-        """`float64 [users]`."""
         hits = block.hits[:, :k]
         gains = block.gains(hits.shape[1])
         best = block.number.clamp(min=1, max=len(gains))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of users whose items are ranked by scores: best items, and ranks of single ones.
+"""Blocks of users with items ranked by scores: best items, and ranks of single items.
 
 Ranking metrics are computed from a block of users whose items are ranked by scores.
 
@@ -20,9 +20,10 @@ and results do not depend on the order of the catalogue.
 
 *Whole lists*. One list per user, over all items that are not in the training part; every held-out
 positive in it is relevant. Ties are resolved by expectation here, too: each of T tied items, of
-which R are relevant, is equally probable at each of their T places, so that a place is relevant
-with probability R / T, and two of them with R (R - 1) / (T (T - 1)). Only which items are shown
-(`lists`), and so metrics of lists, depend on the order of the catalogue: lower index first.
+which R are relevant, is equally probable at each of their T positions, so that a position is
+relevant with probability R / T, and two positions with R (R - 1) / (T (T - 1)). Only which items
+are shown (`lists`), and so metrics of lists, depend on the order of the catalogue: lower index
+first.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ from fedrec.errors import ExperimentError
 
 
 def pairs(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and column of each true cell of a mask `bool [users, items]` in which few are, `int64
-    [n]`, by rows; numpy skips the others faster than torch."""
+    """Row and column of each true cell of a sparse mask `bool [users, items]`, `int64 [n]`, by
+    rows; faster in numpy than in torch."""
     cells = torch.from_numpy(np.flatnonzero(mask.numpy()))
     return cells // mask.shape[1], cells % mask.shape[1]
 
 
 def best_items(values: Tensor, longest: int) -> Tensor:
-    """The first places of each row of values `float [users, items]`, `int64 [users, longest]`:
-    items by falling value, equal ones by rising index; in any order where -infinity."""
+    """Best items of each row of values `float [users, items]`, `int64 [users, longest]`: by
+    decreasing value, ties by index; in any order for -infinity."""
     best, columns = values.topk(min(longest + 1, values.shape[1]), dim=1)
     items = columns[:, :longest].sort(dim=1).values
-    # `topk` takes arbitrary ones of the items tied at the last place; if the next one is also tied,
-    # the lowest indices are taken instead.
+    # `topk` takes arbitrary ones of the items tied at the last position; if the next one is also
+    # tied, the lowest indices are taken instead.
     floor = best[:, longest - 1]
     left_out = (best[:, longest:] == floor[:, None]).any(1) & (floor > -torch.inf)
     for row in left_out.nonzero()[:, 0].tolist():
@@ -64,8 +65,8 @@ def best_items(values: Tensor, longest: int) -> Tensor:
 
 
 def _levels(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers of scores `[users, items]` above each user's value `[users]` and level with it,
-    `int64 [users]` each."""
+    """Numbers of scores `[users, items]` above and equal to each user's value `[users]`, `int64
+    [users]` each."""
     rows = scores.numpy()
     column = values.numpy()[:, None]
     counts = (np.count_nonzero(cells, axis=1) for cells in (rows > column, rows == column))
@@ -133,7 +134,7 @@ class RankedBlock:
         self._once: dict[Any, Any] = {}
 
     def about(self, relevant: Tensor) -> RankedBlock:
-        """The same lists, tested on other items, `bool [users, items]` within `relevant`."""
+        """Return the same lists, tested on other items, `bool [users, items]` within `relevant`."""
         other = copy(self)
         other.relevant = relevant
         other._relevant = _seen_pairs(relevant, self.seen)
@@ -144,24 +145,24 @@ class RankedBlock:
         return other
 
     def once(self, key: Any, compute: Callable[[], Any]) -> Any:
-        """The result of `compute`, which metrics with the same key share."""
+        """Return the result of `compute`, cached for metrics with the same key."""
         if key not in self._once:
             self._once[key] = compute()
         return self._once[key]
 
     def gains(self, longest: int) -> Tensor:
-        """`float64 [longest]`: gains of ranks for NDCG, 1 / log2(rank + 1)."""
+        """Gains of ranks for NDCG, 1 / log2(rank + 1), `float64 [longest]`."""
         ranks = torch.arange(2, longest + 2, dtype=torch.float64, device=self.scores.device)
         return ranks.log2().reciprocal()
 
     def sum_by_user(self, values: Tensor, users: Tensor) -> Tensor:
-        """`float64 [users]`: sums of `values [n]` by their users `int64 [n]`."""
+        """Sums of `values [n]` by their users `int64 [n]`, `float64 [users]`."""
         zeros = torch.zeros(len(self.scores), dtype=torch.float64, device=self.scores.device)
         return zeros.index_add_(0, users, values)
 
     def given(self, name: str) -> Tensor:
-        """An argument that not every block has: `liked` `[users, items]`, `popularity` `[items]` or
-        `targets` `[targets]`.
+        """Return an optional argument of the block: `liked` `[users, items]`, `popularity`
+        `[items]` or `targets` `[targets]`.
 
         Raises:
             ValueError: this block was made without it.
@@ -181,27 +182,27 @@ class RankedBlock:
 
     @cached_property
     def total_weight(self) -> Tensor:
-        """`float64 [users]`: sum of the weights of each user's positives."""
+        """Sum of the weights of each user's positives, `float64 [users]`."""
         users, _, weight = self.positives
         return self.sum_by_user(weight, users)
 
     @cached_property
     def _never_seen_scores(self) -> Tensor:
-        """`float [users, items]`: scores, -infinity for seen items."""
+        """Scores `float [users, items]`, -infinity for seen items."""
         return _without(self.scores, self.seen)
 
     @cached_property
     def _list_scores(self) -> Tensor:
-        """`float [users, items]`: scores, -infinity for items that are in no whole list."""
+        """Scores `float [users, items]`, -infinity for items left out of the whole lists."""
         return _without(self.scores, self.masked)
 
     @cached_property
     def _never_seen(self) -> tuple[Tensor, Tensor]:
-        """The best scores of never-seen items, best first, `[users, places]`, and the number of
+        """Best scores of never-seen items, best first, `[users, positions]`, and the number of
         never-seen items with the last of these scores, `int64 [users]`."""
         longest = min(self.longest, self.scores.shape[1])
         best = self._never_seen_scores.topk(longest, dim=1).values
-        # more items may be tied with the last place than are among the best
+        # more items may be tied with the last position than are among the best
         return best, self.never_seen_levels(best[:, -1])[1]
 
     @cached_property
@@ -209,9 +210,9 @@ class RankedBlock:
         """Numbers of never-seen items above and tied with each positive, `int64 [positives]`, and
         the positives' users and weights.
 
-        Only the positives that can reach the first `longest` places are returned: a positive below
-        the `longest`-th best never-seen item has no gain. So the best never-seen items suffice, and
-        no row needs to be sorted.
+        Only the positives that can reach the first `longest` positions are returned: a positive
+        below the `longest`-th best never-seen item has no gain. So the best never-seen items
+        suffice, and no row needs to be sorted.
         """
         users, items, weight = self.positives
         best, at_floor = self._never_seen
@@ -227,8 +228,8 @@ class RankedBlock:
         return higher, equal, users, weight[reaches]
 
     def expected_gain(self, gains: Tensor) -> Tensor:
-        """`float64 [users]`: mean over a user's held-out positives, each in a list of its own, of
-        the expected gain of its rank; NaN without a positive.
+        """Mean expected gain of a user's held-out positives, each ranked in a list of its own,
+        `float64 [users]`; NaN without a positive.
 
         Args:
             gains: `float64 [k]`, of the ranks 1 to k, at most `longest`; later ranks have none.
@@ -240,49 +241,49 @@ class RankedBlock:
         return self.sum_by_user(weight / (equal + 1) * (last - first), users) / self.total_weight
 
     def candidates(self, users: Tensor, items: Tensor) -> Tensor:
-        """`float [n]`: scores of items `int64 [n]` in the whole lists of users `int64 [n]`,
-        -infinity where they are not in them."""
+        """Scores of items `int64 [n]` in the whole lists of users `int64 [n]`, `float [n]`;
+        -infinity for items left out."""
         return self._list_scores[users, items]
 
     def levels(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers of items of whole lists above each user's value `[users]` and level with it,
-        `int64 [users]` each; level with -infinity are the items that are in no list."""
+        """Numbers of items of whole lists above and equal to each user's value `[users]`, `int64
+        [users]` each; items left out of the lists have -infinity."""
         return _levels(self._list_scores, values)
 
     def never_seen_levels(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers of never-seen items above each user's value `[users]` and level with it, `int64
+        """Numbers of never-seen items above and equal to each user's value `[users]`, `int64
         [users]` each."""
         return _levels(self._never_seen_scores, values)
 
     @cached_property
     def lists(self) -> Tensor:
-        """`int64 [users, places]`: the whole lists, best item first, of the largest k or of the
-        catalogue's length; of equal scores the lower index first."""
+        """Whole lists `int64 [users, positions]`, best item first, of length max(k) or the
+        catalogue's; ties by lower index."""
         return best_items(self._list_scores, min(self.longest, self.scores.shape[1]))
 
     @cached_property
     def listed(self) -> Tensor:
-        """`bool [users, places]`: which places of `lists` hold an item; a user who knows nearly all
-        items has a shorter list."""
+        """Mask of filled positions of `lists`, `bool [users, positions]`; a user who knows nearly
+        all items has a shorter list."""
         ranks = torch.arange(self.lists.shape[1], device=self.scores.device)
         left_out = torch.from_numpy(np.count_nonzero(self.masked.numpy(), axis=1))
         return ranks < self.scores.shape[1] - left_out[:, None]
 
     @cached_property
     def wanted(self) -> tuple[Tensor, Tensor]:
-        """The relevant items of whole lists: user and item of each, `int64 [n]`."""
+        """Relevant items of whole lists: user and item of each, `int64 [n]`."""
         users, items, _ = self.positives
         new = ~self.known[users, items]
         return users[new], items[new]
 
     @cached_property
     def number(self) -> Tensor:
-        """`int64 [users]`: number of relevant items of each whole list."""
+        """Number of relevant items of each whole list, `int64 [users]`."""
         return self.wanted[0].bincount(minlength=len(self.scores))
 
     def count_wanted(self, values: Tensor) -> Tensor:
-        """`int64 [users]`: number of relevant items of whole lists with a user's value, `[users]`;
-        0 for -infinity."""
+        """Number of relevant items of whole lists with a user's value, `[users]`, as `int64
+        [users]`; 0 for -infinity."""
         users, items = self.wanted
         scores = self.candidates(users, items)
         equal = (scores == values[users]) & (scores > -torch.inf)
@@ -290,9 +291,8 @@ class RankedBlock:
 
     @cached_property
     def ties(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the items with the same score as a place of `lists`, some of them beyond the list:
-        their number, how many of them are relevant, and how many are at earlier places; `float64
-        [users, places]` each."""
+        """Ties of each position of `lists`, also beyond the list: numbers of items of equal score,
+        of relevant ones, and of those at earlier positions; `float64 [users, positions]` each."""
         seen, known, masked = (
             mask.gather(1, self.lists) for mask in (self.relevant, self.known, self.masked)
         )
@@ -312,14 +312,14 @@ class RankedBlock:
 
     @cached_property
     def hits(self) -> Tensor:
-        """`float64 [users, places]`: probability that a place of a whole list is relevant."""
+        """Probability that a position of a whole list is relevant, `float64 [users, positions]`."""
         number, relevant, _ = self.ties
         return relevant / number
 
     @cached_property
     def nothing(self) -> Tensor:
-        """`float64 [users]`: NaN for a user without a relevant item, else 0; to be added to what
-        does not divide by their number."""
+        """NaN for a user without a relevant item, else 0, `float64 [users]`; added to metrics that
+        do not divide by that number."""
         return torch.where(self.number > 0, 0.0, torch.nan).double()
 
 
@@ -336,7 +336,7 @@ def _check_shapes(
 
 
 def _finite(scores: Tensor) -> Tensor:
-    """The scores, above -infinity, which masked items count as.
+    """Replace -infinity in scores, which marks masked items, by the lowest number.
 
     Raises:
         ExperimentError: a score is NaN.
@@ -344,7 +344,7 @@ def _finite(scores: Tensor) -> Tensor:
     nans = int(np.count_nonzero(np.isnan(scores.numpy())))
     if nans:
         raise ExperimentError(
-            "the scores of a model cannot be ranked",
+            "model scores contain NaN",
             expected="finite scores",
             got=f"{nans} NaN among {scores.numel()} scores",
             fix="training has probably diverged: lower the learning rate or the noise",

@@ -37,7 +37,7 @@ class SampledListsConfig(Config):
     """Settings of sampled metrics."""
 
     items: int = Field(default=99, ge=1)
-    """Items drawn for each positive; all never-seen items where these are fewer."""
+    """Number of items drawn for each positive; at most all never-seen items."""
 
 
 class SampledMetric(UserMetric):
@@ -48,11 +48,10 @@ class SampledMetric(UserMetric):
     paper = "He et al. 2017, section 4.1"
 
     def column(self, k: int) -> str:
-        """Its name with the length of the lists, items and positive, such as `hits-of-100@10`."""
+        """Name with the number of list items including the positive, such as `hits-of-100@10`."""
         return f"{self.name}-{self.config.items + 1}@{k}"
 
     def per_user(self, block: RankedBlock, k: int) -> Tensor:
-        """`float64 [users]`."""
         users, _, weight = block.positives
         drawn = self.config.items
         catalogue = block.scores.shape[1]
@@ -64,17 +63,17 @@ class SampledMetric(UserMetric):
 
     @abstractmethod
     def gain(self, block: RankedBlock, chances: Tensor) -> Tensor:
-        """`float64 [positives]`: expected gains of positives whose ranks 1, 2, ... have the
-        probabilities `chances [positives, ranks]`."""
+        """Expected gains of positives, `float64 [positives]`, from the probabilities of the ranks
+        1, 2, ..., `chances [positives, ranks]`."""
 
 
 class HitsOf(SampledMetric):
-    """Share of a user's held-out positives that are among the first k of sampled lists."""
+    """Share of a user's held-out positives among the first k of sampled lists."""
 
     name = "hits-of"
 
     def gain(self, block: RankedBlock, chances: Tensor) -> Tensor:
-        """One for each of the first k ranks."""
+        """Gain of 1 for each of the first k ranks, `float64 [positives]`."""
         return chances.sum(1)
 
 
@@ -84,13 +83,13 @@ class NdcgOf(SampledMetric):
     name = "ndcg-of"
 
     def gain(self, block: RankedBlock, chances: Tensor) -> Tensor:
-        """1 / log2(rank + 1) for each of the first k ranks."""
+        """Gain of 1 / log2(rank + 1) for the first k ranks, `float64 [positives]`."""
         return chances @ block.gains(chances.shape[1])
 
 
 @cache
 def _tell_short(metric: str, catalogue: int) -> None:
-    """Once: the lists of a metric are shorter than its name says."""
+    """Warn once that the lists of a metric are shorter than its name says."""
     _LOG.warning(
         "%s ranks among fewer items than its name says: the catalogue has %d; sample fewer"
         " (evaluation.sampled-items) to compare it with other data",
@@ -100,7 +99,7 @@ def _tell_short(metric: str, catalogue: int) -> None:
 
 
 def _competitors(block: RankedBlock) -> Tensor:
-    """Numbers of items that are drawn from above and tied with each positive, and in total, `int64
+    """Numbers of candidate items above and tied with each positive, and in total, `int64
     [positives, 3]`."""
     users, items, _ = block.positives
     competitors = torch.zeros(len(users), 3, dtype=torch.int64)
@@ -118,8 +117,7 @@ def _competitors(block: RankedBlock) -> Tensor:
 
 
 def _chances(block: RankedBlock, sampled: int) -> Tensor:
-    """`float64 [positives, ranks]`: probabilities that 0, 1, ... items of a sample are ranked
-    above.
+    """Probabilities that 0, 1, ... sampled items are ranked above, `float64 [positives, ranks]`.
 
     Of the items tied with a positive, a random number is above: each number from 0 to all is
     equally likely.
@@ -138,8 +136,8 @@ def _chances(block: RankedBlock, sampled: int) -> Tensor:
 def _hypergeometric(
     number: np.ndarray, higher: np.ndarray, available: int, drawn: int
 ) -> np.ndarray:
-    """Probability that `number` of the `drawn` among the `available` items are some of the `higher`
-    ones, which broadcast."""
+    """Hypergeometric probability of `number` higher items among `drawn` of the `available`, which
+    broadcast."""
     ways = _log_choose(higher, number) + _log_choose(available - higher, drawn - number)
     return np.exp(ways - _log_choose(available, drawn))
 

@@ -3,8 +3,8 @@
 dimension.
 
 A model is stateless. It creates initial parameters and maps `(parameters, users, items)` to
-predictions, where every parameter has a leading dimension C, one slice per client. Training one
-client after the other is the case C = 1.
+predictions, where every parameter has a leading dimension C, one slice per client. Sequential
+training of clients is the case C = 1.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from fedrec.nn.layers import KernelModel, weighted_cross_entropy
 
 Parameters = Mapping[str, Tensor]
 Users = tuple[Tensor, ...]
-"""A cohort's users: one tensor per user feature, `int64 [C, width]`, -1 where there is no
-category."""
+"""A cohort's users: one tensor per user feature, `int64 [C, width]`, -1 for no category."""
 
 INIT_STD = 0.1
 """Standard deviation of initial embeddings and factors."""
@@ -69,20 +68,20 @@ class Model(ABC):
         self.schema = schema
         if schema.task not in self.tasks:
             raise ExperimentError(
-                f"model {type(self).__name__} is for {self.tasks[0]} only, not for {schema.task}",
-                fix=f"set task = {self.tasks[0]!r}, or another model, such as model.name = 'mf'",
+                f"model {type(self).__name__} does not support task = {schema.task!r}",
+                fix=f"set task = {self.tasks[0]!r}, or use another model, for example 'mf'",
             )
 
     @classmethod
     def features_used(cls, config: Any, known: FeatureNames) -> FeatureNames:
-        """The side features of the data that it uses; all categories if it represents users by
-        features, else none by default. Tables of results state it."""
+        """Side features that the model uses, for tables of results; by default all categories if it
+        represents users by features, else none."""
         return known.categories if cls.by_features else FeatureNames()
 
     @abstractmethod
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Fresh global parameters `float32`, without the cohort dimension, drawn from `generator`
-        on the CPU."""
+        """Initialise global parameters `float32`, without the cohort dimension, from `generator` on
+        the CPU."""
 
     @abstractmethod
     def predict(
@@ -92,7 +91,7 @@ class Model(ABC):
 
         Args:
             parameters: each `[C, ...]`.
-            users: one tensor per user feature, `int64 [C, width]`, -1 where there is no category.
+            users: one tensor per user feature, `int64 [C, width]`, -1 for no category.
             items: `int64 [C, B]`.
             rows: `int64 [C, B]`, the rows of `item_tables` where these are compact; None: the items
                 themselves.
@@ -120,9 +119,9 @@ class Model(ABC):
         )
 
     def kernel(self) -> KernelModel | None:
-        """Declaration of the model for training in native code, and for CUDA graphs; None if it is
-        of another form. It must describe the same function as `predict` and `loss`, so a subclass
-        that overrides one of these overrides this, too (contract test)."""
+        """Declaration of the model for native code and CUDA graphs; None if it has another form. It
+        must describe the same function as `predict` and `loss`, so a subclass that overrides one of
+        these overrides this, too (contract test)."""
         return None
 
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -159,7 +158,7 @@ class Model(ABC):
 
 @dataclass(frozen=True)
 class HistoryForm:
-    """The form of the histories that a model takes: weights of the catalogue, or sequences.
+    """Form of the histories that a model takes: weights of the catalogue, or sequences.
 
     Attributes:
         rated: whether items weigh their ratings, weighted by time if one repeats, instead of 1.
@@ -186,7 +185,7 @@ class HistoryModel(Model):
 
     @property
     def form(self) -> HistoryForm:
-        """The form of the histories that it takes; by default 1 for each liked item."""
+        """Form of the histories that the model takes; by default 1 for each liked item."""
         return HistoryForm()
 
     @abstractmethod
@@ -203,8 +202,8 @@ class HistoryModel(Model):
         """
 
     def scorer(self, parameters: Parameters) -> Callable[[Tensor], Tensor]:
-        """`history_scores` under some parameters, as a function of histories; what depends on the
-        parameters alone may be computed before.
+        """Return `history_scores` under given parameters as a function of histories; subclasses may
+        precompute what depends on the parameters alone.
 
         Args:
             parameters: each `[C, ...]`.
@@ -214,47 +213,47 @@ class HistoryModel(Model):
     def training_loss(
         self, parameters: Parameters, histories: Tensor, generator: torch.Generator, beta: float
     ) -> Tensor:
-        """Loss of users' histories in training in one place, `[C, B]`.
+        """Loss of users' histories in central training, `[C, B]`.
 
         Args:
             parameters: each `[C, ...]`.
             histories: see `history_scores`; sequences have one item more, the last to be predicted.
-            generator: of random numbers, such as dropout, on the CPU.
+            generator: random generator, such as for dropout, on the CPU.
             beta: weight of a divergence from a prior; models without one ignore it.
 
         Raises:
             ExperimentError: the model has none, as one that is solved for in closed form.
         """
         raise ExperimentError(
-            f"{type(self).__name__} has no loss to be trained on in one place",
-            fix="name the centralised system of the same kind, such as 'ease' or 'dp-fold-in'",
+            f"{type(self).__name__} has no loss for central training",
+            fix="use the centralised system of the same kind, such as 'ease' or 'dp-fold-in'",
         )
 
     def predict(
         self, parameters: Parameters, users: Users, items: Tensor, rows: Tensor | None = None
     ) -> Tensor:
-        """Not available.
+        """Raise an error: models of histories do not predict single items.
 
         Raises:
-            ExperimentError: a user's features do not determine a prediction here.
+            ExperimentError: always.
         """
         raise ExperimentError(
-            f"{type(self).__name__} predicts from a user's whole history, not items one by one",
+            f"{type(self).__name__} scores whole histories and cannot predict single items",
             fix="set step.name to one for histories, such as 'vae' or 'sequence'",
         )
 
 
 class ProductsConfig(Config):
-    """Settings of the products: how many items they are about."""
+    """Settings of products of items: the number of items."""
 
     items: int = Field(default=4000, ge=1, le=20_000)
-    """m, the number of most popular items that products are about; at most the catalogue. A device
-    sends at most half of m x m numbers of 4 bytes, and receives all of them where it recommends by
-    weights: 4,000 items take 64 MB. Memory grows with its square."""
+    """Number m of most popular items in products; at most the catalogue. A device sends at most
+    half of m x m numbers of 4 bytes, and receives all if it recommends by weights: 4,000 items take
+    64 MB. Memory grows with its square."""
 
 
 class ProductsModel(HistoryModel):
-    """A recommender that is computed from products of the items in users' histories alone.
+    """A recommender computed only from products of the items in users' histories.
 
     Attributes:
         size: m, the number of items that products are about.

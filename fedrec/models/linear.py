@@ -17,23 +17,23 @@ from fedrec.models.base import HistoryForm, Parameters, ProductsConfig, Products
 from fedrec.sums.fold_in import LogLinear, PublicPriorConfig, feature_embeddings, prior_features
 from fedrec.sums.products import BIAS, chosen_items
 
-# A log-linear model of what users like, whose taste each device fits to its own rows.
+# A log-linear model of users' likes; each device fits a user's taste to its own rows.
 #
 #     p(i) proportional to exp(b_i + w . e_i),  w ~ N(0, I)
 #
 # The items' popularities b and embeddings e are shared. A user's taste w is none of the parameters:
 # the device finds the most probable one given its user's rows (`fedrec.sums.fold_in`), as iALS
-# folds in a new user with fixed item vectors (Hu et al. 2008). It is found anew whenever the user
-# is ranked for, never sent and never kept, so it serves anybody with a history and has no training
-# of its own.
+# folds in a new user with fixed item vectors (Hu et al. 2008). It is recomputed whenever the user
+# is ranked for, never sent or stored, so it serves any user with a history and has no training of
+# its own.
 #
 #     item.bias      popularities, as `popularity-start` finds them
 #     item.public    coordinates from public features, which stay as they are
 #     item.learned   coordinates that strategy `fold-in` learns from the sum of the users' products
-#     item.products  what users' products are sent as a change of; zero on the server
+#     item.products  users' products are sent as its change; zero on the server
 #
 # In a history, an item that a user rated and that is not positive counts `low-rated`: who rated a
-# film had chosen it, which says something of its taste, too.
+# film had chosen it, which also informs about its taste.
 
 PUBLIC = "item.public"
 LEARNED = "item.learned"
@@ -44,17 +44,17 @@ class FoldInConfig(PublicPriorConfig, ProductsConfig):
     """Settings of the embeddings and of users' histories."""
 
     items: int = Field(default=600, ge=1, le=20_000)
-    """m, the number of most popular items that products are about; at most the catalogue. Memory
-    grows with its square: 600 items take 1.4 MB."""
+    """Number m of most popular items in products; at most the catalogue. Memory grows with its
+    square: 600 items take 1.4 MB."""
     factors: Width = 64
     """Largest number of learned coordinates."""
     low_rated: float = Field(default=0.3, ge=0, le=1)
     """Weight of a rated item that is not positive in a user's history, where a positive one has 1;
-    0 leaves these items out. Of no use where the data have no ratings."""
+    0 leaves these items out. Not used for data without ratings."""
 
 
 class FoldIn(ProductsModel):
-    """Embeddings of items, public and learned, and tastes that devices fit."""
+    """Public and learned item embeddings, with user vectors (tastes) fitted on devices."""
 
     name = "fold-in"
     Config = FoldInConfig
@@ -68,14 +68,14 @@ class FoldIn(ProductsModel):
 
     @classmethod
     def features_used(cls, config: FoldInConfig, known: FeatureNames) -> FeatureNames:
-        """Those of the items; no texts or vectors whose effects have no variance."""
+        """Side features of the items; no texts or vectors with an effect variance of 0."""
         return prior_features(config, known)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Public coordinates, of which there is at least one column, and zeros; nothing is drawn.
+        """Initialise public coordinates, at least one column, and zeros; without randomness.
 
         Raises:
-            ExperimentError: an ordered feature is none of the items'.
+            ExperimentError: items have no such ordered feature.
         """
         items = self.schema.num_items
         public = torch.from_numpy(feature_embeddings(self.schema.item_features, self.config))
@@ -100,12 +100,12 @@ class FoldIn(ProductsModel):
         }
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
-        """Logarithms of each user's popularities after its taste was fitted to its history, up to a
-        constant, `[C, B, items]`."""
+        """Log popularities personalised by the user's fitted taste, up to a constant, `[C, B,
+        items]`."""
         return self.scorer(parameters)(histories)
 
     def scorer(self, parameters: Parameters) -> Callable[[Tensor], Tensor]:
-        """See `HistoryModel.scorer`; the embeddings are decomposed before."""
+        """Return a scorer, see `HistoryModel.scorer`; the embeddings are decomposed first."""
         slices = zip(*(parameters[name] for name in (BIAS, PUBLIC, LEARNED)), strict=True)
         fitted = [_fitted(*tensors) for tensors in slices]
 
@@ -119,7 +119,7 @@ class FoldIn(ProductsModel):
 
 
 def _fitted(bias: Tensor, public: Tensor, learned: Tensor) -> LogLinear:
-    """The model of one slice."""
+    """Build the log-linear model of one slice."""
     return LogLinear(torch.cat([public, learned], 1), bias[:, 0])
 
 
@@ -144,7 +144,7 @@ class ItemWeightsConfig(ProductsConfig, LowRatedConfig):
 
 
 class ItemWeights(ProductsModel):
-    """Weights between items."""
+    """Linear item-to-item model: biases and weights."""
 
     name = "item-weights"
     Config = ItemWeightsConfig
@@ -157,7 +157,7 @@ class ItemWeights(ProductsModel):
         return HistoryForm(low_rated=self.config.low_rated)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Zero biases and weights; nothing is drawn."""
+        """Initialise zero biases and weights, without randomness."""
         return {
             BIAS: torch.zeros(self.schema.num_items, 1),
             WEIGHTS: torch.zeros(self.size, self.size),
@@ -188,12 +188,12 @@ class ItemWeights(ProductsModel):
 
 
 def _between(bias: Tensor) -> Tensor:
-    """Biases moved into [0, 1), their order kept."""
+    """Biases rescaled into [0, 1), in the same order."""
     spread = bias.max() - bias.min()
     return (bias - bias.min()) / (spread.clamp(min=1e-9) * 1.001)
 
 
-# What follows what: weights from a user's last items to the next one (`fedrec.sums.products`).
+# Markov chain of items: weights from a user's last items to the next one (`fedrec.sums.products`).
 #
 #     s_uj = sum over d = 1..window of decay^(d - 1) W_ij,  i the d-th item of u from the end
 #
@@ -206,7 +206,7 @@ class TransitionsModelConfig(ProductsConfig, RecencyConfig):
 
 
 class TransitionsModel(ItemWeights):
-    """Weights from one item to the next."""
+    """Markov chain of items: weights from one item to the next."""
 
     name = "transitions"
     Config = TransitionsModelConfig
@@ -215,5 +215,5 @@ class TransitionsModel(ItemWeights):
 
     @property
     def form(self) -> HistoryForm:
-        """The last positive items count, by their distance from the end of the sequence."""
+        """Form of the histories: last positive items, weighted by distance from the end."""
         return HistoryForm(recency=self.config)

@@ -63,8 +63,7 @@ class MetaMfConfig(Config):
 
 
 class MetaMf(Model):
-    """The generator on the server (`initial`, `generate`) and the recommender on the device
-    (`predict`).
+    """Meta matrix factorization: generator (`initial`, `generate`) and recommender (`predict`).
 
     Raises:
         ExperimentError: a generated parameter is missing, as when the server's parameters are
@@ -79,8 +78,8 @@ class MetaMf(Model):
     config: MetaMfConfig
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """The server's parameters: normal user embeddings and memory (Glorot), uniform layers as in
-        PyTorch."""
+        """Initialise the server's parameters: normal user embeddings and memory (Glorot), uniform
+        layers as in PyTorch."""
         config = self.config
         schema = self.schema
         users = torch.randn(schema.num_users, config.user, generator=generator) * config.user_std
@@ -147,8 +146,8 @@ def generate(
     """
     if "item.low.matrix" not in parameters:
         raise ExperimentError(
-            f"this model cannot generate parameters: it has {', '.join(parameters)}",
-            fix="set model.name = 'metamf', or another strategy",
+            f"the model cannot generate parameters: it has only {', '.join(parameters)}",
+            fix="set model.name = 'metamf', or choose another strategy",
         )
     vectors = parameters["user.id"][clients] @ parameters["memory"]
     hidden = {
@@ -193,8 +192,7 @@ def _uniform(generator: torch.Generator, fan_in: int, *shape: int) -> Tensor:
 def _check(parameters: Parameters) -> None:
     if "item.low" not in parameters:
         raise ExperimentError(
-            "meta matrix factorization predicts with parameters that the server generates for each"
-            " client",
+            "metamf can only predict with the parameters that the server generates for each client",
             fix="set strategy.name and step.name = 'metamf', and a split that tests training users,"
             " such as split.name = 'ratio'",
         )

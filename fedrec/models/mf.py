@@ -40,19 +40,19 @@ class MfConfig(Config):
     init_std: float = Field(default=INIT_STD, gt=0)
     """Standard deviation of initial factors."""
     biases: bool = True
-    """Whether there are biases b, b_u and b_i; without them, a prediction is q_i . p_u."""
+    """Whether the model has biases b, b_u and b_i; without them, a prediction is q_i . p_u."""
 
     @model_validator(mode="after")
     def _center_is_a_bias(self) -> Self:
         if self.center and not self.biases:
             raise ValueError(
-                "center only with biases = true, because it is the initial value of a bias"
+                "center requires biases = true, because it is the initial value of a bias"
             )
         return self
 
 
 class Mf(Model):
-    """Factors and biases."""
+    """Matrix factorization: factors and biases."""
 
     name = "mf"
     Config = MfConfig
@@ -113,8 +113,7 @@ class Mf(Model):
         return scores
 
     def kernel(self) -> KernelModel:
-        """The declaration for native code: Q_i . p_u is one layer without features, whose weight is
-        p_u."""
+        """Declaration for native code: q_i . p_u is one layer without features, with weight p_u."""
         return KernelModel(
             layers=(Layer("user.factors"),),
             activation="identity",
@@ -166,7 +165,7 @@ class IalsConfig(Config):
 
 
 class Ials(Model):
-    """Shared item factors and one user's factors.
+    """Implicit matrix factorization: shared item factors and one user's factors.
 
     Raises:
         ExperimentError: the catalogue is too large for `products`.
@@ -186,7 +185,7 @@ class Ials(Model):
 
         if config.products and schema.num_items > _MOST_ITEMS:
             raise ExperimentError(
-                "the catalogue is too large for products of all of its items",
+                "the catalogue is too large for products of all items",
                 expected=f"at most {_MOST_ITEMS:,} items",
                 got=f"{schema.num_items:,}",
                 fix="set model.products = false, and strategy.name = 'fed-als' without a start",

@@ -44,7 +44,7 @@ class NeumfConfig(Config):
     """Standard deviation of initial factors and embeddings."""
     layers: Literal["glorot", "kaiming"] = "glorot"
     """Initial weights of layers: uniform of variance 2 / (inputs + outputs), or 2 / inputs, which
-    keeps the size of signals through ReLU (He et al. 2015)."""
+    preserves the size of signals through ReLU (He et al. 2015)."""
     tower: tuple[Width, ...] = (32, 16, 8)
     """Widths of the tower: of the two embeddings together (even), and of each layer; empty: no
     tower."""
@@ -59,7 +59,7 @@ class NeumfConfig(Config):
 
 
 class Neumf(Model):
-    """A product of factors and a tower of layers, joined."""
+    """NeuMF: a product of factors and a tower of layers, concatenated."""
 
     name = "neumf"
     Config = NeumfConfig
@@ -119,7 +119,7 @@ class Neumf(Model):
         return total
 
     def kernel(self) -> KernelModel | None:
-        """The declaration for native code; None without a tower."""
+        """Declaration for native code; None without a tower."""
         if not self.config.tower:
             return None
         tower = (Layer(f"tower{layer}.weight", f"tower{layer}.bias") for layer in self._layers)

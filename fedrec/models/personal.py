@@ -21,8 +21,7 @@ from fedrec.nn.layers import KernelModel, Layer, gather_rows, glorot, perceptron
 # (`item.own`) are one user's and never leave the device: O_u is the change of the embeddings in the
 # user's last training, so that E + O_u is the user's final table. A round begins with E only (step
 # `gpfedrec`).
-#
-# Where this differs from the paper's public code: a device keeps the change and not the whole table
+# Where this differs from the paper's public code: a device stores the change, not the whole table
 # of its last round, so that later updates of other users take effect.
 
 
@@ -36,7 +35,7 @@ class GpfedrecConfig(Config):
 
 
 class Gpfedrec(Model):
-    """A perceptron on a private user embedding and an item's embedding."""
+    """GPFedRec: a perceptron on a private user embedding and an item embedding."""
 
     name = "gpfedrec"
     Config = GpfedrecConfig
@@ -45,7 +44,7 @@ class Gpfedrec(Model):
     config: GpfedrecConfig
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Normal embeddings, nothing changed yet, Glorot-uniform layers `[in, out]`, zero
+        """Initialise normal embeddings, zero changes, Glorot-uniform layers `[in, out]`, zero
         biases."""
         config = self.config
         items = self.schema.num_items
@@ -75,8 +74,8 @@ class Gpfedrec(Model):
         return perceptron([[user], [embedded]], weights, biases, "relu").view(items.shape)
 
     def network(self) -> KernelModel:
-        """The declaration of predictions without `item.own`, from a user's own rows of the items,
-        for native code."""
+        """Declaration for native code of predictions without `item.own`, from the user's item
+        rows."""
         layers = range(len(self.config.hidden) + 1)
         return KernelModel(
             layers=tuple(Layer(f"layer{layer}.weight", f"layer{layer}.bias") for layer in layers),
@@ -112,7 +111,7 @@ class FedgnnConfig(Config):
 
 
 class Fedgnn(Model):
-    """Item embeddings, and a user vector computed from a local graph."""
+    """FedGNN: item embeddings, and a user vector computed from a local graph."""
 
     name = "fedgnn"
     Config = FedgnnConfig
@@ -121,7 +120,8 @@ class Fedgnn(Model):
     config: FedgnnConfig
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Normal embeddings, Glorot-uniform layers `[in, out]`; no vector yet."""
+        """Initialise normal embeddings, Glorot-uniform layers `[in, out]` and a zero user
+        vector."""
         width = self.config.embedding
         parameters = {
             "item.id": INIT_STD * torch.randn(self.schema.num_items, width, generator=generator),
@@ -144,14 +144,14 @@ class Fedgnn(Model):
     def vector(
         self, parameters: Parameters, liked: Tensor, real: Tensor, near: Tensor, there: Tensor
     ) -> Tensor:
-        """h_u `[C, d]` of each user.
+        """User vectors h_u, `[C, d]`.
 
         Args:
             parameters: `[C, ...]` each.
             liked: `[C, n, d]`, embeddings of the user's items.
-            real: `bool [C, n]`, which of these are not padding.
+            real: `bool [C, n]`, false for padding.
             near: `[C, n, k, d]`, embeddings of other users with each of these items.
-            there: `bool [C, n, k]`, which of these are not padding.
+            there: `bool [C, n, k]`, false for padding.
         """
         user = parameters["user.id"].unsqueeze(1)
         users = user.unsqueeze(1).expand(*liked.shape[:2], 1, -1)
@@ -171,8 +171,7 @@ def _layer(parameters: Parameters, name: str) -> tuple[Tensor, Tensor, Tensor]:
 # own.
 #
 #     logit(u, i) = w_u . v_i + b_u
-#
-# There is no user embedding: the score function is personal and never leaves the device (step
+# Users have no embedding: the score function is personal and never leaves the device (step
 # `pfedrec`).
 
 
@@ -184,7 +183,7 @@ class PfedrecConfig(Config):
 
 
 class Pfedrec(Model):
-    """Item embeddings under a linear score function."""
+    """PFedRec: item embeddings and a personal linear score function."""
 
     name = "pfedrec"
     Config = PfedrecConfig
@@ -193,7 +192,7 @@ class Pfedrec(Model):
     config: PfedrecConfig
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Normal embeddings, a uniform score function without offset."""
+        """Initialise normal embeddings and a uniform score function without offset."""
         width = self.config.embedding
         items = INIT_STD * torch.randn(self.schema.num_items, width, generator=generator)
         weight = (2 * torch.rand(width, 1, generator=generator) - 1) / math.sqrt(width)
@@ -207,7 +206,7 @@ class Pfedrec(Model):
         return single_output(embedded, parameters["score.weight"]) + parameters["score.bias"]
 
     def kernel(self) -> KernelModel:
-        """The declaration for native code: one layer on the item's embedding."""
+        """Declaration for native code: one layer on the item's embedding."""
         return KernelModel(
             layers=(Layer("score.weight", "score.bias"),),
             activation="identity",
@@ -237,7 +236,7 @@ class FedrapConfig(Config):
 
 
 class Fedrap(Model):
-    """Shared and personal item embeddings, added, under a linear score function."""
+    """FedRAP: sums of shared and personal item embeddings under a linear score function."""
 
     name = "fedrap"
     Config = FedrapConfig
@@ -246,7 +245,7 @@ class Fedrap(Model):
     config: FedrapConfig
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """A normal shared part, no personal one, a uniform score function without offset."""
+        """Initialise a normal shared part, a zero personal part, a uniform score function."""
         items = self.schema.num_items
         width = self.config.embedding
         shared = INIT_STD * torch.randn(items, width, generator=generator)

@@ -42,15 +42,15 @@ class PnbmConfig(Config):
     start: float = Field(default=1.0, gt=0)
     """Initial similarity of any two items."""
     prior: float = Field(default=5.0, ge=0)
-    """Added to the denominators, like this number of additional ratings without deviation at
+    """Constant added to denominators, like this number of additional ratings without deviation at
     similarity 1."""
 
 
 class Pnbm(HistoryModel):
-    """Item means and similarities.
+    """Probabilistic neighbourhood model: item means and similarities.
 
     Raises:
-        ExperimentError: there are fewer items than `items`.
+        ExperimentError: `items` exceeds the catalogue.
     """
 
     name = "pnbm"
@@ -64,10 +64,10 @@ class Pnbm(HistoryModel):
         super().__init__(config, schema)
         if config.items is not None and config.items > schema.num_items:
             raise ExperimentError(
-                "more items than there are",
-                expected=f"model.items of at most {schema.num_items}",
+                "model.items exceeds the catalogue",
+                expected=f"at most {schema.num_items}",
                 got=str(config.items),
-                fix="leave out model.items for all",
+                fix="leave out model.items to use all items",
             )
         self.size = schema.num_items if config.items is None else config.items
 
@@ -76,8 +76,8 @@ class Pnbm(HistoryModel):
         return HistoryForm(rated=True)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Means in the middle of the scale, no counts, and similarities that are all `start`, or
-        nearly so."""
+        """Initialise means in the middle of the scale, zero counts, and similarities equal or close
+        to `start`."""
         items = self.schema.num_items
         config = self.config
         parameters = {
@@ -94,14 +94,14 @@ class Pnbm(HistoryModel):
         }
 
     def chosen(self, counts: Tensor) -> Tensor:
-        """`int64 [size]`: the items that have similarities, by their counts `[items, 1]`; the r-th
+        """Items with similarities, `int64 [size]`, chosen by their counts `[items, 1]`; the r-th
         has row r."""
         if self.size == self.schema.num_items:
             return torch.arange(self.size, device=counts.device)
         return torch.argsort(counts[:, 0], descending=True, stable=True)[: self.size]
 
     def similarities(self, parameters: Parameters) -> Tensor:
-        """`[C, size, size]`, the learned similarities."""
+        """Learned similarities, `[C, size, size]`."""
         if self.config.rank is None:
             return parameters["similarity"]
         left = parameters["similarity.left"]

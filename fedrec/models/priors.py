@@ -30,7 +30,7 @@ log = logging.getLogger("fedrec")
 def word_vectors(
     config: PriorsConfig, words: Sequence[Sequence[str]], numbers: int
 ) -> list[np.ndarray]:
-    """The vectors of the words of each kind of metadata, `float64 [words, numbers]`, in [0, 1].
+    """Look up the word vectors of each kind of metadata, `float64 [words, numbers]`, in [0, 1].
 
     Args:
         config: the source.
@@ -50,7 +50,7 @@ def word_vectors(
     missing = [word for word in distinct if word not in vectors]
     if missing:
         log.warning(
-            "no vector for %d words, which get the mean of the others: %s",
+            "no vector for %d words; using the mean of the others: %s",
             len(missing),
             ", ".join(missing),
         )
@@ -62,7 +62,7 @@ def word_vectors(
 
 
 def read_glove(path: Path, words: Iterable[str]) -> dict[str, np.ndarray]:
-    """The vectors of some words from a text file of GloVe: a word and its numbers on each line,
+    """Read the vectors of words from a GloVe text file: a word and its numbers on each line,
     frequent words first.
 
     The first line of a word counts: glove.840B has later ones of the kind
@@ -86,24 +86,24 @@ def _read(config: PriorsConfig, words: list[str]) -> dict[str, np.ndarray]:
     path = Path(name).expanduser()
     if not path.is_file():
         raise DataError(
-            f"there is no file {path} of word vectors",
+            f"word vector file {path} not found",
             fix="correct the path in priors.source, or download the vectors first",
         )
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if config.sha256 not in (None, digest):
         raise DataError(
-            f"{path} is another file",
+            f"{path} does not match priors.sha256",
             expected=f"sha256 {config.sha256}",
             got=f"sha256 {digest}",
-            fix="name the file that was used before, or remove priors.sha256",
+            fix="use the original file, or remove priors.sha256",
         )
-    log.info("vectors of words from %s, sha256 %s", path, digest)
+    log.info("word vectors from %s, sha256 %s", path, digest)
     vectors = read_glove(path, words) if kind == "glove" else _read_table(path, words)
     if not vectors:
         raise DataError(
-            f"{path} has none of the words of the users' metadata, such as {words[0]!r}",
-            fix='name words that it has: words = {"M" = "male"}',
+            f"{path} has no vectors for the words of the users' metadata, such as {words[0]!r}",
+            fix='map them to words in the file: words = {"M" = "male"}',
         )
     return vectors
 
@@ -118,7 +118,7 @@ def _read_table(path: Path, words: list[str]) -> dict[str, np.ndarray]:
 
 
 def _checked(numbers: Mapping[str, Sequence[object]], path: Path) -> dict[str, np.ndarray]:
-    """The vector of each word, all of one length and finite."""
+    """Check that all vectors are finite and of equal length."""
     try:
         table = np.array(list(numbers.values()), dtype=np.float64)
     except (ValueError, TypeError) as error:
@@ -131,15 +131,15 @@ def _checked(numbers: Mapping[str, Sequence[object]], path: Path) -> dict[str, n
 def _invalid(path: Path, got: str) -> DataError:
     return DataError(
         f"{path} is not a valid vector file",
-        expected="finite numbers for each word, equally many; a table is a JSON object of lists",
+        expected="equally many finite numbers for each word; a table is a JSON object of lists",
         got=got,
-        fix="correct the file or get it again; fedrec data glove-subset writes tables",
+        fix="correct or replace the file; fedrec data glove-subset writes tables",
     )
 
 
 def _projection(length: int, numbers: int) -> np.ndarray:
-    """`float64 [length, numbers]` with orthonormal rows or columns; the identity if the lengths are
-    equal."""
+    """Projection `float64 [length, numbers]` with orthonormal rows or columns; the identity if
+    lengths are equal."""
     if length == numbers:
         return np.eye(length)
     shape = max(length, numbers), min(length, numbers)
@@ -149,7 +149,7 @@ def _projection(length: int, numbers: int) -> np.ndarray:
 
 
 def _stretched(table: np.ndarray) -> np.ndarray:
-    """Each column rescaled to [0, 1]; constant columns are 1/2."""
+    """Rescale each column to [0, 1]; constant columns become 1/2."""
     low = table.min(0)
     high = table.max(0)
     width = np.where(high > low, high - low, math.inf)
@@ -177,10 +177,10 @@ _SMALLEST_VARIANCE = 0.05  # because noise makes some variances negative
 
 
 class UserPriors:
-    """Computes users' priors from their metadata.
+    """Users' priors from their metadata.
 
     Args:
-        vectors: for each kind of metadata the vectors of its words, `float64 [words, K]` in [0, 1].
+        vectors: word vectors by kind of metadata, `float64 [words, K]` in [0, 1].
         features: index of the client feature of each kind.
         config: the `priors` table.
         settings: the users' noise; None: none.
@@ -216,7 +216,8 @@ class UserPriors:
         return mu, np.square(metadata - mu).sum(0)
 
     def of(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of a client's prior, `float32 [K]` each; the same in every round."""
+        """Mean and variance of a client's noisy prior, `float32 [K]` each; the same in every
+        round."""
         mean, variance = self.exact(data)
         if self.settings is not None:
             random = stream(self.settings.own_seed, "personal-prior", data.client)
@@ -228,20 +229,19 @@ class UserPriors:
         return mean.astype(np.float32), variance.astype(np.float32)
 
     def prior(self, data: ClientData, device: torch.device) -> Prior:
-        """The same as a prior of one client, `[1, 1, K]`."""
+        """Noisy prior of one client as a `Prior`, `[1, 1, K]`."""
         mean, variance = (torch.from_numpy(part)[None, None].to(device) for part in self.of(data))
         return Prior(mean, variance)
 
     @property
     def sensitivities(self) -> tuple[float, float]:
-        """Largest L2 change of a user's mean and variance, all K numbers together, if all its
+        """Sensitivities of a user's mean and variance (L2 norm over all K numbers) if all its
         metadata change."""
         return float(np.linalg.norm(self.highest)), float(np.linalg.norm(self._widest))
 
     @property
     def _widest(self) -> np.ndarray:
-        """Largest variance before noise, `float64 [K]`: both numbers of a difference are in [0,
-        max(1, highest)]."""
+        """Largest variance before noise, `float64 [K]`, of numbers in [0, max(1, highest)]."""
         return len(self.vectors) * np.square(np.maximum(1.0, self.highest))
 
     def _stds(self, client: int, settings: PersonalNoise) -> tuple[float, float]:

@@ -118,7 +118,7 @@ class PrivRec(Model):
 
     @classmethod
     def features_used(cls, config: PrivRecConfig, known: FeatureNames) -> FeatureNames:
-        """All but texts, or none with `features = false`."""
+        """All side features but texts, or none with `features = false`."""
         return known._replace(item_texts=()) if config.features else FeatureNames()
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
@@ -172,8 +172,8 @@ class PrivRec(Model):
         return logits
 
     def kernel(self) -> KernelModel | None:
-        """The declaration for native code; None with dense vectors or without ids of items, which
-        it does not support."""
+        """Declaration for native code; None with dense vectors or without item ids, which it does
+        not support."""
         return self._kernel if self.config.item_ids and not self._item_vectors else None
 
     def grown(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -204,7 +204,7 @@ class PrivRec(Model):
 
 
 def _bare(schema: Schema) -> Schema:
-    """The declaration of the model without features of users and items."""
+    """Schema without features of users and items."""
     none = FeatureTable(schema.num_items, ())
     return dataclasses.replace(schema, item_features=none, user_features=(), user_words=())
 
@@ -224,8 +224,8 @@ def _principal_components(features: FeatureTable, width: int) -> Tensor:
     tables += [torch.from_numpy(vectors.standardised()).double() for vectors in features.vectors]
     if not tables:
         raise ExperimentError(
-            "there are no features to initialise the item embeddings from",
-            expected="a dataset whose items have features",
+            "item embeddings cannot be initialised from features",
+            expected="a dataset with item features",
             got="none",
             fix="set model.item-start = 'random'",
         )
@@ -239,12 +239,12 @@ def _principal_components(features: FeatureTable, width: int) -> Tensor:
 
 
 def _unit(rows: Tensor) -> Tensor:
-    """Rows scaled to length 1; rows of zeros stay."""
+    """Scale rows to length 1; zero rows stay zero."""
     return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)
 
 
 def _joined_means(tables: list[Tensor], users: list[Tensor]) -> list[Tensor]:
-    """Means of the rows of tables `[C, R, d]` that users' codes `int64 [C, B, w]` name.
+    """Mean rows of tables `[C, R, d]` for users' codes `int64 [C, B, w]`, concatenated.
 
     Returns:
         `[C, B, d]` each; several may be concatenated.
@@ -258,7 +258,7 @@ def _joined_means(tables: list[Tensor], users: list[Tensor]) -> list[Tensor]:
 
 
 class _ItemFeature:
-    """Mean embedding of a feature of the items, whose categories are public and fixed."""
+    """Mean embedding of an item feature with public, fixed categories."""
 
     def __init__(self, feature: Feature) -> None:
         self.name = f"item.{feature.name}"
@@ -266,14 +266,14 @@ class _ItemFeature:
         self._few = len(feature.categories) <= _FEW_CATEGORIES
 
     def rows(self, parameters: Parameters, items: Tensor) -> Tensor:
-        """Means of the rows of its table that items `int64 [C, B]` name, `[C, B, d]`."""
+        """Mean embeddings of items `int64 [C, B]`, `[C, B, d]`."""
         table = parameters[self.name]
         codes = self._of(items)
         return mixed_rows([codes], [table]) if self._few else pooled_rows(table, codes)
 
     def _of(self, items: Tensor) -> Tensor:
-        """Weights of each category for items `int64 [...]`, `float32 [..., R]`; the codes
-        themselves if there are many categories."""
+        """Category weights of items `int64 [...]`, `float32 [..., R]`; the codes themselves if
+        there are many categories."""
         if self._tables[0].device != items.device:
             self._tables = tuple(table.to(items.device) for table in self._tables)
         distinct = self._tables[0]
@@ -311,12 +311,12 @@ PROFILE = "profile"
 
 
 class PrivRecProfileConfig(PrivRecConfig):
-    """Settings of PrivRec's network and of the term."""
+    """Settings of PrivRec's network and of the similarity term."""
 
     item_ids: Literal[True] = True
     """The profile is made of the items' embeddings."""
     similarity: float = Field(default=12.0, gt=0)
-    """What the cosine of an item's embedding and the user's profile is multiplied by (s)."""
+    """Factor s of the cosine of an item's embedding and the user's profile."""
 
 
 class PrivRecProfile(Model):
@@ -339,11 +339,11 @@ class PrivRecProfile(Model):
 
     @classmethod
     def features_used(cls, config: PrivRecProfileConfig, known: FeatureNames) -> FeatureNames:
-        """Those of the network."""
+        """Side features that the network uses."""
         return PrivRec.features_used(config, known)
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Those of PrivRec, and a profile of zeros, `[embedding]`."""
+        """Initialise PrivRec's parameters and a zero profile, `[embedding]`."""
         profile = torch.zeros(self.config.embedding)
         return {**self.network.initial(generator), PROFILE: profile}
 

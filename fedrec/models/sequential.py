@@ -22,22 +22,22 @@ from fedrec.models.base import HistoryForm, HistoryModel, Parameters
 from fedrec.nn.functions import catalogue_cross_entropy, recurrent_states
 from fedrec.nn.layers import ItemVectors, affine, attended, gather_rows, normalised
 
-# What models of sequences have in common: item embeddings, hidden states of the places of a
+# Common parts of models of sequences: item embeddings, hidden states of the positions of a
 # sequence, and the loss of the item that comes next.
 #
 # With x_1 .. x_n the items of a user from the earliest to the latest, the hidden state h_t depends
 # on x_1 .. x_t, and the score of item j as x_{t+1} is h_t . e_j, with the same embeddings e at both
 # ends. A user has no parameters, and so all of them are shared. If items have dense vectors v (of
 # texts or images), e_j is an embedding of j plus v_j P with a matrix P of its own, from which items
-# that nobody had in training are ranked, too.
+# that no training user had are ranked, too.
 #
-# Losses of a place t, which are averaged over the places of a batch:
+# Losses of a position t, which are averaged over the positions of a batch:
 #
 # - `softmax`: cross-entropy of x_{t+1} among all items;
-# - `sampled-softmax`: among itself and drawn items, one draw for all places of a sequence, whose
+# - `sampled-softmax`: among itself and drawn items, one draw for all positions of a sequence, whose
 #   sum of exponentials is scaled by (items - 1) / draws to estimate that of all others;
 # - `binary` (SASRec, equation 7): -log s(h_t . e_{x_{t+1}}) - the mean of log(1 - s(h_t . e_j))
-#   over items j that are drawn for each place.
+#   over items j that are drawn for each position.
 #
 # Items are drawn outside the sequence. Only the last `longest` items of a user count, as published.
 
@@ -54,22 +54,22 @@ class SequenceConfig(Config):
     width: Width = 64
     """Width d of embeddings and hidden states."""
     longest: int = Field(default=50, ge=1)
-    """Number of last items of a user that count."""
+    """Number of a user's last items used."""
     dropout: float = Field(default=0.2, ge=0, lt=1)
-    """Share of numbers that dropout hides in training, in [0, 1), rounded to 1/256."""
+    """Dropout rate in training, in [0, 1), rounded to 1/256."""
     loss: Literal["softmax", "sampled-softmax", "binary"] = "softmax"
-    """The loss of a place; `softmax` costs examples times catalogue, and in rounds a client sends a
+    """Loss of a position; `softmax` costs examples times catalogue, and in rounds a client sends a
     change of every item's embedding."""
     negatives: int | None = Field(default=None, ge=1)
-    """Items drawn for a place with the loss `binary` (default: 1, as published), or for a sequence
-    with `sampled-softmax` (default: 256)."""
+    """Items drawn for a position with the loss `binary` (default: 1, as published), or for a
+    sequence with `sampled-softmax` (default: 256)."""
 
 
 class SequenceModel(HistoryModel):
-    """Embeddings, hidden states and losses.
+    """Base of sequence models: item embeddings, hidden states and losses.
 
     Attributes:
-        dropped: number of times that dropout is applied to numbers `[places, d]`.
+        dropped: number of times that dropout is applied to states `[positions, d]`.
     """
 
     Config = SequenceConfig
@@ -83,7 +83,7 @@ class SequenceModel(HistoryModel):
 
     @classmethod
     def features_used(cls, config: SequenceConfig, known: FeatureNames) -> FeatureNames:
-        """Dense vectors of the items."""
+        """Side features used: dense vectors of the items."""
         return FeatureNames(item_vectors=known.item_vectors)
 
     @property
@@ -101,10 +101,10 @@ class SequenceModel(HistoryModel):
             inputs: `[C, B, W, d]`, embeddings of the items of B sequences of each slice, from the
                 earliest to the latest; numbers after the last have no effect on the others.
             counts: `int64 [C, B]`, numbers of items.
-            masks: `[dropped, C, B, W, d]`, what dropout multiplies by; None: nothing is dropped.
+            masks: `[dropped, C, B, W, d]`, factors of dropout; None: no dropout.
 
         Returns:
-            `[C, B, W, d]`, the state after each place.
+            `[C, B, W, d]`, the state after each position.
         """
 
     @property
@@ -112,7 +112,7 @@ class SequenceModel(HistoryModel):
         return HistoryForm(longest=self.config.longest)
 
     def drawn(self, width: int) -> int:
-        """Number of items that are drawn for a sequence whose states are of so many places."""
+        """Number of items drawn for a sequence of a given number of positions."""
         if self.config.loss == "softmax":
             return 0
         if self.config.loss == "binary":
@@ -120,7 +120,7 @@ class SequenceModel(HistoryModel):
         return self.config.negatives or 256
 
     def _initial_items(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Normal embeddings, and matrices of the items' vectors."""
+        """Initialise normal embeddings and the projection matrices of item vectors."""
         rows = {ITEMS: self.schema.num_items} | {
             vectors.name: vectors.width for vectors in self._vectors
         }
@@ -128,8 +128,8 @@ class SequenceModel(HistoryModel):
         return {n: torch.randn(r, width, generator=generator) * INIT_STD for n, r in rows.items()}
 
     def embeddings(self, parameters: Parameters, items: Tensor | None = None) -> Tensor:
-        """Embeddings e `[C, N, d]` of items `int64 [C, N]`, whose rows the parameters hold in this
-        order; None: of the whole catalogue."""
+        """Embeddings e `[C, N, d]` of items `int64 [C, N]`, in the order of the parameters' rows;
+        None: of the whole catalogue."""
         embedded = parameters[ITEMS]
         if items is None:
             items = torch.arange(embedded.shape[1], device=embedded.device).expand(
@@ -141,7 +141,7 @@ class SequenceModel(HistoryModel):
 
     def history_scores(self, parameters: Parameters, histories: Tensor) -> Tensor:
         """Scores of the whole catalogue as the next item, `[C, B, items]`, from sequences `int64
-        [C, B, longest]`; of users without an item, 0."""
+        [C, B, longest]`; 0 for users without items."""
         counts = (histories >= 0).sum(-1)
         # an exported graph has no sizes that depend on the history
         longest = histories.shape[-1] if torch.compiler.is_compiling() else int(counts.max())
@@ -154,8 +154,8 @@ class SequenceModel(HistoryModel):
     def states(
         self, parameters: Parameters, items: Tensor, counts: Tensor, masks: Tensor | None = None
     ) -> Tensor:
-        """Hidden states `[C, B, W, d]` of sequences `int64 [C, B, W]`, of whose items the first
-        `counts`, `int64 [C, B]`, are real; `masks` as in `encode`."""
+        """Hidden states `[C, B, W, d]` of sequences `int64 [C, B, W]` with `counts`, `int64 [C,
+        B]`, real items before padding; `masks` as in `encode`."""
         embedded = gather_rows(self.embeddings(parameters), items.clamp(min=0))
         return self._states(parameters, embedded, counts, masks)
 
@@ -168,7 +168,7 @@ class SequenceModel(HistoryModel):
         masks: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """Sum of the losses of all places of each slice's sequences, `[C]`.
+        """Sum of the losses of all positions of each slice's sequences, `[C]`.
 
         Args:
             parameters: each `[C, ...]`.
@@ -176,7 +176,7 @@ class SequenceModel(HistoryModel):
             counts: `int64 [C, B]`, number of items that have a next one.
             negatives: `int64 [C, B, drawn(W)]`, drawn items.
             masks: see `encode`.
-            weights: `[C, B]`, of a sequence's places, without gradient; None: 1.
+            weights: `[C, B]`, of a sequence's positions, without gradient; None: 1.
         """
         table = self.embeddings(parameters)
         embedded = gather_rows(table, torch.cat([negatives, items.clamp(min=0)], -1))
@@ -197,8 +197,8 @@ class SequenceModel(HistoryModel):
         masks: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """The same for losses with drawn items, from the embeddings `[C, B, drawn + W + 1, d]` of
-        these and then of the sequence."""
+        """Sum of the losses with drawn items, from the embeddings `[C, B, drawn + W + 1, d]` of
+        drawn items, then of the sequence."""
         others, sequence = embedded.split((drawn, embedded.shape[2] - drawn), 2)
         states = self._states(parameters, sequence[:, :, :-1], counts, masks)
         wanted = (states * sequence[:, :, 1:]).sum(-1)
@@ -214,8 +214,8 @@ class SequenceModel(HistoryModel):
     def training_loss(
         self, parameters: Parameters, histories: Tensor, generator: torch.Generator, beta: float
     ) -> Tensor:
-        """The mean loss of all places of each slice's users, the same for all of these, `[C, B]`;
-        `histories` are sequences `int64 [C, B, longest + 1]`."""
+        """Mean loss over all positions of each slice, repeated for each user, `[C, B]`; `histories`
+        are sequences `int64 [C, B, longest + 1]`."""
         losses = []
         for client, sequences in enumerate(histories):
             client_params = {name: value[client : client + 1] for name, value in parameters.items()}
@@ -225,8 +225,8 @@ class SequenceModel(HistoryModel):
     def keep(
         self, generators: Sequence[torch.Generator], sequences: int, width: int
     ) -> Tensor | None:
-        """Factors of dropout, `[dropped, C, B, W, d]`: from each of C generators,
-        of so many sequences B and places W; None without dropout."""
+        """Dropout factors `[dropped, C, B, W, d]` from C generators, for B sequences of W
+        positions; None without dropout."""
         hidden = round(self.config.dropout * 256)
         if not hidden:
             return None
@@ -248,8 +248,8 @@ class SequenceModel(HistoryModel):
     def _mean_loss(
         self, parameters: Parameters, sequences: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """The mean loss of all places of sequences `int64 [B, longest + 1]`, those of about the
-        same length together."""
+        """Mean loss over all positions of sequences `int64 [B, longest + 1]`, batched by similar
+        length."""
         counts = (sequences >= 0).sum(-1) - 1
         widths = padded_width(counts.cpu().numpy(), self.config.longest)
         total = torch.zeros(1, device=sequences.device)
@@ -265,7 +265,7 @@ class SequenceModel(HistoryModel):
         return total[0] / counts.clamp(min=0).sum().clamp(min=1)
 
     def _negatives(self, sequences: Tensor, generator: torch.Generator) -> Tensor:
-        """Items drawn outside each sequence `int64 [B, W + 1]`, `[B, drawn(W)]`."""
+        """Draw items outside each sequence `int64 [B, W + 1]`, `[B, drawn(W)]`."""
         count = self.drawn(sequences.shape[1] - 1)
         if not count:
             return torch.empty(len(sequences), 0, dtype=torch.int64)
@@ -278,13 +278,13 @@ class SequenceModel(HistoryModel):
 
 
 def padded_width(counts: np.ndarray, longest: int) -> np.ndarray:
-    """The width of the rectangle for sequences of so many places, `int64 [...]`; 0 without any."""
+    """Padded width for sequences of the given lengths, `int64 [...]`; 0 without any."""
     return np.maximum(np.minimum(-(-counts // _WIDTH_STEP) * _WIDTH_STEP, longest), 0)
 
 
 def _weighted(states: Tensor, counts: Tensor, weights: Tensor | None) -> Tensor:
-    """The weights of the places of states `[C, B, W, d]`, 0 after the end of a sequence, in the
-    type of the states, `[C, B, W]`."""
+    """Weights of the positions of states `[C, B, W, d]`, 0 after the end of a sequence, in the type
+    of the states, `[C, B, W]`."""
     real = torch.arange(states.shape[2], device=states.device) < counts[..., None]
     return real.to(states) if weights is None else real * weights[..., None].to(states)
 
@@ -305,16 +305,16 @@ def _softmax_loss(states: Tensor, table: Tensor, targets: Tensor, weights: Tenso
 # Self-attention over the last items of a user (Kang and McAuley, Self-Attentive Sequential
 # Recommendation, ICDM 2018).
 #
-# Embeddings of items and of their places, then `blocks` of causal self-attention and of a two-layer
-# network of width d, each as x + dropout(g(norm(x))) (section 3.3), and a last normalisation.
+# Embeddings of items and of their positions, then `blocks` of causal self-attention and of a
+# two-layer network of width d, each as x + dropout(g(norm(x))) (section 3.3), and a last
+# normalisation.
 #
-# Where this differs from the paper and its code: keys and values are normalised as queries are, as
-# the formula of section 3.3 says; its code takes them without. An affine layer follows the
-# attention, as in Vaswani et al. 2017, and dropout is on the outputs of both parts and on the
-# embeddings, not on weights of attention. Places are counted from the end of the sequence, which is
-# what the paper's padding in front of it comes to. The default loss is the softmax over the
-# catalogue, with which SASRec ranks better (Klenitskiy and Vasilev, RecSys 2023); `loss = "binary"`
-# is as published.
+# Where this differs from the paper and its code: keys and values are normalised like queries, as
+# in the formula of section 3.3, but not in its code. An affine layer follows the attention, as in
+# Vaswani et al. 2017, and dropout is on the outputs of both parts and on the embeddings, not on
+# weights of attention. Positions are counted from the end of the sequence, equivalent to the
+# paper's padding in front. The default loss is the softmax over the catalogue, with which SASRec
+# ranks better (Klenitskiy and Vasilev, RecSys 2023); `loss = "binary"` is as published.
 
 
 class SasRecConfig(SequenceConfig):
@@ -323,7 +323,7 @@ class SasRecConfig(SequenceConfig):
     blocks: int = Field(default=2, ge=1)
     """Number of blocks of attention and network."""
     heads: int = Field(default=1, ge=1)
-    """Heads of attention; they divide `width`."""
+    """Number of attention heads, a divisor of `width`."""
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> SasRecConfig:
@@ -333,7 +333,7 @@ class SasRecConfig(SequenceConfig):
 
 
 class SasRec(SequenceModel):
-    """Item embeddings, embeddings of places, blocks."""
+    """SASRec: item embeddings, position embeddings and self-attention blocks."""
 
     name = "sasrec"
     Config = SasRecConfig
@@ -342,7 +342,7 @@ class SasRec(SequenceModel):
 
     @property
     def dropped(self) -> int:
-        """On the embeddings, and on both parts of each block."""
+        """Number of dropouts: on the embeddings and on both parts of each block."""
         return 1 + 2 * self.config.blocks
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
@@ -385,7 +385,7 @@ class SasRec(SequenceModel):
         return normalised(parameters, "norm", values)
 
     def _places(self, table: Tensor, counts: Tensor, inputs: Tensor) -> Tensor:
-        """Embeddings of the places of sequences, counted from their ends, `[C, B, W, d]`."""
+        """Position embeddings, counted from the ends of sequences, `[C, B, W, d]`."""
         from_end = counts[..., None] - 1 - torch.arange(inputs.shape[2], device=counts.device)
         return gather_rows(table, from_end.clamp(min=0))
 
@@ -419,7 +419,7 @@ class Gru4RecConfig(SequenceConfig):
 
 
 class Gru4Rec(SequenceModel):
-    """Item embeddings and recurrent layers."""
+    """GRU4Rec: item embeddings and recurrent layers."""
 
     name = "gru4rec"
     Config = Gru4RecConfig
@@ -428,7 +428,7 @@ class Gru4Rec(SequenceModel):
 
     @property
     def dropped(self) -> int:
-        """On the embeddings and on the states."""
+        """Number of dropouts: on the embeddings and on the states."""
         return 2
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:

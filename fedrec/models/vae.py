@@ -37,8 +37,8 @@ from fedrec.models.base import HistoryModel, Parameters
 from fedrec.nn.layers import glorot
 
 Tap = Callable[[str, Tensor, Tensor], Tensor]
-"""Called with name, inputs `[C, B, in]` and outputs `[C, B, out]` of an affine layer; returns the
-outputs to continue with."""
+"""Function called with name, inputs `[C, B, in]` and outputs `[C, B, out]` of an affine layer;
+returns the outputs to use."""
 
 
 class VaeConfig(Config):
@@ -49,16 +49,16 @@ class VaeConfig(Config):
     latent: Width = 20
     """Width K of the code (paper: 20, 30 and 50)."""
     dropout: float = Field(default=0.5, ge=0, lt=1)
-    """Share of a user's items that are hidden from the encoder while it trains, in [0, 1)."""
+    """Share of a user's items hidden from the encoder in training, in [0, 1)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """The Gaussian prior of each user's code; standard normal by default.
+    """Gaussian prior of each user's code; standard normal by default.
 
     Attributes:
         mean: `float32 [C, B, K]` or broadcastable to it (mu_k).
-        variance: the same, > 0 (gamma_k^2).
+        variance: variances, like `mean`, > 0 (gamma_k^2).
     """
 
     mean: Tensor
@@ -67,10 +67,10 @@ class Prior:
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """The random numbers of one forward pass in training.
+    """Random numbers of one forward pass in training.
 
     Attributes:
-        mask: `bool [C, B, items]`, items that dropout keeps.
+        mask: `bool [C, B, items]`, false for items that dropout removes.
         noise: `float32 [C, B, K]`, standard normal, for the code.
     """
 
@@ -78,12 +78,12 @@ class Draw:
     noise: Tensor
 
     def to(self, device: torch.device) -> Draw:
-        """The same on a device."""
+        """Move the draw to a device."""
         return Draw(self.mask.to(device), self.noise.to(device))
 
 
 class Vae(HistoryModel):
-    """Encoder, code, decoder."""
+    """Variational autoencoder: encoder, code, decoder."""
 
     name = "vae"
     Config = VaeConfig
@@ -122,7 +122,7 @@ class Vae(HistoryModel):
             parameters: each `[C, ...]`.
             histories: `float32 [C, B, items]`, preference of each user for each item, >= 0; rows
                 are scaled to length 1.
-            mask: see `Draw`; None keeps all.
+            mask: see `Draw`; None: no dropout.
             tap: called for every affine layer.
         """
         hidden = self._hidden(parameters, histories, mask, tap)
@@ -137,7 +137,7 @@ class Vae(HistoryModel):
         mask: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Only the mean of `encode`, `[C, B, K]`."""
+        """Mean of the users' codes, `[C, B, K]`."""
         return _affine(parameters, "mean", self._hidden(parameters, histories, mask, tap), tap)
 
     def _hidden(
@@ -159,7 +159,7 @@ class Vae(HistoryModel):
         return self.decode(parameters, self.code(parameters, histories))
 
     def history(self, items: np.ndarray) -> Tensor:
-        """The history of one user, `float32 [1, 1, items]`, from its liked items, `int64 [n]`."""
+        """History of one user, `float32 [1, 1, items]`, from its liked items, `int64 [n]`."""
         history = torch.zeros(1, 1, self.schema.num_items)
         history[0, 0, torch.from_numpy(items)] = 1.0
         return history
@@ -172,7 +172,7 @@ class Vae(HistoryModel):
     def training_loss(
         self, parameters: Parameters, histories: Tensor, generator: torch.Generator, beta: float
     ) -> Tensor:
-        """The loss of each user, `[C, B]`, see `HistoryModel.training_loss`."""
+        """Loss of each user, `[C, B]`, see `HistoryModel.training_loss`."""
         draw = self.draw((histories.shape[0], histories.shape[1]), generator)
         return self.negative_elbo(parameters, histories, draw.to(histories.device), beta)
 
@@ -184,7 +184,7 @@ class Vae(HistoryModel):
         beta: float,
         prior: Prior | None = None,
     ) -> Tensor:
-        """The training loss: the negative of equation 19 for each user, `[C, B]`.
+        """Training loss: the negative of equation 19 for each user, `[C, B]`.
 
         Args:
             parameters: each `[C, ...]`.
@@ -204,8 +204,8 @@ class Vae(HistoryModel):
         prior: Prior | None = None,
         tap: Tap | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The terms of the bound: log-probabilities of the items `[C, B, items]`, and divergences
-        `[C, B]`."""
+        """Terms of the bound: log-probabilities of the items `[C, B, items]`, and divergences `[C,
+        B]`."""
         mean, log_variance = self.encode(parameters, histories, draw.mask, tap)
         codes = mean + draw.noise * torch.exp(log_variance / 2)
         return torch.log_softmax(self.decode(parameters, codes, tap), -1), divergence(
@@ -223,7 +223,7 @@ def divergence(mean: Tensor, log_variance: Tensor, prior: Prior | None = None) -
 
 
 def _affine(parameters: Parameters, name: str, inputs: Tensor, tap: Tap | None = None) -> Tensor:
-    """One affine layer, `[C, B, in] -> [C, B, out]`, passed to `tap` if given."""
+    """Apply an affine layer, `[C, B, in] -> [C, B, out]`, passed to `tap` if given."""
     outputs = torch.baddbmm(
         parameters[f"{name}.bias"].unsqueeze(1), inputs, parameters[f"{name}.weight"]
     )
@@ -237,7 +237,7 @@ def _affine(parameters: Parameters, name: str, inputs: Tensor, tap: Tap | None =
 # `beta` has no effect, and priors of users' codes are rejected.
 #
 # Where this differs from the paper: Liang et al. have no layer between code and output. Fang et al.
-# 2022 (tables 4 and 11) say of their autoencoder only that its code has 20 numbers.
+# 2022 (tables 4 and 11) state only that the code of their autoencoder has 20 numbers.
 
 
 class AeConfig(VaeConfig):
@@ -245,7 +245,7 @@ class AeConfig(VaeConfig):
 
 
 class Ae(Vae):
-    """Encoder and decoder."""
+    """Denoising autoencoder: encoder and decoder."""
 
     name = "ae"
     Config = AeConfig
@@ -253,7 +253,7 @@ class Ae(Vae):
     config: AeConfig
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Like the variational autoencoder's parameters, without the layer of log-variances."""
+        """Initialise like the variational autoencoder, without the layer of log-variances."""
         drawn = super().initial(generator)
         return {name: value for name, value in drawn.items() if not name.startswith("log-variance")}
 
@@ -265,18 +265,18 @@ class Ae(Vae):
         prior: Prior | None = None,
         tap: Tap | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The terms of the bound: log-probabilities of the items `[C, B, items]`, and divergences
-        `[C, B]`. The divergence is zero here.
+        """Terms of the bound: log-probabilities of the items `[C, B, items]`, and divergences `[C,
+        B]`. The divergence is zero here.
 
         Raises:
             ExperimentError: priors are given, although codes have no distribution.
         """
         if prior is not None:
             raise ExperimentError(
-                "an autoencoder's codes have no prior",
+                "the autoencoder does not support step.priors",
                 expected="no step.priors, or model.name = 'vae'",
                 got="priors and model.name = 'ae'",
-                fix="leave out step.priors",
+                fix="leave out step.priors, or use the variational autoencoder",
             )
         codes = self.code(parameters, histories, draw.mask, tap)
         return torch.log_softmax(self.decode(parameters, codes, tap), -1), codes.new_zeros(

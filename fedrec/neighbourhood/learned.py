@@ -58,7 +58,7 @@ def predicted(
     *,
     prior: float = 0.0,
 ) -> np.ndarray:
-    """Equation 2, `float64 [rows]`; the item's mean where no neighbour was rated.
+    """Predicted ratings (equation 2), `float64 [rows]`; the item's mean without rated neighbours.
 
     Args:
         similarity: `float64 [items, items]`.
@@ -216,11 +216,11 @@ def langevin(
     decay: float = 0.3,
     temperature: float = 1.0,
 ) -> np.ndarray:
-    """The last point of a chain, a new array with the shape of the start, `float64 [...]`.
+    """Run a Langevin chain; return its last point, `float64 [...]` in the shape of the start.
 
     Args:
         start: the first point.
-        gradient: of the energy.
+        gradient: gradient of the energy.
         random: source of randomness.
         steps: number of steps.
         rate: eta_1.
@@ -249,7 +249,7 @@ def langevin(
 
 def _rising(scale: tuple[float, float]) -> tuple[float, float]:
     if not scale[0] < scale[1]:
-        raise ValueError("a scale from a lower to a higher rating")
+        raise ValueError("the scale must run from a lower to a higher rating")
     return scale
 
 
@@ -266,8 +266,7 @@ def scaled(values: np.ndarray, scale: tuple[float, float]) -> np.ndarray:
 
 
 def rating_sums(profiles: Profiles, scale: tuple[float, float], shares: np.ndarray) -> np.ndarray:
-    """`float64 [items, 2]`: sums over users of their ratings, mapped to [-1, 1], and numbers of
-    ratings.
+    """Sums of users' ratings, mapped to [-1, 1], and numbers of ratings, `float64 [items, 2]`.
 
     Args:
         profiles: the ratings.
@@ -310,7 +309,7 @@ class Rest(NamedTuple):
     Attributes:
         prior: added to the denominators, >= 0.
         weight: sum of the fixed similarities to items without learned similarities.
-        total: the same, each multiplied by the user's deviation.
+        total: these parts, each multiplied by the user's deviation.
         low, high: `float64 [n]`, least and largest predicted deviation of each item.
     """
 
@@ -360,7 +359,7 @@ FROM_DATA = ("cosine", "pearson")
 
 
 def initial_similarity(start: Start, profiles: Profiles, random: np.random.Generator) -> np.ndarray:
-    """`float64 [items, items]`, zero on the diagonal.
+    """Initial similarities `float64 [items, items]`, zero on the diagonal.
 
     `constant`: 1 everywhere, which predicts an item's mean plus the mean of the user's deviations.
     `uniform`: drawn from (0, 1). `cosine` and `pearson`: of the ratings, over co-raters.

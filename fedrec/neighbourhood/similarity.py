@@ -53,26 +53,26 @@ class Profiles:
 
     @property
     def counts(self) -> np.ndarray:
-        """`int64 [users]`: number of ratings of each user."""
+        """Number of ratings of each user, `int64 [users]`."""
         return np.diff(self.offsets)
 
     @property
     def users(self) -> np.ndarray:
-        """`int64 [ratings]`: the user of each rating."""
+        """User of each rating, `int64 [ratings]`."""
         return np.repeat(np.arange(self.num_users), self.counts)
 
     def centred(self, means: np.ndarray) -> Profiles:
-        """The same with each item's mean, `float64 [items]`, subtracted from its ratings."""
+        """Subtract each item's mean, `float64 [items]`, from its ratings."""
         return replace(self, values=self.values - means[self.items])
 
     def only(self, chosen: np.ndarray) -> Profiles:
-        """The ratings for which `bool [ratings]` is true, of the same users."""
+        """Select the ratings for which `bool [ratings]` is true, of the same users."""
         counts = np.bincount(self.users[chosen], minlength=self.num_users)
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return Profiles(self.num_items, offsets, self.items[chosen], self.values[chosen])
 
     def at_most(self, ratings: int, keys: np.ndarray) -> Profiles:
-        """At most a given number of ratings of each user: those with the smallest of the random
+        """Select at most a given number of ratings of each user: those with the smallest random
         keys, `float64 [ratings]`."""
         users = self.users
         order = np.lexsort((keys, users))
@@ -81,7 +81,7 @@ class Profiles:
         return self.only(rank < ratings)
 
     def matrix(self, values: np.ndarray | None = None) -> csr_array:
-        """Sparse `[users, items]` of the values, or of other values `[ratings]` instead."""
+        """Sparse matrix `[users, items]` of the ratings, or of other values `[ratings]`."""
         data = self.values if values is None else values
         return csr_array((data, self.items, self.offsets), shape=(self.num_users, self.num_items))
 
@@ -108,7 +108,7 @@ Among = Literal["co-raters", "all"]
 
 
 def cosine(profiles: Profiles, among: Among = "co-raters") -> np.ndarray:
-    """Cosine of every pair of items, `float64 [items, items]`, zero on the diagonal."""
+    """Cosine similarity of every pair of items, `float64 [items, items]`, zero on the diagonal."""
     ratings = profiles.matrix()
     products = _dense(ratings.T @ ratings)
     if among == "all":
@@ -156,8 +156,8 @@ def shrunk(similarity: np.ndarray, both: np.ndarray, shrinkage: float) -> np.nda
 
 
 def nearest(similarity: np.ndarray, neighbours: int | None) -> np.ndarray:
-    """Similarities `[items, items]` with all but so many of the largest magnitudes of each row set
-    to 0; of equal values the first are kept. None: all are."""
+    """Similarities `[items, items]` with only the `count` largest magnitudes of each row, 0
+    elsewhere; ties go to the first. None: unchanged."""
     if neighbours is None or neighbours >= similarity.shape[1]:
         return similarity
     order = np.argsort(-np.abs(similarity), axis=1, kind="stable")

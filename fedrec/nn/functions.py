@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions with gradients of their own: states of gated recurrent units, and the cross-entropy of
-a softmax."""
+"""Functions with custom gradients: states of gated recurrent units and softmax cross-entropy."""
 
 from typing import Any
 
@@ -14,19 +13,19 @@ from fedrec.device import takes_compiled
 #
 #     r, z = s(g + h U + c),  n = tanh(g' + r * (h U' + c')),  h <- (1 - z) n + z h
 #
-# PyTorch's operations pass over the numbers of all clients at every place, and add up a gradient of
-# every client's weight there. If several are trained on a processor, compiled code takes one after
-# the other.
+# PyTorch's operations pass over the numbers of all clients at every position, and add up a gradient
+# of every client's weight there. If several clients are trained on a processor, compiled code
+# processes them sequentially.
 
 
 def recurrent_states(
     given: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None = None
 ) -> Tensor:
-    """States after each place, from a first state of zeros.
+    """Recurrent states after each position, from an initial state of zeros.
 
     Args:
-        given: `[C, W, B, 3 d]`, what the inputs of W places of B sequences add to reset gate,
-            update gate and new state.
+        given: `[C, W, B, 3 d]`, contributions of the inputs of W positions of B sequences to reset
+            gate, update gate and new state.
         weight: `[C, d, 3 d]`, of the state.
         bias: `[C, 3 d]`, likewise.
         present: `bool [C, W, B]`, false where a sequence has no item, which does not change its
@@ -52,7 +51,7 @@ def recurrent_states(
 
 
 class _States(torch.autograd.Function):
-    """`recurrent_states` in compiled code, see `fedrec.kernel.recurrence`."""
+    """Autograd function of `recurrent_states` in compiled code, see `fedrec.kernel.recurrence`."""
 
     @staticmethod
     def forward(
@@ -97,7 +96,7 @@ class _States(torch.autograd.Function):
 # The gradient is computed right with the logits, of a catalogue for a few examples at a time: the
 # logits of 10,000 examples and items take 400 MB, hidden states and embeddings a hundredth.
 
-_LOGITS_AT_ONCE = 1 << 18  # 1 MB; products of larger parts are slower, whose logits leave the cache
+_LOGITS_AT_ONCE = 1 << 18  # 1 MB; products of larger parts are slower, as logits leave the cache
 
 
 def catalogue_cross_entropy(
@@ -118,7 +117,7 @@ def catalogue_cross_entropy(
 
 
 class _CatalogueCrossEntropy(torch.autograd.Function):
-    """See `catalogue_cross_entropy`."""
+    """Autograd function of `catalogue_cross_entropy`."""
 
     @staticmethod
     def forward(
@@ -152,6 +151,6 @@ class _CatalogueCrossEntropy(torch.autograd.Function):
 
 
 def _parts(hidden: Tensor, table: Tensor) -> list[slice]:
-    """The examples, a few at a time."""
+    """Split the examples into chunks."""
     size = max(1, _LOGITS_AT_ONCE // (table.shape[0] * table.shape[1]))
     return [slice(start, start + size) for start in range(0, hidden.shape[1], size)]

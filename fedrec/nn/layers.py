@@ -50,7 +50,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class ItemFeature:
-    """A public feature of the items that enters by an embedding.
+    """A public item feature, represented by an embedding.
 
     Attributes:
         table: name of the parameter `[categories, d]`.
@@ -62,14 +62,14 @@ class ItemFeature:
 
     @cached_property
     def categories(self) -> int:
-        """The smallest number of categories for all codes; computed once, because it needs a pass
-        over all items."""
+        """Smallest number of categories for all codes; cached, because it needs a pass over all
+        items."""
         return int(self.codes.max(initial=-1)) + 1
 
 
 @dataclass(frozen=True)
 class Product:
-    """The elementwise product of a user's row and an item's, an additional input of the last layer.
+    """Elementwise product of a user's and an item's row, an additional input of the last layer.
 
     Attributes:
         user: name of the parameter `[k]`.
@@ -83,7 +83,7 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class KernelModel:
-    """A model in the form that native code trains. All names are of parameters.
+    """Declaration of a model that native code can train. All names are of parameters.
 
     Attributes:
         layers: the affine layers of the MLP, in order; the last has one output.
@@ -139,8 +139,8 @@ class KernelModel:
 
     @cached_property
     def item_codes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Concatenated codes of all features, padding last within each feature, and one over the
-        number of codes.
+        """Concatenated codes of all features, padding last within each feature, and the reciprocal
+        of the number of codes.
 
         Returns:
             `int64 [items, width]`, -1 for none, and `float32 [items, F]`.
@@ -166,8 +166,8 @@ _ACTIVATIONS = {
 
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
-    """Rows of one table per client: `[C, R, d]` and `int64 [C, ...]` give `[C, ..., d]`; with the
-    result of `all_rows` for several clients the tables themselves."""
+    """Gather rows of one table per client: `[C, R, d]` and `int64 [C, ...]` give `[C, ..., d]`;
+    with the result of `all_rows` for several clients the tables themselves."""
     cohort, rows, width = table.shape
     # a shared table must be expanded without copies per client, unless each wants a gradient
     if cohort == 1 or (table.stride(0) == 0 and not (table.is_leaf and table.requires_grad)):
@@ -180,8 +180,8 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
 
 @functools.lru_cache
 def all_rows(clients: int, rows: int, device: torch.device) -> Tensor:
-    """The places of all rows of tables `[C, R, d]`, `int64 [C, R]`: always the same tensor, by
-    which `gather_rows` recognises it and copies nothing. Must not be changed."""
+    """Indices of all rows of tables `[C, R, d]`, `int64 [C, R]`: a cached tensor that must not be
+    changed, so that `gather_rows` recognises it and copies nothing."""
     return torch.arange(rows, device=device).expand(clients, rows)
 
 
@@ -217,8 +217,8 @@ def row_shares(index: Tensor, rows: int) -> Tensor:
 
 
 def mixed_rows(shares: Sequence[Tensor], tables: Sequence[Tensor]) -> Tensor:
-    """Weighted sums of the rows of tables, joined: each `[C, B, R]` and `[C, R, d]` give
-    `[C, B, sum of d]`."""
+    """Weighted sums of the rows of tables, concatenated: each `[C, B, R]` and `[C, R, d]` give `[C,
+    B, sum of d]`."""
     return joined([torch.bmm(s.to(t.dtype), t) for s, t in zip(shares, tables, strict=True)])
 
 
@@ -252,14 +252,14 @@ def perceptron(
 
 
 def single_output(inputs: Tensor, weight: Tensor) -> Tensor:
-    """Products `[C, B]` of inputs `[C, B, i]` with one column per client, `[C, i, 1]`: as a row
-    times columns, which takes a third of the time, with its gradient."""
+    """Products `[C, B]` of inputs `[C, B, i]` with one column per client, `[C, i, 1]`: computed as
+    row times columns, three times as fast with its gradient."""
     return torch.bmm(weight.mT, inputs.mT)[:, 0]
 
 
 def affine(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
-    """The affine layer with `NAME.weight` `[C, in, out]` and `NAME.bias` `[C, out]`: `[C, ..., in]
-    -> [C, ..., out]`."""
+    """Apply the affine layer with `NAME.weight` `[C, in, out]` and `NAME.bias` `[C, out]`: `[C,
+    ..., in] -> [C, ..., out]`."""
     outputs = torch.baddbmm(
         parameters[f"{name}.bias"].unsqueeze(1),
         inputs.reshape(len(inputs), -1, inputs.shape[-1]),
@@ -269,8 +269,8 @@ def affine(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tenso
 
 
 def normalised(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tensor:
-    """Inputs `[C, ..., d]` of mean 0 and variance 1 over the last dimension, times `NAME.weight`
-    `[C, d]` plus `NAME.bias` `[C, d]` (Ba, Kiros and Hinton 2016)."""
+    """Layer normalisation of inputs `[C, ..., d]` with `NAME.weight` `[C, d]` and `NAME.bias` `[C,
+    d]` (Ba, Kiros and Hinton 2016)."""
     weight = parameters[f"{name}.weight"]
     bias = parameters[f"{name}.bias"]
     if len(inputs) == 1:
@@ -281,11 +281,11 @@ def normalised(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> T
 
 
 def attended(joined: Tensor, heads: int) -> Tensor:
-    """Causal self-attention: each place is the mean of the values up to it, weighted by the softmax
-    of its query times their keys over the root of their width.
+    """Causal self-attention: each position is the mean of the values up to it, weighted by the
+    softmax of its query times their keys over the root of their width.
 
     Args:
-        joined: `[C, B, W, 3 d]`, queries, keys and values of W places.
+        joined: `[C, B, W, 3 d]`, queries, keys and values of W positions.
         heads: number of parts of d that attend on their own.
 
     Returns:
@@ -306,8 +306,7 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> T
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Parts `[..., i]` concatenated, `[..., sum of i]`; a single part is returned without a
-    copy."""
+    """Concatenate parts `[..., i]` to `[..., sum of i]`; a single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), -1)
 
 
@@ -325,14 +324,14 @@ def _first_product(groups: Sequence[Tensor], weight: Tensor, bias: Tensor) -> Te
 
 
 class ItemVectors:
-    """A linear projection of the items' vectors to the width of embeddings.
+    """Linear projection of item vectors to the width of embeddings.
 
     Args:
         vectors: the vectors; they are standardised.
 
     Attributes:
-        name: of the projection's matrix `[width, d]` among the parameters.
-        width: of the vectors.
+        name: name of the projection matrix `[width, d]` among the parameters.
+        width: width of the vectors.
     """
 
     def __init__(self, vectors: Vectors) -> None:
@@ -372,7 +371,7 @@ Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 
 def _uncompiled(optimiser: type[Kind]) -> type[Kind]:
-    """A subclass whose methods are those below what they are wrapped in."""
+    """Return a subclass of an optimiser with its methods unwrapped."""
     methods = {
         "add_param_group": inspect.unwrap(optimiser.add_param_group),
         "zero_grad": inspect.unwrap(optimiser.zero_grad),

@@ -47,7 +47,7 @@ class Contrast(NamedTuple):
     Attributes:
         encoder: `gru` with a feed-forward network for items (paper), or `mean`, directions of the
             embeddings themselves.
-        temperature: what inner products are divided by, > 0.
+        temperature: divisor of inner products, > 0.
     """
 
     encoder: EncoderName = "gru"
@@ -69,16 +69,16 @@ class Contrast(NamedTuple):
 
 
 PAPER = Contrast()
-"""As in the paper."""
+"""Settings of the paper."""
 
 
 def info_nce(query: Tensor, candidates: Tensor, temperature: float = 1.0) -> Tensor:
-    """Minus the log-probability of the first candidate, by inner products with the query.
+    """Negative log-probability of the first candidate, by inner products with the query.
 
     Args:
         query: `[..., h]`.
         candidates: `[..., K, h]`, the true one first.
-        temperature: what the inner products are divided by.
+        temperature: divisor of the inner products.
 
     Returns:
         `[...]`.
@@ -94,7 +94,7 @@ def item_loss(
     layout: ViewLayout,
     contrast: Contrast = PAPER,
 ) -> Tensor:
-    """Equation 8: mean over the views of each client.
+    """Item-masked loss (equation 8): mean over the views of each client.
 
     Args:
         parameters: `[C, ...]` each, of the encoders.
@@ -103,7 +103,7 @@ def item_loss(
         present: `bool [C, V, layout.width]`, false for padding; a view without any item does not
             count.
         layout: columns of a view.
-        contrast: how sessions and items are encoded and compared.
+        contrast: settings for encoding and comparing sessions and items.
 
     Returns:
         `[C]`; 0 for a client without views.
@@ -125,8 +125,8 @@ def segment_loss(
     layout: ViewLayout,
     contrast: Contrast = PAPER,
 ) -> Tensor:
-    """Equation 9: mean over the views of each client that have negative segments, `[C]`; see
-    `item_loss`."""
+    """Segment-masked loss (equation 9): mean over each client's views with negative segments,
+    `[C]`; see `item_loss`."""
     *_, masked, segments = embeddings.split(layout.widths, 2)
     *_, real, in_segments = present.split(layout.widths, 2)
     cohort, views, _, width = masked.shape
@@ -140,7 +140,7 @@ def segment_loss(
 
 
 def _mean(losses: Tensor, counted: Tensor) -> Tensor:
-    """Mean of `[C, V]` over the views that count, `[C]`; 0 where none does."""
+    """Mean of `[C, V]` over the views that count, `[C]`; 0 without any."""
     return (losses * counted).sum(-1) / counted.sum(-1).clamp(min=1)
 
 
@@ -180,15 +180,15 @@ class SessionConfig(Config):
     @model_validator(mode="after")
     def _segment_fits(self) -> Self:
         if self.segment_length > self.session_length // 2:
-            raise ValueError("segment-length of at most half of session-length")
+            raise ValueError("segment-length must be at most half of session-length")
         return self
 
 
 class SessionTask:
-    """Draws views of a client's sessions and measures the loss on them.
+    """The self-supervised task: draws views of a client's sessions and computes their loss.
 
     Args:
-        config: its settings.
+        config: settings of the task.
         model: the recommender whose item embedding is learned.
 
     Attributes:
@@ -218,14 +218,13 @@ class SessionTask:
         self._contrast = Contrast(config.encoder, config.temperature)
 
     def initial(self, model: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-        """Fresh parameters of the encoders, in addition to those of the `model`; `mean` has
-        none."""
+        """Initialise the encoders' parameters, in addition to the model's; none for `mean`."""
         if self.config.encoder == "mean":
             return {}
         return initial_encoder(model[self.table].shape[1], self.config.hidden, generator)
 
     def views(self, data: ClientData, random: np.random.Generator) -> np.ndarray:
-        """The views of one epoch in a random order, `int64 [views, layout.width]`, -1 for
+        """Draw the views of one epoch in random order, `int64 [views, layout.width]`, -1 for
         padding."""
         if not (self.config.lambda_im or self.config.lambda_sm):
             return np.zeros((0, self.layout.width), dtype=np.int64)
@@ -235,7 +234,7 @@ class SessionTask:
         return views[random.permutation(len(views))]
 
     def loss(self, parameters: Mapping[str, Tensor], embeddings: Tensor, views: Tensor) -> Tensor:
-        """Equation 10: `lambda_IM * L_IM + lambda_SM * L_SM`.
+        """Loss (equation 10): `lambda_IM * L_IM + lambda_SM * L_SM`.
 
         Args:
             parameters: `[C, ...]` each, of the encoders.
@@ -258,8 +257,8 @@ class SessionTask:
         return loss
 
 
-# Batches and blocks that hold session views beside the usual examples, for self-supervised training
-# in blocks.
+# Batches and blocks with session views and the usual examples, for self-supervised training in
+# blocks.
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,8 +305,8 @@ class SessionBatches(Batches):
         )
 
     def references(self) -> tuple[np.ndarray, np.ndarray]:
-        """The items whose rows each step needs, `int64 [S, N]`, and which of them are not padding,
-        `bool [S, N]`. The items of the views follow those of the examples."""
+        """Items with rows needed in each step, `int64 [S, N]`, and the mask of real items, `bool
+        [S, N]`. The items of the views follow those of the examples."""
         items, real = super().references()
         steps, views, width = self.views.shape
         views_of_steps = self.views.reshape(steps, views * width)
@@ -331,7 +330,7 @@ class SessionBlock(Block):
 
     @classmethod
     def of(cls, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Self:
-        """Build a block from the data of some clients, whose batches are `SessionBatches`."""
+        """Build a block from clients' data with `SessionBatches`."""
         sessions = [batch for batch in batches if isinstance(batch, SessionBatches)]
         rectangle = Rectangle.of(sessions, device)
         most = max(batch.views.shape[1] for batch in sessions)
@@ -350,8 +349,7 @@ class SessionBlock(Block):
 
 
 class SessionObjective:
-    """The loss of a step on session views, and on its examples if there is a `recommending`
-    objective.
+    """Loss of a step on session views, and on its examples if there is a `recommending` objective.
 
     Args:
         task: the self-supervised task (equation 10 of PrivRec).
@@ -368,7 +366,7 @@ class SessionObjective:
 
     @property
     def capturable(self) -> bool:
-        """True if the loss on the examples is; that on views always is."""
+        """True if the loss on the examples is capturable; that on views always is."""
         return self.recommending is None or self.recommending.capturable
 
     def __call__(
@@ -389,8 +387,8 @@ class SessionObjective:
 
 
 def _dealt(views: Sequence[np.ndarray], steps: Sequence[int], width: int) -> np.ndarray:
-    """The views of each epoch over its steps, `int64 [sum of steps, V, width]`, -1 for padding; the
-    first get more."""
+    """Split each epoch's views over its steps, `int64 [sum of steps, V, width]`, -1 for padding;
+    the first steps get more."""
     parts = [
         part
         for epoch, count in zip(views, steps, strict=True)

@@ -14,7 +14,7 @@ Where this differs from the paper:
 - The length of a segment is not given. Here it is `ViewLayout.segment`, and at most half of the
   session.
 - Negative items are drawn outside the user's own sequence, the paper's from "the item sets".
-- The replacement in a view is the first of its negatives, or the place is empty
+- The replacement in a view is the first of its negatives, or the position is empty
   (`ViewLayout.empty`).
 """
 
@@ -33,15 +33,14 @@ from fedrec.nn.functions import recurrent_states
 
 @dataclass(frozen=True)
 class ViewLayout:
-    """Columns of a session's two views and their candidates in one row of item numbers, -1 for
-    padding.
+    """Column layout of a session's two views and their candidates: item numbers, -1 for padding.
 
     Attributes:
         session: largest number of items of a session, >= 2.
         item_negatives: negative items per view, >= 1.
         segment: largest number of items of a segment, >= 1; 0: there are no segment-masked views.
         segment_negatives: negative segments per view, >= 1.
-        empty: whether the place of a masked item is empty, -1, instead of a negative item.
+        empty: whether a masked item is replaced by padding, -1, instead of a negative item.
     """
 
     session: int
@@ -121,7 +120,7 @@ def _item_views(
     num_items: int,
     random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Item-masked sessions `[V, L]`, and the true item before the negatives `[V, 1 + N]`."""
+    """Draw item-masked sessions `[V, L]`, and the true item before the negatives `[V, 1 + N]`."""
     masked_items = np.arange(len(whole)), random.integers(0, lengths)
     drawn = draw_negatives(known, num_items, len(whole) * layout.item_negatives, random).reshape(
         len(whole), -1
@@ -140,8 +139,8 @@ def _segment_views(
     layout: ViewLayout,
     random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Segment-masked sessions `[V, L]`, and the true segment before the negatives
-    `[V, (1 + M) * G]`."""
+    """Draw segment-masked sessions `[V, L]`, and the true segment before the negatives `[V, (1 + M)
+    * G]`."""
     starts, lengths = sessions
     sizes = np.minimum(layout.segment, lengths[session] // 2)
     begins = random.integers(0, lengths[session] - sizes + 1)
@@ -199,7 +198,8 @@ def _other_segments(
 def _window(
     sequence: np.ndarray, starts: np.ndarray, lengths: np.ndarray, width: int
 ) -> np.ndarray:
-    """`lengths` consecutive items from `starts`, `[...]` both, padded with -1 to `[..., width]`."""
+    """Take `lengths` consecutive items from `starts`, both `[...]`, padded with -1 to `[...,
+    width]`."""
     offsets = np.arange(width)
     items = sequence[np.minimum(starts[..., None] + offsets, len(sequence) - 1)]
     return np.where(offsets < lengths[..., None], items, -1)
@@ -209,7 +209,7 @@ def _window(
 # dimension.
 #
 # f_Sigma of PrivRec's equations 8 and 9 is a GRU (Cho et al. 2014; sessions: Hidasi et al. 2016)
-# whose last hidden state stands for the session; f_Psi is a feed-forward network on an item's
+# whose last hidden state represents the session; f_Psi is a feed-forward network on an item's
 # embedding.
 #
 # Where this differs from the paper: it gives no sizes. f_Psi has one hidden layer (ReLU), as wide
@@ -219,13 +219,13 @@ PREFIX = "session."
 
 
 def recommender_part(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters that are not the encoders'."""
+    """Parameters of the recommender, without the encoders."""
     return {name: value for name, value in parameters.items() if not name.startswith(PREFIX)}
 
 
 def initial_encoder(width: int, hidden: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Fresh parameters, without the cohort dimension: GRU uniform in +-1/sqrt(hidden), He-uniform
-    weights of f_Psi.
+    """Initialise encoder parameters, without the cohort dimension: GRU uniform in +-1/sqrt(hidden),
+    He-uniform weights of f_Psi.
 
     Args:
         width: width of the item embedding, d.
@@ -277,7 +277,7 @@ def encode_sessions(
 
 
 def encode_items(parameters: Mapping[str, Tensor], embeddings: Tensor) -> Tensor:
-    """f_Psi on each item's embedding: `[C, ..., d]` gives `[C, ..., h]`."""
+    """Encode items by f_Psi: embeddings `[C, ..., d]` give `[C, ..., h]`."""
     hidden = torch.relu(_linear(parameters, "item0", embeddings.flatten(1, -2)))
     # A bias here would add the same number to the scores of all candidates, which does not change
     # their softmax.
@@ -302,12 +302,12 @@ def _linear(parameters: Mapping[str, Tensor], name: str, inputs: Tensor) -> Tens
 
 
 def unit_rows(embeddings: Tensor) -> Tensor:
-    """Embeddings `[..., d]` scaled to length 1; zeros stay zeros."""
+    """Scale embeddings `[..., d]` to length 1; zeros stay zeros."""
     return F.normalize(embeddings, dim=-1)
 
 
 def mean_directions(embeddings: Tensor, present: Tensor) -> Tensor:
-    """The direction of the mean of sessions' unit embeddings.
+    """Direction of the mean of sessions' unit embeddings.
 
     Args:
         embeddings: `[..., T, d]`, sessions of at most T items.

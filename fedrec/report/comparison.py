@@ -37,12 +37,12 @@ Interval = tuple[float, float]
 def bootstrap_intervals(
     samples: Sequence[np.ndarray], *, resamples: int = 10_000, seed: int = 0
 ) -> list[Interval]:
-    """95 % percentile interval of the mean of each sample, in their order.
+    """95 % percentile bootstrap intervals of the means of samples, in order.
 
     Args:
         samples: finite values `[n]`, one array per sample, of any lengths.
-        resamples: of each sample, at most; see above.
-        seed: of the draws; samples of equal length share their draws.
+        resamples: largest number of resamples per sample; see above.
+        seed: seed of the draws; samples of equal length share their draws.
 
     Raises:
         ValueError: a sample has no values.
@@ -87,18 +87,18 @@ def _means(table: np.ndarray, resamples: int, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PairedTest:
-    """A system beside a reference on the same users.
+    """Comparison of a system with a reference on the same users.
 
     Attributes:
         users: number of users with a value by both.
         difference: mean of system minus reference.
         low: lower end of the bootstrap interval of the difference.
-        high: its upper end.
-        t_p: two-sided p-value of the paired t test, in [0, 1]; 1 where nobody differs.
-        wilcoxon_p: the same of Wilcoxon's signed-rank test.
-        effect: Cohen's d of paired differences (mean / standard deviation); 0 where nobody differs.
-        better: number of users whom the system serves better.
-        worse: number of users whom it serves worse.
+        high: upper end of this interval.
+        t_p: two-sided p-value of the paired t test, in [0, 1]; 1 if no user differs.
+        wilcoxon_p: two-sided p-value of Wilcoxon's signed-rank test.
+        effect: Cohen's d of paired differences (mean / standard deviation); 0 if no user differs.
+        better: number of users with a better value of the system.
+        worse: number of users with a worse value.
     """
 
     users: int
@@ -114,7 +114,7 @@ class PairedTest:
 
 @dataclass(frozen=True)
 class SeedTest:
-    """A system beside a reference under the same seeds.
+    """Comparison of a system with a reference under the same seeds.
 
     Attributes:
         common_seeds: number of seeds under which both were tested.
@@ -130,10 +130,10 @@ class SeedTest:
 
 
 def seed_test(differences: np.ndarray) -> SeedTest:
-    """The paired t test over seeds.
+    """Paired t test over seeds.
 
     Args:
-        differences: of each seed, system minus reference, the mean over users, `[seeds]`.
+        differences: system minus reference, mean over users by seed, `[seeds]`.
     """
     varied = len(differences) > 1 and float(np.ptp(differences)) > 0
     p = _t_test(differences) if varied else math.nan
@@ -143,15 +143,15 @@ def seed_test(differences: np.ndarray) -> SeedTest:
 def paired_tests(
     differences: Sequence[np.ndarray], *, lower_is_better: bool = False
 ) -> list[PairedTest]:
-    """Several comparisons at once, whose bootstrap intervals share their draws.
+    """Test several comparisons with shared bootstrap draws.
 
     Args:
-        differences: of each comparison, system minus reference of each user, `[users]`; NaN for a
-            user without a value.
+        differences: for each comparison, system minus reference by user, `[users]`; NaN for a user
+            without a value.
         lower_is_better: whether a negative difference is an improvement.
 
     Raises:
-        ValueError: fewer than two users have a value in one of them.
+        ValueError: a comparison has fewer than two users with values.
     """
     samples = [values[np.isfinite(values)] for values in differences]
     for values in samples:
@@ -193,8 +193,8 @@ def _t_test(differences: np.ndarray) -> float:
 
 
 def wilcoxon(differences: np.ndarray) -> float:
-    """The two-sided p-value of the test whether differences are symmetric about 0 by their signed
-    ranks (Wilcoxon 1945), in [0, 1]; 1 where nobody differs.
+    """Two-sided p-value of Wilcoxon's signed-rank test (1945) that differences are symmetric
+    about 0, in [0, 1]; 1 if no user differs.
 
     Args:
         differences: finite values, `[users]`; zeros are left out.
@@ -206,8 +206,8 @@ def wilcoxon(differences: np.ndarray) -> float:
 
 
 def holm(p_values: np.ndarray) -> np.ndarray:
-    """P-values `float [n]` corrected for their number (Holm 1979), in the same order, at most 1;
-    NaN, where there was no test, stays NaN and does not count."""
+    """P-values `float [n]` with Holm's correction (1979), in order, at most 1; NaN, for a missing
+    test, stays NaN and does not count."""
     corrected = np.array(p_values, dtype=np.float64)
     order = np.argsort(corrected, kind="stable")  # NaN last
     order = order[: np.isfinite(corrected).sum()]
@@ -229,14 +229,14 @@ _SAME = ("dataset", "split", "task", "positive-above")
 
 @dataclass(frozen=True, eq=False)
 class ComparedSystem:
-    """One system over all its seeds.
+    """Results of a system over all its seeds.
 
     Attributes:
         label: name in tables.
         by_seed: mean of the metric under each seed.
         users: metric of each user, indexed by (seed, client).
-        private: whether it has a finite epsilon in every run.
-        inputs: its inputs in the first run that states them; None: not stated.
+        private: whether the system has a finite epsilon in every run.
+        inputs: inputs in the first run that states them; None: not stated.
     """
 
     label: str
@@ -248,15 +248,15 @@ class ComparedSystem:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """All systems of some runs compared with one of them.
+    """Comparison of all systems of runs with a reference system.
 
     Attributes:
         metric: the metric that is compared.
-        lower_is_better: whether its smaller value is the better one.
+        lower_is_better: whether smaller values are better.
         reference: label of the system that the others are compared with.
-        systems: by label.
-        tests: over users, by label of each other system.
-        seed_tests: over seeds, likewise.
+        systems: systems by label.
+        tests: tests over users, by label of each other system.
+        seed_tests: tests over seeds, by label.
     """
 
     metric: str
@@ -267,10 +267,10 @@ class Comparison:
     seed_tests: dict[str, SeedTest]
 
     def table(self) -> pd.DataFrame:
-        """One row per system: `mean`, `low`, `high` (95% over users), `sd` over seeds, `seeds`,
-        `private`, its inputs (`fedrec.report.inputs.COLUMNS`, with `_`), and for all but the
-        reference the fields of `PairedTest` and of `SeedTest`, with `t_holm`, `wilcoxon_holm` and
-        `seed_holm`."""
+        """Table with one row per system: `mean`, `low`, `high` (95% over users), `sd` over seeds,
+        `seeds`, `private`, its inputs (`fedrec.report.inputs.COLUMNS`, with `_`), and for all but
+        the reference the fields of `PairedTest` and of `SeedTest`, with `t_holm`, `wilcoxon_holm`
+        and `seed_holm`."""
         compared = {
             label: asdict(test) | asdict(self.seed_tests[label])
             for label, test in self.tests.items()
@@ -302,16 +302,16 @@ class Comparison:
 def compare(
     results: Sequence[Result], *, metric: str | None = None, against: str | None = None
 ) -> Comparison:
-    """Compare all systems of some runs with one of them.
+    """Compare all systems of runs with a reference system.
 
     Args:
-        results: of finished runs.
+        results: results of finished runs.
         metric: a column of users.csv; default: hits@10, the first hit rate, rmse, or the first.
         against: label of the reference; default: the first run's system.
 
     Raises:
-        ExperimentError: the runs are not of the same data and split, or there is no such metric or
-            system, or there is one system only.
+        ExperimentError: the runs have different data or splits, the metric or system is unknown, or
+            there is only one system.
     """
     _check_same_data(results)
     metric = metric or _default_metric(results)
@@ -321,7 +321,7 @@ def compare(
         raise _unknown("system", reference, systems)
     if len(systems) < 2:
         raise ExperimentError(
-            "there is nothing to compare",
+            "only one system to compare",
             expected="two systems or more",
             got=reference,
             fix="name more runs, or add evaluation.baselines",
@@ -344,15 +344,14 @@ def compare(
 
 
 def _check_values(metric: str, systems: Iterable[ComparedSystem]) -> None:
-    """The error for a metric that no user of a system has."""
+    """Check that each system has users with a value of the metric."""
     for system in systems:
         if system.users.isna().all():
             raise ExperimentError(
                 f"no test user of {system.label!r} has a value of {metric}",
-                expected="a metric with values: some compare test items that a user does not know",
+                expected="a metric with values; some cover only items that a user does not know",
                 got="none",
-                fix="name another one with --metric, or hold out items that users have no other row"
-                " of",
+                fix="choose another --metric, or hold out items that users have no other row of",
             )
 
 
@@ -370,7 +369,7 @@ def _differences(system: ComparedSystem, reference: ComparedSystem) -> pd.Series
 
 
 def _by_seed(values: pd.Series) -> np.ndarray:
-    """The mean of each seed, `[seeds]`."""
+    """Mean of each seed, `[seeds]`."""
     return pd.Series(values.groupby(level="seed").mean()).to_numpy()
 
 
@@ -417,7 +416,7 @@ def _default_metric(results: Sequence[Result]) -> str:
 
 
 def _check_same_data(results: Sequence[Result]) -> None:
-    """Refuse runs that were tested on other data or rows than the first."""
+    """Check that all runs were tested on the same data and rows."""
     first, *others = (_tested_on(result) for result in results)
     for result, settings in zip(results[1:], others, strict=True):
         keys = [key for key in first | settings if first.get(key) != settings.get(key)]
@@ -436,8 +435,8 @@ def _check_same_data(results: Sequence[Result]) -> None:
 
 
 def _tested_on(result: Result) -> dict[str, Any]:
-    """Settings of the data, the split and the tested rows, without what changes what clients learn
-    from alone."""
+    """Settings of the data, the split and the tested rows, without those that change only
+    training."""
     table = settings_table(result)
     sections = {key: table.get(key) for key in _SAME}
     evaluation = {"held-out": result.experiment.evaluation.held_out}
@@ -448,7 +447,7 @@ def _tested_on(result: Result) -> dict[str, Any]:
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> ExperimentError:
     return ExperimentError(
-        f"there is no {kind} {name!r} in these runs",
+        f"unknown {kind} {name!r} in these runs",
         expected=", ".join(known),
         got=repr(name),
         fix=did_you_mean(name, known),

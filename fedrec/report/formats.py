@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A comparison as a table for the terminal, CSV, Markdown and LaTeX."""
+"""Formats of a comparison: terminal, CSV, Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of formulas in s
 _MARKDOWN = set("\\`|*![")
 Format = Literal["csv", "markdown", "latex"]
 INTERVAL = "95% interval"
-"""Head of a column with the interval of the column before it."""
+"""Header of a column with the interval of the previous column."""
 _SEEDS = "t over seeds, Holm"
 
 
 def comparison_cells(comparison: Comparison) -> list[list[str]]:
-    """Heads and rows of texts; the reference first, then the others by their means, best first. The
-    test over seeds has a column where there are several seeds; so have client-rounds and the
-    numbers of settings that were tried, where a system states them."""
+    """Header and rows as texts: the reference, then the other systems, best mean first. The test
+    over seeds has a column where there are several seeds; so have client-rounds and the numbers of
+    settings that were tried, where a system states them."""
     table = comparison.table()
     sign = 1 if comparison.lower_is_better else -1
     others = sorted(comparison.tests, key=lambda label: sign * table.at[label, "mean"])
@@ -56,7 +56,7 @@ def comparison_cells(comparison: Comparison) -> list[list[str]]:
 
 
 def _cells(row: dict[Any, Any], count: int, *, seeds: bool) -> list[str]:
-    """The first texts of a row; of the reference, without tests, blanks up to their `count`."""
+    """First cells of a row; the reference has blanks for the tests, `count` cells in all."""
     spread = "" if pd.isna(row["sd"]) else f" ± {row['sd']:.4f} ({row['seeds']:.0f} seeds)"
     mean = [
         str(row["system"]),
@@ -82,7 +82,7 @@ def _count(value: Any) -> str:
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """Explanations of the table, one line each; to be printed below it."""
+    """Explanations to print below the table, one per line."""
     users = max(test.users for test in comparison.tests.values())
     lines = [
         f"differences to {comparison.reference}, over {users} users; 95% bootstrap intervals over"
@@ -108,8 +108,8 @@ def _several_seeds(comparison: Comparison) -> bool:
 
 
 def comparison_text(comparison: Comparison, form: Format) -> str:
-    """The comparison as text: `csv` with all numbers in full, `markdown` and `latex` for people,
-    with the notes as a list and as comments."""
+    """Format a comparison as text: `csv` with all numbers in full, `markdown` and `latex` for
+    people, with the notes as a list and as comments."""
     if form == "csv":
         return csv_text(comparison.table().reset_index())
     heads, *rows = comparison_cells(comparison)
@@ -130,8 +130,8 @@ def comparison_text(comparison: Comparison, form: Format) -> str:
 
 
 def csv_text(table: pd.DataFrame) -> str:
-    """A table `[rows, columns]` as CSV, without its index. A text that a spreadsheet would take for
-    a formula begins with an apostrophe, which spreadsheets do not show."""
+    """Format a table `[rows, columns]` as CSV, without its index. Texts that spreadsheets would
+    read as formulas get a leading apostrophe."""
     return table.mask(table.map(_is_formula), "'" + table.astype(str)).to_csv(index=False)
 
 
@@ -146,8 +146,7 @@ def _is_formula(value: object) -> bool:
 
 
 def comparison_terminal(comparison: Comparison, width: int) -> list[Table]:
-    """The comparison as a rich table; as several where it is wider than `width` characters, each
-    with the systems in front."""
+    """Comparison as rich tables, split at `width` characters; each begins with the systems."""
     names, *columns = zip(*comparison_cells(comparison), strict=True)
     groups: list[list[Sequence[str]]] = []
     used = 0
@@ -184,13 +183,14 @@ def _p(value: float) -> str:
 
 
 def _markdown(text: str) -> str:
-    """A name in a Markdown table, in which HTML, links, emphasis and bars are only text."""
+    """Escape HTML, links, emphasis and bars in a name of a Markdown table."""
     plain = html.escape(text, quote=False)
     return "".join(f"\\{sign}" if sign in _MARKDOWN else sign for sign in plain)
 
 
 def _latex_row(cells: Sequence[str]) -> str:
-    """The cells of a row; the end of the row before would take a star or bracket for its own."""
+    """Join the cells of a row; a leading star or bracket is protected from the previous row's
+    end."""
     row = " & ".join(_latex(cell) for cell in cells)
     return "{}" + row if row.lstrip().startswith(("[", "*")) else row
 

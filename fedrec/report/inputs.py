@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of each system of a table, as values and in words."""
+"""Inputs of the systems of a table, as values and in words."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from fedrec.experiment.sections import component_settings
 from fedrec.models.base import Model
 from fedrec.runs.result import Result
 
-# The inputs of a system beside who liked which item in training.
+# The inputs of a system in addition to the likes in training.
 #
 # It follows from the resolved experiment and the components' classes: the dataset names its side
-# features (`Reader.feature_names`), models and centralised systems say which of them they use
+# features (`Reader.feature_names`), models and centralised systems state those that they use
 # (`features_used`), a setting called `low-rated`, wherever a component has it, tells the weight of
 # rated items that are not positive, and the split whether test users train with their known rows.
 
@@ -39,16 +39,16 @@ _TRAINED = (registry.MODEL, registry.STEP, registry.STRATEGY)
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of one system.
+    """Inputs of one system.
 
     Attributes:
         user_features: names of the users' side features that it uses.
         item_features: names of the items' side features that it uses.
         low_rated: weights of rated items that are not positive, or how they are used
             (`"negative"`); empty: they are ignored.
-        test_users: whether it is trained with the known rows of the users that it is tested on.
-        client_rounds: participations of clients in rounds, added up; None: it has no clients.
-        settings_tried: number of settings that were tried to choose its own; None: not stated.
+        test_users: whether the known rows of the test users are used in training.
+        client_rounds: total participations of clients in rounds; None: it has no clients.
+        settings_tried: number of settings tried in tuning; None: not stated.
     """
 
     user_features: tuple[str, ...] = ()
@@ -60,12 +60,12 @@ class Inputs:
 
     @classmethod
     def of_table(cls, table: Mapping[str, Any]) -> Inputs:
-        """From its fields as JSON values."""
+        """Create from the fields as JSON values."""
         lists = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
         return cls(**{**table, **lists})
 
     def cells(self) -> dict[str, Any]:
-        """By the names of `COLUMNS`: lists as texts, "yes" or "no", numbers or None."""
+        """Return the values by `COLUMNS`: lists as texts, "yes" or "no", numbers or None."""
         cells: dict[str, Any] = dict(zip(COLUMNS, astuple(self), strict=True))
         for name, value in cells.items():
             if isinstance(value, tuple):
@@ -80,9 +80,8 @@ COLUMNS = tuple(field.name.replace("_", "-") for field in fields(Inputs))
 
 
 def system_inputs(result: Result) -> dict[str, Inputs | None]:
-    """The inputs of the federated system (first, if there is one) and of the baselines, by label;
-    None where they cannot be stated: a component is not installed here, or its dataset does not
-    name its features."""
+    """Inputs of the federated system (first, if any) and of the baselines, by label; None if
+    unknown, because a component is not installed or the dataset does not name its features."""
     experiment = result.experiment
     settings = experiment.evaluation.baseline_settings()
     labels = dict.fromkeys([*settings, *result.baselines])
@@ -133,12 +132,12 @@ def _central(
 
 
 def _test_users_train(experiment: Experiment) -> bool:
-    """True if tested users train too, as they do unless the split holds users out."""
+    """True if test users also train, unless the split holds users out."""
     return getattr(experiment.settings(registry.SPLIT), "generalisation", "weak") == "weak"
 
 
 def _low_rated(experiment: Experiment, settings: Iterable[Any]) -> tuple[str, ...]:
-    """Weights of rated items that are not positive, distinct; none where there are no such rows."""
+    """Distinct weights of rated items that are not positive; empty without such rows."""
     if experiment.task != "ranking" or experiment.positive_above is None:
         return ()
     tables = (item.table() if isinstance(item, Config) else item for item in settings)
@@ -146,14 +145,14 @@ def _low_rated(experiment: Experiment, settings: Iterable[Any]) -> tuple[str, ..
 
 
 def low_rated_weights(table: Any) -> list[str]:
-    """The values of settings called `low-rated`, in a component's table and in those within it,
-    unless they leave out rated items that are not positive."""
+    """Values of `low-rated` settings in a component's nested tables, unless they leave out rated
+    items that are not positive."""
     weights = [value for value in _values(table, "low-rated") if value not in (0, "ignore")]
     return [f"{weight:g}" if isinstance(weight, float) else str(weight) for weight in weights]
 
 
 def _values(table: Any, key: str) -> Iterator[Any]:
-    """The values of a key in a table and in the tables and lists within it."""
+    """Values of a key in nested tables and lists."""
     if isinstance(table, Mapping):
         yield from (value for name, value in table.items() if name == key)
         table = tuple(table.values())
@@ -167,8 +166,8 @@ def _values(table: Any, key: str) -> Iterator[Any]:
 
 
 def inputs_line(rows: Mapping[str, Inputs | None]) -> str:
-    """The inputs of a table's rows: of all of them, or by groups of rows where these differ. Empty
-    where all rows learn from likes alone, or none states its inputs.
+    """Describe the inputs of a table's rows, by groups of rows if they differ. Empty if all rows
+    learn from likes alone, or none states its inputs.
 
     Args:
         rows: inputs of each row; None: not stated.
@@ -188,7 +187,7 @@ def inputs_line(rows: Mapping[str, Inputs | None]) -> str:
 
 
 def budgets_line(rows: Mapping[str, Inputs | None]) -> str:
-    """Client-rounds and numbers of settings tried of a table's rows, where they are known.
+    """Describe client-rounds and numbers of settings tried of a table's rows, where known.
 
     One number if all rows have the same, each row's number if rows differ, the smallest and the
     largest if many rows differ.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Total privacy cost of several runs. An observer of many private runs on the same data has seen
 all of them: the charges in their ledgers are composed by the accountant to one total, whether a run
-was finished or not (composition over all runs, independently of which one was kept). The total also
-covers the selection of one of them, which then needs no additional noise. It holds for training
-users; the lines also state whose rows were used to choose settings.
+was finished or not (composition over all runs, independently of the selected one). The total also
+covers the selection of a run, which then needs no additional noise. It holds for training users;
+the lines also state whose rows were used to choose settings.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _DATA = ("dataset", "split", "seed", "split-seed", "positive-above", "perturb")
 
 @dataclass(frozen=True)
 class PrivacyTotal:
-    """The privacy of several runs.
+    """Total privacy cost of several runs.
 
     Attributes:
         runs: number of private runs, finished or not.
-        epsilon: of all charges together; infinite if something had no noise; None if they cannot be
+        epsilon: epsilon of all charges; infinite if a release had no noise; None if they cannot be
             composed.
-        delta: at which it holds.
-        lines: the same in words, one paragraph per line; empty without private runs.
-        why_none: the reason why there is no epsilon; else empty.
+        delta: delta of this epsilon.
+        lines: explanation, one paragraph per line; empty without private runs.
+        why_none: reason for a missing epsilon; else empty.
     """
 
     runs: int
@@ -45,16 +45,16 @@ class PrivacyTotal:
     why_none: str = ""
 
     def without_epsilon(self, start: str) -> str:
-        """Why something has no finite epsilon, as a sentence with that start; empty if it has."""
+        """Reason for a missing or infinite epsilon, as a sentence with that start; else empty."""
         if self.epsilon is None:
-            return f"{start} have no epsilon together: {self.why_none}."
+            return f"{start} have no total epsilon: {self.why_none}."
         if math.isinf(self.epsilon):
-            return f"{start} have an infinite epsilon together, as something in them had no noise."
+            return f"{start} have an infinite total epsilon, because a release had no noise."
         return ""
 
 
 def total_of(runs: Sequence[RunFolder], *, chosen: bool) -> PrivacyTotal:
-    """The total privacy cost of some runs.
+    """Compute the total privacy cost of runs.
 
     Args:
         runs: the run folders.
@@ -66,14 +66,13 @@ def total_of(runs: Sequence[RunFolder], *, chosen: bool) -> PrivacyTotal:
     epsilon, why = _epsilon(charges, _backend(private), delta)
     if any("choice" in run.summary().get("privacy", {}) for run in private):
         epsilon = None
-        why = "one is the result of a private choice, whose cost is no sum of charges"
+        why = "one is the result of a private choice, with a cost that is not a sum of charges"
     total = PrivacyTotal(len(private), epsilon, delta, (), why)
     return replace(total, lines=tuple(_lines(private, total, chosen=chosen))) if private else total
 
 
 def shown_together(folders: Iterable[Path]) -> list[str]:
-    """A line per dataset with several private runs: their total cost, or the reason why there is no
-    total.
+    """Describe the total cost of private runs, one line per dataset with several.
 
     Args:
         folders: run folders.
@@ -87,14 +86,13 @@ def shown_together(folders: Iterable[Path]) -> list[str]:
 
 
 def systems_together(run: RunFolder) -> list[str]:
-    """A line about the private systems of one run, which learn from the same users: their total
-    cost, or the reason why there is none. No line if at most one of them was charged, unless users
-    add noise of their own beside it."""
+    """Describe the total cost of the private systems of one run, which share users. Empty if at
+    most one was charged, unless users also add local noise."""
     ledgers = (run.path / "privacy.jsonl", *sorted(run.path.glob("baselines/*/privacy.jsonl")))
     systems = sum(bool(Ledger(ledger).charges) for ledger in ledgers)
     if systems and (run.path / "epsilons.csv").exists():
         return [
-            "Users add noise of their own in this run: to each user's epsilon add those of the"
+            "Users add local noise in this run: to each user's epsilon add those of the"
             " private baselines, which learn from the same users."
         ]
     if systems < 2:
@@ -116,7 +114,7 @@ def _shown(runs: Sequence[RunFolder]) -> str:
         return without
     if not total.epsilon:
         return (
-            f"{start} have no releases of the server's to add up: what is private in them is"
+            f"{start} have no server releases to add up: the private steps are"
             " done on the devices, and each user's epsilons add up over the runs."
         )
     return (
@@ -132,19 +130,19 @@ def _lines(private: Sequence[RunFolder], total: PrivacyTotal, *, chosen: bool) -
     elif total.epsilon:
         yield (
             f"The {total.runs} private runs of this sweep cost epsilon {total.epsilon:.4g} at delta"
-            f" {total.delta:g} together, and not the epsilon of the one run that is kept. A"
-            " simulation on public data may say the latter; a release may not."
+            f" {total.delta:g} together, not only the epsilon of the selected run. A"
+            " simulation on public data may report the latter; a release may not."
         )
     local = [run for run in private if (run.path / "epsilons.csv").exists()]
     if local:
         yield (
-            f"In {len(local)} of them users add noise of their own: every user's epsilons add up"
+            f"In {len(local)} of these runs users add local noise: every user's epsilons add up"
             " over the runs in which the user took part."
         )
     if chosen:
         yield (
-            "The choice was made by the rows of validation users, without noise: no epsilon here"
-            " is about these users, unless they are training users too."
+            "The choice used the rows of validation users without noise: no epsilon here"
+            " covers these users, unless they are also training users."
         )
 
 
@@ -156,7 +154,7 @@ def _is_private(run: RunFolder) -> bool:
 
 
 def _charges(runs: Iterable[RunFolder]) -> Iterable[Charge]:
-    """Every charge of some runs.
+    """Yield all charges of runs.
 
     A private baseline in mode `reproducible` draws equal noise for equal data, settings and seed:
     runs that differ in the federated system alone make the same release, which counts once.
@@ -175,8 +173,7 @@ def _charges(runs: Iterable[RunFolder]) -> Iterable[Charge]:
 
 
 def _epsilon(charges: Sequence[Charge], backend: str, delta: float) -> tuple[float | None, str]:
-    """Epsilon of all charges, or None and the reason: different adjacencies, or an event without a
-    bound."""
+    """Epsilon of all charges; or None and the reason, such as different adjacencies."""
     accountant = Accountant(backend)
     try:
         for charge in charges:
@@ -192,7 +189,7 @@ def _backend(runs: Sequence[RunFolder]) -> str:
 
 
 def _delta(run: RunFolder) -> float:
-    """The largest delta of the runs; for unfinished runs, that of their settings."""
+    """Largest delta of a run; from its settings if it is unfinished."""
     settings = run.experiment.privacy
     deltas = [] if settings is None or settings.delta is None else [settings.delta]
     labels = run.experiment.evaluation.baseline_settings()

@@ -25,9 +25,9 @@ class Run(NamedTuple):
     """A run with its names.
 
     Attributes:
-        name: of its system; runs that differ in their seed alone have the same.
+        name: name of its system; equal for runs that differ only in their seed.
         label: name and seed.
-        result: of the run.
+        result: result of the run.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Run(NamedTuple):
 
 
 def named(results: Sequence[Result]) -> list[Run]:
-    """Runs with their names."""
+    """Name runs by system and seed."""
     return [
         Run(name, f"{name}, seed {result.experiment.seed}", result)
         for name, result in zip(system_names(results), results, strict=True)
@@ -44,7 +44,7 @@ def named(results: Sequence[Result]) -> list[Run]:
 
 
 def system_names(results: Sequence[Result]) -> list[str]:
-    """A name per run: the experiment's name, marked if its negatives leak, and in brackets the
+    """Name per run: the experiment's name, marked if its negatives leak, and in brackets the
     settings in which runs of that name differ. Runs that differ only in their seed have the same
     name; repetitions under one seed are told apart by their folders."""
     runs = [
@@ -55,9 +55,9 @@ def system_names(results: Sequence[Result]) -> list[str]:
 
 
 def baseline_names(results: Sequence[Result]) -> list[dict[str, str]]:
-    """Per run the name of each of its centralised systems, by label: the label, and in brackets
-    the settings in which systems of that label differ, such as `dp-popularity (epsilon=5)`.
-    Equal settings under one seed are one system."""
+    """Names of each run's centralised systems, by label: the label, and in brackets the settings in
+    which systems of that label differ, such as `dp-popularity (epsilon=5)`. Equal settings under
+    one seed are one system."""
     runs = [
         {label: _System(label, _baseline(result, label), result) for label in result.baseline_users}
         for result in results
@@ -78,8 +78,8 @@ class _System(NamedTuple):
 
 
 def _name(system: _System, systems: Sequence[_System], *, repeats: bool) -> str:
-    """The name of a system among those of its title; with `repeats`, equal settings under one seed
-    are repetitions."""
+    """Name of a system among those of its title; with `repeats`, equal settings under one seed are
+    repetitions."""
     group = [other for other in systems if other.title == system.title]
     same = [other.result for other in group if other.settings == system.settings]
     seeds = [result.experiment.seed for result in same]
@@ -95,19 +95,19 @@ def _name(system: _System, systems: Sequence[_System], *, repeats: bool) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value in a name; whole numbers without their decimal."""
+    """Format a value in a name; whole numbers without decimals."""
     return "none" if value is None else str(value).removesuffix(".0")
 
 
 def _folder(result: Result, others: Sequence[Result]) -> str:
-    """The last part of a run's folder, if no other run has the same."""
+    """Last part of a run's folder if unique, else the whole path."""
     name = result.folder.name
     alike = {other.folder for other in others if other.folder.name == name}
     return name if len(alike) == 1 else str(result.folder)
 
 
 def settings_table(result: Result) -> dict[str, Any]:
-    """The experiment as a table, with the defaults of settings that are newer than the run."""
+    """Experiment as a table, with the defaults of settings newer than the run."""
     try:
         return result.experiment.resolve().table()
     except ExperimentError:  # a component that is not installed here, or no longer has a setting
@@ -115,7 +115,7 @@ def settings_table(result: Result) -> dict[str, Any]:
 
 
 def _decisive(result: Result) -> dict[str, Any]:
-    """The settings on which results of the federated system depend."""
+    """Settings that determine the results of the federated system."""
     table = {key: value for key, value in settings_table(result).items() if key not in _APART}
     evaluation = {**table.get("evaluation", {})}
     evaluation.pop("baselines", None)
@@ -123,7 +123,7 @@ def _decisive(result: Result) -> dict[str, Any]:
 
 
 def _baseline(result: Result, label: str) -> dict[str, Any]:
-    """The settings on which results of a centralised system depend, with their defaults."""
+    """Settings that determine the results of a centralised system, with defaults."""
     options = result.experiment.evaluation.baseline_settings().get(label, {})
     section = Section.model_validate({"name": label, **options})
     with suppress(ExperimentError):  # see `settings_table`
@@ -133,7 +133,7 @@ def _baseline(result: Result, label: str) -> dict[str, Any]:
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys whose values are not all the same."""
+    """Keys with different values."""
     absent = object()
     return [
         key
@@ -143,12 +143,12 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _short(key: str, keys: Sequence[str]) -> str:
-    """The last word of a key, if no other of the keys ends with it."""
+    """Last word of a key if unique among the keys, else the key."""
     last = key.rpartition(".")[2]
     return last if [other.rpartition(".")[2] for other in keys].count(last) == 1 else key
 
 
-# The systems of a run as rows of a table, and which of them are private.
+# The systems of a run as rows of a table, and their privacy.
 
 BEFORE = "before fine-tuning"
 
@@ -168,7 +168,7 @@ def system_rows(result: Result) -> dict[str, dict[str, Any]]:
 
 
 def baseline_epsilon(result: Result, label: str) -> float | None:
-    """Epsilon of a private centralised system; None of any other."""
+    """Epsilon of a private centralised system, else None."""
     state = RunFolder(result.folder).read_baseline(label) or {}
     metrics = result.baselines.get(label, {})
     epsilon = state.get("privacy", {}).get("epsilon", metrics.get("epsilon"))

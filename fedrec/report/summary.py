@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result table of a run, and remarks on it."""
+"""Result table of a run, and notes on it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _SHOWN = ("hits@", "hits-of-", "mae", "rmse", "reconstruction-")
 _RESAMPLES = 2000
 _MOST_TIES = 0.1  # share of rows with tied times, above which the order of items is not judged
 _NOT_PRIVATE = " (not private)"
-_REST = "What this covers, and what it does not, is in the report."
+_REST = "See the report for what this covers and what it does not."
 _RANDOM = "random"  # lists that do not depend on data
 _ORDERED = "transitions"  # lists that depend on the order of a user's items
 
 
 def summary_table(result: Result) -> Table:
-    """All systems of a run; if any is private, the others are marked."""
+    """Table of all systems of a run; non-private ones are marked if any is private."""
     rows = system_rows(result)
     private = {label for label in rows if is_private(result, label)}
     metrics = next(iter(rows.values()), {})
@@ -56,12 +56,12 @@ def summary_table(result: Result) -> Table:
 def comparison_table(
     rows: Rows, metrics: Sequence[str], settings: EvaluationConfig | None = None
 ) -> Table:
-    """A table for the terminal; the best value of each column is bold.
+    """Table for the terminal, with the best value of each column in bold.
 
     Args:
         rows: metrics of each system.
         metrics: the columns, in order; a system without a metric, or with NaN, shows a dash.
-        settings: `[evaluation]` of the experiment, whose own metrics say which values are better.
+        settings: `[evaluation]` of the experiment, with its added metrics.
     """
     from rich.markup import escape
     from rich.table import Table
@@ -81,7 +81,7 @@ def comparison_table(
 
 
 def _best(rows: Rows, metric: str, lower: bool) -> set[str]:
-    """The systems that share the best value, as it is printed."""
+    """Systems with the best value, as printed."""
     values = {
         system: row[metric]
         for system, row in rows.items()
@@ -98,8 +98,8 @@ def _cell(value: float | None) -> str:
 
 
 def summary_notes(result: Result) -> list[str]:
-    """Remarks on a system that is not better than popularity, with suggestions, and on the worth of
-    the order of items."""
+    """Notes on a system not better than popularity, with suggestions, and on the benefit of item
+    order."""
     metric = deciding_metric(result)
     if metric is None or not result.experiment.federated:
         return []
@@ -138,8 +138,7 @@ def answer_line(result: Result) -> str:
 
 
 def _rivals(result: Result, metric: str, system: str) -> dict[str, str]:
-    """The centralised systems that the answer names, popularity and the strongest one, and their
-    names in it, by label."""
+    """Names of the compared centralised systems, popularity and the strongest, by label."""
     inputs = system_inputs(result)
     values = {
         label: metrics[metric]
@@ -164,19 +163,19 @@ def _rivals(result: Result, metric: str, system: str) -> dict[str, str]:
 
 
 def _learns_from(inputs: Inputs | None) -> tuple[Any, ...] | None:
-    """The inputs without the numbers of client-rounds and of settings tried."""
+    """Inputs without client-rounds and number of settings tried."""
     if inputs is None:
         return None
     return inputs.user_features, inputs.item_features, inputs.low_rated, inputs.test_users
 
 
 def _verdict(low: float, high: float) -> str:
-    """In words, by the ends of an interval of a difference that is above 0 for the better."""
-    return "better" if low > 0 else "worse" if high < 0 else "not surely different"
+    """Verdict in words from an interval of a difference, positive if better."""
+    return "better" if low > 0 else "worse" if high < 0 else "not significantly different"
 
 
 def _differences(result: Result, metric: str) -> dict[str, np.ndarray]:
-    """The system's metric less that of each centralised one, of the users who have both."""
+    """Differences of a metric to each centralised system, for users with both."""
     differences = {
         label: (result.users[metric] - table[metric]).to_numpy()
         for label, table in result.baseline_users.items()
@@ -186,36 +185,35 @@ def _differences(result: Result, metric: str) -> dict[str, np.ndarray]:
 
 
 def early_stopping_line(result: Result) -> str:
-    """The selected round, the reason, and whether training ended early; empty without early
-    stopping."""
+    """Line on the selected round and whether training ended early; empty without early stopping."""
     state = result.early_stopping
     best = state.get("best-round")
     if best is None:
         return ""
     since = state["evaluations-since"]
     end = (
-        f"training ended after {state['rounds']} of {state['planned-rounds']} rounds, when"
-        f" {since} evaluation{'s' if since > 1 else ''} had brought no improvement"
+        f"training ended with round {state['rounds']} of {state['planned-rounds']}, after"
+        f" {since} evaluation{'s' if since > 1 else ''} without improvement"
         if state["stopped"]
         else f"all {state['rounds']} rounds were run"
     )
     return (
-        f"Kept: round {best}, the best by {state['metric']} of {state['validation-users']:,}"
+        f"Selected: round {best}, the best by {state['metric']} of {state['validation-users']:,}"
         f" validation users ({state['best']:.4f}); {end}."
     )
 
 
 def interruption_line(result: Result) -> str:
-    """Cost of rounds that a resumed private run repeated, and the number of rounds that its budget
-    left out; empty where neither happened."""
+    """Line on the cost of rounds repeated by a resumed private run and on rounds skipped for lack
+    of budget; else empty."""
     privacy = RunFolder(result.folder).summary().get("privacy", {})
     return str(privacy.get("interruption", ""))
 
 
 def result_lines(result: Result) -> list[str]:
-    """The lines printed below the table of a run: inputs, the answer, early stopping and remarks;
-    of a private run the guarantee first, then the cost of resuming it and the total of all private
-    systems, at most eight lines. The report has the rest."""
+    """Lines printed below the table of a run: comparison, inputs, early stopping and notes; for a
+    private run also guarantee, cost of resuming and total cost, at most eight lines. The report has
+    the rest."""
     summary = RunFolder(result.folder).summary()
     guarantee = summary.get("privacy", {}).get("in words", [])
     total = summary.get("baselines-privacy", {}).get("in words", [])
@@ -236,8 +234,8 @@ def result_lines(result: Result) -> list[str]:
 
 
 def deciding_metric(result: Result) -> str | None:
-    """The metric that is compared with popularity's: the first of `evaluation.shown`, Hits@10, or
-    the first hit rate."""
+    """Metric for the comparison with popularity: the first of `evaluation.shown`, Hits@10, or the
+    first hit rate."""
     settings = result.experiment.evaluation
     for name in settings.shown or ():
         if name in result.metrics and not lower_is_better(name, settings):
@@ -253,23 +251,23 @@ def _below_popularity(result: Result, metric: str) -> list[str]:
     label = next((name for name in labels if metric in result.baselines.get(name, {})), None)
     if label is None or result.metrics[metric] > result.baselines[label][metric]:
         return []
-    advice = "more rounds (--set rounds=...), or strategy popularity-start, which starts from it"
+    advice = "more rounds (--set rounds=...), or strategy popularity-start"
     if experiment.privacy is not None:
         advice = (
-            "a larger epsilon, or more users: noise does not grow with their number, the signal"
-            " does"
+            "a larger epsilon, or more users: the signal grows with their number, the noise does"
+            " not"
         )
     return [
         f"{experiment.name} is not better than {label}: {metric} {result.metrics[metric]:.4f},"
-        f" {label} {result.baselines[label][metric]:.4f}. Recommending the same items to everybody"
+        f" {label} {result.baselines[label][metric]:.4f}. Recommending the same items to all users"
         " serves these users as well.",
         f"Try: {advice}.",
     ]
 
 
 def _worth_of_order(result: Result, metric: str) -> list[str]:
-    """Comparison of transitions between items with the best baseline without order, over the test
-    users of an own table, unless too many rows have no order."""
+    """Comparison of `transitions` with the best baseline without order, over the test users of an
+    imported table, unless too many rows have tied times."""
     if _ORDERED not in result.baseline_users or result.experiment.dataset.name != "table":
         return []
     if RunFolder(result.folder).summary().get(TIED_SHARE, 1.0) > _MOST_TIES:
@@ -284,10 +282,10 @@ def _worth_of_order(result: Result, metric: str) -> list[str]:
     if len(differences) < 2:
         return []
     ((low, high),) = bootstrap_intervals([differences])
-    pays = "pays" if low > 0 else "does not pay" if high < 0 else "makes no sure difference"
+    pays = "helps" if low > 0 else "does not help" if high < 0 else "has no clear effect"
     return [
         f"The order of items {pays} here: {metric} {means[_ORDERED]:.4f} by transitions between"
-        f" items, {means[best]:.4f} by {best}, which knows no order (difference"
+        f" items, {means[best]:.4f} by {best}, which ignores order (difference"
         f" {differences.mean():+.4f}, {low:+.4f} to {high:+.4f})."
     ]
 
@@ -298,6 +296,6 @@ def _without_private_popularity(result: Result) -> list[str]:
         return []
     epsilon = privacy.epsilon or 5.0
     return [
-        "The fair bar for a private system is private popularity: add { name ="
+        "The fair baseline of a private system is private popularity: add { name ="
         f' "dp-popularity", epsilon = {epsilon:g} }} to evaluation.baselines.'
     ]

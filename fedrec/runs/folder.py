@@ -10,10 +10,10 @@ experiment.
     status.json        running, finished, interrupted or failed, and the last complete round
     rounds.csv         one row per round; the same seed gives the same bytes on the same engine and
                        number of nodes
-    timings.csv        seconds per round, apart from rounds.csv because they differ in every run;
+    timings.csv        seconds per round, separate from rounds.csv because they vary between runs;
                        none in mode `secure`
     baselines.json     metrics of the centralised baselines
-    baselines/NAME/    one of them: result.json, users.csv (metrics of each user), groups.csv,
+    baselines/NAME/    a baseline: result.json, users.csv (metrics of each user), groups.csv,
                        privacy.jsonl (its charges)
     users.csv          metrics of each evaluated user after the last round; `client` is its number,
                        `user` the data's id where the data are known
@@ -62,10 +62,10 @@ def locked(folder: Path, *, expected: str, got: str, fix: str) -> Iterator[None]
 
     Args:
         folder: an existing folder.
-        expected: text of the error, like `got` and `fix`.
+        expected: text of the error, as are `got` and `fix`.
 
     Raises:
-        RunError: another process holds it, or its file cannot be opened.
+        RunError: another process holds the lock, or its file cannot be opened.
     """
     path = folder / ".lock"
     try:
@@ -73,7 +73,7 @@ def locked(folder: Path, *, expected: str, got: str, fix: str) -> Iterator[None]
     except OSError as error:
         raise RunError(
             f"{folder} cannot be locked",
-            expected=f"a file {path.name} that can be written, or none",
+            expected=f"a writable file {path.name}, or none",
             got=error.strerror or str(error),
             fix=f"make the folder writable; if {path} is a folder, remove it",
         ) from None
@@ -86,8 +86,8 @@ def locked(folder: Path, *, expected: str, got: str, fix: str) -> Iterator[None]
 
 
 FORMAT = 2
-"""Version of the run folder, in run.json. In folders without one, and in those of format 1, metrics
-have other names: they are refused."""
+"""Version of the run folder, in run.json. Older folders (format 1 or none) have other names of
+metrics and raise an error."""
 Row = dict[str, Any]
 _BEFORE_RUN = ("environment.json", "experiment.toml")  # written before run.json, in this order
 _ACCOUNTS = (
@@ -99,7 +99,7 @@ _METRICS = ("metrics", "metrics-before-fine-tuning", "baselines")  # in result.j
 
 
 class RunFolder:
-    """One run folder on disk.
+    """A run folder on disk.
 
     Args:
         path: an existing run folder; use `create` for a new one.
@@ -120,8 +120,8 @@ class RunFolder:
             )
         self._tables: dict[str, tuple[list[Row], dict[str, None], str]] = {}
         self.user_ids: Callable[[], np.ndarray | None] = lambda: None
-        """The data's ids of users by their numbers, `[users]`, for users.csv; None where this
-        process has not read the data. Set by who runs it."""
+        """Ids of users in the data, `[users]`, for users.csv; None if this process has not read the
+        data. Set by the runner."""
 
     @classmethod
     def create(cls, experiment: Experiment, path: Path) -> RunFolder:
@@ -147,23 +147,23 @@ class RunFolder:
 
     @staticmethod
     def require_new(path: Path) -> Path:
-        """The absolute path of a folder that a new run may have.
+        """Check that a new run may use a folder, and return its absolute path.
 
         Raises:
             RunError: it holds something.
         """
         path = path.expanduser().resolve()
-        resume = f"fedrec resume {quote(str(path))}; or fedrec run with --overwrite, to begin anew"
+        resume = f"fedrec resume {quote(str(path))}; or fedrec run with --overwrite, to start again"
         fix = resume if (path / "run.json").is_file() else "choose another --output"
         require_new_folder(path, fix=fix, usable=_never_began)
         return path
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The experiment of this run.
+        """Experiment of this run.
 
         Raises:
-            RunError: it differs from the one that the run was started with.
+            RunError: it was changed after the run was started.
         """
         from fedrec.experiment.loading import read
 
@@ -177,7 +177,7 @@ class RunFolder:
             raise self._of_another_version(str(error)) from error
         if experiment.digest() not in self.digests:
             if self.about.get("fedrec") != installed_version("fedrec"):
-                raise self._of_another_version("settings that have other defaults now, or an edit")
+                raise self._of_another_version("settings with other defaults, or an edit")
             raise RunError(
                 f"{self.path / 'experiment.toml'} was changed after the run was started",
                 expected=f"digest {self.digests[0]}",
@@ -187,7 +187,7 @@ class RunFolder:
         return experiment
 
     def _of_another_version(self, got: str) -> RunError:
-        """The error for a folder that this version cannot read."""
+        """Create the error for a folder that this version cannot read."""
         written = self.about.get("fedrec") or "another version"
         here = installed_version("fedrec")
         toml = quote(str(self.path / "experiment.toml"))
@@ -205,7 +205,7 @@ class RunFolder:
         about = self.about
         earlier = about.get("earlier-sha256", [])
         if not isinstance(earlier, list):
-            raise self._damaged("run.json", "no list of digests under earlier-sha256")
+            raise self._damaged("run.json", "earlier-sha256 is not a list of digests")
         return (str(about.get("experiment-sha256")), *map(str, earlier))
 
     @property
@@ -215,7 +215,7 @@ class RunFolder:
 
     @property
     def has_progress(self) -> bool:
-        """True if a resumed run would keep anything: a round, a baseline, a charge."""
+        """True if there is progress to resume: a round, a baseline, a charge."""
         progress = ("baselines/*/result.json", "**/privacy.jsonl", "private/*")
         return self.has_rounds or any(any(self.path.glob(pattern)) for pattern in progress)
 
@@ -226,14 +226,14 @@ class RunFolder:
 
     @property
     def log_file(self) -> Path:
-        """The log."""
+        """Path of the log."""
         return self.path / "log.txt"
 
     def lock(self) -> AbstractContextManager[None]:
         """Lock the folder against a second writing process.
 
         Raises:
-            RunError: another process holds it.
+            RunError: another process holds the lock.
         """
         return locked(
             self.path,
@@ -243,21 +243,21 @@ class RunFolder:
         )
 
     def status(self) -> dict[str, Any]:
-        """State of the run (`state`: running, finished, interrupted, failed; `round`: last complete
-        one)."""
+        """State of the run (`state`: running, finished, interrupted, failed; `round`: last
+        complete)."""
         status = self._read_json("status.json", {"state": "created", "round": 0})
         number = status.get("round")
         if not isinstance(status.get("state"), str) or type(number) is not int or number < 0:
-            raise self._damaged("status.json", "no state, or no number of a round")
+            raise self._damaged("status.json", "state or round number missing")
         return status
 
     def set_status(self, state: str, round_number: int) -> None:
-        """Write the state of the run; a finished one drops the noise of its rounds."""
+        """Write the state of the run; once finished, the saved noise of its rounds is deleted."""
         durable = state != "running"  # the progress of a running run is in its checkpoints
         text = _json({"state": state, "round": round_number})
         write_atomically(self.path / "status.json", text, durable=durable)
         if state == "finished":
-            for file in self.path.glob("private/*noise-*"):  # also one whose writing was broken off
+            for file in self.path.glob("private/*noise-*"):  # also partly written ones
                 file.unlink()
 
     def write_rounds(self, rounds: list[Row], timings: list[Row]) -> None:
@@ -267,9 +267,8 @@ class RunFolder:
                 write_atomically(self.path / name, self._table(name, rows), durable=False)
 
     def _table(self, name: str, rows: list[Row]) -> str:
-        """A table as text, of which only those rows are formatted that are new: a run writes its
-        rounds after each one, and formatting all of them each time would take time that grows with
-        the square of their number."""
+        """Format a table, reusing the text of earlier rows: rounds are written after each one, and
+        formatting all of them each time would take quadratic time."""
         known, columns, start = self._tables.get(name, ([], {}, ""))
         count = len(known)
         text = io.StringIO()
@@ -289,11 +288,11 @@ class RunFolder:
         return start + text.getvalue()
 
     def timings(self) -> pd.DataFrame:
-        """Seconds of each round, one row per round: `round`, `seconds`, `train`, `evaluate`."""
+        """Read the seconds of each round: `round`, `seconds`, `train`, `evaluate`."""
         return self._read_table("timings.csv")
 
     def read_rounds(self) -> pd.DataFrame:
-        """One row per complete round; empty before the first.
+        """Read the table of complete rounds; empty before the first.
 
         Raises:
             RunError: the table is damaged.
@@ -303,7 +302,7 @@ class RunFolder:
         return self._read_table("rounds.csv")
 
     def read_baselines(self) -> dict[str, dict[str, float]] | None:
-        """Metrics of the baselines, if they have been computed."""
+        """Read the metrics of the baselines; None before they are computed."""
         if not (self.path / "baselines.json").exists():
             return None
         baselines = self._read_json("baselines.json")
@@ -318,8 +317,8 @@ class RunFolder:
         return self.path / "baselines" / label.replace(":", ".")
 
     def read_baseline(self, label: str) -> dict[str, Any] | None:
-        """Results of one baseline (`metrics`, `seconds`, `privacy` of a private one); None if it is
-        not finished."""
+        """Read results of one baseline (`metrics`, `seconds`, `privacy`); None if it is not
+        finished."""
         file = f"baselines/{self.baseline_folder(label).name}/result.json"
         if not (self.path / file).exists():
             return None
@@ -338,7 +337,7 @@ class RunFolder:
         write_atomically(folder / "result.json", _json(result))
 
     def baseline_users(self) -> dict[str, pd.DataFrame]:
-        """Metrics of each user by each centralised baseline, by label."""
+        """Per-user metrics of each centralised baseline, by label."""
         return self._of_baselines("users.csv")
 
     def baseline_groups(self) -> dict[str, pd.DataFrame]:
@@ -372,33 +371,33 @@ class RunFolder:
         write_atomically(self.path / "result.json", _json(summary))
 
     def _with_ids(self, users: pd.DataFrame) -> pd.DataFrame:
-        """A table of users, with the data's ids in its first column."""
+        """Insert the data's user ids as first column of a table."""
         ids = self.user_ids()
         if ids is None:
             return users
         return users.assign(**{USER: ids[users.index]}).reindex(columns=[USER, *users.columns])
 
     def summary(self) -> dict[str, Any]:
-        """All of result.json, such as `metrics`, `seconds`, `cost` and `privacy`; empty before the
-        run is finished.
+        """Content of result.json, such as `metrics`, `seconds`, `cost` and `privacy`; empty before
+        the run is finished.
 
         Raises:
-            RunError: it is damaged.
+            RunError: the file is damaged.
         """
         return self._read_json("result.json", {})
 
     @property
     def about(self) -> dict[str, Any]:
-        """All of run.json: `fedrec`, `experiment-sha256`, `created`, `command`."""
+        """Content of run.json: `fedrec`, `experiment-sha256`, `created`, `command`."""
         return self._read_json("run.json")
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The machine and the packages of the run, see `fedrec.runs.ids`."""
+        """Machine and packages of the run, see `fedrec.runs.ids`."""
         return self._read_json("environment.json")
 
     def read_result(self) -> Result:
-        """The result of a finished run; `parameters` is left empty.
+        """Read the result of a finished run, without `parameters`.
 
         Raises:
             RunError: the run is not finished.
@@ -435,9 +434,9 @@ class RunFolder:
         )
 
     def _metrics(self, metrics: object, name: str) -> dict[str, float]:
-        """Metrics as they were before they were written as JSON to a file."""
+        """Restore metrics from their JSON form."""
         if not isinstance(metrics, dict) or not all(map(is_number, metrics.values())):
-            raise self._damaged(name, "something else than numbers by name in place of metrics")
+            raise self._damaged(name, "metrics are not numbers by name")
         return {metric: number(value) for metric, value in metrics.items()}
 
     def _read_table(self, name: str, index: int | None = None) -> pd.DataFrame:
@@ -447,7 +446,7 @@ class RunFolder:
             raise self._damaged(name, f"{type(error).__name__}: {error}") from None
 
     def _read_json(self, name: str, missing: dict[str, Any] | None = None) -> dict[str, Any]:
-        """A table in a JSON file; `missing` where there is no such file."""
+        """Read a JSON object from a file; return `missing` if the file does not exist."""
         if missing is not None and not (self.path / name).exists():
             return missing
         try:
@@ -455,21 +454,20 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise self._damaged(name, str(error)) from None
         if not isinstance(table, dict):
-            raise self._damaged(name, f"{type(table).__name__} in place of a table")
+            raise self._damaged(name, f"{type(table).__name__} instead of an object")
         return table
 
     def _damaged(self, name: str, got: str) -> RunError:
         return RunError(
             f"{self.path / name} cannot be read",
-            expected="a file as fedrec wrote it",
+            expected="an unchanged file written by fedrec",
             got=got,
-            fix="restore it from a backup; a run that was not finished is resumed from its"
-            " checkpoints",
+            fix="restore it from a backup; an unfinished run can be resumed from its checkpoints",
         )
 
 
 def _never_began(folder: Path) -> bool:
-    """True if a folder is empty, or of a run that was killed before it wrote run.json."""
+    """True if a folder is empty, or its run was killed before it wrote run.json."""
     names = sorted(file.name.lstrip(".") for file in folder.iterdir())
     started = not names or names[0].startswith(_BEFORE_RUN[0])
     return started and all(name.startswith(_BEFORE_RUN) for name in names)

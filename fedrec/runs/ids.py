@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of a run folder beside results: ids of the data, the environment, and its default
+"""Records of a run folder other than results: ids of the data, the environment, and its default
 path."""
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fedrec.runtime.files import parse_json, write_atomically
 
 # The map between the data's ids and the numbers that clients and items have in a run folder.
 #
-# ids/users.txt      line n (from 0): the data's id of user n, as a JSON text ids/items.txt      the
-# same of items
+#     ids/users.txt      line n (from 0): the data's id of user n, as a JSON text
+#     ids/items.txt      likewise for items
 
 _AT_ONCE = 2**17
 
@@ -39,7 +39,7 @@ def write_ids(folder: Path, interactions: Interactions) -> None:
 
 
 def id_lines(ids: np.ndarray) -> str:
-    """The content of such a file, of ids `[n]`."""
+    """Format ids `[n]` as the content of such a file."""
     parts = np.split(ids, range(_AT_ONCE, len(ids), _AT_ONCE))  # texts take ten times their memory
     return "".join(f"{_lines(list(map(str, part.tolist())))}\n" for part in parts)
 
@@ -49,8 +49,8 @@ def _lines(texts: list[str]) -> str:
 
 
 def read_ids(folder: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """Ids of users and of items as texts, in the order of their numbers; None if the folder has
-    none; `[n]` each.
+    """Read the ids of users and of items as texts, `[n]` each, in the order of their numbers; None
+    if the folder has none.
 
     Raises:
         RunError: a file is damaged.
@@ -72,7 +72,7 @@ def _read(file: Path) -> np.ndarray:
             f"{file} cannot be read",
             expected="one JSON text per line",
             got=str(error),
-            fix="restore it from a backup, or start the run anew",
+            fix="restore it from a backup, or start the run again",
         ) from None
 
 
@@ -80,7 +80,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def environment() -> dict[str, Any]:
-    """The machine and the installed packages, for a run folder."""
+    """Describe the machine and the installed packages, for a run folder."""
     packages = ("fedrec", "flwr", "ray", "torch", "numpy", "numba", "pandas", "autodp", "pydantic")
     return {
         "python": platform.python_version(),
@@ -94,8 +94,8 @@ def environment() -> dict[str, Any]:
 
 @functools.cache
 def commit() -> str | None:
-    """Short name of the commit that is checked out, with a plus if files differ from it; None where
-    fedrec is not run from a checkout of its own."""
+    """Short hash of the checked-out commit, with a plus if files differ from it; None if fedrec
+    does not run from its own checkout."""
     git = ["git", "-C", str(_ROOT)]
     command = [*git, "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
@@ -110,9 +110,9 @@ def commit() -> str | None:
 
 @functools.cache
 def installed_version(package: str) -> str | None:
-    """Version of an installed package; None where it is missing.
+    """Version of an installed package; None if it is missing.
 
-    Asked once in a process: what an installed package says of itself takes milliseconds to parse.
+    Cached, because parsing a package's metadata takes milliseconds.
     """
     try:
         return version(package)
@@ -126,10 +126,10 @@ def default_folder(experiment: Experiment) -> Path:
 
 
 def stamp() -> str:
-    """The present time as a part of a folder's name."""
+    """Current time as part of a folder's name."""
     return datetime.now().strftime("%Y%m%d-%H%M%S")
 
 
 def runs_directory() -> Path:
-    """Path of run folders without `--output`: `$FEDREC_RUNS`, or `runs/`."""
+    """Parent of run folders without `--output`: `$FEDREC_RUNS`, or `runs/`."""
     return Path(os.environ.get("FEDREC_RUNS", "runs")).expanduser()

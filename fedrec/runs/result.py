@@ -19,7 +19,7 @@ from fedrec.evaluation.tables import group_gaps
 from fedrec.experiment.schema import Experiment
 from fedrec.runtime.files import read_json
 
-# in packages above this library, or that need this one, looked up by name on first use, like
+# in packages above this library, or that import this module: imported on first use, like
 # `fedrec.run`
 _SCORING = "simulations.recommending"
 _ROWS = "fedrec.report.rows"
@@ -28,14 +28,14 @@ _SHOWN = 5  # metrics of a short table
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """The result of a finished run.
+    """Result of a finished run.
 
     Attributes:
         experiment: the resolved experiment.
         folder: the run folder.
         metrics: means over the evaluated users, such as `hits@10`, after on-device fine-tuning.
-        before_fine_tuning: the same for the shared parameters; empty when there is no fine-tuning.
-        baselines: the same metrics of each centralised baseline.
+        before_fine_tuning: metrics of the shared parameters; empty without fine-tuning.
+        baselines: metrics of each centralised baseline.
         rounds: one row per round.
         users: one row per evaluated user, one column per metric.
         groups: means over groups of users, one row per group.
@@ -63,17 +63,17 @@ class Result:
     early_stopping: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """The result in a few lines: metrics of all systems, and where the rest is."""
+        """Short text: metrics of all systems, and the run folder."""
         rows = self._systems().to_string(float_format=lambda value: f"{value:.4f}", na_rep="-")
         return f"{self._about()}\n{rows}"
 
     def _repr_html_(self) -> str:
-        """The same as a table for notebooks."""
+        """Short HTML table for notebooks."""
         rows = self._systems().to_html(float_format=lambda value: f"{value:.4f}", na_rep="-")
         return f"<p>{html.escape(self._about())}</p>{rows}"
 
     def _systems(self) -> pd.DataFrame:
-        """The first metrics of each system, and epsilon where one has it."""
+        """Table of the first metrics of each system, and epsilon if any has one."""
         rows = importlib.import_module(_ROWS).system_rows(self)
         names = list(next(iter(rows.values()), {}))
         shown = [name for name in self.experiment.evaluation.shown or () if name in names]
@@ -94,8 +94,8 @@ class Result:
 
     @property
     def epsilon(self) -> float | None:
-        """Epsilon that the federated system has spent; None without `[privacy]`, infinite where a
-        phase has no noise."""
+        """Spent epsilon of the federated system; None without `[privacy]`, infinite if a phase has
+        no noise."""
         if self.experiment.privacy is None:
             return None
         spent = self.rounds.get("epsilon")
@@ -103,7 +103,7 @@ class Result:
 
     @property
     def rounds_in_words(self) -> str:
-        """Number of rounds, beside the planned number where training ended earlier."""
+        """Number of rounds, with the planned number if training ended earlier."""
         done = self.num_rounds
         planned = self.experiment.rounds
         count = f"{done:,}" if done == planned else f"{done:,} of {planned:,}"
@@ -111,15 +111,15 @@ class Result:
 
     @property
     def best_round(self) -> int:
-        """The round of the final parameters: the last one, unless there was early stopping."""
+        """Round of the final parameters: the last one, or the best one of early stopping."""
         return int(self.early_stopping.get("best-round") or self.num_rounds)
 
     @classmethod
     def load(cls, folder: str | Path) -> Result:
-        """The result of a finished run, with its final parameters.
+        """Load the result of a finished run, with its final parameters.
 
         Raises:
-            RunError: `folder` is no run folder, or its run is not finished.
+            RunError: `folder` is not a run folder, or its run is not finished.
         """
         return importlib.import_module(_SCORING).load_result(folder)
 
@@ -130,8 +130,8 @@ class Result:
         history: pd.DataFrame | str | Path | None = None,
         new_items: str | Path | None = None,
     ) -> pd.DataFrame:
-        """The best k items of each user without a row of that user, after on-device fine-tuning if
-        the experiment has it.
+        """Recommend the best k new items to each user, after on-device fine-tuning if the
+        experiment has it.
 
         Args:
             users: ids as in the data or in the history; None: all users, those of the history if
@@ -158,7 +158,7 @@ class Result:
 
         Raises:
             DataError: see `recommend`.
-            ExperimentError: likewise.
+            ExperimentError: see `recommend`.
         """
         return importlib.import_module(_SCORING).scores(self, users)
 
@@ -168,12 +168,12 @@ class Result:
         return group_gaps(self.groups)
 
 
-# The tables of a run folder: read as they were written, or refused.
+# Tables of a run folder, verified by their digests.
 
 USER = "user"
 """Column of users.csv with the data's ids."""
 UNREADABLE = (ValueError, IndexError, OverflowError)  # those of pandas: ValueErrors
-"""Exceptions that reading a damaged table raises."""
+"""Exceptions raised by reading a damaged table."""
 _TABLES = (
     "rounds.csv",
     "users.csv",
@@ -190,15 +190,15 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def read_content(folder: Path, name: str) -> bytes:
-    """The file of a table of a run folder; if the run is finished, compared with the digest in
+    """Read the file of a table of a run folder; if the run is finished, verify its digest in
     result.json.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         name: path of the table within the folder.
 
     Raises:
-        OSError, ValueError: it cannot be read, or was changed after it was written.
+        OSError, ValueError: the file cannot be read, or was changed after it was written.
     """
     content = (folder / name).read_bytes()
     result = folder / "result.json"
@@ -207,27 +207,27 @@ def read_content(folder: Path, name: str) -> bytes:
     if not isinstance(tables, dict):
         raise ValueError("result.json has no digests by name under 'tables'")
     if tables.get(name) not in (None, _sha256(content)):
-        raise ValueError("the file was changed after the run had written it")
+        raise ValueError("the file was changed after the run wrote it")
     return content
 
 
 def table_of(content: bytes, index: int | None = None) -> pd.DataFrame:
-    """A table of what its file has.
+    """Parse the content of a table's file.
 
     Args:
-        content: of the file.
-        index: column of the names of the rows, in a table whose other columns are numbers, but for
-            the data's ids of users, which are left out; None: no such column.
+        content: content of the file.
+        index: column of row names; other columns must be numbers, except the data's ids of users,
+            which are dropped; None: no such column.
 
     Raises:
-        `UNREADABLE`: it is no table, or has text in a column of numbers.
+        `UNREADABLE`: not a table, or text in a column of numbers.
     """
     table = pd.read_csv(io.BytesIO(content), index_col=index)
     if index is not None:
         table = table.drop(columns=USER, errors="ignore")
     text = [column for column in table.columns if not is_numeric_dtype(table[column])]
     if index is not None and len(table) and text:
-        raise ValueError(f"text in column {text[0]!r}, which has numbers")
+        raise ValueError(f"text in numeric column {text[0]!r}")
     return table
 
 

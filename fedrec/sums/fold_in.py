@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Embeddings of items from public features and from a noisy Gram matrix, and a user's vector given
-them."""
+"""Item embeddings from public features and a noisy Gram matrix, and user vectors given them."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ _STEPS = (0.1, 3.0)  # smallest and largest step length, in units of the first
 
 
 class LogLinear:
-    """Computes user vectors for given embeddings and popularities.
+    """Log-linear model: user vectors for given embeddings and popularities.
 
     Args:
         embeddings: `float [items, width]`; user vectors and scores have the same precision.
@@ -68,7 +67,7 @@ class LogLinear:
         self._rounding = 8 * torch.finfo(embeddings.dtype).eps
 
     def tastes(self, liked: Tensor) -> Tensor:
-        """The most probable user vectors, in the basis of this object's `embeddings`.
+        """Most probable user vectors, in the basis of this object's `embeddings`.
 
         Args:
             liked: weights of the users' liked items, `float [users, items]`, >= 0.
@@ -93,12 +92,12 @@ class LogLinear:
         return tastes
 
     def scores(self, liked: Tensor) -> Tensor:
-        """Logarithms of the personalised popularities, up to a constant per user, `float [users,
+        """Log of the personalised popularities, up to a constant per user, `float [users,
         items]`."""
         return self._utilities(self.tastes(liked))
 
     def traced_scores(self, liked: Tensor) -> Tensor:
-        """`scores` of one user, `[1, items]`, as one loop that can be exported."""
+        """Scores of one user, `[1, items]`, like `scores`, as one loop that can be exported."""
         given = self._given(liked)
 
         def unfinished(count: Tensor, *state: Tensor) -> Tensor:
@@ -120,11 +119,11 @@ class LogLinear:
         return _State(taste, torch.ones_like(given.weights), *self._objective(taste, given))
 
     def _open(self, given: _Given, state: _State) -> Tensor:
-        """`bool [users]`: whose gradient is longer than the tolerance."""
+        """Users with a gradient norm above the tolerance, `bool [users]`."""
         return (state.slope.square() / given.metric).sum(1) > self._tolerance**2
 
     def _moved(self, given: _Given, state: _State) -> _State:
-        """The state after one step."""
+        """Return the state after one step."""
         step = state.slope / given.metric
         moved = state.taste + state.length * step
         value, slope = self._objective(moved, given)
@@ -140,11 +139,11 @@ class LogLinear:
         )
 
     def _utilities(self, taste: Tensor) -> Tensor:
-        """`[users, items]`."""
+        """Utilities, `[users, items]`."""
         return F.linear(taste, self.embeddings) + self.log_shares
 
     def _objective(self, taste: Tensor, given: _Given) -> tuple[Tensor, Tensor]:
-        """Value `[users]` and gradient `[users, width]`."""
+        """Value `[users]` and gradient `[users, width]` of the objective."""
         utilities = self._utilities(taste)
         totals = torch.logsumexp(utilities, 1)
         expected = (utilities - totals[:, None]).exp() @ self.embeddings
@@ -154,7 +153,7 @@ class LogLinear:
 
 
 class _Given(NamedTuple):
-    """What users' histories add: their weights' sums `[users, 1]`, sums of embeddings and
+    """Statistics of users' histories: sums of weights `[users, 1]`, sums of embeddings and
     curvatures at 0, `[users, width]`."""
 
     weights: Tensor
@@ -163,8 +162,8 @@ class _Given(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Vectors `[users, width]`, lengths of the next step `[users, 1]`, and there the objective
-    `[users]` and its gradient `[users, width]`."""
+    """Vectors `[users, width]`, lengths of the next step `[users, 1]`, objective `[users]` and its
+    gradient `[users, width]`."""
 
     taste: Tensor
     length: Tensor
@@ -195,25 +194,25 @@ class PublicPriorConfig(Config):
     """Settings of the prior of users' preferences, given the items' public features."""
 
     ordered: dict[str, float] = Field(default_factory=dict)
-    """Features of the items whose categories have an order, that of their labels, with length
-    scales in categories, > 0; the others have none."""
+    """Length scales, in categories, > 0, of item features with ordered categories, sorted by label;
+    other features are unordered."""
     feature_variance: float = Field(default=0.2, ge=0)
     """Prior variance of a user's liking of a category; 0 leaves unordered features out."""
     ordered_variance: float = Field(default=0.5, ge=0)
-    """The same of an ordered category."""
+    """Prior variance of a user's liking of an ordered category."""
     interaction_variance: float = Field(default=0.3, ge=0)
-    """The same of an unordered and an ordered category together."""
+    """Prior variance of a user's liking of an unordered and an ordered category together."""
     word_variance: float = Field(default=0.3, ge=0)
-    """The same of a word of a text; 0 leaves texts out."""
+    """Prior variance of a user's liking of a word of a text; 0 leaves texts out."""
     vector_variance: float = Field(default=0.5, ge=0)
-    """The same along dense vectors, whose mean squared length is scaled to 1; 0 leaves them out."""
+    """Prior variance along dense vectors with mean squared length 1; 0 leaves them out."""
     word_items: tuple[PositiveInt, PositiveInt] = (2, 12)
     """Smallest and largest number of items that have a word; other words are left out: rare
     words carry no information about other items, very frequent words carry little."""
 
 
 def prior_features(config: PublicPriorConfig, known: FeatureNames) -> FeatureNames:
-    """Those of a dataset's features that the prior uses."""
+    """Features of a dataset that the prior uses."""
     return FeatureNames(
         items=known.items,
         item_texts=known.item_texts if config.word_variance else (),
@@ -224,12 +223,12 @@ def prior_features(config: PublicPriorConfig, known: FeatureNames) -> FeatureNam
 def feature_embeddings(
     features: FeatureTable, config: PublicPriorConfig, interactions: int = 32
 ) -> np.ndarray:
-    """Embeddings whose products are the prior covariance of a user's utilities.
+    """Item embeddings with products equal to the prior covariance of a user's utilities.
 
     Args:
         features: public ones of the items.
         config: the prior.
-        interactions: largest number of columns for the interactions; the leading ones are kept.
+        interactions: largest number of columns for the interactions, the leading ones.
 
     Returns:
         `float64 [items, width]`.
@@ -242,7 +241,7 @@ def feature_embeddings(
     unknown = sorted(set(ordered) - names)
     if unknown:
         raise ExperimentError(
-            f"items have no feature {', '.join(unknown)}",
+            f"unknown item feature {', '.join(unknown)}",
             expected=f"in `ordered`, features of the items: {', '.join(sorted(names)) or 'none'}",
             got=", ".join(unknown),
             fix="correct the names, or set dataset.eras = true for eras of MovieLens",
@@ -266,7 +265,7 @@ def feature_embeddings(
 
 
 def memberships(feature: Feature) -> np.ndarray:
-    """`float64 [items, categories]`: 1 where an item has a category."""
+    """Multi-hot categories of items, `float64 [items, categories]`."""
     table = np.zeros((feature.rows, len(feature.categories)))
     codes = feature.padded()
     for column in codes.T:
@@ -276,18 +275,18 @@ def memberships(feature: Feature) -> np.ndarray:
 
 
 def unit_rows(table: np.ndarray) -> np.ndarray:
-    """Rows of a table of memberships `[items, categories]` scaled to length 1; zeros stay."""
+    """Scale rows of memberships `[items, categories]` to length 1; zero rows stay zero."""
     return table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1.0)
 
 
 def public_directions(features: FeatureTable) -> np.ndarray:
-    """`float64 [items, 1 + categories]`: 1, and each feature's categories as a unit vector."""
+    """Constant 1, then each feature's categories as a unit vector, `float64 [items, width]`."""
     units = [unit_rows(memberships(feature)) for feature in features.features]
     return np.concatenate([np.ones((features.rows, 1)), *units], axis=1)
 
 
 def _common_words(text: Feature, items: tuple[int, int]) -> np.ndarray:
-    """`float64 [items, words]`: 1 where an item has a word that so many items have."""
+    """Words of items as 0 or 1, without rare and frequent words, `float64 [items, words]`."""
     fewest, most = items
     table = memberships(text)
     counts = table.sum(0)
@@ -295,7 +294,7 @@ def _common_words(text: Feature, items: tuple[int, int]) -> np.ndarray:
 
 
 def _smooth(feature: Feature, length_scale: float) -> np.ndarray:
-    """`float64 [items, width]`: mean over an item's categories of a factor of their covariance."""
+    """Mean covariance factor of an item's ordered categories, `float64 [items, width]`."""
     table = memberships(feature)
     rank = np.arange(table.shape[1], dtype=np.float64)
     covariance = np.exp(-((rank[:, None] - rank) ** 2) / (2 * length_scale**2))
@@ -306,7 +305,7 @@ def _smooth(feature: Feature, length_scale: float) -> np.ndarray:
 
 
 def _leading(table: np.ndarray, width: int) -> np.ndarray:
-    """Rows of a table in its leading principal directions, at most `width` of them."""
+    """Project a table's rows on its leading principal directions, at most `width`."""
     vectors = np.linalg.eigh(table.T @ table)[1]
     return table @ vectors[:, -width:]
 
@@ -334,10 +333,11 @@ class LearnedConfig(Config):
     learned_variance: float = Field(default=1.0, ge=0)
     """Factor on the prior variance along the learned coordinates; 0 leaves them out."""
     damping: float = Field(default=0.7, ge=0)
-    """Of learned coordinates of rare items, in units of the mean expected root of an entry."""
+    """Damping of rare items' learned coordinates, in units of the mean expected root of an
+    entry."""
     popularity_variance: float = Field(default=0.1, ge=0)
     """Prior variance of a user's liking of popular items: the logarithm of an item's popularity is
-    the first of the learned coordinates; 0: none is."""
+    the first of the learned coordinates; 0: it is not."""
 
 
 def placed_embeddings(
@@ -351,12 +351,12 @@ def placed_embeddings(
     edge: float,
     factors: int,
 ) -> Tensor:
-    """Learned coordinates of the whole catalogue's embeddings, 0 for items that are not chosen.
+    """Learned embedding coordinates of the whole catalogue, 0 for items that are not chosen.
 
     Args:
         gram: noisy and symmetric, of the chosen items in their scale, `float64 [m, m]`; unchanged.
         chosen: the items of its rows, `int64 [m]`.
-        scale: what each of them is multiplied by in it, > 0, `float64 [m]`.
+        scale: factor of each of these items in `gram`, > 0, `float64 [m]`.
         shares: popularities of all items, > 0, with sum 1, `float64 [items]`.
         public: public coordinates of all items, `float64 [items, width]`.
         config: variance and damping.
@@ -385,8 +385,7 @@ def placed_embeddings(
 
 
 def expected_profile(gram: Tensor, popularity: Tensor) -> Tensor:
-    """The y whose products y_i y_j are closest to the Gram matrix off its diagonal, among the
-    multiples of the popularities.
+    """Multiple y of the popularities with products y_i y_j closest to the off-diagonal Gram matrix.
 
     Args:
         gram: symmetric, `float64 [m, m]`.

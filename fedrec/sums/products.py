@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of products and of transitions of items, and the weights that follow from them."""
+"""Sums of products and of transitions of items, and weights computed from them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def noise_edge(std: float, items: int) -> float:
 
 
 def with_eigenvalues(matrices: Tensor, changed: Callable[[Tensor], Tensor]) -> Tensor:
-    """Symmetric `[..., d, d]` with other eigenvalues, computed from theirs `[..., d]`."""
+    """Apply a function to the eigenvalues `[..., d]` of symmetric matrices `[..., d, d]`."""
     values, vectors = torch.linalg.eigh((matrices + matrices.mT) / 2)
     return (vectors * changed(values).unsqueeze(-2)) @ vectors.mT
 
 
 def semi_definite(matrices: Tensor) -> Tensor:
-    """The nearest positive semi-definite matrices to symmetric `[..., d, d]`."""
+    """Nearest positive semi-definite matrices to symmetric `[..., d, d]`."""
     return with_eigenvalues(matrices, lambda values: values.clamp(min=0))
 
 
@@ -55,14 +55,15 @@ def is_semi_definite(matrix: Tensor) -> bool:
 
 
 def shrunk(values: Tensor, edge: float) -> Tensor:
-    """Eigenvalues `[d]` beyond the noise edge, moved to where they were before noise pushed them
-    (Gavish and Donoho 2017, spiked symmetric matrices in operator norm); 0 for the others."""
+    """Shrink eigenvalues `[d]` above the noise edge to their values without noise (Gavish and
+    Donoho 2017, spiked symmetric matrices in operator norm); set the others to 0."""
     inside = (values.square() - edge**2).clamp(min=0).sqrt()
     return torch.where(values > edge, (values + inside) / 2, torch.zeros_like(values))
 
 
 def item_weights(gram: Tensor, regularisation: float) -> Tensor:
-    """B of EASE (Steck 2019, equation 8), `[items, items]`; the Gram matrix is used up.
+    """Item weights B of EASE (Steck 2019, equation 8), `[items, items]`; overwrites the Gram
+    matrix.
 
     Args:
         gram: positive semi-definite `float [items, items]`.
@@ -88,7 +89,7 @@ def solved_weights(
     """Item-to-item weights, `[m, m]`.
 
     Args:
-        gram: symmetric, `float64 [m, m]`; may be used up.
+        gram: symmetric, `float64 [m, m]`; may be overwritten.
         edge: largest eigenvalue of its noise; 0 without noise.
         solution: `ease` (Steck 2019, eq. 8) with lambda = regularisation + ridge x edge, or
             `puresvd` (Cremonesi et al. 2010), V V^T of the leading eigenvectors.
@@ -103,9 +104,8 @@ def solved_weights(
 
 
 def above_edge(gram: Tensor, edge: float, limit: int) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalues `[k]` of a matrix `[m, m]` above the noise edge, at most `limit` and
-    at least one, and their vectors `[m, k]`. Eigenvalues that are zero but for rounding have
-    arbitrary vectors and are left out."""
+    """Largest eigenvalues `[k]` of a matrix `[m, m]` above the noise edge, at most `limit` and at
+    least one, and their vectors `[m, k]`. Eigenvalues that are zero but for rounding are left out."""
     values, vectors = torch.linalg.eigh(gram)
     least = max(edge, _ROUNDING * float(values[-1]))
     number = max(1, min(int((values > least).sum()), limit))
@@ -113,8 +113,7 @@ def above_edge(gram: Tensor, edge: float, limit: int) -> tuple[Tensor, Tensor]:
 
 
 def _denoised(gram: Tensor, edge: float) -> Tensor:
-    """The Gram matrix without the eigenvalues below the noise edge; itself where there is no
-    noise."""
+    """Gram matrix without the eigenvalues below the noise edge; unchanged without noise."""
     if edge == 0:
         return gram
     values, vectors = above_edge(gram, edge, len(gram))
@@ -136,22 +135,22 @@ def _denoised(gram: Tensor, edge: float) -> Tensor:
 
 
 class SmoothingConfig(Config):
-    """Settings of the weights."""
+    """Settings of the transition weights."""
 
     row_prior: float = Field(default=20.0, ge=0)
-    """Added to the sum of the transitions from an item, >= 0; more for fewer data."""
+    """Constant added to the sum of the transitions from an item, >= 0; larger for fewer data."""
     column_prior: float = Field(default=50.0, gt=0)
-    """Added to the sum of the transitions to an item, > 0."""
+    """Constant added to the sum of the transitions to an item, > 0."""
     power: float = Field(default=0.3, ge=0, le=1)
-    """Popular items are divided by the power of the sum of the transitions to them, in [0, 1]; 0
-    leaves popularity in."""
+    """Exponent in [0, 1] of the sum of the transitions to an item, its divisor; 0: popularity has
+    full effect."""
 
 
 class Transitions(NamedTuple):
     """Transitions of some users, each pair of items once per user.
 
     Attributes:
-        offsets: `int64 [users + 1]`: those of user u are from `offsets[u]` up to `offsets[u + 1]`.
+        offsets: `int64 [users + 1]`: user u's transitions are `offsets[u]` to `offsets[u + 1] - 1`.
         first: `int64 [n]`, the earlier item.
         second: `int64 [n]`, the later item.
         weights: `float64 [n]`, > 0.
@@ -166,7 +165,7 @@ class Transitions(NamedTuple):
 def transitions(
     offsets: np.ndarray, items: np.ndarray, num_items: int, recency: RecencyConfig
 ) -> Transitions:
-    """The transitions of users' sequences.
+    """Compute the transitions in users' sequences.
 
     Args:
         offsets: `int64 [users + 1]`: user u's items are `items[offsets[u]:offsets[u + 1]]`.
@@ -195,8 +194,7 @@ def transitions(
 def transition_sums(
     offsets: np.ndarray, items: np.ndarray, num_items: int, recency: RecencyConfig
 ) -> sparse.csr_array:
-    """T of all users' sequences together, `float64 [items, items]`; arguments as of
-    `transitions`."""
+    """Sum T of all users' transitions, `float64 [items, items]`; arguments as of `transitions`."""
     users = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     total = sparse.csr_array((num_items, num_items))
     for distance in range(1, recency.window + 1):
@@ -212,20 +210,21 @@ def multipliers(
     rows: np.ndarray, columns: np.ndarray, smoothing: SmoothingConfig
 ) -> tuple[np.ndarray, np.ndarray]:
     """Factors of the transitions from and to each item in W, from their sums; `float64 [m]` each.
-    Without a prior, an item that nothing follows has 0."""
+    Without a prior, an item without successors has factor 0."""
     rows = rows + smoothing.row_prior
     left = np.divide(1.0, rows, out=np.zeros(len(rows)), where=rows > 0)
     return left, 1 / (columns + smoothing.column_prior) ** smoothing.power
 
 
 def transition_weights(total: Tensor, smoothing: SmoothingConfig) -> Tensor:
-    """W from T, both `float64 [m, m]`; negative entries of T, which noise makes, count as 0."""
+    """Weights W from sums T, both `float64 [m, m]`; negative entries of T, caused by noise, count
+    as 0."""
     total = total.clamp(min=0)
     left, right = multipliers(total.sum(1).numpy(), total.sum(0).numpy(), smoothing)
     return torch.from_numpy(left)[:, None] * total * torch.from_numpy(right)
 
 
-# Gradient descent on factors in compiled code, one rating after the other.
+# Stochastic gradient descent on factors in compiled code, rating by rating.
 
 
 @compiled
@@ -233,8 +232,8 @@ def descend_factors(
     users, items, values, noise, order, user_factors, item_factors, rate, regularisation, most,
     user_biases, item_biases, biased, learn_items,
 ):  # fmt: skip
-    """One pass over ratings: e = r - b_u - b_i - p_u . q_i + noise, clamped; p_u and q_i, and the
-    biases, are updated together.
+    """Run one pass over ratings: e = r - b_u - b_i - p_u . q_i + noise, clamped; p_u and q_i, and
+    the biases, are updated together.
 
     Args:
         users, items: `int64 [ratings]`.
@@ -279,13 +278,13 @@ def descend_factors(
 
 
 def packed(matrices: Tensor) -> Tensor:
-    """Symmetric `[..., d, d]` as `[..., d (d + 1) / 2]`."""
+    """Pack symmetric matrices `[..., d, d]` into vectors `[..., d (d + 1) / 2]`."""
     rows, columns, scale = _triangle(matrices.shape[-1], matrices)
     return matrices[..., rows, columns] * scale
 
 
 def unpacked(vectors: Tensor) -> Tensor:
-    """`[..., d (d + 1) / 2]` as symmetric `[..., d, d]`.
+    """Unpack vectors `[..., d (d + 1) / 2]` into symmetric matrices `[..., d, d]`.
 
     Raises:
         ValueError: no symmetric matrix has that number of coordinates.
@@ -336,7 +335,7 @@ def add_outer_products(total, offsets, rows, values, shares):
                 row[rows[other]] += share * (value * values[other])
 
 
-# The items of a Gram matrix, and the weight of each of them in it.
+# Items of a Gram matrix and their weights.
 #
 # Noisy counts choose them: the items with the largest biases, which are logarithms of shares of
 # users who like an item. Under noise, popular items would take most of a user's norm, so that items
@@ -347,17 +346,17 @@ BIAS = "item.bias"
 
 
 class ItemScaleConfig(Config):
-    """Setting that a step which sends products of items shares with the strategy that solves for
-    a model."""
+    """Weighting of items, shared by a step that sends products of items and the strategy that
+    solves for a model."""
 
     exponent: float = Field(default=0.0, ge=0)
-    """Items are scaled by their shares of likers to the power of minus this (as `popularity-start`
-    found them); 0 counts all alike. Under noise, popular items otherwise take most of the norm."""
+    """Items are scaled by their shares of likers (from `popularity-start`) to the power of minus
+    this; 0: equal scales. Under noise, popular items otherwise take most of the norm."""
 
 
 def chosen_items(bias: Tensor, count: int) -> Tensor:
-    """`int64 [count]`, ascending: the items of the largest biases `[items]`, the first among
-    equals."""
+    """Items with the largest biases `[items]`, ascending, `int64 [count]`; ties go to the lower
+    index."""
     if count == len(bias):
         return torch.arange(count, device=bias.device)
     return torch.argsort(bias, descending=True, stable=True)[:count].sort().values
@@ -395,7 +394,7 @@ _NEGLIGIBLE = 1e-6  # of the largest singular value; below it a direction is a c
 
 
 def basis_of(directions: np.ndarray, popularity: np.ndarray) -> Tensor:
-    """Orthonormal basis of the directions, each item's times its popularity.
+    """Orthonormal basis of the item directions, scaled by popularity.
 
     Args:
         directions: `float64 [m, f]`, see `fedrec.sums.fold_in.public_directions`.
@@ -411,7 +410,7 @@ def basis_of(directions: np.ndarray, popularity: np.ndarray) -> Tensor:
 
 
 def denoised_within(gram: Tensor, std: float, basis: Tensor) -> Tensor:
-    """The Gram matrix without most of its noise, positive semi-definite `float64 [m, m]`.
+    """Denoise the Gram matrix; positive semi-definite `float64 [m, m]`.
 
     Args:
         gram: symmetric, `float64 [m, m]`; unchanged.
@@ -433,12 +432,13 @@ def denoised_within(gram: Tensor, std: float, basis: Tensor) -> Tensor:
 
 
 def _shrunk(matrix: Tensor, edge: float) -> Tensor:
-    """A symmetric matrix whose eigenvalues are shrunk."""
+    """Symmetric matrix with shrunk eigenvalues."""
     return with_eigenvalues(matrix, lambda values: shrunk(values, edge))
 
 
 def _shrunk_rectangle(matrix: Tensor, std: float) -> Tensor:
-    """The same for singular values; each entry has noise of standard deviation s / sqrt(2)."""
+    """Matrix with shrunk singular values; each entry has noise of standard deviation s /
+    sqrt(2)."""
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     short, long = (std**2 / 2 * side for side in matrix.shape)
     inside = ((values.square() - short - long).square() - 4 * short * long).clamp(min=0).sqrt()

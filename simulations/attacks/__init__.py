@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks on experiments: train the federations that an attack needs, and pass it what the attacker
-sees."""
+"""Attacks on experiments: training of the needed federations, and the attacker's view of them."""

@@ -25,24 +25,25 @@ class AttributeConfig(Config):
     attribute: str = "gender"
     """User feature to infer."""
     source: Literal["profiles", "recommendations", "updates"] = "profiles"
-    """What the attacker sees. `profiles`: the items that each device learns from (perturbed, where
-    the experiment perturbs them); `recommendations`: top lists of the trained system after
-    each user's own fine-tuning; `updates`: what each client uploads in the round after the last."""
+    """Data that the attacker sees. `profiles`: the items that each device learns from (perturbed,
+    where the experiment perturbs them); `recommendations`: top lists of the trained system after
+    each user's own fine-tuning; `updates`: the upload of each client in the round after the
+    last."""
     folds: int = Field(default=5, ge=2)
     """Number of cross-validation folds over users."""
     length: int = Field(default=10, ge=1)
-    """Items in a list, none of the user's real training rows."""
+    """Length of lists, without items of the user's real training rows."""
 
 
 class Attribute(Attack):
-    """Infers an attribute of users, such as gender, from profiles, recommendations or updates."""
+    """Inference of a user attribute, such as gender, from profiles, recommendations or updates."""
 
     name = "attribute"
     Config = AttributeConfig
     config: AttributeConfig
 
     def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
-        """The attacked experiment itself; profiles need no run.
+        """Runs for the attack: the attacked experiment itself; none for profiles.
 
         Raises:
             ExperimentError: the attribute is unknown, or has several values per user.
@@ -77,7 +78,7 @@ class Attribute(Attack):
         return AttackOutcome(inference, table, _rows(inference), [line])
 
     def _described(self, attacked: Attacked, users: np.ndarray) -> np.ndarray:
-        """`float32 [users, columns]`: what the attacker sees of each user."""
+        """Descriptions of users as the attacker sees them, `float32 [users, columns]`."""
         from fedrec.attacks.membership import one_hot
 
         config = self.config
@@ -92,14 +93,13 @@ class Attribute(Attack):
         return profiles
 
     def _labels(self, population: Population) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-        """Training clients with the attribute, their classes as codes from 0 without gaps, and the
-        classes' labels."""
+        """Training clients with a known attribute, class codes from 0, and class labels."""
         features = population.interactions.user_features
         name = self.config.attribute
         known = features.names
         if name not in known or features[name].width != 1:
             raise ExperimentError(
-                f"{name!r} is not an attribute that can be inferred",
+                f"attribute {name!r} cannot be inferred",
                 expected=(
                     f"a user feature with one category per user, of {', '.join(known) or 'none'}"
                 ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The canary audit of an experiment: run it with canary clients, watch what each round releases,
+"""Canary audit of an experiment: run it with canary clients, record the releases of each round,
 test the claim of each phase with noise.
 
 Sampler, strategy, messages, clip and noise are those of the experiment: they are what is tested
@@ -42,7 +42,7 @@ _COLUMNS = (
 
 
 class AuditConfig(Config):
-    """Settings of an audit. The claim is what the run's privacy ledger states for each phase with
+    """Settings of an audit. The claim is that of the run's privacy ledger for each phase with
     noise, unless clip and noise are given."""
 
     clip: float | None = None
@@ -67,12 +67,12 @@ class AuditConfig(Config):
     @model_validator(mode="after")
     def _is_a_whole_claim(self) -> Self:
         if (self.clip is None) != (self.noise_std is None):
-            raise ValueError("--clip and --noise-std, or neither")
+            raise ValueError("give both --clip and --noise-std, or neither")
         return self
 
 
 class CanaryAudit(Attack):
-    """Tests the privacy claim of an experiment with canary clients."""
+    """Test of an experiment's privacy claim with canary clients."""
 
     name = "audit"
     Config = AuditConfig
@@ -85,7 +85,7 @@ class CanaryAudit(Attack):
         self._plans: dict[str, Plan] = {}
 
     def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
-        """The experiment with canaries, with as many seeds as in the settings.
+        """Runs for the audit: the experiment with canaries under each of the `seeds`.
 
         Raises:
             ExperimentError: the experiment cannot be audited.
@@ -112,7 +112,7 @@ class CanaryAudit(Attack):
 
         Raises:
             ExperimentError: a run has no round to audit.
-            RunError: what a run released was not recorded, or is damaged.
+            RunError: the releases of a run were not recorded, or are damaged.
         """
         from fedrec.attacks.verdict import audit
 
@@ -132,7 +132,7 @@ class CanaryAudit(Attack):
         return len(attacked.users) + self.config.canaries
 
     def _canaries(self, attacked: Attacked, number: int) -> dict[str, CanaryPlan]:
-        """The canaries of each audited phase of run `number`, from 0."""
+        """Canaries of each audited phase of run `number`, from 0."""
         from simulations.attacks.canary_users import kind_of
 
         experiment = attacked.experiment
@@ -157,7 +157,7 @@ class CanaryAudit(Attack):
         return {name: CanaryPlan(**common, **table) for name, table in settings.items()}
 
     def _audited(self, attacked: Attacked, run: RunFolder, number: int) -> Iterator[Audited]:
-        """The phases of a run that released anything, each with its claim."""
+        """Yield the phases of a run with releases, each with its claim."""
         from fedrec.attacks.verdict import Audited, check_charges
         from simulations.attacks.canary_claims import charges_of, observed
 
@@ -177,7 +177,7 @@ class CanaryAudit(Attack):
     def _claim(
         self, attacked: Attacked, phase: str, charges: list[Charge], rounds: int
     ) -> PrivacyClaim:
-        """The claim on the releases of a phase."""
+        """Claim on the releases of a phase."""
         from fedrec.attacks.canaries import PrivacyClaim
         from simulations.attacks.canary_claims import charged_claim, expected_cohort
 
@@ -201,7 +201,7 @@ class CanaryAudit(Attack):
 
 
 def _rows(audit: Audit) -> list[list[str]]:
-    """A row for each run and observer: bounds, estimate, and the claimed epsilon."""
+    """Rows by run and observer: bounds, estimate, and the claimed epsilon."""
     rows: list[list[str]] = [list(_COLUMNS)]
     for run in audit.runs:
         for score in run.scores:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of attacks: the runs that an attack needs, what it sees of them, and its outcome.
+"""The interface of attacks: required runs, the attacker's view of them, and the outcome.
 
 `fedrec attack NAME EXPERIMENT` trains these runs, or reuses them, and writes the outcome.
 """
@@ -37,18 +37,19 @@ if TYPE_CHECKING:
 
 
 TARGET = "target"
-"""Name of the run that is attacked."""
+"""Name of the attacked run."""
 QUICK = {"every": 0, "users": 1, "final-users": 1, "fine-tune": {"epochs": 0}}
 """Minimal evaluation settings, for runs whose metrics are not needed."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttackRun:
-    """A run that an attack needs: the attacked experiment with some changes.
+    """A run for an attack: the attacked experiment with changes.
 
     Attributes:
-        members: `bool [users]`, which of the attacked experiment's training users train; None: all.
-        seed: of the run; None: that of the experiment.
+        members: `bool [users]`, mask of the attacked experiment's training users that train; None:
+            all.
+        seed: seed of the run; None: that of the experiment.
         changes: whole sections of the experiment, by name, such as another `step`.
         evaluation: changed keys of its evaluation (kebab-case); baselines are always left out.
         callbacks: called on each event of the run.
@@ -63,14 +64,14 @@ class AttackRun:
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
-    """The attacked experiment, and what the attacker sees of it.
+    """The attacked experiment, and the attacker's view of it.
 
     Attributes:
         experiment: the attacked experiment, resolved.
-        population: its data; the partition is that before members are drawn, so it reveals no
+        population: its data; the partition before members are drawn, so that it does not reveal
             membership.
         users: `int64 [users]`, ascending: the users who are attacked, by default all that train.
-        folder: where the runs are, and where an attack may keep files.
+        folder: folder of the runs and of files of the attack.
         systems: the trained runs by name; empty before they are trained.
     """
 
@@ -82,11 +83,11 @@ class Attacked:
 
     @property
     def target(self) -> TrainedSystem:
-        """The run that is attacked."""
+        """The attacked run."""
         return self.systems[TARGET]
 
     def seed_of(self, name: str, number: int) -> int:
-        """A seed for one of several runs."""
+        """Derive a seed for one of several runs."""
         words = seed_sequence(self.experiment.seed, name, number).generate_state(1, np.uint64)
         return int(words[0] >> np.uint64(1))
 
@@ -96,13 +97,13 @@ class AttackOutcome:
     """The outcome of an attack.
 
     Attributes:
-        figures: what was measured, such as a `fedrec.attacks.attribute.Success`.
-        table: plain values, which are saved as JSON.
-        rows: a table to print, the titles of its columns first.
-        lines: what is printed below it.
+        figures: measured figures, such as a `fedrec.attacks.attribute.Success`.
+        table: plain values, saved as JSON.
+        rows: a table to print; the first row has the column titles.
+        lines: text to print below the table.
         verdict: PASS, WARN or FAIL for attacks that test a claim; with FAIL the command's exit
             status is 1.
-        reasons: of the verdict.
+        reasons: reasons for the verdict.
     """
 
     figures: Any
@@ -117,15 +118,15 @@ class Attack(ABC):
     """Measures what training reveals.
 
     A built-in has a `name` and lives in `simulations/attacks/`, its configuration class
-    above it; every setting is an option of the command. Its outcome is a function of what it sees,
-    its settings and the seed.
+    above it; every setting is an option of the command. Its outcome depends only on its
+    observations, settings and seed.
 
     Args:
-        config: its settings.
-        seed: of the experiment; random decisions come from `fedrec.rng.stream(seed, NAME)`.
+        config: settings of the attack.
+        seed: seed of the experiment; random decisions come from `fedrec.rng.stream(seed, NAME)`.
 
     Attributes:
-        paper: where the attack is described.
+        paper: paper that describes the attack.
         file: name of the saved outcome.
     """
 
@@ -139,7 +140,7 @@ class Attack(ABC):
 
     @abstractmethod
     def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
-        """The runs that it needs, by name of their folders; none if it sees data only."""
+        """Return the required runs, by folder name; none if the attack uses data only."""
 
     @abstractmethod
     def outcome(self, attacked: Attacked) -> AttackOutcome:
@@ -150,17 +151,17 @@ class MembershipConfig(Config):
     """Settings of every membership attack."""
 
     epsilon: float | None = Field(default=None, ge=0)
-    """Claimed epsilon of the attacked system, to print the bounds that it implies."""
+    """Claimed epsilon of the attacked system, to print the implied bounds."""
     delta: float = Field(default=1e-5, ge=0, le=1)
     """Delta of the claimed epsilon."""
 
 
 class MembershipAttack(Attack):
-    """Distinguishes members (training users of a system) from other users.
+    """Base of membership attacks, which tell training users of a system (members) from others.
 
     A subclass has its settings derived from `MembershipConfig`, and `suspicion`. The target is
-    trained by half of the users, and all of them are attacked, unless `trainings` or `victims` say
-    otherwise.
+    trained by half of the users, and all users are attacked, unless `trainings` or `victims`
+    differ.
 
     Attributes:
         details: further numbers for the saved outcome.
@@ -175,8 +176,8 @@ class MembershipAttack(Attack):
 
     @abstractmethod
     def suspicion(self, attacked: Attacked) -> np.ndarray:
-        """`float64 [users]`, one number per user of `attacked.users`: the higher, the more likely
-        it trained `attacked.target`."""
+        """Score of each user of `attacked.users`, `float64 [users]`: the higher, the more likely it
+        trained `attacked.target`."""
 
     def threshold(self, suspicion: np.ndarray) -> float:
         """Threshold of the scores `float64 [users]` above which a user counts as a member; by
@@ -184,11 +185,11 @@ class MembershipAttack(Attack):
         return float(np.median(suspicion))
 
     def victims(self, attacked: Attacked) -> np.ndarray:
-        """`int64 [n]`, ascending: which of `attacked.users` are attacked."""
+        """Attacked users among `attacked.users`, `int64 [n]`, ascending."""
         return attacked.users
 
     def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
-        """The runs that it needs, by name of their folders."""
+        """Return the required runs, by folder name."""
         from simulations.attacks.members import half_members
 
         half = half_members(len(attacked.users), self.seed)
@@ -239,10 +240,10 @@ def _figures(success: Success) -> list[tuple[str, Figure, float, str]]:
 def figure_rows(
     rows: Iterable[tuple[str, Figure, float, str]], ceilings: Mapping[str, float]
 ) -> list[list[str]]:
-    """A table of figures to print.
+    """Format a table of figures to print.
 
     Args:
-        rows: of each figure its words, the figure, its value by chance, and its key in `ceilings`.
+        rows: title, figure, value by chance and key in `ceilings` of each figure.
         ceilings: largest values under differential privacy.
     """
     more = ["DP ceiling"] if ceilings else []
@@ -254,8 +255,7 @@ def figure_rows(
     return printed
 
 
-# Attacks an experiment: trains the runs that an attack needs, unless they are there, and saves what
-# the attack found.
+# Running an attack: train the required runs, unless they exist, and save the outcome.
 
 
 def run_attack(
@@ -274,10 +274,10 @@ def run_attack(
         callbacks: called on each event of the runs.
 
     Raises:
-        ExperimentError: the attack is unknown, one of its settings is wrong, or the experiment
-            cannot be attacked in this way.
-        ComponentError: the attack failed, or its answer is of the wrong form.
-        RunError: the folder holds a run of another experiment.
+        ExperimentError: the attack is unknown, a setting is wrong, or the experiment does not
+            support the attack.
+        ComponentError: the attack failed, or its result has the wrong form.
+        RunError: the folder contains a run of another experiment.
         FedrecError: see `simulations.runner.run`.
     """
     named = Section.model_validate(chosen)
@@ -304,7 +304,7 @@ def run_attack(
 
 
 def _derived(experiment: Experiment, name: str, training: AttackRun) -> Experiment:
-    """An experiment like the attacked one."""
+    """Derive the experiment of a run from the attacked one."""
     table = experiment.table()
     split = {}
     if training.members is not None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claim of an audited run, and what its rounds release along the canaries' directions.
+"""Claim of an audited run, and its releases along the canaries' directions.
 
-Of a private run it is the noisy mean update that `DpFedAvg` gives to the strategy, whatever the
-strategy makes of it. Of another run it is computed from the global parameters before and after a
-round, so that any strategy can be audited that adds `server-lr` times a noisy mean to them.
+The release of a private run is the noisy mean update that `DpFedAvg` gives to the strategy. For
+other runs it is computed from the global parameters before and after a round, so that any strategy
+can be audited that adds `server-lr` times a noisy mean to them.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _DAMAGED = (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFi
 
 @dataclass(frozen=True, eq=False)
 class CanaryReleases:
-    """The releases of a phase.
+    """Releases of a phase.
 
     Attributes:
-        rounds: `int64 [T]`, their rounds.
+        rounds: `int64 [T]`, rounds with releases.
         released: `float64 [T, k]`, along each canary's direction.
         quiet: `float64 [T, n]`, along directions in which no client moves the mean; n may be 0.
         groups: `[k]`, the parameter of each canary.
@@ -65,7 +65,7 @@ class CanaryReleases:
     groups: np.ndarray
 
     def fits(self, canaries: int) -> bool:
-        """Return True if it may have been recorded with so many canaries."""
+        """Return True if shapes and types fit the number of canaries."""
         rounds = len(self.rounds)
         return (
             self.released.dtype == self.quiet.dtype == np.float64
@@ -78,7 +78,7 @@ class CanaryReleases:
 
 
 class Watch(Observer):
-    """Records what each audited round releases, and saves it when the run is finished.
+    """Callback that records the releases of each audited round, and saves them at the end.
 
     Args:
         plans: the canaries of each audited phase.
@@ -91,7 +91,7 @@ class Watch(Observer):
         self._before: dict[str, np.ndarray] = {}
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
-        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`.
+        """Prepare recording from round `first_round` (more than 1 when resumed) of `rounds`.
 
         Raises:
             RunError: the run is resumed, and its earlier releases were not recorded.
@@ -99,8 +99,8 @@ class Watch(Observer):
         if first_round > 1:
             raise RunError(
                 f"the audited run {run.path} was interrupted",
-                expected="a run that is watched from its first round",
-                got=f"a run that continues with round {first_round}",
+                expected="a run recorded from its first round",
+                got=f"a run resumed with round {first_round}",
                 fix=f"remove {run.path} and start again",
             )
         experiment = run.experiment
@@ -111,8 +111,8 @@ class Watch(Observer):
         self._room = getattr(model(experiment.settings(MODEL), schema), "room", {})
 
     def observe(self, strategy: Strategy) -> None:
-        """Record the noisy mean update that a private phase gives to its rule; without `[privacy]`,
-        what each round adds to the parameters."""
+        """Record the noisy mean update of each private phase; without `[privacy]`, each round's
+        change of the parameters."""
         private = [part for part in parts_of(strategy) if getattr(part, "privacy", None)]
         for part in private:
             part.apply = self._recording(part.apply)  # type: ignore[attr-defined, union-attr]
@@ -152,7 +152,7 @@ class Watch(Observer):
         return compared
 
     def on_end(self, result: Result) -> None:
-        """The run is finished."""
+        """Save the recorded releases."""
         releases = {f"{phase}/": vars(self._releases(phase)) for phase in self._plans}
         with open_atomically(result.folder / _FILE) as file:
             np.savez(file, **add_prefix(releases))  # type: ignore[arg-type]
@@ -184,7 +184,7 @@ class Watch(Observer):
 
 
 def rate_of(experiment: Experiment) -> Callable[[int], float]:
-    """Factor of a round's noisy mean in the strategy, by the number of the round, from 1."""
+    """Factor of a round's noisy mean in the strategy, by round number from 1."""
     settings = experiment.settings(STRATEGY)
     if not issubclass(resolve(STRATEGY, experiment.strategy.name), CohortStrategy):
         return lambda round_number: 1.0
@@ -194,10 +194,10 @@ def rate_of(experiment: Experiment) -> Callable[[int], float]:
 def observed(
     run: RunFolder, plans: Mapping[str, CanaryPlan]
 ) -> dict[str, tuple[list[int], Observations]]:
-    """Of each phase of an audited run that released anything, the rounds and what they released.
+    """Rounds and observations of each phase of an audited run with releases.
 
     Raises:
-        ExperimentError: no phase did.
+        ExperimentError: no phase has releases.
         RunError: the releases were not recorded, or their file is damaged.
     """
     observations = {}
@@ -221,14 +221,14 @@ def observed(
         raise ExperimentError(
             "the run has no rounds to audit",
             expected="at least one round with noise",
-            got="a budget that covers none",
+            got="a budget too small for one round",
             fix="raise privacy.budget or the noise",
         )
     return observations
 
 
 def _cohorts(experiment: Experiment, phase: str) -> Cohorts:
-    """The cohorts of a phase of an audited run."""
+    """Cohorts of a phase of an audited run."""
     clients = POPULATIONS.population(experiment).partition.training_clients
     drawn = SampledCohorts.without_nodes(experiment, clients)
     strategy = make_strategy(experiment, drawn)
@@ -236,10 +236,10 @@ def _cohorts(experiment: Experiment, phase: str) -> Cohorts:
 
 
 def recorded(folder: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, CanaryReleases]:
-    """The releases of an audited run, by phase.
+    """Load the releases of an audited run, by phase.
 
     Raises:
-        RunError: their file is not there, or was not written by an audit.
+        RunError: their file is missing, or was not written by an audit.
     """
     file = folder / _FILE
     shown = "no such file"
@@ -257,7 +257,7 @@ def recorded(folder: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, CanaryR
     except _DAMAGED as e:
         shown = str(e) or type(e).__name__
     raise RunError(
-        f"{file} does not hold what an audited run released",
+        f"{file} does not contain the releases of an audited run",
         expected=f"arrays of the phases {', '.join(plans)}, written when the run ended",
         got=shown,
         fix=f"remove the folder {file.parent} and audit again",
@@ -265,14 +265,14 @@ def recorded(folder: Path, plans: Mapping[str, CanaryPlan]) -> dict[str, CanaryR
 
 
 def check_auditable(experiment: Experiment, *, stated: bool) -> None:
-    """Refuse experiments that an audit cannot test.
+    """Check that an audit can test the experiment.
 
     Args:
         experiment: the experiment, resolved.
-        stated: whether the claim is not that of its `[privacy]` table.
+        stated: whether the claim is given on the command line, instead of `[privacy]`.
 
     Raises:
-        ExperimentError: says what is in the way.
+        ExperimentError: the audit does not support the experiment.
     """
     strategy = resolve(STRATEGY, experiment.strategy.name)
     phased = issubclass(strategy, CohortStrategy) and strategy.phases is not CohortStrategy.phases
@@ -282,16 +282,16 @@ def check_auditable(experiment: Experiment, *, stated: bool) -> None:
         (
             experiment.known_cohorts,
             "late or unavailable clients",
-            "audit the experiment without [closing], [asynchronous] and devices that are away",
+            "audit the experiment without [closing], [asynchronous] and device availability",
         ),
         (
             stated and phased,
-            "a single claim for a strategy that has phases, whose releases differ",
+            "a single claim for a strategy with several phases",
             "add [privacy] and leave out --clip and --noise-std",
         ),
         (
             stated and still,
-            "last rounds whose server rate is 0, so that the parameters do not change",
+            "final rounds with a server rate of 0, in which the parameters do not change",
             f"--set strategy.anneal-rounds={experiment.rounds}",
         ),
     ]
@@ -301,14 +301,14 @@ def check_auditable(experiment: Experiment, *, stated: bool) -> None:
 
 
 def noisy_plans(experiment: Experiment, clients: int) -> dict[str, Plan]:
-    """The plan of each phase of an experiment that has noise.
+    """Privacy plans of an experiment's phases with noise.
 
     Args:
         experiment: the experiment, resolved.
         clients: number of clients that may be drawn, canaries included.
 
     Raises:
-        ExperimentError: it has no `[privacy]` table, or one that canaries cannot test.
+        ExperimentError: `[privacy]` is missing, or canaries cannot test it.
     """
     if experiment.privacy is None:
         raise ExperimentError(
@@ -323,8 +323,8 @@ def noisy_plans(experiment: Experiment, clients: int) -> dict[str, Plan]:
 
 
 def charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> PrivacyClaim:
-    """The claim of a phase as its ledger states it: the epsilon of all charges, and noise of the
-    largest multiplier.
+    """Claim of a phase from its ledger: the epsilon of all charges, and noise of the largest
+    multiplier.
 
     Args:
         plan: clip, sampler and denominator of the phase.
@@ -355,7 +355,7 @@ def charged_claim(plan: Plan, charges: Sequence[Charge], rounds: int) -> Privacy
 
 
 def charges_of(run: RunFolder, phase: str) -> list[Charge]:
-    """The lines of a run's privacy ledger for the rounds of a phase."""
+    """Charges in a run's privacy ledger for the rounds of a phase."""
     phases = phases_of(run.experiment)
     charges = Ledger(run.path / "privacy.jsonl").charges
     return [charge for charge in charges if phase_at(phases, charge.round_number).name == phase]
@@ -365,25 +365,25 @@ def expected_cohort(experiment: Experiment, clients: int) -> float:
     """Mean cohort size of an experiment with `clients` clients.
 
     Raises:
-        ExperimentError: the sampler does not define it, or `clients` is too small for it.
+        ExperimentError: the sampler does not define it, or `clients` is too small.
     """
     sampler = resolve(SAMPLER, experiment.sampler.name)
     drawn = sampler(experiment.settings(SAMPLER), np.arange(clients), experiment.seed)
     if drawn.expected_cohort is None:
         raise ExperimentError(
             f"sampler {experiment.sampler.name!r} has no known sampling rate",
-            fix="use the sampler full, fixed-size or poisson, or define `expected_cohort`",
+            fix="use sampler full, fixed-size or poisson, or define `expected_cohort`",
         )
     return drawn.expected_cohort
 
 
 def _check_claim(privacy: PrivacyConfig) -> None:
-    """Refuse claims that the audit's statistics do not cover."""
+    """Check that the audit's statistics cover the claim."""
     rules = [
         (
             "adjacency",
             privacy.adjacency != "replace-one",
-            "replace-one: a canary's other sign is another client",
+            "replace-one: the other sign of a canary is another client",
         ),
         ("mechanism", not isinstance(privacy.noise(), Gaussian | Banded), "gaussian or banded"),
         (
@@ -394,7 +394,7 @@ def _check_claim(privacy: PrivacyConfig) -> None:
         (
             "mode",
             privacy.mode == "secure",
-            "reproducible: the cohorts must be known afterwards",
+            "reproducible: the cohorts must be known to the audit",
         ),
         (
             "adaptive-clip",
@@ -405,7 +405,7 @@ def _check_claim(privacy: PrivacyConfig) -> None:
     for key, broken, expected in rules:
         if broken:
             raise ExperimentError(
-                f"an audit cannot test 'privacy.{key}' as it is",
+                f"an audit does not support this value of 'privacy.{key}'",
                 expected=expected,
                 got=repr(privacy.table().get(key)),
                 fix=f"--set privacy.{key}=... for the audit",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The canaries of an audit: their model, step and data, and the experiment with them."""
+"""Canaries of an audit: model, step, data, and the experiment with them."""
 
 from __future__ import annotations
 
@@ -51,15 +51,14 @@ class ReservedConfig(Config):
     base: dict[str, Any]
     """The base model: its name and settings."""
     rows: int = Field(ge=1)
-    """Number of rows appended to each item table, initially zero; other parameters share as many
-    among them."""
+    """Number of rows appended to each item table, initially zero; other parameters share this
+    number."""
     parameters: tuple[str, ...] = ()
-    """Patterns of other parameters that get rows, too; then native code does not train the
-    model."""
+    """Patterns of other parameters that also get rows; they disable training in native code."""
 
 
 class Reserved(Model):
-    """Adds rows to the parameters of another model."""
+    """Wrapper that adds rows to the parameters of another model."""
 
     Config = ReservedConfig
     config: ReservedConfig
@@ -75,8 +74,8 @@ class Reserved(Model):
         self.products = self.base.products  # type: ignore[misc]
 
     def initial(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Fresh global parameters `float32`, without the cohort dimension, drawn from `generator`
-        on the CPU. The other model's own rows have the same values as without reserved rows."""
+        """Initialise global parameters `float32`, without the cohort dimension, from `generator` on
+        the CPU. The base model's rows have the same values as without reserved rows."""
         parameters = self.base.initial(generator)
         for name, rows in self.room.items():
             table = parameters[name]
@@ -103,7 +102,7 @@ class Reserved(Model):
         return self.base.predict(self._of_base(parameters), users, items, rows)
 
     def kernel(self) -> KernelModel | None:
-        """The declaration for native code; None if native code does not support the model."""
+        """Declaration for native code; None if native code does not support the model."""
         return self.base.kernel() if set(self.room) <= set(self.item_tables) else None
 
     def loss(self, predictions: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -117,8 +116,7 @@ class Reserved(Model):
         return self.base.scores(self._of_base(parameters), users)
 
     def _of_base(self, parameters: Parameters) -> Parameters:
-        """The parameters `[C, ...]` as the other model has them; item tables may keep their rows,
-        or be compact."""
+        """Parameters `[C, ...]` without reserved rows, except item tables, which may be compact."""
         cut = {name: rows for name, rows in self.room.items() if name not in self.item_tables}
         return {
             name: value[:, : -cut[name]] if name in cut else value
@@ -142,7 +140,7 @@ class CanaryConfig(StepConfig):
     base: str = "sgd"
     """Name of the other step."""
     canaries: CanaryPlan
-    """The canaries, and what they upload."""
+    """Canaries and their uploads."""
 
     @model_validator(mode="after")
     def _settings_of_the_other_step_are_right(self) -> Self:
@@ -153,7 +151,7 @@ class CanaryConfig(StepConfig):
         """Settings of the other step.
 
         Raises:
-            ExperimentError: one of them is unknown or wrong.
+            ExperimentError: a setting is unknown or wrong.
         """
         section = Section.model_validate(
             {**(self.model_extra or {}), "name": self.base, "epochs": self.epochs}
@@ -162,12 +160,12 @@ class CanaryConfig(StepConfig):
 
     @property
     def contributions(self) -> Contributions:
-        """Of the other step: the canaries' uploads are of the same kind."""
+        """Kind of contributions of the other step, and so of the canaries."""
         return registry.resolve(registry.STEP, self.base).contributions
 
 
 class Canary(Step):
-    """Uploads fixed updates for the canaries; all other clients run another step.
+    """Step that uploads fixed updates for the canaries; all other clients run another step.
 
     Raises:
         ExperimentError: a setting of the other step is wrong.
@@ -186,7 +184,7 @@ class Canary(Step):
         self._directions: Directions | None = None
 
     def assign(self, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
-        """This step for the canaries among a round's clients, the other step for the others;
+        """Assign the canaries among a round's clients to this step, the others to the other step;
         `int64 [clients]` each."""
         canary = self.config.canaries.is_canary(clients)
         yield self.base, clients[~canary]
@@ -198,7 +196,7 @@ class Canary(Step):
         block: Block,
         client_params: Mapping[str, Tensor] | None = None,
     ) -> Updates:
-        """The fixed updates of a block of canaries."""
+        """Return the fixed updates of a block of canaries."""
         return one_by_one(parameters, block, client_params, self._fixed)
 
     def _fixed(
@@ -217,18 +215,17 @@ class Canary(Step):
     def added_parameters(
         self, model: Mapping[str, Tensor], generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Fresh parameters that this step trains with those of the `model`."""
+        """Initialise the parameters that this step trains with those of the `model`."""
         return self.base.added_parameters(model, generator)
 
     @property
     def uploads(self) -> int | None:
-        """Largest number of rounds that a client may take part in, which its device enforces; None:
-        any number."""
+        """Largest number of rounds per client, enforced by its device; None: unlimited."""
         return self.base.uploads
 
 
 # The canary clients of an audit in the data: another dataset with users without rows and features
-# added, and items that nobody has; and another split in which these users train.
+# added, and items that no user has; and another split in which these users train.
 
 
 class CanaryUsersConfig(ReaderConfig):
@@ -240,11 +237,11 @@ class CanaryUsersConfig(ReaderConfig):
     count: int = Field(ge=1)
     """Number of users added; their indices follow those of the others."""
     items: int = Field(default=0, ge=0)
-    """Number of items added, likewise."""
+    """Number of items added; their indices follow those of the others."""
 
 
 class CanaryUsers(Reader):
-    """Adds users without rows to another dataset."""
+    """Reader that adds users without rows to another dataset."""
 
     Config = CanaryUsersConfig
     title = "another dataset and canary users; for `fedrec audit`"
@@ -277,7 +274,7 @@ class CanaryUsers(Reader):
 
 
 def _longer(table: FeatureTable, count: int) -> FeatureTable:
-    """The same features with rows added that have none."""
+    """Append rows without categories to features."""
     return table.renumbered(np.append(np.arange(table.rows), np.full(count, -1)), table.rows)
 
 
@@ -287,17 +284,17 @@ class CanaryClientsConfig(Config):
     base: dict[str, Any]
     """The other split: its name and settings."""
     count: int = Field(ge=1)
-    """Number of canaries: the last so many users, who have no rows."""
+    """Number of canaries: the last users, who have no rows."""
 
 
 class CanaryClients(Split):
-    """Adds the last users, who have no rows, to the training clients of another split."""
+    """Split that adds the last users, who have no rows, to another split's training clients."""
 
     Config = CanaryClientsConfig
     config: CanaryClientsConfig
 
     def depends_on(self, adjacency: Adjacency) -> str:
-        """As the other split."""
+        """Return the dependence of the other split."""
         return split_of(Section.model_validate(self.config.base), self.seed).depends_on(adjacency)
 
     def split(self, interactions: Interactions) -> Partition:
@@ -317,11 +314,11 @@ class CanaryClients(Split):
 #
 # It has k more users in its dataset, who train in its split, k more rows in its model's item
 # tables, and in each audited phase a step that sets the canaries' updates. Where clients send one
-# number per item, the catalogue also has 2k items that nobody has.
+# number per item, the catalogue also has 2k items that no user has.
 
 
 def kind_of(phase: Phase) -> Kind:
-    """The kind of updates that clients send in a phase."""
+    """Kind of updates that clients send in a phase."""
     if contributions_of(phase.step) == "signed":
         return "signed"
     outer = getattr(resolve(STEP, str(phase.step["name"])), "outer", False)
@@ -329,18 +326,18 @@ def kind_of(phase: Phase) -> Kind:
 
 
 def changes_for(experiment: Experiment, plans: Mapping[str, CanaryPlan]) -> dict[str, Any]:
-    """The sections of an experiment with canary clients that differ.
+    """Changed sections of an experiment with canary clients.
 
     Args:
         experiment: the experiment, resolved.
-        plans: the canaries of each audited phase, as many in each.
+        plans: the canaries of each audited phase, equally many.
     """
     count = next(iter(plans.values())).count
     items = 2 * count if any(plan.kind == "rows" for plan in plans.values()) else 0
     phases = phases_of(experiment)
 
     def planted(step: Section) -> Section:
-        """A step with the canaries of its phase; as it is if that is not audited."""
+        """Add the canaries of its phase to a step; unchanged if the phase is not audited."""
         chosen = [
             plans[phase.name]
             for phase in phases
@@ -370,8 +367,8 @@ def changes_for(experiment: Experiment, plans: Mapping[str, CanaryPlan]) -> dict
 
 
 def _with_rows(experiment: Experiment, plans: Mapping[str, CanaryPlan]) -> dict[str, Any]:
-    """The model with rows for the canaries; those of histories have no item tables. Products are
-    about as many items as without canaries."""
+    """Model with rows for the canaries; models of histories have no item tables. Products cover as
+    many items as without canaries."""
     base = section(experiment, "model")
     model = resolve(MODEL, experiment.model.name)
     if issubclass(model, ProductsModel):
@@ -387,7 +384,7 @@ def _with_rows(experiment: Experiment, plans: Mapping[str, CanaryPlan]) -> dict[
 
 
 def _with_steps(settings: Config, planted: Callable[[Section], Section]) -> Config:
-    """Settings of a strategy with other steps, those of strategies within it, too."""
+    """Settings of a strategy with other steps, also in nested strategies."""
     changes: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training users of the systems of an attack, drawn from the attack's seed, and a split that lets
-only them train.
+"""Training users of an attack's systems, drawn from the attack's seed, and a split for them.
 
 Held-out users and rows are those of the other split, so that a system under attack is evaluated
-like any other. Users that are not drawn keep their training rows, which are not used for training.
+like any other. Training rows of users that are not drawn are not used.
 
 Where this differs from PrivRec section 4.6: there all users of the dataset are shadow users,
 members or others; here the test users of the other split are not attacked.
@@ -32,26 +31,26 @@ class MembersConfig(Config):
     base: dict[str, Any]
     """The other split: its name and settings."""
     seed: int
-    """Its seed, apart from the experiment's, which differs between the systems of an attack."""
+    """Seed of the split; the experiment's seed differs between the systems of an attack."""
     members: str
-    """Which of its training clients train: a bit each, in base64."""
+    """Bit mask of its training clients that train, in base64."""
 
 
 class Members(Split):
-    """Lets a part of the training clients of another split train."""
+    """Split with a part of the training clients of another split."""
 
     Config = MembersConfig
     config: MembersConfig
 
     @classmethod
     def section(cls, base: dict[str, Any], seed: int, members: np.ndarray) -> dict[str, Any]:
-        """Name and settings; `members` is `bool [training clients]`."""
+        """Section with name and settings; `members` is `bool [training clients]`."""
         bits = base64.b64encode(np.packbits(members).tobytes()).decode()
         name = f"{cls.__module__}:{cls.__name__}"
         return {"name": name, "base": base, "seed": seed, "members": bits}
 
     def depends_on(self, adjacency: Adjacency) -> str:
-        """As the other split."""
+        """Return the dependence of the other split."""
         return split_of(Section.model_validate(self.config.base), self.config.seed).depends_on(
             adjacency
         )
@@ -60,7 +59,7 @@ class Members(Split):
         """Divide the interactions like the other split, and choose among the training clients.
 
         Raises:
-            ExperimentError: there are more or fewer training clients than bits.
+            ExperimentError: the number of training clients differs from the number of bits.
         """
         base = Section.model_validate(self.config.base)
         partition = partition_by(base, self.config.seed, interactions)
@@ -87,11 +86,11 @@ def shadow_parts(
         shadow_users: number of shadow users of the attacker (paper: 1000).
         used: share of these that train the shadow system (paper: .8).
         members: share of the remaining users that train the target system (paper: .5).
-        seed: of the stream `"attack-shadow"`.
+        seed: seed of the stream `"attack-shadow"`.
 
     Returns:
-        `int64 [n]`, ascending, each: shadow users that train the shadow system, shadow users that
-        train nothing, users that train the target system, all others.
+        `int64 [n]`, ascending, each: shadow users that train the shadow system, other shadow users,
+        users that train the target system, all others.
 
     Raises:
         ExperimentError: one of the four parts would be empty.
@@ -106,7 +105,7 @@ def shadow_parts(
     if not parts or any(len(part) == 0 for part in parts):
         raise ExperimentError(
             "too few users for the attack",
-            expected="shadow users of both kinds, and members and others beside them",
+            expected="shadow users of both kinds, members and others",
             got=f"{len(users)} users, {shadow_users} of them shadow users",
             fix=f"--shadow-users {max(2, len(users) // 3)}",
         )
@@ -114,8 +113,8 @@ def shadow_parts(
 
 
 def half_memberships(users: int, runs: int, seed: int) -> np.ndarray:
-    """`bool [runs, users]`: which users train which shadow system; every user trains exactly half
-    of them.
+    """Members of each shadow system, `bool [runs, users]`; every user trains exactly half of the
+    systems.
 
     Raises:
         ExperimentError: the number of runs is odd or below 4 (both halves need a mean and a
@@ -133,7 +132,7 @@ def half_memberships(users: int, runs: int, seed: int) -> np.ndarray:
 
 
 def half_members(users: int, seed: int) -> np.ndarray:
-    """`bool [users]`: which users train the target system, half of them (rounded down)."""
+    """Members of the target system, `bool [users]`: half of the users (rounded down)."""
     member = np.zeros(users, dtype=bool)
     member[stream(seed, "attack-target").permutation(users)[: users // 2]] = True
     return member

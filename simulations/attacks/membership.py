@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # PrivRec's membership attack (section 4.6): a shadow and a target federation, lists, a forest;
-# `fedrec.attacks.membership` has the forest, and what the paper leaves open.
+# `fedrec.attacks.membership` has the forest, and lists what the paper leaves open.
 
 _SHADOW = "shadow"
 
@@ -34,13 +34,13 @@ class PrivRecAttackConfig(MembershipConfig):
     """Settings of PrivRec's membership attack."""
 
     shadow_users: int = Field(default=1000, ge=1)
-    """Number of users whose data the attacker has."""
+    """Number of shadow users, with data known to the attacker."""
     used: float = Field(default=0.8, gt=0, lt=1)
-    """Share of these users that train the shadow system."""
+    """Share of the shadow users that train the shadow system."""
     members: float = Field(default=0.5, gt=0, lt=1)
     """Share of the other users that train the target system."""
     length: int = Field(default=10, ge=1)
-    """Items in a list."""
+    """Length of the recommendation lists."""
     trees: int = Field(default=100, ge=1)
     """Number of trees in the random forest."""
     judged: int = Field(default=200, ge=0)
@@ -49,7 +49,7 @@ class PrivRecAttackConfig(MembershipConfig):
 
 
 class PrivRecAttack(MembershipAttack):
-    """Shadow system, top-10 lists, random forest."""
+    """PrivRec's membership attack: shadow system, top-10 lists, random forest."""
 
     name = "membership"
     Config = PrivRecAttackConfig
@@ -57,7 +57,7 @@ class PrivRecAttack(MembershipAttack):
     config: PrivRecAttackConfig
 
     def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
-        """The shadow system and the target.
+        """Runs for the attack: the shadow system and the target.
 
         Raises:
             ExperimentError: there are too few users.
@@ -71,11 +71,11 @@ class PrivRecAttack(MembershipAttack):
         }
 
     def victims(self, attacked: Attacked) -> np.ndarray:
-        """All but the shadow users."""
+        """Attacked users: all but the shadow users, `int64 [n]`."""
         return np.sort(np.concatenate(self._parts(attacked)[2:]))
 
     def suspicion(self, attacked: Attacked) -> np.ndarray:
-        """`float64 [users]`: the forest's probability of "member"."""
+        """Probability of "member" by the forest, `float64 [users]`."""
         population = attacked.population
         shadow = attacked.systems[_SHADOW]
         known = np.setdiff1d(population.partition.training_clients, attacked.users)
@@ -97,7 +97,7 @@ class PrivRecAttack(MembershipAttack):
         return forest_scores(forest, there)
 
     def threshold(self, suspicion: np.ndarray) -> float:
-        """The forest's answer is "member" above 1/2."""
+        """Threshold 1/2 of the forest's probability."""
         return 0.5
 
     def _parts(self, attacked: Attacked) -> list[np.ndarray]:
@@ -116,21 +116,21 @@ class PrivRecAttack(MembershipAttack):
 #
 # Where this differs from the paper: it compares the loss of one example with the mean training
 # loss; here a user is the unit, its fit is a mean over its rows (`fedrec.attacks.membership`), and
-# the median of all users stands for the mean loss.
+# the median of all users replaces the mean loss.
 
 
 class Fit(MembershipAttack):
-    """Suspects the users whom the system fits best; needs no shadow system."""
+    """Membership attack by fit: suspects the users with the best fit, without shadow systems."""
 
     name = "fit"
     paper = "Yeom et al. 2018, section 3"
 
     def suspicion(self, attacked: Attacked) -> np.ndarray:
-        """`float64 [users]`: how well the target fits each user."""
+        """Fit of the target to each user, `float64 [users]`."""
         return self.signals(attacked, attacked.target)
 
     def signals(self, attacked: Attacked, system: TrainedSystem) -> np.ndarray:
-        """`float64 [users]`: how well a system fits each user."""
+        """Fit of a system to each user, `float64 [users]`."""
         blocks = system.scores(attacked.users)
         return np.concatenate(
             [fit_signals(scores, attacked.population, part) for part, scores in blocks]
@@ -157,7 +157,7 @@ class Lira(Fit):
     config: LiraConfig
 
     def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
-        """The target, and shadow systems of half of the users each.
+        """Runs for the attack: the target, and shadow systems of half of the users each.
 
         Raises:
             ExperimentError: the number of shadow systems is wrong.
@@ -170,7 +170,7 @@ class Lira(Fit):
         return {**super().trainings(attacked), **shadows}
 
     def suspicion(self, attacked: Attacked) -> np.ndarray:
-        """`float64 [users]`, see `lira_scores`. The signals are saved in `signals.npz`."""
+        """Scores `float64 [users]`, see `lira_scores`; the signals are saved in `signals.npz`."""
         users = attacked.users
         shadows = [system for name, system in attacked.systems.items() if name != TARGET]
         arrays = {
@@ -184,5 +184,5 @@ class Lira(Fit):
         return lira_scores(arrays["target"], arrays["shadows"], arrays["masks"])
 
     def threshold(self, suspicion: np.ndarray) -> float:
-        """A ratio above 1."""
+        """Threshold of the log ratio: 0, a ratio of 1."""
         return 0.0

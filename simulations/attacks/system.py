@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained system as an attacker sees it: parameters, scores, lists, and clients' updates."""
+"""A trained system from an attacker's view: parameters, scores, lists, and clients' updates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BLOCK = 256  # users whose scores or generated parameters are in memory at a ti
 
 
 class TrainedSystem:
-    """A finished run.
+    """A trained system under attack.
 
     Args:
         experiment: the attacked experiment; its data, model, `engine.device` and `engine.threads`
@@ -41,15 +41,15 @@ class TrainedSystem:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics of its recommendations."""
+        """Metrics of the recommendations."""
         return dict(self.run.read_result().metrics)
 
     @cached_property
     def parameters(self) -> Mapping[str, np.ndarray]:
-        """Global parameters that the run ended with, read-only.
+        """Final global parameters of the run, read-only.
 
         Raises:
-            RunError: there is no checkpoint.
+            RunError: the checkpoint is missing.
         """
         from server.checkpoint import Checkpoints
         from server.early_stopping import ending
@@ -91,8 +91,8 @@ class TrainedSystem:
         step = node.step(tuned if fine_tune else untuned)
         if step.private_names(list(self.parameters)):
             raise ExperimentError(
-                "private parameters cannot be attacked",
-                expected="a system whose parameters are all shared",
+                "systems with private parameters cannot be attacked",
+                expected="a system with only shared parameters",
                 got=", ".join(step.private_names(list(self.parameters))),
                 fix="--set step.private-parameters=[]",
             )
@@ -117,8 +117,8 @@ class TrainedSystem:
         Args:
             users: `int64 [users]`.
             length: items in a list, at most those of the catalogue.
-            as_shown: whether lists are those that users see: after their own fine-tuning, and
-                without items of their real training rows.
+            as_shown: whether to return the lists that users see: fine-tuned, and without items of
+                their real training rows.
         """
         population = self._node.population
         codes = population.feature_codes(users)
@@ -133,9 +133,9 @@ class TrainedSystem:
         return np.concatenate(blocks)[np.argsort(order)]
 
     def updates(self, users: np.ndarray) -> Iterator[np.ndarray]:
-        """Descriptions of each client's upload in one more round, `float32 [columns]`: for a table
-        or matrix the norms of its rows' changes, for a vector its changes. Which rows change, and
-        by how much, is most informative; directions are left out to keep a description short.
+        """Yield descriptions of clients' uploads in one more round, `float32 [columns]`: norms of
+        row changes of tables and matrices, changes of vectors. Changed rows and their norms are
+        most informative; directions are omitted for brevity.
 
         Args:
             users: `int64 [users]`.
@@ -161,7 +161,7 @@ class TrainedSystem:
 
     @cached_property
     def _node(self) -> Node:
-        """All clients of the attacked experiment."""
+        """Node with all clients of the attacked experiment."""
         from clients.node import Node
 
         return Node(self.experiment, 0, 1, None)
@@ -175,8 +175,7 @@ class TrainedSystem:
 
 
 def _generated_scores(node: Node, parameters: Mapping[str, Tensor], users: np.ndarray) -> Tensor:
-    """Scores of the catalogue, `float32 [users, items]`, with the parameters that the server
-    generates for each."""
+    """Scores of the catalogue, `float32 [users, items]`, with each user's generated parameters."""
     import torch
 
     from fedrec.models.metamf import generate
@@ -189,8 +188,7 @@ def _generated_scores(node: Node, parameters: Mapping[str, Tensor], users: np.nd
 def _generated_updates(
     node: Node, parameters: Mapping[str, Tensor], users: np.ndarray
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Each client's upload by name if the server generates its parameters: updates of
-    these."""
+    """Yield each client's upload, by name: updates of its generated parameters."""
     import torch
 
     from clients.generated import requested_items
@@ -227,6 +225,6 @@ def _generated_updates(
 
 
 def section(experiment: Experiment, kind: str) -> dict[str, Any]:
-    """A section as a table: name and settings."""
+    """Return a section as a table: name and settings."""
     chosen = getattr(experiment, kind)
     return {"name": chosen.name, **chosen.options}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of poisoning attacks, and what several of them share."""
+"""The interface of poisoning attacks, and their common functions."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from fedrec.rng import torch_stream
 
 
 class Poisoning(ABC):
-    """The behaviour of malicious clients. Derive from `ProfilePoisoning` or `UpdatePoisoning`.
+    """Behaviour of malicious clients. Derive from `ProfilePoisoning` or `UpdatePoisoning`.
 
     A built-in has a `name` and lives in `simulations/poisoning/`, its configuration
-    class above it. It holds no state between calls: what it returns is a function of its input.
+    class above it. It is stateless: its results depend only on its inputs.
 
     Args:
-        config: its settings.
+        config: settings of the attack.
 
     Attributes:
-        paper: where the attack is described.
-        sends_updates: whether clients send made-up updates, and do not train.
+        paper: paper that describes the attack.
+        sends_updates: whether clients send made-up updates instead of training.
     """
 
     Config: ClassVar[type[Config]] = Config
@@ -45,18 +45,18 @@ class Poisoning(ABC):
 
     @abstractmethod
     def profile(self, known: Known, random: np.random.Generator) -> np.ndarray:
-        """The items of one malicious client's training rows, `int64 [n]`, distinct, in the order of
-        time.
+        """Create the items of a malicious client's training rows, `int64 [n]`, distinct, in
+        temporal order.
 
         Args:
-            known: what the adversary knows.
+            known: knowledge of the adversary.
             random: a stream of this client.
         """
 
 
 class ProfilePoisoning(Poisoning):
-    """Malicious clients make up a profile and train on it as honest clients do. Such an attack
-    works against every system, centralised ones included."""
+    """Attack by made-up profiles, on which malicious clients train like honest ones. It works
+    against every system, centralised ones included."""
 
 
 class UpdatePoisoningConfig(Config):
@@ -64,14 +64,14 @@ class UpdatePoisoningConfig(Config):
 
     norm: float | None = Field(default=None, gt=0)
     """L2 norm of each malicious update, in units of that of an honest client with a profile of
-    random items; default: as the attack computes it."""
+    random items; default: unscaled."""
 
 
 class UpdatePoisoning(Poisoning):
-    """Malicious clients send made-up updates; a subclass defines `crafted`.
+    """Attack by made-up updates; a subclass defines `crafted`.
 
-    Their profiles are random items, of an honest client's usual number: an honest client's update
-    is measured on these (`norm`), and centralised systems are fitted to them.
+    Malicious clients have profiles of random items, of usual length: the norm of an honest update
+    is measured on them (`norm`), and centralised systems are fitted to them.
     """
 
     Config = UpdatePoisoningConfig
@@ -80,16 +80,16 @@ class UpdatePoisoning(Poisoning):
 
     @abstractmethod
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
-        """The updates before they are scaled, `[C, ...]` by parameter."""
+        """Craft the updates before scaling, `[C, ...]` by parameter."""
 
     def profile(self, known: Known, random: np.random.Generator) -> np.ndarray:
-        """Random items without targets, `int64 [n]`."""
+        """Draw random items without targets, `int64 [n]`."""
         others = np.setdiff1d(np.arange(known.items), known.targets)
         return random.choice(others, size=min(known.usual, len(others)), replace=False)
 
     def updates(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
-        """The crafted updates, scaled to the norm of the settings if there is one, `[C, ...]` by
-        parameter; zero for parameters that are left out."""
+        """Crafted updates, scaled to `norm` if it is set, `[C, ...]` by parameter; missing
+        parameters are zero."""
         crafted = self.crafted(block)
         if self.config.norm is None:
             return crafted
@@ -110,18 +110,18 @@ class ProfileConfig(Config):
     """Number of items of a profile, targets included; default: the median of honest clients."""
 
     def fillers(self, known: Known) -> int:
-        """Number of items beside the targets."""
+        """Number of items in addition to the targets."""
         return max(0, (self.items or known.usual) - len(known.targets))
 
 
 def with_fillers(
     known: Known, random: np.random.Generator, chosen: np.ndarray, count: int
 ) -> np.ndarray:
-    """The targets, chosen items and random others, `int64 [n]`, in random order.
+    """Combine the targets, chosen items and random others, `int64 [n]`, in random order.
 
     Args:
-        known: what the adversary knows.
-        random: where the random items come from.
+        known: knowledge of the adversary.
+        random: source of randomness.
         chosen: `int64 [m]`, items without targets.
         count: number of items without targets in all, as far as the catalogue has them.
     """
@@ -139,7 +139,7 @@ Users = tuple[Parameters, tuple[Tensor, ...]]
 
 
 def generator_of(random: np.random.Generator) -> torch.Generator:
-    """A generator of torch from a client's stream, on the CPU."""
+    """Torch generator from a client's stream, on the CPU."""
     return torch.Generator().manual_seed(int(random.integers(2**62)))
 
 
@@ -147,7 +147,7 @@ def target_scores(block: MaliciousBlock, parameters: Parameters, users: Users) -
     """Scores of the targets, `[U, targets]`.
 
     Args:
-        block: knows targets and model.
+        block: block with targets and model.
         parameters: the shared ones, without cohort dimension.
         users: the users.
 
@@ -157,7 +157,7 @@ def target_scores(block: MaliciousBlock, parameters: Parameters, users: Users) -
     if isinstance(block.model, HistoryModel):
         name = type(block.model).__name__
         raise ExperimentError(
-            f"{name} represents users by whole histories, which this attack has none of",
+            f"{name} represents users by histories, which this attack does not support",
             expected="a model that predicts single items, such as privrec, mf or neumf",
             got=f"model {name}",
             fix="set adversary.attack = 'random', or another attack with made-up profiles",
@@ -172,13 +172,13 @@ def target_scores(block: MaliciousBlock, parameters: Parameters, users: Users) -
 def made_up_users(
     block: MaliciousBlock, count: int, std: float, generator: torch.Generator
 ) -> Users:
-    """Users with normal private parameters around zero, and random categories.
+    """Make up users with normal private parameters around zero, and random categories.
 
     Args:
-        block: knows the model.
-        count: their number.
+        block: block with the model.
+        count: number of users.
         std: standard deviation of the private parameters.
-        generator: of random numbers, on the CPU.
+        generator: random generator, on the CPU.
     """
     device = block.step.device
     private = [name for name in block.parameters if name not in block.shared]
@@ -206,7 +206,7 @@ def learning_rates(block: MaliciousBlock) -> dict[str, float]:
 
 
 def seed_of_round(block: MaliciousBlock) -> torch.Generator:
-    """A generator that all malicious clients of a round share, on the CPU."""
+    """Generator shared by all malicious clients of a round, on the CPU."""
     return torch_stream(block.known.seed, "coalition", block.round)
 
 
@@ -220,8 +220,7 @@ def embedding_tables(block: MaliciousBlock) -> list[str]:
 
 
 def gradients_of(value: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients of a number `[]` by some leaves, `[...]` each; zeros by those that it does not
-    depend on."""
+    """Gradients of a scalar `[]` with respect to leaves, `[...]` each; zeros for unused leaves."""
     gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
     return {
         name: torch.zeros_like(leaf) if gradient is None else gradient
@@ -229,31 +228,31 @@ def gradients_of(value: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tenso
     }
 
 
-# What A-ra and A-hum share: the gradient of the targets' loss for made-up users.
+# Common part of A-ra and A-hum: the gradient of the targets' loss for made-up users.
 
 
 class MadeUpUsersConfig(UpdatePoisoningConfig):
     """Settings of attacks with made-up users."""
 
     users: int = Field(default=10, ge=1)
-    """Number of users that each malicious client makes up in a round."""
+    """Number of made-up users per malicious client and round."""
     user_std: float = Field(default=0.01, gt=0)
-    """Standard deviation of their private parameters."""
+    """Standard deviation of the made-up users' private parameters."""
 
 
 class MadeUpUsers(UpdatePoisoning):
-    """One step of gradient descent, with the learning rates of honest clients, on the cross-entropy
-    of the targets as positives of made-up users; every shared parameter moves."""
+    """Gradient descent on the cross-entropy of the targets as positives of made-up users, with the
+    learning rates of honest clients, over all shared parameters."""
 
     Config = MadeUpUsersConfig
     config: MadeUpUsersConfig
 
     @abstractmethod
     def users(self, block: MaliciousBlock, generator: torch.Generator) -> Users:
-        """The users that one client makes up; `generator` is its own."""
+        """Make up the users of one client; `generator` is that client's."""
 
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
-        """The steps of gradient descent, `[C, ...]` by parameter."""
+        """Take the steps of gradient descent, `[C, ...]` by parameter."""
         rates = learning_rates(block)
         steps: dict[str, list[Tensor]] = {name: [] for name in block.shared}
         for member in block.clients:

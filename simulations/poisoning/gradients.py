@@ -42,10 +42,10 @@ from simulations.poisoning.base import (
 # (equation 12). Each malicious client sends the rows of the targets and of some other items, drawn
 # in proportion to the norms of their gradients, each of norm `row-limit` at most.
 #
-# Where this differs from the paper: embeddings are fitted anew in each round, so that clients keep
-# no state, from the shared value that honest devices start from. A client's other items are drawn
-# in each round. The paper's clients take their parts of the gradient one after the other, until it
-# is used up; here each of the expected number in a round takes an equal share of a row, limited in
+# Where this differs from the paper: embeddings are fitted again in each round, so that clients are
+# stateless, from the shared initial value of honest devices. A client's other items are drawn in
+# each round. The paper's clients take their parts of the gradient sequentially, until it is
+# exhausted; here each of the expected number in a round takes an equal share of a row, limited in
 # the same way, which has the same sum, and no client needs to know what another one sent. The item
 # to be overtaken is the tenth of a user's list, for all targets; in the authors' code it is the
 # tenth for the first target, the ninth for the second and so on. Rows are limited in units of
@@ -61,20 +61,20 @@ class FedRecAttackConfig(UpdatePoisoningConfig):
     """Settings of FedRecAttack."""
 
     rows: int = Field(default=60, ge=1)
-    """Number of items whose rows a malicious client changes (kappa)."""
+    """Number of item rows that a malicious client changes (kappa)."""
     row_limit: float = Field(default=1.0, gt=0)
     """Largest norm of the gradient of a row (C)."""
     fit_steps: int = Field(default=10, ge=1)
     """Steps of Adam that fit the users' embeddings in a round."""
     fit_rate: float = Field(default=0.01, gt=0)
-    """Their learning rate."""
+    """Learning rate of these steps."""
 
 
 class FedRecAttack(UpdatePoisoning):
-    """Pushes the targets above the items at the top of approximated users' lists.
+    """FedRecAttack: pushes the targets above the top items of approximated users' lists.
 
     Raises:
-        ExperimentError: the model is no matrix factorisation.
+        ExperimentError: the model is not a matrix factorisation.
     """
 
     name = "fedrec-attack"
@@ -83,7 +83,7 @@ class FedRecAttack(UpdatePoisoning):
     config: FedRecAttackConfig
 
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
-        """The rows that each client sends, `[C, items, d]`."""
+        """Craft the row updates of each client, `[C, items, d]`."""
         if ITEMS not in block.shared or USERS in block.shared or USERS not in block.parameters:
             raise ExperimentError(
                 f"FedRecAttack cannot attack {type(block.model).__name__}",
@@ -108,8 +108,8 @@ class FedRecAttack(UpdatePoisoning):
     def _fitted(
         self, known: Known, table: Tensor, start: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """Embeddings of the honest users, `[honest, d]`, from their public rows by BPR; `start
-        [d]` is the value that devices start from."""
+        """Fit embeddings of the honest users, `[honest, d]`, to their public rows by BPR; `start
+        [d]` is the devices' initial value."""
         users = torch.from_numpy(known.users)
         liked = torch.from_numpy(known.public)
         drawn = _START_STD * torch.randn(known.honest, table.shape[1], generator=generator)
@@ -124,7 +124,7 @@ class FedRecAttack(UpdatePoisoning):
         return embeddings.detach()
 
     def _rows(self, known: Known, gradient: Tensor, random: np.random.Generator) -> Tensor:
-        """`int64 [rows]`: the targets, and other items by the norms of their gradients."""
+        """Targets, and other items drawn by the norms of their gradients, `int64 [rows]`."""
         norms = gradient.norm(dim=1).double().numpy() + 1e-12
         norms[known.targets] = 0.0
         count = min(self.config.rows - len(known.targets), known.items - len(known.targets))
@@ -132,7 +132,7 @@ class FedRecAttack(UpdatePoisoning):
         return torch.from_numpy(np.concatenate([known.targets, drawn]))
 
     def _shares(self, block: MaliciousBlock, gradient: Tensor) -> Tensor:
-        """`float32 [items]`: one over the expected number of clients that send a row."""
+        """Reciprocal of the expected number of clients that send a row, `float32 [items]`."""
         norms = gradient.norm(dim=1) + 1e-12
         expected = block.together * (self.config.rows * norms / norms.sum()).clamp(max=1.0)
         expected[torch.from_numpy(block.known.targets)] = block.together
@@ -140,10 +140,10 @@ class FedRecAttack(UpdatePoisoning):
 
 
 def promotion_gradient(known: Known, table: Tensor, users: Tensor) -> Tensor:
-    """Gradient of the loss in the item embeddings, `[items, d]`.
+    """Gradient of the loss with respect to the item embeddings, `[items, d]`.
 
     Args:
-        known: has the targets and the users' public rows.
+        known: the targets and the users' public rows.
         table: item embeddings, `[items, d]`.
         users: embeddings of the honest users, `[honest, d]`.
     """
@@ -187,7 +187,7 @@ class ClusterAttackConfig(UpdatePoisoningConfig):
 
 
 class ClusterAttack(UpdatePoisoning):
-    """Draws items' embeddings together.
+    """ClusterAttack: draws the item embeddings together into clusters.
 
     Raises:
         ExperimentError: the model has no table of item embeddings.
@@ -199,7 +199,7 @@ class ClusterAttack(UpdatePoisoning):
     config: ClusterAttackConfig
 
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
-        """The updates, `[C, ...]` by parameter."""
+        """Craft the updates, `[C, ...]` by parameter."""
         tables = embedding_tables(block)
         if not tables:
             raise ExperimentError(
@@ -230,8 +230,8 @@ class ClusterAttack(UpdatePoisoning):
 
 
 def clustered(points: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Clusters by Lloyd's algorithm from random points: centres `[count, d]`, and the cluster of
-    each of the points `[n, d]`, `int64 [n]`."""
+    """Cluster points by Lloyd's algorithm from random centres: centres `[count, d]`, and the
+    cluster of each of the points `[n, d]`, `int64 [n]`."""
     first = torch.randperm(len(points), generator=generator)[:count]
     centres = points[first.to(points.device)].clone()
     cluster = torch.cdist(points, centres).argmin(1)
@@ -255,8 +255,8 @@ def clustered(points: Tensor, count: int, generator: torch.Generator) -> tuple[T
 #
 # Where this differs from the paper: an item's movement is the distance of its embedding from its
 # initial value, which every client can compute, and not the sum over the first rounds that the
-# client takes part in, so that clients keep no state; popular items are found again in each round.
-# In the first round nothing has moved, and nothing is sent.
+# client takes part in, so that clients are stateless; popular items are selected again in each
+# round. In the first round nothing has moved, and nothing is sent.
 
 
 class PieckConfig(UpdatePoisoningConfig):
@@ -267,10 +267,10 @@ class PieckConfig(UpdatePoisoningConfig):
 
 
 class Pieck(UpdatePoisoning):
-    """Promotes the targets by popular items that it finds itself.
+    """PIECK: promotes the targets by popular items, identified by their movement.
 
     Raises:
-        ExperimentError: the model is no matrix factorisation.
+        ExperimentError: the model is not a matrix factorisation.
     """
 
     name = "pieck"
@@ -279,8 +279,8 @@ class Pieck(UpdatePoisoning):
     config: PieckConfig
 
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
-        """Steps of gradient descent on the targets' embeddings, `[C, items, d]`, the same for
-        all."""
+        """Craft steps of gradient descent on the targets' embeddings, `[C, items, d]`, equal for
+        all clients."""
         name = self._table(block)
         table = block.parameters[name]
         moved = (table - block.initial[name].to(table)).norm(dim=1)
@@ -297,19 +297,19 @@ class Pieck(UpdatePoisoning):
         return {name: step.expand(len(block.clients), *step.shape)}
 
     def _table(self, block: MaliciousBlock) -> str:
-        """The item table that it changes: the first with more than one column."""
+        """Name of the changed item table: the first with more than one column."""
         tables = embedding_tables(block)
         if not tables or USERS not in block.parameters:
             raise ExperimentError(
                 f"PIECK cannot attack {type(block.model).__name__}",
-                expected="embeddings of items in the space of the users': model mf",
+                expected="users and items in one embedding space, as in model mf",
                 got=", ".join(block.shared),
                 fix="choose another attack, such as explicit-boosting",
             )
         return tables[0]
 
 
-# A-hum (Rong, He and Chen 2022, section 4.3): as A-ra, but for hard users, who do not like the
+# A-hum (Rong, He and Chen 2022, section 4.3): like A-ra, but for hard users, who do not like the
 # targets.
 #
 # A random user is made hard by steps of gradient descent on its private parameters, on the
@@ -325,13 +325,13 @@ class HardUsersConfig(MadeUpUsersConfig):
     """Settings of A-hum."""
 
     hard_steps: int = Field(default=30, ge=1)
-    """Steps of gradient descent that make a user hard."""
+    """Steps of gradient descent for making a user hard."""
     hard_rate: float = Field(default=0.001, gt=0)
-    """Their learning rate."""
+    """Learning rate of these steps."""
 
 
 class HardUserMining(MadeUpUsers):
-    """Promotes the targets for users who do not like them."""
+    """A-hum: promotes the targets for users who do not like them."""
 
     name = "a-hum"
     Config = HardUsersConfig
@@ -339,7 +339,7 @@ class HardUserMining(MadeUpUsers):
     config: HardUsersConfig
 
     def users(self, block: MaliciousBlock, generator: torch.Generator) -> Users:
-        """Hard users."""
+        """Make up hard users."""
         config = self.config
         private = len(block.shared) < len(block.parameters)
         count = config.users if private else _CANDIDATES * config.users
@@ -370,11 +370,11 @@ class HardUserMining(MadeUpUsers):
 
 
 class RandomApproximation(MadeUpUsers):
-    """Promotes the targets for random users."""
+    """A-ra: promotes the targets for random users."""
 
     name = "a-ra"
     paper = "Rong, He and Chen 2022, A-ra"
 
     def users(self, block: MaliciousBlock, generator: torch.Generator) -> Users:
-        """Random users."""
+        """Make up random users."""
         return made_up_users(block, self.config.users, self.config.user_std, generator)

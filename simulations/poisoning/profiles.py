@@ -32,8 +32,8 @@ from simulations.poisoning.base import (
 # times `norm`.
 #
 # Where this differs from the papers: their update is a step of gradient descent on the
-# cross-entropy, which vanishes once the score is high; here the norm is chosen, because that is
-# what a server can bound.
+# cross-entropy, which vanishes once the score is high; here the norm is set, because a server can
+# bound it.
 
 
 class ExplicitBoostingConfig(UpdatePoisoningConfig):
@@ -45,14 +45,15 @@ class ExplicitBoostingConfig(UpdatePoisoningConfig):
 
 
 class ExplicitBoosting(UpdatePoisoning):
-    """Moves the targets' embeddings towards higher scores."""
+    """Explicit boosting: moves the targets' embeddings towards higher scores."""
 
     name = "explicit-boosting"
     Config = ExplicitBoostingConfig
     paper = "Zhang et al. 2022; Rong, He and Chen 2022"
 
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
-        """Gradients of the targets' mean score in the targets' rows, `[C, ...]` by parameter."""
+        """Gradients of the targets' mean score with respect to their rows, `[C, ...]` by
+        parameter."""
         tables = [name for name in block.model.item_tables if name in block.shared]
         gradients: dict[str, list[Tensor]] = {name: [] for name in tables}
         for client, trained in enumerate(block.honest):
@@ -69,8 +70,8 @@ class ExplicitBoosting(UpdatePoisoning):
 # Bandwagon profiles (Kapoor et al. 2017): the targets among some popular and many random items.
 #
 # A tenth of the profile is drawn from the tenth of the catalogue that is most popular, the rest
-# from all items, as in the comparison of FedRecAttack (Rong et al. 2022). Popularity is what the
-# adversary knows of it (`adversary.public-share`).
+# from all items, as in the comparison of FedRecAttack (Rong et al. 2022). Popularity is that known
+# to the adversary (`adversary.public-share`).
 
 
 class BandwagonConfig(ProfileConfig):
@@ -81,7 +82,7 @@ class BandwagonConfig(ProfileConfig):
 
 
 class BandwagonProfiles(ProfilePoisoning):
-    """Likes the targets, some popular items and random ones."""
+    """Bandwagon profiles: the targets, some popular items and random ones."""
 
     name = "bandwagon"
     Config = BandwagonConfig
@@ -89,7 +90,7 @@ class BandwagonProfiles(ProfilePoisoning):
     config: BandwagonConfig
 
     def profile(self, known: Known, random: np.random.Generator) -> np.ndarray:
-        """The targets, popular and random items, `int64 [n]`."""
+        """Create a profile of targets, popular and random items, `int64 [n]`."""
         count = self.config.fillers(known)
         popular = known.popular(max(1, known.items // 10))
         size = min(int(self.config.popular_share * count), len(popular))
@@ -97,11 +98,11 @@ class BandwagonProfiles(ProfilePoisoning):
 
 
 # Popular profiles (Gunes et al. 2014): the targets among the most popular items, the same for all
-# malicious clients. Popularity is what the adversary knows of it (`adversary.public-share`).
+# malicious clients. Popularity is that known to the adversary (`adversary.public-share`).
 
 
 class PopularProfiles(ProfilePoisoning):
-    """Likes the targets and the most popular items."""
+    """Popular profiles: the targets and the most popular items."""
 
     name = "popular"
     Config = ProfileConfig
@@ -109,7 +110,7 @@ class PopularProfiles(ProfilePoisoning):
     config: ProfileConfig
 
     def profile(self, known: Known, random: np.random.Generator) -> np.ndarray:
-        """The targets and the most popular items, `int64 [n]`."""
+        """Create a profile of targets and the most popular items, `int64 [n]`."""
         popular = known.popular(self.config.fillers(known))
         return np.concatenate([known.targets, popular])
 
@@ -118,7 +119,7 @@ class PopularProfiles(ProfilePoisoning):
 
 
 class RandomProfiles(ProfilePoisoning):
-    """Likes the targets and random items."""
+    """Random profiles: the targets and random items."""
 
     name = "random"
     Config = ProfileConfig
@@ -126,12 +127,12 @@ class RandomProfiles(ProfilePoisoning):
     config: ProfileConfig
 
     def profile(self, known: Known, random: np.random.Generator) -> np.ndarray:
-        """The targets and random items, `int64 [n]`."""
+        """Create a profile of targets and random items, `int64 [n]`."""
         none = np.empty(0, dtype=np.int64)
         return with_fillers(known, random, none, self.config.fillers(known))
 
 
-# An attack on sums of products (steps `gram` and `counts`): what one client can put into them.
+# An attack on sums of products (steps `gram` and `counts`).
 #
 # A linear model is solved from the sum of x x^T over clients. A malicious client sends such a
 # product of a vector in which a target has as much weight as the popular items together, so that
@@ -148,12 +149,11 @@ class ProductBoostingConfig(UpdatePoisoningConfig):
     """L2 norm of each malicious update, in units of that of an honest client with a profile of
     random items."""
     popular: int = Field(default=50, ge=1)
-    """Number of popular items that the targets are paired with; popularity is what the adversary
-    knows of it."""
+    """Number of popular items paired with the targets, by the popularity known to the adversary."""
 
 
 class ProductBoosting(UpdatePoisoning):
-    """Sends products of the targets with popular items.
+    """Product boosting: sends products of the targets with popular items.
 
     Raises:
         ExperimentError: the model is not computed from products.
@@ -164,7 +164,7 @@ class ProductBoosting(UpdatePoisoning):
     config: ProductBoostingConfig
 
     def crafted(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
-        """The same matrix or the same counts for each client, `[C, ...]` by parameter."""
+        """Craft equal matrices or equal counts for all clients, `[C, ...]` by parameter."""
         name = block.model.products
         if not name:
             raise ExperimentError(
@@ -182,8 +182,7 @@ class ProductBoosting(UpdatePoisoning):
         return {name: change.expand(len(block.clients), *change.shape)}
 
     def _pairs(self, block: MaliciousBlock, products: Tensor) -> Tensor:
-        """The product of targets and popular items, `[m, m]`; zeros for items that no products are
-        about."""
+        """Product of targets and popular items, `[m, m]`; zeros for items without products."""
         bias = block.parameters.get(BIAS)
         catalogue = block.known.items
         counted = torch.zeros(catalogue) if bias is None else bias[:, 0].cpu()

@@ -601,7 +601,7 @@ def test_the_fresh_model_predicts_mean_and_users_mean_deviation(node):
 
 def test_what_does_not_fit_is_refused(node, tiny_experiment):
     schema = node().model.schema
-    with pytest.raises(ExperimentError, match="more items than there are"):
+    with pytest.raises(ExperimentError, match="exceeds the catalogue"):
         Pnbm(PnbmConfig(items=31), schema)
     with pytest.raises(ExperimentError, match="task = 'rating'"):
         Pnbm(PnbmConfig(), type(schema)(30, schema.item_features, (), "ranking"))

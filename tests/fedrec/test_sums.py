@@ -179,7 +179,7 @@ def test_vectors_have_a_linear_kernel():
 
 
 def test_an_unknown_feature_is_named(features):
-    with pytest.raises(ExperimentError, match=r"(?s)no feature years.*eras, tags"):
+    with pytest.raises(ExperimentError, match=r"(?s)unknown item feature years.*eras, tags"):
         embeddings(features, {"years": 1.0})
 
 

@@ -527,5 +527,5 @@ def test_a_private_run_prints_at_most_eight_lines_below_its_table(run_tiny, caps
         together.step(charge.event, charge.count)
     assert len(ledgers) == 3
     assert f"cost epsilon {together.epsilon(1e-5).epsilon:.4g} at delta 1e-05" in below[1]
-    assert "is in the report" in below[-1]
+    assert "See the report" in below[-1]
     assert any(line.startswith("Not accounted") for line in result.privacy)

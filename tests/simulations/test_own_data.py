@@ -354,7 +354,7 @@ def test_a_run_of_private_popularity_shows_the_level_of_chance_and_no_prose(tmp_
     assert "the guarantee is per value of Kunde, 40 of them" in told
     for prose in ("strong guarantee", "model.items", "not better than", "Neighbours differ"):
         assert prose not in told
-    assert "is in the report" in told and any("strong guarantee" in line for line in result.privacy)
+    assert "See the report" in told and any("strong guarantee" in line for line in result.privacy)
 
 
 @pytest.mark.parametrize(
@@ -421,8 +421,8 @@ def test_a_table_with_times_says_whether_order_pays(tmp_path):
         output = ["-o", str(tmp_path / file.stem)]
         done = CliRunner().invoke(app, ["try", str(file), *output])
         said[ordered] = " ".join(done.output.split())
-    assert "The order of items pays here: hits@10" in said[True]
-    assert "The order of items pays" not in said[False]
+    assert "The order of items helps here: hits@10" in said[True]
+    assert "The order of items helps" not in said[False]
     assert "The order of items" in said[False]
 
 

@@ -56,16 +56,16 @@ class PrivateConfig(Config):
     """Seed of the noise; default: the experiment's."""
 
     def seeded(self, seed: int) -> Self:
-        """The same settings; seeds that are not set are derived from the experiment's seed."""
+        """Return the settings with a seed derived from the experiment's seed if none is set."""
         return self if self.seed is not None else self.model_copy(update={"seed": seed})
 
     @property
     def own_seed(self) -> int:
-        """The seed; settings outside an experiment have 0."""
+        """Seed; 0 for settings outside an experiment."""
         return self.seed or 0
 
     def privacy(self, clip_norm: float) -> PrivacyConfig:
-        """The same as an experiment's `[privacy]` table, for one clip norm."""
+        """Return the settings as an experiment's `[privacy]` table, for one clip norm."""
         target = {"epsilon": self.epsilon} if self.noise else {"noise_multiplier": 0.0}
         shared = {"delta": self.delta, "adjacency": self.adjacency}
         return PrivacyConfig.model_validate({"clip_norm": clip_norm, **target, **shared})
@@ -82,8 +82,7 @@ class ReleaseKind:
             all shares sum to 1.
         releases: number of releases.
         contributions: kind of contributions of users, see `fedrec.privacy.accounting.sampling`.
-        unfounded: why such releases have no guarantee although they have noise; empty if they have
-            one.
+        unfounded: why such releases have no guarantee despite their noise; empty if they have one.
     """
 
     name: str
@@ -95,8 +94,7 @@ class ReleaseKind:
 
     @property
     def factor(self) -> float:
-        """Noise multiplier of one such release / that of a single release that takes the whole
-        budget."""
+        """Ratio of the noise multiplier to that of a single release with the whole budget."""
         return (self.releases / self.share) ** 0.5
 
 
@@ -110,15 +108,14 @@ class PrivateBaseline(Baseline):
 
     @abstractmethod
     def parts(self) -> tuple[ReleaseKind, ...]:
-        """Its releases, in order."""
+        """Releases of the baseline, in order."""
 
     def sampler(self, users: int) -> tuple[str, dict[str, float]]:
-        """The sampler of a release's users and its settings, for a number of users; all users by
-        default."""
+        """Sampler of a release's users and its settings, for a number of users; all by default."""
         return "full", {}
 
     def plans(self, users: int) -> dict[str, Plan]:
-        """Clip, noise and cost of each kind of release for so many training users, by name.
+        """Clip, noise and cost of each kind of release for a number of training users, by name.
 
         Raises:
             ExperimentError: no noise reaches the target epsilon.
@@ -142,7 +139,7 @@ class PrivateBaseline(Baseline):
         }
 
     def releases(self, users: int) -> NoisyReleases:
-        """The releases of one fit."""
+        """Create the releases of one fit."""
         source = source_of("reproducible", self.config.own_seed)
         unfounded = {kind.name: kind.unfounded for kind in self.parts()}
         return NoisyReleases(self.plans(users), source, self.charge, unfounded)
@@ -152,10 +149,10 @@ class NoisyReleases:
     """The noisy sums of one fit, in order.
 
     Args:
-        plans: of each kind of release, by name.
-        source: where noise comes from.
+        plans: plan of each kind of release, by name.
+        source: source of noise.
         charge: see `PrivateBaseline.charge`.
-        unfounded: by kind, see `ReleaseKind.unfounded`; kinds that are not in it have a guarantee.
+        unfounded: `ReleaseKind.unfounded` by kind; missing kinds have a guarantee.
     """
 
     def __init__(
@@ -172,7 +169,7 @@ class NoisyReleases:
         self._number = 0
 
     def release(self, name: str, total: np.ndarray, clip_norm: float | None = None) -> np.ndarray:
-        """A sum of clipped contributions under noise, `float32` in the shape of the sum; charged
+        """Add noise to a sum of clipped contributions, `float32` in the shape of the sum; charged
         first.
 
         Args:
@@ -190,16 +187,16 @@ class NoisyReleases:
         return noisy[name]
 
     def tensor(self, name: str, total: Tensor) -> Tensor:
-        """The same of a tensor `[...]`, `float64` on its device."""
+        """Release a tensor `[...]`, `float64` on its device."""
         noisy = self.release(name, total.cpu().numpy())
         return torch.from_numpy(noisy).to(total.device).double()
 
     def symmetric(self, name: str, total: Tensor) -> Tensor:
-        """The same of symmetric matrices `[..., n, n]`, clipped together in the Frobenius norm.
+        """Release symmetric matrices `[..., n, n]`, clipped together in the Frobenius norm.
 
         Noise is added to n (n + 1) / 2 coordinates whose L2 norm is the Frobenius norm: the
         diagonal, and sqrt(2) times the entries above it. So noise has its full standard deviation
-        on the diagonal and 1 / sqrt(2) of it elsewhere.
+        on the diagonal and 1 / sqrt(2) times that elsewhere.
         """
         return unpacked(self.tensor(name, packed(total)))
 
@@ -215,8 +212,7 @@ def _event(plan: Plan, name: str, unfounded: str) -> Event:
 def binary_rows(
     liked: Histories, users_at_once: int, device: torch.device
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of users, and 1 for each of their liked items, `float64 [block, items]` on a device;
-    users in their order.
+    """Yield blocks of users with 1 for each liked item, `float64 [block, items]`, in order.
 
     Args:
         liked: distinct items of each user.
@@ -253,7 +249,7 @@ def clipped_gram(rows: Sparse, clip: Clip) -> np.ndarray:
 
 
 def _squared_norms(rows: Sparse) -> np.ndarray:
-    """`float64 [users]`."""
+    """Squared L2 norms, `float64 [users]`."""
     return np.asarray(rows.multiply(rows).sum(1)).ravel()
 
 
@@ -262,7 +258,7 @@ GRAM = "gram"
 
 
 class ChosenItemsConfig(PrivateConfig):
-    """Settings of the choice."""
+    """Settings for choosing items by noisy counts."""
 
     items: int = Field(default=500, ge=1)
     """Number m of items (with the largest noisy counts) that are learned from; at most the
@@ -275,7 +271,7 @@ class ChosenItemsConfig(PrivateConfig):
     """Bound on the L2 norm of a user's counts: sqrt(n) for n liked items."""
 
     def counts(self) -> ReleaseKind:
-        """The release of the counts, which have no signs."""
+        """Release of the counts, which are non-negative."""
         return ReleaseKind(COUNTS, self.count_clip, self.count_share, contributions="non-negative")
 
 
@@ -285,10 +281,10 @@ class ChosenItems:
 
     Attributes:
         counts: noisy counts of all items, `float32 [items]`.
-        noise: their standard deviation.
+        noise: standard deviation of the noise on the counts.
         items: the chosen items, ascending, `int64 [m]`.
-        weights: of each of them, with mean 1, `float64 [m]`: counts to the power of minus the
-            exponent.
+        weights: weights of the chosen items, with mean 1, `float64 [m]`: counts to the power of
+            minus the exponent.
     """
 
     counts: np.ndarray
@@ -300,12 +296,12 @@ class ChosenItems:
     def released(
         cls, rows: Sparse, releases: NoisyReleases, config: ChosenItemsConfig
     ) -> ChosenItems:
-        """Release the counts, and choose.
+        """Release the counts and choose the items.
 
         Args:
-            rows: what each user counts, sparse `float64 [users, items]`, >= 0.
-            releases: of this fit.
-            config: how many are chosen, and their weights.
+            rows: counts of each user, sparse `float64 [users, items]`, >= 0.
+            releases: releases of this fit.
+            config: number of chosen items, and their weights.
         """
         plan = releases.plans[COUNTS]
         counts = releases.release(COUNTS, clipped_row_sum(rows, plan.clip))
@@ -317,12 +313,12 @@ class ChosenItems:
         return cls(counts, noise, items, weights / weights.mean())
 
     def of(self, histories: Histories) -> Histories:
-        """The users' distinct chosen items, numbered by their position among the chosen."""
+        """Restrict users' distinct items to the chosen ones, numbered by their position there."""
         return histories.distinct().only(self.items)
 
     def ranked(self, chosen: Tensor) -> Tensor:
-        """Scores of the catalogue `float32 [users, items]` from those of the chosen items
-        `[users, m]`; all others come last, by their counts."""
+        """Scores of the catalogue `float32 [users, items]` from scores of the chosen items `[users,
+        m]`; other items come last, by their counts."""
         # below every chosen item, between 0 and 1 apart
         below = (self.counts - self.counts.max()) / max(float(np.ptp(self.counts)), 1e-9) - 1
         scores = chosen.amin(1, keepdim=True) + torch.from_numpy(below).to(chosen)
@@ -331,7 +327,7 @@ class ChosenItems:
 
 
 class CountsAndGramConfig(ChosenItemsConfig, LowRatedConfig):
-    """Settings of two releases: the counts, and the Gram matrix of the chosen items."""
+    """Settings of two releases: the counts and the Gram matrix of the chosen items."""
 
     clip_norm: float = Field(default=8.0, ge=1e-9)
     """c, bound on the Frobenius norm of a user's matrix, about the number of selected items that it
@@ -339,7 +335,7 @@ class CountsAndGramConfig(ChosenItemsConfig, LowRatedConfig):
 
 
 class CountsAndGramBaseline(PrivateBaseline):
-    """Released once each: noisy counts, and the Gram matrix of the items with the largest ones.
+    """Private baseline from noisy counts and the Gram matrix of the most frequent items.
 
     Attributes:
         chosen: the items, after fitting.
@@ -349,22 +345,22 @@ class CountsAndGramBaseline(PrivateBaseline):
     chosen: ChosenItems
 
     def parts(self) -> tuple[ReleaseKind, ...]:
-        """The counts, and the Gram matrix; neither has signs."""
+        """Releases of the counts and the Gram matrix; both are non-negative."""
         config = self.config
         share = 1 - config.count_share
         gram = ReleaseKind(GRAM, config.clip_norm, share, contributions="non-negative")
         return config.counts(), gram
 
     def rows(self, histories: Histories) -> Sparse:
-        """Rows of users in the releases and the scores, sparse `float64 [users, items]`: 1 for
-        liked items and `low-rated` for other rated ones."""
+        """Rows of users for releases and scores, sparse `float64 [users, items]`: 1 for liked items
+        and `low-rated` for other rated ones."""
         return histories.csr(np.float64, self.config.low_rated)
 
     def released(self, histories: Histories) -> tuple[Tensor, float]:
-        """Release both; sets `chosen`.
+        """Release the counts and the Gram matrix; sets `chosen`.
 
         Args:
-            histories: of the users.
+            histories: histories of the users.
 
         Returns:
             The noisy Gram matrix of the chosen items, each times its weight, `float64 [m, m]`, and

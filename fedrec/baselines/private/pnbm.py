@@ -43,17 +43,14 @@ _CAVEATS = (
     ),
     (
         "The noise is scaled to one entry of the gradient. One rating of a user with n ratings"
-        " moves up to n (n - 1) entries: at the floor C the sum moves about 1.5 n times as far as"
-        " the noise is made for."
+        " changes up to n (n - 1) entries: at the floor C the sum changes about 1.5 n times as much"
+        " as the noise is calibrated for."
     ),
     (
-        "Exact item means are used and published, and who has too few ratings is left out by"
-        " looking at the private data."
+        "Exact item means are used and published, and users with too few ratings are left out based"
+        " on the private data."
     ),
-    (
-        "Choosing K, C and the step size anew for each epsilon by looking at results is not"
-        " accounted for."
-    ),
+    "Tuning K, C and the step size for each epsilon on results is not accounted for.",
 )
 _START_CAVEAT = (
     "The similarities start from the ratings themselves, without noise: nothing is guaranteed."
@@ -88,12 +85,12 @@ class DpsgdPnbmConfig(SimilarityConfig):
 
     @property
     def spread(self) -> float:
-        """Phi, the width of the scale of ratings."""
+        """Width Phi of the rating scale."""
         return self.scale[1] - self.scale[0]
 
 
 class DpsgdPnbm(LearnedSimilarities):
-    """Learned similarities whose gradients get Laplace noise."""
+    """Similarities learned from gradients with Laplace noise."""
 
     name = "dpsgd-pnbm"
     Config = DpsgdPnbmConfig
@@ -101,7 +98,7 @@ class DpsgdPnbm(LearnedSimilarities):
     config: DpsgdPnbmConfig
 
     def selected(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
-        """The ratings of users who have enough.
+        """Select the ratings of users with more than `minimum-ratings`.
 
         Raises:
             ExperimentError: no user has enough ratings.
@@ -109,7 +106,7 @@ class DpsgdPnbm(LearnedSimilarities):
         selected = profiles.only((profiles.counts > self.config.minimum_ratings)[profiles.users])
         if not len(selected.values):
             raise ExperimentError(
-                "there are no users to learn from",
+                "no user has enough ratings",
                 expected=f"more than {self.config.minimum_ratings} ratings (minimum-ratings)",
                 got=f"at most {profiles.counts.max(initial=0)} ratings of a user",
                 fix="lower minimum-ratings",
@@ -127,7 +124,7 @@ class DpsgdPnbm(LearnedSimilarities):
         return similarity
 
     def stated(self) -> Stated | None:
-        """Its stated and exact privacy after fitting; None without an epsilon."""
+        """Stated and exact privacy guarantee after fitting; None without an epsilon."""
         config = self.config
         if config.epsilon is None:
             return None
@@ -139,7 +136,7 @@ class DpsgdPnbm(LearnedSimilarities):
     def _descend(
         self, similarity: np.ndarray, step: int, examples: Examples, random: np.random.Generator
     ) -> None:
-        """Lines 3 to 7 of the algorithm, in place."""
+        """Run lines 3 to 7 of the algorithm, in place."""
         config = self.config
         bounds = Bounds(
             prior=config.prior,
@@ -166,8 +163,7 @@ def error_bound(step: int, spread: float) -> float:
 
 
 def sensitivity(step: int, spread: float, floor: float) -> float:
-    """Delta F of a step as the paper has it: twice the bound on one entry of one example's
-    gradient."""
+    """Sensitivity Delta F of a step as in the paper: twice the bound on one gradient entry."""
     return 2 * error_bound(step, spread) * spread / floor
 
 
@@ -214,7 +210,7 @@ class DppsPnbm(LearnedSimilarities):
     config: DppsPnbmConfig
 
     def selected(self, profiles: Profiles, random: np.random.Generator) -> Profiles:
-        """At most `most-ratings` of each user."""
+        """Select at most `most-ratings` ratings of each user."""
         return profiles.at_most(self.config.most_ratings, random.random(len(profiles.items)))
 
     def learned(
@@ -244,13 +240,13 @@ class DppsPnbm(LearnedSimilarities):
         return estimated
 
     def stated(self) -> Stated | None:
-        """Its stated and exact privacy after fitting; None without an epsilon."""
+        """Stated and exact privacy guarantee after fitting; None without an epsilon."""
         return self.config.stated(*(_START if self.config.start in FROM_DATA else ()))
 
 
 def inclusion(profiles: Profiles, batch: int) -> np.ndarray:
-    """H_ij as section 4.2 prints it, `float64 [items, items]`, for batches of so many ratings drawn
-    with replacement."""
+    """Inclusion probabilities H_ij of section 4.2, `float64 [items, items]`, for batches of ratings
+    drawn with replacement."""
     shares = np.bincount(profiles.items, minlength=profiles.num_items) / max(len(profiles.items), 1)
     absent = shares * (1 - shares) ** (batch - 1)
     return 1 - np.outer(absent, absent)

@@ -114,7 +114,7 @@ class DpAlsConfig(ChosenItemsConfig):
 
 
 class DpAls(PrivateBaseline):
-    """Alternating least squares whose item side is solved from noisy sums."""
+    """Alternating least squares with items solved from noisy sums."""
 
     name = "dp-als"
     Config = DpAlsConfig
@@ -122,7 +122,7 @@ class DpAls(PrivateBaseline):
     config: DpAlsConfig
 
     def parts(self) -> tuple[ReleaseKind, ...]:
-        """The counts, the start, and three sums per step."""
+        """Releases of the counts, the start, and three sums per step."""
         config = self.config
         left = 1 - config.count_share
         start = left * _START_SHARE
@@ -151,8 +151,7 @@ class DpAls(PrivateBaseline):
             self._items = self._step(liked, weights, releases)
 
     def scores(self, histories: Histories) -> Tensor:
-        """Products of the users' factors, solved for now, and the items',
-        `float32 [users, items]`."""
+        """Scores from item factors and newly solved user factors, `float32 [users, items]`."""
         users = self._users(self.chosen.of(histories))
         return self.chosen.ranked((users @ self._items.T).float())
 
@@ -185,7 +184,7 @@ class DpAls(PrivateBaseline):
         return torch.linalg.solve(matrices + config.unobserved * gram + penalty, vectors)
 
     def _users(self, liked: Histories) -> Tensor:
-        """Each user's x_u given the items, `float64 [users, factors]`; zero for a user without
+        """User factors x_u given the items, `float64 [users, factors]`; zero for a user without
         liked items."""
         width = self.config.factors
         identity = torch.eye(width, device=self.device).double()
@@ -201,7 +200,7 @@ class DpAls(PrivateBaseline):
         return torch.cat(factors)
 
     def _sums(self, liked: Histories, users: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """A `[items, factors, factors]` and b `[items, factors]` without noise."""
+        """Sums A `[items, factors, factors]` and b `[items, factors]` without noise."""
         width = self.config.factors
         matrices = torch.zeros(liked.num_items, width * width, device=self.device).double()
         vectors = torch.zeros(liked.num_items, width, device=self.device).double()
@@ -215,13 +214,13 @@ class DpAls(PrivateBaseline):
         return matrices.view(-1, width, width), vectors
 
     def _blocks(self, liked: Histories) -> Iterator[tuple[slice, Tensor]]:
-        """Some users at a time, see `binary_rows`."""
+        """Blocks of users, see `binary_rows`."""
         size = max(1, _NUMBERS_AT_ONCE // max(liked.num_items, self.config.factors**2))
         return binary_rows(liked, size, self.device)
 
 
 def _outer(rows: Tensor) -> Tensor:
-    """Each row's product with itself, `[rows, width^2]`."""
+    """Outer product of each row with itself, `[rows, width^2]`."""
     return (rows[:, :, None] * rows[:, None, :]).flatten(1)
 
 
@@ -283,7 +282,7 @@ class DpMfConfig(PrivateConfig):
 
 
 class DpMf(PrivateBaseline):
-    """Alternates between users, solved for on their devices, and items, updated by noisy sums."""
+    """Alternation between users, solved for on their devices, and items, updated by noisy sums."""
 
     name = "dpmf"
     Config = DpMfConfig
@@ -291,7 +290,7 @@ class DpMf(PrivateBaseline):
     config: DpMfConfig
 
     def parts(self) -> tuple[ReleaseKind, ...]:
-        """Two sums per step, or one gradient."""
+        """Releases of two sums or one gradient per step."""
         config = self.config
         if config.variant == "posterior":
             return (ReleaseKind("gradient", config.clip_norm, releases=config.steps),)
@@ -320,12 +319,11 @@ class DpMf(PrivateBaseline):
             self._items = step(liked, self._clipped_users(liked), releases)
 
     def scores(self, histories: Histories) -> Tensor:
-        """Products of the users' factors, solved for now, and the items',
-        `float32 [users, items]`."""
+        """Scores from item factors and newly solved user factors, `float32 [users, items]`."""
         return (self._users(histories.distinct()) @ self._items.T).float()
 
     def _users(self, liked: Histories) -> Tensor:
-        """Each user's x_u given the items, `float64 [users, factors]`."""
+        """User factors x_u given the items, `float64 [users, factors]`."""
         gram = self._items.T @ self._items
         gram.diagonal().add_(self.config.regularisation)
         return torch.linalg.solve(gram, liked.sums(self._items).T).T
@@ -335,7 +333,7 @@ class DpMf(PrivateBaseline):
         return users * clip_factors(Clip(self.config.user_norm), users.norm(dim=1))[:, None]
 
     def _solved(self, liked: Histories, users: Tensor, releases: NoisyReleases) -> Tensor:
-        """The minimum of the perturbed objective."""
+        """Minimise the perturbed objective."""
         noisy = releases.symmetric("quadratic", users.T @ users)
         linear = releases.tensor("linear", self.linear(liked, users))
         values, vectors = torch.linalg.eigh(noisy)
@@ -343,13 +341,13 @@ class DpMf(PrivateBaseline):
         return linear @ inverse
 
     def _descended(self, liked: Histories, users: Tensor, releases: NoisyReleases) -> Tensor:
-        """One Langevin step."""
+        """Take one Langevin step."""
         noisy = releases.tensor("gradient", self.gradient(liked, users))
         slope = noisy + 2 * self.config.regularisation * self._items
         return self._items - self.config.learning_rate * slope
 
     def linear(self, liked: Histories, users: Tensor) -> Tensor:
-        """B, `float64 [items, factors]`: sum of the users' r_u x_u^T, each clipped."""
+        """Sum B of the users' clipped r_u x_u^T, `float64 [items, factors]`."""
         return self._clipped_sum(liked, users, lambda rows, _: rows)
 
     def gradient(self, liked: Histories, users: Tensor) -> Tensor:
@@ -431,7 +429,7 @@ class DpGram(CountsAndGramBaseline):
 
     @classmethod
     def features_used(cls, config: DpGramConfig, known: FeatureNames) -> FeatureNames:
-        """Those of the items with `public-features`."""
+        """Side features of the items if `public-features` is set."""
         return FeatureNames(items=known.items if config.public_features else ())
 
     def fit(self, histories: Histories) -> None:
@@ -469,8 +467,8 @@ class DpGram(CountsAndGramBaseline):
         the selected items."""
         if histories.item_features is None or not histories.item_features.features:
             raise ExperimentError(
-                "there are no public features to denoise with",
-                expected="a dataset whose items have features",
+                "items have no public features to denoise with",
+                expected="a dataset with item features",
                 got="none",
                 fix="set public-features = false for this baseline",
             )
@@ -485,8 +483,8 @@ class DpGram(CountsAndGramBaseline):
 #
 # Two releases, once each, under user-level differential privacy:
 #
-# 1. noisy counts, which select the m items of the second release and estimate the popularity of
-# all; 2. the Gram matrix of those m items, as in `dp-gram`.
+# 1. noisy counts, to select the m items of the second release and to estimate popularity;
+# 2. the Gram matrix of those m items, as in `dp-gram`.
 #
 # A user's row x holds 1 for each liked item and `low-rated` for each other item that it rated: a
 # user chose the films that it rated, which also tells something about its preferences. Both
@@ -499,7 +497,7 @@ class DpGram(CountsAndGramBaseline):
 # post-processing and costs no privacy.
 #
 # A device receives popularity and embeddings, and computes the most probable vector of its user
-# (`fedrec.sums.fold_in`) from the user's own rows. This happens on the device and nothing of it is
+# (`fedrec.sums.fold_in`) from the user's own rows. This happens on the device and none of it is
 # sent, so it costs no privacy either.
 #
 # The parts are the fold-in of iALS (Hu et al. 2008: a new user's vector from fixed item vectors),
@@ -532,7 +530,7 @@ class DpFoldIn(CountsAndGramBaseline):
 
     @classmethod
     def features_used(cls, config: DpFoldInConfig, known: FeatureNames) -> FeatureNames:
-        """Those of the items; no texts or vectors whose effects have no variance."""
+        """Side features of the items; no texts or vectors with an effect variance of 0."""
         return prior_features(config, known)
 
     def fit(self, histories: Histories) -> None:
@@ -585,7 +583,7 @@ class DpPopularityConfig(PrivateConfig):
     """The noise, as in `privacy.mechanism`."""
 
     def privacy(self, clip_norm: float) -> PrivacyConfig:
-        """The same as an experiment's `[privacy]` table, for one clip norm."""
+        """Return the settings as an experiment's `[privacy]` table, for one clip norm."""
         return super().privacy(clip_norm).model_copy(update={"mechanism": self.mechanism})
 
 
@@ -597,7 +595,7 @@ class DpPopularity(PrivateBaseline):
     config: DpPopularityConfig
 
     def parts(self) -> tuple[ReleaseKind, ...]:
-        """The counts."""
+        """Release of the counts."""
         return (ReleaseKind("counts", self.config.clip_norm, contributions="non-negative"),)
 
     def fit(self, histories: Histories) -> None:
@@ -607,6 +605,6 @@ class DpPopularity(PrivateBaseline):
         self._counts = torch.from_numpy(releases.release("counts", counts))
 
     def scores(self, histories: Histories) -> torch.Tensor:
-        """The same noisy counts for every user, as `float32 [users, items]` (a view; do not write
-        to it)."""
+        """Noisy counts, equal for all users, as `float32 [users, items]` (a view; do not write to
+        it)."""
         return self._counts.expand(histories.num_users, -1)

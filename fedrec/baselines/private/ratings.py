@@ -36,10 +36,10 @@ from fedrec.sums.products import descend_factors
 _INIT_STD = 0.1  # of the initial factors
 _CAVEATS = (
     (
-        "It is the value of one rating that is protected. That a user rated an item is not, nor is"
-        " a whole user: one with n ratings has n times the epsilon."
+        "Only the value of one rating is protected, not the fact that a user rated an item, nor a"
+        " whole user: a user with n ratings has n times the epsilon."
     ),
-    "Choosing settings anew for each epsilon by looking at results is not accounted for.",
+    "Tuning the settings for each epsilon on results is not accounted for.",
 )
 
 
@@ -67,7 +67,7 @@ class DpsgdMfConfig(ScaleConfig):
 
 
 class DpsgdMf(RatingBaseline):
-    """Factors from noisy errors."""
+    """Matrix factorization from noisy errors."""
 
     name = "dpsgd-mf"
     Config = DpsgdMfConfig
@@ -105,14 +105,14 @@ class DpsgdMf(RatingBaseline):
         )
 
     def stated(self) -> Stated | None:
-        """Its stated and exact privacy after fitting; None without an epsilon."""
+        """Stated and exact privacy guarantee after fitting; None without an epsilon."""
         epsilon = self.config.epsilon
         if epsilon is None:
             return None
         return Stated(epsilon, epsilon, "the value of one rating", _CAVEATS)
 
     def _averaged(self, ratings: Ratings, random: np.random.Generator) -> np.ndarray:
-        """Set the noisy averages; returns the deviation of each rating from them, `float64
+        """Set the noisy averages; return the deviation of each rating from them, `float64
         [ratings]`."""
         share = 3 / self.config.average_share
         total = ratings.values.sum() + self._noise(random, 1, share)[0]
@@ -131,14 +131,14 @@ class DpsgdMf(RatingBaseline):
         random: np.random.Generator,
         share: float,
     ) -> np.ndarray:
-        """Noisy mean deviation by item or user; the number of ratings of each is public."""
+        """Noisy mean deviation by item or user; numbers of ratings are public."""
         half = (self.config.scale[1] - self.config.scale[0]) / 2
         sums = np.bincount(of, values, count) + self._noise(random, count, share)
         weights = np.bincount(of, minlength=count) + self.config.damping
         return np.clip(sums / np.maximum(weights, 1.0), -half, half)
 
     def _noise(self, random: np.random.Generator, size: int, shares: float) -> np.ndarray:
-        """Laplace noise for a rating that gets epsilon / shares."""
+        """Laplace noise for a rating with a budget of epsilon / shares."""
         if self.config.epsilon is None:
             return np.zeros(size)
         width = self.config.scale[1] - self.config.scale[0]
@@ -184,7 +184,7 @@ class DpItemMean(RatingBaseline):
     config: DpItemMeanConfig
 
     def plan(self, users: int) -> Plan:
-        """Clip, noise and cost of the release for so many training users."""
+        """Clip, noise and cost of the release for a number of training users."""
         settings = self.config.model_dump(include={"epsilon", "delta", "clip_norm"})
         privacy = PrivacyConfig(**settings, adjacency="replace-one")
         return Plan.of(privacy, "full", {}, users, 1, contributions="non-negative")
@@ -200,7 +200,7 @@ class DpItemMean(RatingBaseline):
         present = int((profiles.counts > 0).sum())
         if not present:
             raise ExperimentError(
-                "there are no ratings of training users to learn from",
+                "training users have no ratings",
                 fix="choose a dataset with ratings, or a split with training rows",
             )
         plan = self._plan = self.plan(present)
@@ -219,7 +219,7 @@ class DpItemMean(RatingBaseline):
         return self.config.clipped(self._means[items] + deviations[users])
 
     def stated(self) -> Stated | None:
-        """Its privacy guarantee after fitting, which is that of the plan and valid."""
+        """Privacy guarantee after fitting, which is that of the plan and valid."""
         spent = report(self._plan)
         return Stated(
             self.config.epsilon, spent.epsilon, f"one user, at delta {spent.delta:g}", spent.caveats
@@ -236,18 +236,18 @@ class DpItemMean(RatingBaseline):
 
 CAVEATS = (
     (
-        "The total is that of an exact sample, which no chain of this length gives: at such step"
-        " sizes the prior alone takes some 10^10 steps to forget where the chain started. How far"
-        " the chain is from the posterior (delta) is not known, so nothing is guaranteed."
+        "The total is that of an exact sample, which a chain of this length does not reach: at such"
+        " step sizes the prior alone takes about 10^10 steps to forget the start. The distance of"
+        " the chain from the posterior (delta) is unknown, so nothing is guaranteed."
     ),
     (
-        "A temperature below 1 divides the noise: what is sampled is the posterior to the power of"
+        "A temperature below 1 divides the noise: the sample is from the posterior to the power of"
         " 1 / temperature, and epsilon grows by that factor. It is counted above."
     ),
     "Exact item means are used and published.",
     (
-        "The epsilon is for a whole user. Divided by the number of its ratings it is no guarantee"
-        " for one rating: that has the same epsilon as the user."
+        "The epsilon is for a whole user. Divided by the number of ratings it is not a guarantee"
+        " for one rating, which has the same epsilon as the user."
     ),
 )
 
@@ -277,7 +277,7 @@ class PosteriorConfig(ScaleConfig):
 
     @property
     def most_error(self) -> float:
-        """B, the largest sum of squared errors of a user."""
+        """Largest sum B of squared errors of a user."""
         return (self.scale[1] - self.scale[0]) ** 2 * self.most_ratings
 
     @property
@@ -288,8 +288,8 @@ class PosteriorConfig(ScaleConfig):
     def sampled(
         self, start: np.ndarray, gradient: Gradient, random: np.random.Generator
     ) -> np.ndarray:
-        """The last point of a Langevin chain with these settings, `float64 [...]` with the shape of
-        the start."""
+        """Last point of a Langevin chain with these settings, `float64 [...]` in the shape of the
+        start."""
         rates = {"rate": self.learning_rate, "decay": self.decay, "temperature": self.temperature}
         return langevin(start, gradient, random, steps=self.steps, **rates)
 
@@ -392,5 +392,5 @@ class DppsMf(RatingBaseline):
         return self.config.clipped(self._means[items] + product)
 
     def stated(self) -> Stated | None:
-        """Its stated and exact privacy after fitting; None without an epsilon."""
+        """Stated and exact privacy guarantee after fitting; None without an epsilon."""
         return self.config.stated()

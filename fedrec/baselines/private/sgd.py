@@ -63,7 +63,7 @@ class OuterGradients:
         return sum(left.shape[1] * right.shape[1] for left, right in self.pairs.values())
 
     def dense(self) -> Tensor:
-        """The gradients themselves, `[users, coordinates]`."""
+        """Gradients as dense rows, `[users, coordinates]`."""
         products = [
             torch.einsum("ua,ub->uab", left, right).flatten(1)
             for left, right in self.pairs.values()
@@ -112,7 +112,7 @@ class DpSgdBaselineConfig(PrivateConfig):
     cohort: int = Field(default=500, ge=1)
     """Users per step (expected number under add-remove); at most all."""
     clip: Literal["constant", "optimal"] = "constant"
-    """`constant`: S is `clip-norm`; `optimal`: DP-VAE's algorithm 2, whose epsilon is infinite."""
+    """`constant`: S is `clip-norm`; `optimal`: DP-VAE's algorithm 2, with infinite epsilon."""
     clip_norm: float = Field(default=1.0, ge=1e-9)
     """S, bound on the L2 norm of a user's gradient."""
     learning_rate: float = Field(default=0.003, gt=0)
@@ -122,19 +122,18 @@ class DpSgdBaselineConfig(PrivateConfig):
     def _noise_to_choose_by(self) -> Self:
         if self.clip == "optimal" and not self.noise:
             raise ValueError(
-                "clip = 'optimal' only with noise = true, because it balances clipping and noise"
+                "clip = 'optimal' requires noise = true, because it balances clipping and noise"
             )
         return self
 
 
 class DpSgdBaseline(PrivateBaseline):
-    """Updates parameters by noisy sums of clipped gradients of users; a subclass defines the
-    model."""
+    """DP-SGD on users: noisy sums of clipped gradients; a subclass defines the model."""
 
     config: DpSgdBaselineConfig
 
     def parts(self) -> tuple[ReleaseKind, ...]:
-        """One sum of gradients per step."""
+        """Releases: one sum of gradients per step."""
         unfounded = _WHY if self.config.clip == "optimal" else ""
         return (
             ReleaseKind(
@@ -143,30 +142,29 @@ class DpSgdBaseline(PrivateBaseline):
         )
 
     def sampler(self, users: int) -> tuple[str, dict[str, float]]:
-        """The sampler of a release's users and its settings, for a number of users; all users by
-        default."""
+        """Sampler of a release's users and its settings, for a number of users; all by default."""
         name = "fixed-size" if self.config.adjacency == "replace-one" else "poisson"
         return name, {"cohort": min(self.config.cohort, users)}
 
     @abstractmethod
     def start(self, histories: Histories, generator: torch.Generator) -> dict[str, Tensor]:
-        """Initial parameters, on the device."""
+        """Initialise the parameters on the device."""
 
     def dropout(self, users: int, generator: torch.Generator) -> Tensor | None:
-        """`bool [users, items]`: the items that dropout lets pass in a step of so many users, drawn
-        from the seed; None without dropout."""
+        """Dropout mask of a step, `bool [users, items]`, true for inputs that pass, drawn from the
+        seed; None without dropout."""
         return None
 
     @abstractmethod
     def gradients(
         self, parameters: dict[str, Tensor], rows: Tensor, mask: Tensor | None
     ) -> OuterGradients:
-        """Gradients of some users' losses.
+        """Gradients of the users' losses.
 
         Args:
-            parameters: as they are before the step.
+            parameters: parameters before the step.
             rows: binary `float32 [users, items]`.
-            mask: as `dropout` returns, on the device.
+            mask: result of `dropout`, on the device.
         """
 
     @one_thread()
@@ -209,17 +207,16 @@ class DpSgdBaseline(PrivateBaseline):
 
 
 def clipped_sum(gradients: OuterGradients, bound: float) -> dict[str, Tensor]:
-    """Sum of users' gradients, each clipped to a norm over all parameters together, by parameter
-    and in its shape."""
+    """Sum of users' gradients, each clipped to a norm over all parameters, by parameter."""
     return gradients.weighted_sum(clip_factors(Clip(bound), gradients.norms()))
 
 
 def chosen_clip(gradients: OuterGradients, noise_multiplier: float) -> float:
-    """The clip norm of algorithm 2 for the users' gradients; 0 if all are zero.
+    """Clip norm of algorithm 2 for the users' gradients; 0 if all are zero.
 
     Args:
-        gradients: of a cohort. Users with a zero or non-finite gradient are ignored, because a
-            bound of 0 would stop training.
+        gradients: gradients of a cohort. Users with a zero or non-finite gradient are ignored,
+            because a bound of 0 would stop training.
         noise_multiplier: standard deviation of the noise in the mean of the cohort, over S.
     """
     norms = gradients.norms()
@@ -250,7 +247,7 @@ class DpAeConfig(DpSgdBaselineConfig, AeConfig):
 
 
 class DpAe(DpSgdBaseline):
-    """Trained on clipped gradients of users, under noise."""
+    """Denoising autoencoder trained by DP-SGD on users."""
 
     name = "dpae"
     Config = DpAeConfig
@@ -258,7 +255,7 @@ class DpAe(DpSgdBaseline):
     config: DpAeConfig
 
     def start(self, histories: Histories, generator: torch.Generator) -> dict[str, Tensor]:
-        """Initial parameters, on the device."""
+        """Initialise the parameters on the device."""
         schema = Schema(histories.num_items, FeatureTable(histories.num_items, ()), (), "ranking")
         self._model = Ae(self.config, schema)
         fresh = self._model.initial(generator)
@@ -273,7 +270,7 @@ class DpAe(DpSgdBaseline):
         )[0]
 
     def dropout(self, users: int, generator: torch.Generator) -> Tensor:
-        """`bool [users, items]`: the items that dropout lets pass in a step."""
+        """Dropout mask of a step, `bool [users, items]`, true for inputs that pass."""
         return self._model.draw((1, users), generator).mask[0]
 
     def gradients(
@@ -340,7 +337,7 @@ class DpSvdConfig(DpSgdBaselineConfig):
 
 
 class DpSvd(DpSgdBaseline):
-    """Factors of items, trained on clipped gradients of users under noise."""
+    """Item factors trained by DP-SGD on users."""
 
     name = "dp-svd"
     Config = DpSvdConfig
@@ -348,7 +345,7 @@ class DpSvd(DpSgdBaseline):
     config: DpSvdConfig
 
     def start(self, histories: Histories, generator: torch.Generator) -> dict[str, Tensor]:
-        """Initial parameters, on the device."""
+        """Initialise the parameters on the device."""
         shape = histories.num_items, self.config.factors
         parameters = {"items": torch.randn(*shape, generator=generator) * _INIT_STD}
         if self.config.biases:
@@ -357,15 +354,15 @@ class DpSvd(DpSgdBaseline):
 
     @torch.no_grad()
     def scores(self, histories: Histories) -> Tensor:
-        """Predictions for users who are solved for now, `float32 [users, items]`."""
+        """Predictions from newly solved user factors, `float32 [users, items]`."""
         return self._predicted(self._parameters, histories.matrix().to(self.device))[1]
 
     @torch.no_grad()
     def gradients(
         self, parameters: dict[str, Tensor], rows: Tensor, mask: Tensor | None = None
     ) -> OuterGradients:
-        """Gradients of the losses of some users, given by `rows`, `float32 [users, items]`; there
-        is no dropout."""
+        """Gradients of the losses of users, given by `rows`, `float32 [users, items]`; without
+        dropout."""
         users, predicted = self._predicted(parameters, rows)
         slopes = 2 * (predicted - rows)
         pairs = {"items": (slopes, users)}
@@ -374,8 +371,7 @@ class DpSvd(DpSgdBaseline):
         return OuterGradients(pairs)
 
     def _predicted(self, parameters: dict[str, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
-        """x_u `[users, factors]`, and predictions `[users, items]`, of users given by their
-        rows."""
+        """User factors x_u `[users, factors]` and predictions `[users, items]` from users' rows."""
         items = columns = parameters["items"]
         biases = parameters.get("biases", items.new_zeros(len(items)))
         if self.config.biases:

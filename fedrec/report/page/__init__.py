@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One self-contained HTML page about one run or several."""
+"""Self-contained HTML page about one or several runs."""

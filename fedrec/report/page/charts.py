@@ -34,12 +34,12 @@ _TICKS = 5
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart.
+    """A line of a chart.
 
     Attributes:
-        label: its name.
+        label: name of the line.
         xs: ascending, finite.
-        ys: as many, finite.
+        ys: values at `xs`, finite.
     """
 
     label: str
@@ -48,7 +48,7 @@ class Line:
 
 
 def line_chart(lines: Sequence[Line], *, title: str, x_label: str, y_label: str) -> str:
-    """Lines over a common axis, with a legend below; empty without any point."""
+    """Render a line chart with a legend below; empty without any point."""
     lines = [line for line in lines if len(line.xs)]
     if not lines:
         return ""
@@ -76,7 +76,7 @@ def line_chart(lines: Sequence[Line], *, title: str, x_label: str, y_label: str)
 def histogram(
     values: np.ndarray, *, title: str, x_label: str, bins: int = 20, colour: int = 0
 ) -> str:
-    """Histogram of the users' `values` `float [users]`, which are finite. Empty without any."""
+    """Render a histogram of finite users' `values` `float [users]`. Empty without any."""
     if not len(values):
         return ""
     ends = min(0.0, float(values.min())), max(1.0, float(values.max()))
@@ -128,7 +128,7 @@ class _Axis:
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        """Positions and texts of whole multiples of 1, 2 or 5 times a power of ten."""
+        """Positions and labels at multiples of 1, 2 or 5 times a power of ten."""
         rough = (self.high - self.low) / _TICKS
         power = 10 ** math.floor(math.log10(rough))
         step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough - 1e-12)
@@ -145,7 +145,7 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Cell:
-    """A number and the interval around it, as texts."""
+    """A number and its interval, as texts."""
 
     value: str
     range: str = ""
@@ -197,12 +197,12 @@ def interval_cells(samples: Sequence[np.ndarray]) -> list[Cell]:
 
 
 def metric_cell(value: float) -> Cell:
-    """A mean of a metric; a dash where there is none."""
+    """Format a mean of a metric; a dash if it is missing."""
     return Cell("-" if value != value else f"{value:.4f}")
 
 
 def number_cell(value: float | None) -> Cell:
-    """A number with four digits; a dash where there is none."""
+    """Format a number with four digits; a dash if it is missing."""
     return Cell("-" if value is None or value != value else f"{value:.4g}")
 
 
@@ -210,7 +210,7 @@ def number_cell(value: float | None) -> Cell:
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A template of this folder with values; one that is missing is an error."""
+    """Render a template of this folder; missing values are errors."""
     return _environment().get_template(template).render(**values)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One self-contained HTML page about some runs: no scripts, network or other files.
+"""Self-contained HTML page about runs: no scripts, network or other files.
 
 It is accessible on phones, in print, in dark mode, by keyboard and with screen readers.
 """
@@ -21,18 +21,18 @@ _SHOWN_NOTES = 5  # notes shown above the first section; the others are collapse
 
 
 def report(results: Sequence[Result], *, title: str | None = None) -> str:
-    """One self-contained HTML page about some finished runs.
+    """Render a self-contained HTML page about finished runs.
 
     Args:
-        results: of finished runs.
-        title: of the page; default: from the experiments.
+        results: results of finished runs.
+        title: title of the page; default: from the experiments.
 
     Raises:
-        RunError: there is no run.
+        RunError: `results` is empty.
     """
     if not results:
         raise RunError(
-            "nothing to report",
+            "no runs to report",
             expected="one run or more",
             got="none",
             fix="name folders of finished runs",

@@ -45,14 +45,13 @@ _HOUR = 3600.0
 
 
 def answers(runs: Sequence[Run]) -> list[str]:
-    """The lines that the page opens with: whether each system is better than popularity and the
-    strongest baseline."""
+    """First lines of the page: comparisons of each system with popularity and the best baseline."""
     lines = {run.label: answer_line(run.result) for run in runs}
     return [f"{label}: {line}" if len(runs) > 1 else line for label, line in lines.items() if line]
 
 
 def notes(runs: Sequence[Run]) -> list[Note]:
-    """The total privacy cost of the runs, one sentence per federated system about popularity, and
+    """Notes on total privacy cost, comparison of federated systems with popularity, and
     warnings."""
     total = shown_together([run.result.folder for run in runs])
     every = [Note(line, warning=True) for line in total]
@@ -62,7 +61,7 @@ def notes(runs: Sequence[Run]) -> list[Note]:
 
 
 def _notes(label: str, result: Result) -> Iterator[Note]:
-    """The notes of one run."""
+    """Notes on one run."""
     name = result.experiment.name
     inputs = inputs_line(system_inputs(result))
     warnings = [*leak_words(result.experiment), inputs if inputs.startswith(DIFFERENT) else ""]
@@ -77,7 +76,7 @@ def _notes(label: str, result: Result) -> Iterator[Note]:
 
 
 def what(runs: Sequence[Run]) -> PageTable:
-    """The systems and their data."""
+    """Table of the systems and their data."""
     heads = ("run", "title", "data", "split", "model", "strategy", "rounds", "seed", "test users")
     rows = []
     for run in runs:
@@ -98,15 +97,15 @@ def what(runs: Sequence[Run]) -> PageTable:
 
 
 def _rounds(result: Result) -> str:
-    """Number of rounds, and the best one if its parameters are kept; else the planned number where
-    training ended earlier."""
+    """Number of rounds, with the best one after early stopping, or the planned number if training
+    ended earlier."""
     if result.early_stopping:
         return f"{len(result.rounds)} (best: {result.best_round})"
     return result.rounds_in_words.rpartition(" ")[0]
 
 
 def results_table(run: Run) -> PageTable:
-    """The systems of a run, metrics with 95% intervals over users, and epsilon."""
+    """Table of a run's systems: metrics with 95% intervals over users, and epsilon."""
     result = run.result
     systems = _systems(result)
     metrics = _shown(systems)
@@ -137,14 +136,14 @@ def results_table(run: Run) -> PageTable:
 
 
 def _systems(result: Result) -> dict[str, pd.DataFrame]:
-    """Metrics of each user by each system of a run, by label."""
+    """Per-user metrics of each system of a run, by label."""
     federated = {marked(result.experiment): result.users} if result.experiment.federated else {}
     return {**federated, **result.baseline_users}
 
 
 def lists_tables(runs: Sequence[Run]) -> list[PageTable]:
-    """A table per run: its systems, and the metrics of all users' lists together, such as coverage,
-    for lists of the length of the main metric."""
+    """Table per run of metrics of all users' lists, such as coverage, at the main metric's list
+    length."""
     tables = []
     for run in runs:
         systems = system_rows(run.result)
@@ -170,8 +169,7 @@ def lists_tables(runs: Sequence[Run]) -> list[PageTable]:
 
 
 def tests_table(results: Sequence[Result]) -> PageTable | None:
-    """Paired tests of all systems, intervals below their numbers; None where runs cannot be
-    compared."""
+    """Table of paired tests of all systems; None if the runs cannot be compared."""
     try:
         comparison = compare(results)
     except ExperimentError:
@@ -261,7 +259,7 @@ def groups(runs: Sequence[Run]) -> list[PageTable]:
 
 
 def central_groups(runs: Sequence[Run]) -> list[PageTable]:
-    """The same for each run's centralised systems."""
+    """Means over groups of users for each run's centralised systems."""
     return [
         _groups_table(f"{run.label}: {label}, by groups of users", table)
         for run in runs[:_MOST_GROUPS]
@@ -306,8 +304,8 @@ def _epsilon(result: Result, label: str) -> Cell:
 
 
 _UNITS = {
-    "replace-one": "one user: all of its data, replaced by another user's",
-    "add-remove": "one user: all of its data, added or removed",
+    "replace-one": "all data of one user, replaced by another user's",
+    "add-remove": "all data of one user, added or removed",
 }
 _ATTACKS = {"audit.json": "audit", "attack.json": "attack"}
 _FACTS = {
@@ -320,8 +318,8 @@ _FACTS = {
 
 
 def privacy_cards(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The privacy of each run: its `name`; `facts` by name; `lines`, meaning and limits in
-    sentences; a `chart` of epsilon by round, SVG or empty; whether the noise is `simulated`."""
+    """Privacy of each run: `name`; `facts` by name; `lines` on meaning and limits; `chart` of
+    epsilon by round, SVG or empty; whether the noise is `simulated`."""
     return [_card(run.label, run.result) for run in runs]
 
 
@@ -370,8 +368,8 @@ def _facts(privacy: PrivacyConfig, spent: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _clip_norms(privacy: PrivacyConfig, phases: Iterable[str]) -> dict[str, str]:
-    """The clip norm of each phase, or the only one; with adaptive clipping the initial one."""
-    moves = " at first (adaptive)" if privacy.adaptive_clip else ""
+    """Clip norm of each phase; with adaptive clipping the initial one."""
+    moves = " initially (adaptive)" if privacy.adaptive_clip else ""
     norms = {
         f"clip norm of phase {phase}": f"{privacy.in_phase(phase).clip_norm:g}{moves}"
         for phase in phases
@@ -383,8 +381,8 @@ def _clip_norms(privacy: PrivacyConfig, phases: Iterable[str]) -> dict[str, str]
 
 
 def _attacks(result: Result) -> dict[str, str]:
-    """Results of audits and attacks of this run folder, or a remark that there are none or that a
-    file is damaged."""
+    """Results of audits and attacks in this run folder, or a note that they are missing or
+    damaged."""
     facts = {}
     for file, name in _ATTACKS.items():
         if (result.folder / file).exists():
@@ -397,7 +395,7 @@ def _attacks(result: Result) -> dict[str, str]:
                 f"{key} {value:.4g}" for key, value in table if isinstance(value, float | int)
             ]
             facts |= {name: ", ".join(numbers[:6])} if numbers else {}
-    return facts or {"audit": "none was run (fedrec audit, fedrec attack)"}
+    return facts or {"audit": "not run (see fedrec audit, fedrec attack)"}
 
 
 def _number(value: object) -> str:
@@ -410,10 +408,10 @@ _COSTS = ("run", "training", "evaluation", "baselines", "model", "down", "up", "
 
 
 def cost_table(runs: Sequence[Run]) -> PageTable:
-    """Seconds, bytes and memory of each run; a dash where it was not measured."""
+    """Table of seconds, bytes and memory of each run; a dash if not measured."""
     caption = (
-        "Time of this machine; down, up: bytes that all devices receive and send in training, with"
-        " one client a device: rows that are zero are not sent, and of symmetric products one half"
+        "Times on this machine; down, up: bytes that all devices receive and send in training, with"
+        " one client per device; zero rows and half of symmetric products are not sent"
     )
     return PageTable(caption, _COSTS, tuple(_costs(run) for run in runs))
 
@@ -437,8 +435,8 @@ def _costs(run: Run) -> Row:
 
 
 def reproductions(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Data for repeating each run: its `name`, the `file` and `toml` of its experiment, when it was
-    `created`, and its `machine`."""
+    """Data for reproducing each run: its `name`, the `file` and `toml` of its experiment, when it
+    was `created`, and its `machine`."""
     folders = [RunFolder(run.result.folder) for run in runs]
     return [
         {
@@ -458,7 +456,7 @@ def _time_text(seconds: float) -> str:
 
 
 def byte_text(value: float) -> str:
-    """A number of bytes with three digits and its unit."""
+    """Format a number of bytes with three digits and a unit."""
     for unit in ("B", "kB", "MB"):
         if value < 1000:
             return f"{value:.3g} {unit}"

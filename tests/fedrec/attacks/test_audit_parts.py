@@ -183,7 +183,7 @@ def test_a_wrong_claim_is_refused(change):
         "delta": 0.1,
         "epsilon": 1,
     }
-    with pytest.raises(ExperimentError, match="mechanism to audit"):
+    with pytest.raises(ExperimentError, match="audited claim"):
         PrivacyClaim(**{**parts, **change})
 
 

@@ -129,7 +129,7 @@ def test_the_moving_average_of_numbers():
     ("model", "words"),
     [
         ({"name": "metamf"}, "generates"),
-        ({"name": "item-weights"}, "no loss to be trained on"),
+        ({"name": "item-weights"}, "no loss for central training"),
         ({"name": "mf", "factorss": 3}, "factorss"),
     ],
 )

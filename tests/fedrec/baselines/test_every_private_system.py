@@ -386,7 +386,7 @@ def test_what_algorithm_one_states():
 
 
 def test_too_few_ratings_are_refused(ratings):
-    with pytest.raises(ExperimentError, match="no users to learn from"):
+    with pytest.raises(ExperimentError, match="no user has enough ratings"):
         DpsgdPnbm(DpsgdPnbmConfig(minimum_ratings=1000)).fit_ratings(ratings)
 
 

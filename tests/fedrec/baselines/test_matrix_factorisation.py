@@ -407,7 +407,7 @@ def test_folded_in_users_are_served_alike(planted):
 
 
 def test_an_unknown_feature_is_named(taste):
-    with pytest.raises(ExperimentError, match="no side feature 'genre'"):
+    with pytest.raises(ExperimentError, match="unknown side feature 'genre'"):
         fitted(taste, features=("genre",))
 
 

@@ -183,7 +183,7 @@ def test_a_start_from_features_needs_some(make):
     bare = Schema(
         schema.num_items, FeatureTable(schema.num_items, ()), schema.user_features, "ranking"
     )
-    with pytest.raises(ExperimentError, match="no features to initialise"):
+    with pytest.raises(ExperimentError, match="cannot be initialised from features"):
         fresh(PrivRec(PrivRecConfig(item_start="features"), bare))
 
 
@@ -420,9 +420,9 @@ def test_the_command_line_makes_such_a_table(glove, tmp_path, tiny_experiment):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no file"),
+        (None, "not found"),
         ("{", "not a valid vector file"),
-        ("{}", "none of the words"),
+        ("{}", "no vectors for the words"),
         ('{"artist": ["x"]}', "not a valid vector file"),
     ],
 )
@@ -435,7 +435,7 @@ def test_files_that_will_not_do(tmp_path, content, message):
 
 
 def test_another_file_than_was_meant_is_refused(glove):
-    with pytest.raises(DataError, match="another file"):
+    with pytest.raises(DataError, match="does not match priors"):
         word_vectors(PriorsConfig(source=f"glove:{glove}", sha256="0" * 64), WORDS, 2)
 
 

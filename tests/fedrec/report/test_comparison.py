@@ -117,11 +117,11 @@ def test_other_data_are_refused(result, changes, message):
 
 def test_unknown_names_are_reported(result):
     one = result(users=[0.1, 0.2], baselines={"popularity": [0.0, 0.1]})
-    with pytest.raises(ExperimentError, match="no metric 'hits@99'"):
+    with pytest.raises(ExperimentError, match="unknown metric 'hits@99'"):
         compare([one], metric="hits@99")
-    with pytest.raises(ExperimentError, match="no system 'nobody'"):
+    with pytest.raises(ExperimentError, match="unknown system 'nobody'"):
         compare([one], against="nobody")
-    with pytest.raises(ExperimentError, match="nothing to compare"):
+    with pytest.raises(ExperimentError, match="only one system to compare"):
         compare([result(users=[0.1, 0.2])])
 
 

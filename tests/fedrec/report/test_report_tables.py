@@ -357,7 +357,7 @@ def test_a_run_and_its_private_baselines_have_a_joint_epsilon(run_tiny, tmp_path
 
 def test_a_run_and_a_baseline_of_another_adjacency_have_no_joint_epsilon(run_tiny):
     systems = "evaluation.baselines=[{name='dp-popularity', adjacency='add-remove'}]"
-    assert "no epsilon together" in run_tiny(NOISE, systems, BY_CLIENT).privacy[-1]
+    assert "no total epsilon" in run_tiny(NOISE, systems, BY_CLIENT).privacy[-1]
 
 
 def test_runs_without_privacy_and_on_other_data_are_not_added_up(two, run_tiny):
@@ -374,8 +374,8 @@ POISSON = "sampler={name='poisson', cohort=6}", "privacy.adjacency=add-remove", 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        (POISSON, "no epsilon together.*different adjacencies.*add-remove and replace-one"),
-        (("privacy.noise-multiplier=0.0",), "infinite epsilon together"),
+        (POISSON, "no total epsilon.*different adjacencies.*add-remove and replace-one"),
+        (("privacy.noise-multiplier=0.0",), "infinite total epsilon"),
     ],
 )
 def test_the_reason_why_there_is_no_total_is_given(two, run_tiny, settings, reason):

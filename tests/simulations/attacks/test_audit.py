@@ -355,7 +355,7 @@ def test_a_damaged_file_of_releases_is_named(kept, content):
     file = kept / "run-01" / "canaries.npz"
     whole = file.read_bytes()
     file.unlink() if content is None else file.write_bytes(content)
-    with pytest.raises(RunError, match="does not hold what an audited run released") as error:
+    with pytest.raises(RunError, match="does not contain the releases of an audited run") as error:
         audit(kept, "rounds=3")
     assert "audit again" in str(error.value)
     file.write_bytes(whole)
@@ -373,10 +373,10 @@ def test_a_damaged_file_of_releases_is_named(kept, content):
                 "strategy={name='two-stage', stage-one={rounds=3, strategy={name='reptile',"
                 " server-lr=5.0}}}"
             ),
-            "has phases",
+            "several phases",
         ),
-        ("strategy={name='popularity-start'}", "has phases"),
-        ("strategy={name='reptile', anneal-rounds=24}", "rate is 0"),
+        ("strategy={name='popularity-start'}", "several phases"),
+        ("strategy={name='reptile', anneal-rounds=24}", "rate of 0"),
     ],
 )
 def test_what_cannot_be_audited_is_explained(tmp_path, override, problem):
