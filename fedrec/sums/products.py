@@ -105,7 +105,7 @@ def solved_weights(
 
 def above_edge(gram: Tensor, edge: float, limit: int) -> tuple[Tensor, Tensor]:
     """Largest eigenvalues `[k]` of a matrix `[m, m]` above the noise edge, at most `limit` and at
-    least one, and their vectors `[m, k]`. Eigenvalues that are zero but for rounding are left out."""
+    least one, and their vectors `[m, k]`, without eigenvalues that are zero but for rounding."""
     values, vectors = torch.linalg.eigh(gram)
     least = max(edge, _ROUNDING * float(values[-1]))
     number = max(1, min(int((values > least).sum()), limit))
