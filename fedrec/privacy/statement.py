@@ -140,7 +140,7 @@ def _about_cohorts(plan: Plan) -> Iterator[str]:
 
 
 def warnings(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
-    """The sentences without which the number would be misleading, see `caveats`."""
+    """Caveats without which the number would be misleading, see `caveats`."""
     if backend == "paper":
         yield (
             "This reproduces the arithmetic of PrivRec's tables 4 and 5, which count every client"
@@ -173,11 +173,11 @@ def _scheduled(sampling: Scheduled) -> str:
     )
 
 
-# Accounting questions of the command line, by numbers of rounds, clients and noise.
+# Accounting queries of the command line, by numbers of rounds, clients and noise.
 
 
 class Question(Budget):
-    """Parameters of a question; exactly one of `noise-multiplier` and `epsilon`."""
+    """Parameters of an accounting query; exactly one of `noise-multiplier` and `epsilon`."""
 
     clients: int = Field(ge=1)
     """Clients that may be drawn (N)."""
@@ -206,28 +206,28 @@ class Question(Budget):
             )
         scheduled = self.sampler == "scheduled"
         if (self.separation is not None or self.secret_cohorts) and not scheduled:
-            raise ValueError("separation and secret-cohorts only with the sampler scheduled")
+            raise ValueError("separation and secret-cohorts need the sampler scheduled")
         if scheduled and self.cohort * (self.separation or 1) > self.clients:
             needed = f"{self.cohort:g} x {self.separation or 1}"
-            raise ValueError(f"at least {needed} clients, so many in each of as many groups")
+            raise ValueError(f"clients must be at least {needed}: cohort x separation")
         return self
 
     @property
     def failing(self) -> float:
-        """The given or default delta."""
+        """Delta of the query, or the default."""
         return default_delta(self.clients) if self.delta is None else self.delta
 
     def plan(self) -> Plan:
-        """The plan of these rounds, with clip norm 1.
+        """Plan of these rounds, with clip norm 1.
 
         Raises:
-            ExperimentError: there is no bound for such rounds, or no noise reaches the target.
+            ExperimentError: no bound is proven for these rounds, or no noise reaches the target.
         """
         config = PrivacyConfig(
             clip_norm=1.0,
             noise_multiplier=self.noise_multiplier,
             epsilon=self.epsilon,
-            # noise that is given has an epsilon at delta 0, too: an infinite one, if need be
+            # a given noise multiplier has an epsilon at delta 0 too, possibly an infinite one
             delta=self.failing if self.epsilon else self.failing or None,
             mechanism=self.mechanism,
             adjacency=self.adjacency,
@@ -244,7 +244,7 @@ class Question(Budget):
 
     @property
     def schedule(self) -> Scheduled | None:
-        """What is known of a client's rounds; None: there is no schedule."""
+        """Participation bound of the sampler `scheduled`; None for other samplers."""
         if self.sampler != "scheduled":
             return None
         groups = self.separation or 1
@@ -252,15 +252,15 @@ class Question(Budget):
         return Scheduled(self.cohort, groups, rate=rate)
 
     def answer(self, plan: Plan) -> Report:
-        """Cost of the rounds of a plan, and the epsilon of the best known attack."""
+        """Privacy cost of the rounds of a plan, and the epsilon of the best known attack."""
         return report(plan, backend=self.backend, delta=self.failing)
 
 
 def report(plan: Plan, *, backend: str | None = None, delta: float | None = None) -> Report:
-    """Cost of all rounds of a plan.
+    """Privacy cost of all rounds of a plan.
 
     Args:
-        plan: what is done.
+        plan: the plan.
         backend: accountant; default: the plan's own.
         delta: default: the plan's own.
     """
@@ -286,7 +286,7 @@ _WORDS = {
     ),
     "add-remove": ("a user's taking part", "whether a user took part", "without one's data"),
 }
-"""Of each adjacency: what is protected, what an attacker guesses, and the neighbour."""
+"""For each adjacency: the protected unit, the attacker's guess, and the neighbour."""
 _STRENGTHS = (
     (1, "strong", "That is a strong guarantee."),
     (
@@ -306,17 +306,17 @@ _STRENGTHS = (
         "This is practically no guarantee: an attack may succeed almost every time.",
     ),
 )
-"""Largest epsilon of each, how strong the guarantee is in a word, and as a sentence."""
+"""Levels of strength: largest epsilon, word and sentence."""
 
 
 def sentence(report: Report, adjacency: Adjacency) -> str:
-    """One line: unit, epsilon, delta and adjacency, how strong that is, and its meaning for a
-    user."""
+    """State an epsilon in one line: unit, epsilon, delta, adjacency, strength, and its meaning for
+    a user."""
     if math.isinf(report.epsilon):
-        return f"epsilon is infinite at delta {report.delta:g}: nothing is guaranteed to anybody."
+        return f"epsilon is infinite at delta {report.delta:g}: no user has any guarantee."
     unit, question, _ = _WORDS[adjacency]
     ceiling = attack_ceiling(report.epsilon, report.delta)
-    # one that would be rounded to all is not called a bound
+    # a share that rounds to 100 % is not called a bound
     share = f"at most {ceiling:.1%}" if ceiling < 0.9995 else "up to practically all"
     return (
         f"epsilon {report.epsilon:.4g} at delta {report.delta:g} for {unit} ({adjacency}) is"
@@ -326,10 +326,9 @@ def sentence(report: Report, adjacency: Adjacency) -> str:
 
 
 def lines(report: Report, adjacency: Adjacency) -> list[str]:
-    """A whole explanation, one paragraph per line: the meaning, the phases, the method, and what is
-    not covered."""
+    """Explain an epsilon in full, one paragraph per line: meaning, phases, method and caveats."""
     if not report.events:
-        return ["No round was charged to the privacy ledger, so nothing is claimed."]
+        return ["No round was charged to the privacy ledger: there is no epsilon to report."]
     texts = [sentence(report, adjacency)]
     if math.isfinite(report.epsilon):
         factor = math.exp(report.epsilon) if report.epsilon < 700 else math.inf
@@ -370,7 +369,7 @@ def _strength(epsilon: float) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Stated:
-    """Stated and exact privacy of a system.
+    """Epsilon of a system, as its paper states it and exact.
 
     Attributes:
         nominal: epsilon as the paper states it.
@@ -386,7 +385,7 @@ class Stated:
     caveats: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """A description in sentences."""
+        """Describe both in sentences."""
         return [
             (
                 f"epsilon {self.nominal:.4g} as stated, for {self.unit}; the exact total of the"

@@ -792,5 +792,5 @@ def test_the_result_of_a_round_with_another_charge_is_not_used(run_tiny, tmp_pat
 def test_a_run_without_charges_claims_nothing(run_tiny):
     result = run_tiny("privacy={clip-norm=1.0, noise-multiplier=0.1, budget=1e-3}", *CHEAP)
     told = " ".join(result.privacy)
-    assert "nothing is claimed" in told
+    assert "no epsilon to report" in told
     assert "guarantee" not in told and "epsilon 0" not in told

@@ -477,7 +477,7 @@ def test_explain_takes_options_or_an_experiment(fedrec):
         (("calibrate", *ROUNDS, "--epsilon", 1, "--delta", 0), "delta > 0"),
         (
             ("calibrate", *ROUNDS, "--epsilon", 0.01, "--backend", "autodp"),
-            "cannot prove that epsilon",
+            "target epsilon is not reachable",
         ),
         (("epsilon", *MANY, "--mechanism", "banded"), "at most 1,000,000 rounds"),
         (("explain", "--clients", 9), "missing key 'cohort'"),

@@ -143,7 +143,7 @@ def test_the_norm_is_that_of_the_parameters_that_are_sent():
 
 def test_a_pattern_that_fits_nothing_is_refused():
     with pytest.raises(
-        ExperimentError, match=r"(?s)no parameter fits the pattern 'itme.id'.*item.id"
+        ExperimentError, match=r"(?s)no parameter matches the pattern 'itme.id'.*item.id"
     ):
         Federation(parameters=("itme.id",)).configured()
 

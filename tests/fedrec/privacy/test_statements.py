@@ -78,7 +78,7 @@ def test_no_sentence_bounds_single_outcomes_by_delta(epsilon):
 
 def test_without_charges_nothing_is_claimed():
     assert lines(Accountant().epsilon(1e-5), "replace-one") == [
-        "No round was charged to the privacy ledger, so nothing is claimed."
+        "No round was charged to the privacy ledger: there is no epsilon to report."
     ]
 
 
