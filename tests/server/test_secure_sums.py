@@ -797,10 +797,10 @@ def test_attack_the_server_answers_in_the_name_of_other_nodes(dialogue):
         "a server's certificate": (false_server.proof(statement), "not one of a node"),
         "one of an authority of that name": (
             twin.proof(statement),
-            "not of the deployment's authority",
+            "not signed by the authority",
         ),
-        "another authority's": (unknown.proof(statement), "not of the deployment's authority"),
-        "nothing": (b"", "a certificate and a signature"),
+        "another authority's": (unknown.proof(statement), "not signed by the authority"),
+        "nothing": (b"", "needs a certificate and a signature"),
         "rubbish": (b"\x00" * 50, "."),
         "one node twice": (talk.nodes[2].identity.proof(statement), "3 channel keys of 2 nodes"),
         "another run": (
@@ -824,7 +824,7 @@ def test_orders_travel_whole():
     assert found.secure == order.secure
     _, bare = unpack_train(pack_train(to_record({}), replace(order, secure=None)))
     assert bare.secure is None
-    with pytest.raises(ValueError, match="'session' is no bytes"):
+    with pytest.raises(ValueError, match="'session' is not of type bytes"):
         unpack_words(UnmaskOrder, pack_words(UnmaskReply(b"1")))
     with pytest.raises(ValueError, match="32 bytes"):
         unpack_channel(pack_channel(b"short"))

@@ -338,7 +338,7 @@ def test_the_total_is_that_of_all_ledgers(two):
     assert shown_together([two[0].folder] * 2) == []  # one run, named twice
 
 
-def test_a_charge_with_a_count_is_added_up_that_often(two):
+def test_a_charge_of_several_events_counts_each(two):
     ledger = two[0].folder / "privacy.jsonl"
     *lines, last = ledger.read_text().splitlines()
     ledger.write_text("\n".join([*lines, json.dumps({**json.loads(last), "count": 20}), ""]))
