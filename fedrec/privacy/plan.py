@@ -161,7 +161,7 @@ def check_shares(config: PrivacyConfig, sampler: str, denominator: float) -> Non
         return
     if sampler == "poisson":
         raise ExperimentError(
-            "distributed noise needs a cohort of fixed size: a small Poisson cohort would add too"
+            "distributed noise needs a cohort of known size: a small Poisson cohort would add too"
             " little noise",
             fix="set sampler.name = 'fixed-size', or privacy.placement = 'central'",
         )

@@ -59,7 +59,7 @@ def bits_for(bound: float, nodes: int) -> int:
     room = int(limit(nodes) / Fraction(bound)) if 0 < bound < math.inf else 0
     if room < 1:
         raise ExperimentError(
-            "numbers are too large for secure aggregation",
+            "invalid bound on the numbers of secure aggregation",
             expected=f"a bound above 0 and at most {float(limit(nodes)):.3g}, with {nodes} nodes",
             got=f"{bound:.6g}",
             fix="lower secure-aggregation.largest, or privacy.clip-norm",

@@ -236,11 +236,7 @@ class Discovery:
         for node, presence in announced.items():
             foreign = np.isin(_ids([presence]), taken)
             if foreign.any():
-                log.warning(
-                    "node %d announces %d clients that also belong to others",
-                    node,
-                    int(foreign.sum()),
-                )
+                log.warning("node %d announces %d clients of other nodes", node, int(foreign.sum()))
             training, evaluated = (
                 ids[~np.isin(ids, taken)] for ids in (presence.training, presence.evaluated)
             )

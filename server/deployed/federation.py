@@ -93,8 +93,7 @@ class DeployedFederation(Federation):
         return super().train(messages, theta)
 
     def _exchange(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Iterable[Message]]:
-        """Send messages as in `Federation`; with `[closing]`, the replies that arrive before the
-        round closes."""
+        """Send messages as in `Federation`; with `[closing]`, until the round closes."""
         closing = self.experiment.closing
         if closing is None or not messages:
             return super()._exchange(messages)
@@ -153,7 +152,7 @@ def _check_single_messages(messages: Sequence[Message]) -> None:
     for node, count in counts.items():
         if count > 1:
             raise ExperimentError(
-                f"the strategy sends node {node} {count} messages in one round, and only one reply is"
+                f"the strategy sends node {node} {count} messages in one round; only one reply is"
                 " accepted",
                 fix="for the update of each client, set `reply = 'each'` in the strategy's class"
                 " (docs/plugins.md); or set strategy.name = 'reptile'",

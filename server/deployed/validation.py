@@ -476,8 +476,7 @@ def _decoded(
 
 
 def _sum(changes: Sequence[Change], table: np.ndarray) -> Change:
-    """Sum of changes of a table `[...]`, in its type; sparse if fewer than half of the rows
-    changed."""
+    """Sum of changes of a table `[...]`, in its type; sparse if less than half of it changed."""
     if not changes:
         return np.zeros_like(table)
     total = changes[0]

@@ -405,7 +405,7 @@ def test_false_shares_are_noticed(federation, caplog):
     made.grid.forged[0, "unmask"] = lambda content: pack_words(UnmaskReply(bytes(range(48))))
     with caplog.at_level(logging.WARNING, "fedrec"):
         assert made.secure().clients == 0
-    assert "do not fit" in caplog.text
+    assert "do not match" in caplog.text
 
 
 def test_a_node_that_lost_its_secrets_is_met_again(federation, tmp_path):
@@ -543,7 +543,7 @@ def test_a_node_masks_one_sum_per_session(dialogue):
 def test_a_node_refuses_what_is_not_meant_for_it(dialogue):
     talk = dialogue().deal()
     order = talk.mask_orders[0]
-    with pytest.raises(ClientError, match="not from the node"):
+    with pytest.raises(ClientError, match="not from its stated sender"):
         talk.train(0, replace(order, sealed=talk.mask_orders[1].sealed))
     swapped = pieces(order.mask_keys, 32)
     unknown = masks.public_of(masks.key_of(bytes(16)))
@@ -696,7 +696,9 @@ def test_attack_the_point_stands_where_nothing_is_left_of_the_others(dialogue, b
         assert talk.train(1).dtype == np.uint64
         return
     for place in range(3):
-        with pytest.raises(RefusalError, match=f"{bits} binary digits, where 41|not from the node"):
+        with pytest.raises(
+            RefusalError, match=f"{bits} binary digits, where 41|not from its stated sender"
+        ):
             talk.train(place)
 
 
@@ -711,7 +713,7 @@ def test_attack_nodes_get_different_terms(dialogue):
     )
     talk.mask_orders = talk.session.mask_orders()
     for place in range(3):
-        with pytest.raises(RefusalError, match="not from the node"):
+        with pytest.raises(RefusalError, match="not from its stated sender"):
             talk.train(place)
 
 
@@ -745,7 +747,7 @@ def test_attack_the_others_train_something_else(dialogue):
     talk.session.take_shares({p: secure.share(talk.nodes[p], o) for p, o in orders.items()})
     talk.mask_orders = talk.session.mask_orders()
     for place in range(2):  # which were told the truth, and another node was not
-        with pytest.raises(RefusalError, match="not from the node"):
+        with pytest.raises(RefusalError, match="not from its stated sender"):
             talk.train(place)
 
 
@@ -794,7 +796,7 @@ def test_attack_the_server_answers_in_the_name_of_other_nodes(dialogue):
     )
     forged = {
         "another's": (proofs[1], "not signed by its node"),
-        "a server's certificate": (false_server.proof(statement), "not one of a node"),
+        "a server's certificate": (false_server.proof(statement), "not for use by a node"),
         "one of an authority of that name": (
             twin.proof(statement),
             "not signed by the authority",

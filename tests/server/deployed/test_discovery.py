@@ -141,7 +141,7 @@ REFUSED = Error(2, f"<class 'fedrec.errors.RefusalError'>:<'{REASON}'>")
 
 def test_a_run_that_nodes_refuse_ends_at_once(tmp_path):
     nodes = Nodes({3: REFUSED, 4: REFUSED})
-    with pytest.raises(EngineError, match="nodes refuse this run") as caught:
+    with pytest.raises(EngineError, match="too many nodes refuse this run") as caught:
         discovery(nodes, tmp_path / "r.sqlite", timeout=120.0).wait_for(1)
     assert nodes.now < 2
     assert "node 3: failed: this node does not run 'x' (step) got: 'x'" in str(caught.value)
@@ -522,7 +522,7 @@ def test_without_a_deadline_of_its_own_a_round_closes_at_the_timeout(federation)
 def test_simulated_devices_beside_real_nodes_are_refused(load_tiny, table):
     """Before the server waits for a node."""
     run = SimpleNamespace(experiment=load_tiny(f"{table}={{}}" if table == "devices" else BUFFERED))
-    with pytest.raises(ExperimentError, match=rf"\[{table}\] is for simulated devices"):
+    with pytest.raises(ExperimentError, match=rf"\[{table}\] applies only to simulated devices"):
         DeployedFederation(run, DeployedGrid(Delayed({})))
 
 
