@@ -221,9 +221,9 @@ class BufferedTimeline(Timeline):
     def _in_words(self) -> str:
         counts = self._counts
         mean = counts["stale rounds"] / max(1, counts["answers"])
-        lost = f", and {counts['lost']} clients did not answer." if counts["lost"] else "."
+        lost = f", and {counts['lost']} clients did not reply." if counts["lost"] else "."
         return (
-            f"{counts['late']} of {counts['answers']} answers were to parameters of earlier rounds,"
+            f"{counts['late']} of {counts['answers']} replies were to parameters of earlier rounds,"
             f" on average {mean:.3g} rounds old{lost}"
         )
 

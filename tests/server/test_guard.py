@@ -222,7 +222,7 @@ def test_a_repeated_charge_does_not_exceed_the_target_and_is_told(
     privacy = json.loads((result.folder / "result.json").read_text())["privacy"]
     assert privacy["charged-again"] == 1 and privacy["rounds-not-run"] == 1
     told = (
-        "Charged again after an interruption, as what may have been released before is not"
+        "Charged again after an interruption, as earlier releases are not refunded:"
         " refunded: round 3. The budget ended the run after 4 of 5 rounds."
     )
     assert result.privacy[1] == told

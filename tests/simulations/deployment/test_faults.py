@@ -97,7 +97,7 @@ def test_the_clients_process_killed_in_mid_round_fails_the_message_and_no_more(n
     for pid in forks if killed == "fork" else [nodes.pid("executor", node=2)]:
         os.kill(pid, signal.SIGKILL)
     # the server was notified at once
-    assert "did not answer in time" not in nodes.must_finish(run)
+    assert "did not reply before" not in nodes.must_finish(run)
     assert min(nodes.clients(name)) < 12 and nodes.clients(name)[-1] == 12
 
 
@@ -198,7 +198,7 @@ def test_a_late_node_is_left_out_and_every_round_closes_by_its_deadline(nodes):
     late = rounds["num-clients"] < 12
     assert len(rounds) == 5 and late.any() and not late[0]
     assert (rounds["dropped-replies"] > 0).equals(late)
-    assert rounds["dropped-or-bounded"][late].str.contains("no answer in time").all()
+    assert rounds["dropped-or-bounded"][late].str.contains("no reply before the deadline").all()
     timings = pd.read_csv(nodes.folder("late") / "timings.csv")
     assert timings["train"].max() < 12  # the deadline, and two polls
 
