@@ -68,8 +68,7 @@ class DpFedAvg:
         theta: Mapping[str, np.ndarray],
         sums: Sequence[tuple[TrainSum, int]],
     ) -> dict[str, Change]:
-        """Compute the noisy sum of a round; parameters that are not trained with noise do not
-        change.
+        """Noisy sum of a round; parameters that are not trained under noise do not change.
 
         Args:
             round_number: the round.
@@ -123,8 +122,7 @@ class DpFedAvg:
         return self.plan.mechanism.memory_arrays > 0 and self.plan.config.mode == "reproducible"
 
     def _remember(self, round_number: int, sizes: Mapping[str, int]) -> None:
-        """Draw the noise of earlier rounds again if a resumed run needs it, and record this
-        round."""
+        """Draw the noise of earlier rounds again if a resumed run needs it; record this round."""
         if not self._repeats:
             return
         for earlier in self._missing:

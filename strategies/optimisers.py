@@ -68,8 +68,7 @@ class ReptileConfig(ServerRate):
 
 
 class Reptile(CohortStrategy):
-    """REPTILE: moves the shared initialisation towards the mean of the locally trained
-    parameters."""
+    """REPTILE: moves the initialisation towards the mean of the locally trained parameters."""
 
     name = "reptile"
     Config = ReptileConfig

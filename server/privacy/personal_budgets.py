@@ -162,8 +162,7 @@ class PersonalAccounts(RunExtension):
         self._add(drawn, np.ones(len(drawn), dtype=np.int64))
 
     def _add(self, clients: np.ndarray, times: np.ndarray) -> None:
-        """Charge clients `times` times, both `int64 [clients]`; some may have joined since the
-        start."""
+        """Charge clients, both `int64 [clients]`; some may have joined since the start."""
         everyone = np.union1d(self.clients, clients)
         asked = np.zeros(len(everyone), dtype=np.int64)
         asked[np.searchsorted(everyone, self.clients)] = self._asked

@@ -223,7 +223,7 @@ def test_a_repeated_charge_does_not_exceed_the_target_and_is_told(
     assert privacy["charged-again"] == 1 and privacy["rounds-not-run"] == 1
     told = (
         "Charged again after an interruption, as earlier releases are not refunded:"
-        " refunded: round 3. The budget ended the run after 4 of 5 rounds."
+        " round 3. The budget ended the run after 4 of 5 rounds."
     )
     assert result.privacy[1] == told
     print_table(result)
@@ -458,9 +458,9 @@ def test_a_target_is_calibrated_to_the_rounds_of_the_covered_stage(run_tiny):
     [
         (
             "name='flwr.serverapp.strategy:FedAvg'",
-            "one of Flower's, whose averaging of updates cannot be controlled",
+            "a strategy of Flower's, whose averaging of updates cannot be controlled",
         ),
-        ("name='fedavg'", "weighting 'examples': one client's share of the sum has no bound"),
+        ("name='fedavg'", "weighting 'examples': a client's share of the sum is unbounded"),
         (
             f"name='two-stage', main={{name='fedavg'}}, stage-one={{rounds=1, {STEP}}}",
             "has no bound",
