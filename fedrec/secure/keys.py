@@ -219,7 +219,7 @@ def opened(
     except InvalidTag:
         raise ValueError("a message with shares is not from its stated sender") from None
     if plain[2 * SEED_BYTES :] != mask_key:
-        raise ValueError("a node sent different mask keys to different nodes")
+        raise ValueError("a node's mask key differs from the one in its shares")
     return plain[:SEED_BYTES], plain[SEED_BYTES : 2 * SEED_BYTES]
 
 

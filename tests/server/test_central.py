@@ -428,5 +428,5 @@ def test_owners_of_real_nodes_are_not_asked_for_other_rows(load_tiny):
     from clients.device.policy import Policy
 
     order = EvaluateOrder(1, None, None, False, "validation")
-    with pytest.raises(RefusalError, match="other rows"):
+    with pytest.raises(RefusalError, match="held-out rows"):
         Policy().check_evaluate(load_tiny(), order)

@@ -463,7 +463,7 @@ def test_a_target_is_calibrated_to_the_rounds_of_the_covered_stage(run_tiny):
         ("name='fedavg'", "weighting 'examples': a client's share of the sum is unbounded"),
         (
             f"name='two-stage', main={{name='fedavg'}}, stage-one={{rounds=1, {STEP}}}",
-            "has no bound",
+            "is unbounded",
         ),
     ],
 )

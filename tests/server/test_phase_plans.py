@@ -200,7 +200,7 @@ def test_a_budget_that_ends_the_run_early_is_reported(plans):
                 "privacy={clip-norm=1.0, noise-multiplier=1.0}",
                 "privacy.phases.manes={clip-norm=2.0}",
             ),
-            "no phase 'manes'",
+            "unknown phase 'manes'",
         ),
         (
             (

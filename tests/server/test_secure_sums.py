@@ -267,7 +267,7 @@ def test_below_the_quorum_there_is_no_sum(federation, step, caplog):
     made.grid.deaf.update({(0, step), (2, step)})
     with caplog.at_level(logging.WARNING, "fedrec"):
         found = made.secure()
-    assert "round 1 has no sum" in caplog.text and "2 are needed" in caplog.text
+    assert "round 1 has no sum" in caplog.text and "2 must complete" in caplog.text
     assert found.clients == found.weight == found.examples == found.losses == 0
     assert set(found.total) == set(made.theta)
     assert not any(value.any() for value in found.total.values())
@@ -393,7 +393,7 @@ def test_nodes_that_are_not_in_a_sum_are_recorded(federation):
     row = made.sums.dropped.columns()
     assert row["dropped-replies"] == 2
     assert "node 2: no reply before the deadline" in row["dropped-or-bounded"]
-    assert "node 4: failed: the answer to query.secure_shares" in row["dropped-or-bounded"]
+    assert "node 4: failed: the reply to query.secure_shares" in row["dropped-or-bounded"]
     made.grid.deaf.update({(place, "unmask") for place in (1, 3)})
     assert made.secure().clients == 0
     row = made.sums.dropped.columns()
@@ -437,7 +437,7 @@ def test_keys_are_never_printed(federation, caplog):
 
 
 def test_two_nodes_are_needed(federation):
-    with pytest.raises(ExperimentError, match=r"needs more nodes(.*\n)*.*engine.nodes = 2"):
+    with pytest.raises(ExperimentError, match=r"too few nodes(.*\n)*.*engine.nodes = 2"):
         federation(1)
     with pytest.raises(ExperimentError, match="at least 4 nodes"):
         federation(3, **{"least-nodes": 4})
@@ -547,7 +547,7 @@ def test_a_node_refuses_what_is_not_meant_for_it(dialogue):
         talk.train(0, replace(order, sealed=talk.mask_orders[1].sealed))
     swapped = pieces(order.mask_keys, 32)
     unknown = masks.public_of(masks.key_of(bytes(16)))
-    with pytest.raises(ClientError, match="mask key is not the one"):
+    with pytest.raises(ClientError, match="mask key differs"):
         talk.train(0, replace(order, mask_keys=b"".join([swapped[0], unknown, swapped[2]])))
     with pytest.raises(ClientError, match="1 of 3 nodes"):
         talk.train(0, replace(order, mask_keys=swapped[0] + bytes(64)))
