@@ -176,7 +176,7 @@ def call_roster(grid: Grid, *, timeout: float) -> Roster:
     """Ask every node of the grid which clients it hosts.
 
     Raises:
-        EngineError: there is no node, a node failed to answer, or two nodes report the same
+        EngineError: the grid has no node, a node failed to reply, or two nodes report the same
             partition.
         ClientError: a node could not read its data.
     """

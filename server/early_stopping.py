@@ -98,7 +98,7 @@ class EarlyStopping(RunExtension):
         )
 
     def columns(self) -> dict[str, float]:
-        """The validation metric."""
+        """Return the validation metric."""
         return self._last
 
     def memory(self) -> dict[str, np.ndarray]:

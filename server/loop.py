@@ -132,7 +132,7 @@ def conclude(
         del seconds["training"], cost["peak-memory-mib"]
     times = {}
     data = POPULATIONS.population(run.experiment).interactions
-    own_table = run.experiment.dataset.name == "table"  # of others nothing is said on order
+    own_table = run.experiment.dataset.name == "table"  # reported only for a user's own table
     if own_table and data.times is not None and run.experiment.privacy is None:
         times = {TIED_SHARE: tied_share(data)}
     run.write_result(result, {"seconds": seconds, "cost": cost, **times, **tables})

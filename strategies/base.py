@@ -177,7 +177,7 @@ class CohortStrategy(_LoopEvaluates):
 
     Attributes:
         reply: type of the nodes' replies: the sum of their clients' updates, or the update of each.
-            With `each` there is no secure aggregation, and no user-level guarantee by `[privacy]`.
+            `each` excludes secure aggregation and the user-level guarantee of `[privacy]`.
         weighting: weight of a client's update in the sum.
         memories: objects with state between rounds, by the prefix of their arrays' names.
         privacy: clip, noise and charge of its rounds; None: no differential privacy.

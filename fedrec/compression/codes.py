@@ -145,7 +145,7 @@ class TopKConfig(Config):
 
 
 class TopK(Compression):
-    """The largest rows, with error feedback."""
+    """Top-k compression: the largest rows, with error feedback."""
 
     name = "top-k"
     Config = TopKConfig

@@ -61,7 +61,7 @@ class Clip:
             )
 
     def at(self, norm: float) -> Clip:
-        """The same clip with another bound."""
+        """Return the clip with another bound."""
         return replace(self, norm=norm)
 
     def sensitivity(self, adjacency: Adjacency) -> float:

@@ -143,8 +143,7 @@ class PrivacyConfig(Budget):
         ]
 
     def in_phase(self, phase: str) -> PrivacyConfig:
-        """The settings of one phase of a run, with its changes in `phases`, except the noise
-        factor."""
+        """Settings of one phase of a run, with its changes in `phases`, except the noise factor."""
         phase_config = self.phases.get(phase, PhaseConfig())
         changes = {"clip_norm": phase_config.clip_norm, "parameters": phase_config.parameters}
         return self.model_copy(
@@ -152,8 +151,8 @@ class PrivacyConfig(Budget):
         )
 
     def clip(self, contributions: Contributions = "signed") -> Clip:
-        """The clip of clients' updates, in the norm of the mechanism; adaptive clipping starts
-        here."""
+        """Clip of clients' updates, in the norm of the mechanism; the initial one if clipping is
+        adaptive."""
         return Clip(self.clip_norm, self.noise().order, contributions)
 
     def noise(self) -> Mechanism:
@@ -189,7 +188,7 @@ class PrivacyConfig(Budget):
         return mechanism
 
     def resolved(self) -> PrivacyConfig:
-        """The same settings with the mechanism's defaults filled in.
+        """Return the settings with the mechanism's defaults filled in.
 
         Raises:
             ExperimentError: see `noise`.

@@ -136,7 +136,7 @@ class PersonalNoise(Config):
         if self.noise == "secure" and self.noisy_priors is not None:
             raise ValueError(
                 "priors.noise = false with noise = 'secure': noise on priors is drawn once, and is"
-                " not kept on the device; priors that stay on the device need none"
+                " not saved on the device; priors that stay on the device need none"
             )
         return self
 

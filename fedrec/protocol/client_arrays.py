@@ -21,7 +21,7 @@ _ROW = "row/"
 
 @dataclass(frozen=True, eq=False)
 class ItemRequests:
-    """The items whose rows some clients need.
+    """Items whose rows some clients need.
 
     Attributes:
         clients: `int64 [C]`, ascending.

@@ -53,7 +53,7 @@ class TrainOrder:
 
 @dataclass(frozen=True, eq=False)
 class TrainEach:
-    """The updates of single clients.
+    """Updates of single clients.
 
     Attributes:
         updates: each client's update; of item tables the rows that may have changed.

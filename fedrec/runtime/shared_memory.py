@@ -87,7 +87,7 @@ def kept_open(filename: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _opened(filename: str, _inode: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The key includes the inode, because the owner may reuse a name after closing an array."""
+    """Open an array; cached by inode too, as the owner may reuse a name after closing an array."""
     return private(filename, dtype, shape)
 
 

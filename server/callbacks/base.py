@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of callbacks, and the callbacks of a run.
+"""Interface of callbacks, and the callbacks of a run.
 
 The callbacks of a run: those that its experiment names, and those that its caller brings.
 

@@ -78,7 +78,7 @@ class DeployedFederation(Federation):
         """Return the initial parameters of the majority of a few nodes.
 
         Raises:
-            ClientError: there is no majority.
+            ClientError: no node returns finite parameters.
         """
         return most_common_parameters(self.grid, self.roster, timeout=self.timeout)
 

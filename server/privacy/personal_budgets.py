@@ -60,7 +60,7 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> Persona
     if run.experiment.hides_cohorts:
         raise ExperimentError(
             "uploads of single users cannot be counted where cohorts are secret",
-            expected="no [privacy] table with mode = 'secure' beside users' own noise",
+            expected="no [privacy] table with mode = 'secure' with users' own noise",
             fix="leave out [privacy] and set step.noise = 'secure'",
         )
     return PersonalAccounts(
@@ -78,7 +78,7 @@ def check_no_phases(experiment: Experiment) -> None:
     if len(phases) > 1:
         raise ExperimentError(
             "users' own budgets do not cover the uploads of other phases",
-            expected="a strategy without phases beside a step with users' own noise",
+            expected="a strategy without phases for a step with users' own noise",
             got=f"{experiment.strategy.name!r} with {', '.join(phase.name for phase in phases)}",
             fix="set strategy.name = 'reptile', or choose a step without users' own noise",
         )

@@ -155,7 +155,7 @@ class PhasePlans:
 
     @property
     def delta(self) -> float:
-        """The largest delta of the phases' plans."""
+        """Largest delta of the phases' plans."""
         return max(plan.delta for plan in self.plans.values())
 
     @property

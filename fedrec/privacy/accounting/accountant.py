@@ -80,7 +80,7 @@ class RandomTrials:
             )
 
     def draw(self, random: np.random.Generator) -> int:
-        """The number of trials K; it must not be published."""
+        """Draw the number of trials K, which must not be published."""
         if self.law == "poisson":
             return int(random.poisson(self.mean))
         if self.law == "geometric":
@@ -206,7 +206,7 @@ class Accountant:
         return Report(epsilon, delta, self.backend.method, order, reached, phases, *counted)
 
     def _attacked(self, reached: float | None, bound: float) -> float | None:
-        """The epsilon of the best known attack, a lower bound for any valid epsilon; both are
+        """Check the epsilon of the best known attack, a lower bound for any valid epsilon; both are
         computed on a grid, to about three digits.
 
         Raises:

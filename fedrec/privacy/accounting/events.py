@@ -36,7 +36,7 @@ epsilons are above 1e17, and practically 0."""
 
 @dataclass(frozen=True)
 class Release(InLedger):
-    """The parameters of an event that accountants need.
+    """Parameters of an event that accountants need.
 
     Attributes:
         mechanism: its noise, `gaussian` or `laplace`.

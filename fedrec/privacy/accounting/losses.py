@@ -153,9 +153,9 @@ def composed_epsilon(counted: Counted, delta: float, *, attack: bool = False) ->
     Args:
         counted: releases and how often each took place.
         delta: in [0, 1).
-        attack: what the best known attack reaches, to about three digits, in place of an upper
-            bound. Where the range of losses is too wide for a grid of three digits, every loss is
-            rounded down to a grid point: that is an attack which sees less.
+        attack: return the epsilon of the best known attack, to about three digits, not a bound.
+            Where the range of losses is too wide for a grid of three digits, every loss is rounded
+            down to a grid point: that is an attack which sees less.
 
     Returns:
         Epsilon >= 0; None if no attack on so little noise can be computed.
