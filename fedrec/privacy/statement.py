@@ -134,8 +134,8 @@ def _about_cohorts(plan: Plan) -> Iterator[str]:
     if plan.malicious:
         yield (
             f"An adversary controls {plan.malicious} of the {plan.clients} clients, and knows when"
-            f" they are drawn: the guarantee is for the other {plan.honest}, at the rate at which they"
-            " are drawn from among themselves."
+            f" they are drawn: the guarantee is for the other {plan.honest}, at the rate at which"
+            " they are drawn from among themselves."
         )
 
 

@@ -94,9 +94,9 @@ def test_without_charges_nothing_is_claimed():
         ({"sampler": "poisson", "adjacency": "add-remove"}, "drawn independently"),
         (
             {"sampler": "poisson", "adjacency": "add-remove"},
-            "The number of clients, 500, is public all the same",
+            "Nevertheless the number of clients, 500, is public",
         ),
-        ({"private_phases": ["main"]}, "item sequences are users' data"),
+        ({"private_phases": ["main"]}, "item sequences are users'"),
         ({"backend": "paper"}, "comparison only"),
         ({"noise_multiplier": 0.0}, "epsilon is infinite"),
     ],
