@@ -473,7 +473,7 @@ def test_explain_takes_options_or_an_experiment(fedrec):
         (("epsilon", *ONE, "--adjacency", "add-remove"), "no privacy bound is proven"),
         (("epsilon", *ONE, "--backend", "moments"), "'autodp'"),
         (("calibrate", *ROUNDS, "--epsilon", 0), "epsilon"),
-        (("calibrate", *ROUNDS, "--epsilon", 1, "--backend", "paper"), "accountant 'paper'"),
+        (("calibrate", *ROUNDS, "--epsilon", 1, "--backend", "paper"), "paper's arithmetic"),
         (("calibrate", *ROUNDS, "--epsilon", 1, "--delta", 0), "delta > 0"),
         (
             ("calibrate", *ROUNDS, "--epsilon", 0.01, "--backend", "autodp"),

@@ -86,7 +86,7 @@ def test_without_charges_nothing_is_claimed():
     ("settings", "expected"),
     [
         ({}, "server is trusted"),
-        ({"placement": "distributed", "max_dropouts": 4}, "when 4 clients"),
+        ({"placement": "distributed", "max_dropouts": 4}, "if 4 clients"),
         ({"placement": "local"}, "all 20 rounds"),
         ({"delta": 0.01}, "above 1/N"),
         ({}, "simulation, not a release"),
