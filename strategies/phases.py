@@ -117,7 +117,7 @@ class StageOneConfig(Config):
     @model_validator(mode="after")
     def _share_where_it_means_something(self) -> Self:
         if (self.clients == "all") != (self.share is None):
-            raise ValueError("set share with clients = 'opted-in' or 'public', but not with 'all'")
+            raise ValueError("share with clients = 'opted-in' or 'public', no share with 'all'")
         return self
 
 

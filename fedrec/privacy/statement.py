@@ -166,7 +166,7 @@ def _scheduled(sampling: Scheduled) -> str:
         else "Whose turn it is may be known; participation is drawn by independent coin flips,"
         " which amplification assumes to be secret."
     )
-    joining = "" if sampling.joining else ", and new clients raise an error"
+    joining = "" if sampling.joining else ", and new clients are rejected"
     return (
         f"{public} The cost is that of a client that takes part {often}; the sampler guarantees"
         f" that none does more often{joining}."
@@ -206,10 +206,10 @@ class Question(Budget):
             )
         scheduled = self.sampler == "scheduled"
         if (self.separation is not None or self.secret_cohorts) and not scheduled:
-            raise ValueError("separation and secret-cohorts need the sampler scheduled")
+            raise ValueError("separation and secret-cohorts only with the sampler scheduled")
         if scheduled and self.cohort * (self.separation or 1) > self.clients:
             needed = f"{self.cohort:g} x {self.separation or 1}"
-            raise ValueError(f"clients must be at least {needed}: cohort x separation")
+            raise ValueError(f"at least {needed} clients (cohort x separation)")
         return self
 
     @property

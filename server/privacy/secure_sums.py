@@ -6,11 +6,11 @@ The strategy sees one node that trains the whole cohort and replies with one sum
 validation of replies and differential privacy work as without it, and bound the sum of all clients.
 Each training order becomes a session of three exchanges with the online nodes that host the cohort:
 
-1. they get each other's channel keys (requested once per node and run), and answer with a fresh
-   mask key and with shares of two secrets, sealed for each other; 2. they get mask keys, shares and
-   the training order, and answer with a masked sum; 3. they get the list of nodes whose masked sum
-   arrived, and answer with shares of these nodes' self-masks and of the other nodes' mask keys,
-   with which the masks are removed from the sum.
+1. they get each other's channel keys (requested once per node and run), and reply with a fresh
+   mask key and with shares of two secrets, sealed for each other;
+2. they get mask keys, shares and the training order, and reply with a masked sum;
+3. they get the list of nodes whose masked sum arrived, and reply with shares of these nodes'
+   self-masks and of the other nodes' mask keys, with which the masks are removed from the sum.
 
 A node that fails before its second reply counts as missing in this round. If fewer nodes than the
 quorum complete the session, the round has no sum, as if no node had replied: nothing is revealed.
