@@ -383,7 +383,7 @@ def test_clients_that_join_change_nobodys_group(joining):
 
 def test_clients_that_join_are_refused_where_they_change_the_rate(joining):
     """Noise of a run that continues would be for another rate."""
-    with pytest.raises(RunError, match="for other clients") as refused:
+    with pytest.raises(RunError, match="does not cover new clients") as refused:
         joining("sampler.draw=poisson", "privacy.adjacency=add-remove", BY_CLIENT)
     assert "18 clients" in str(refused.value) and "60" in str(refused.value)
 
