@@ -176,7 +176,7 @@ class Guard(RunExtension):
         if fixed and present != plan.clients:
             raise RunError(
                 f"the schedule of phase {phase!r} does not cover new clients",
-                expected=f"the {plan.clients} initial clients of the run",
+                expected=f"the {plan.clients} clients at the start of the run",
                 got=f"{present}, so that some would take part more often than is charged",
                 fix="start a new run; the previous checkpoint is intact",
             )
