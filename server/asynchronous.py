@@ -3,19 +3,19 @@
 
 `concurrency` clients train at a time, each from the parameters that it was sent. A round ends, and
 the server takes a step, when the buffer has as many answers as the sampler's cohort has clients. A
-client that has answered or is lost is replaced at once; the next clients are those that the sampler
-draws, one cohort after the other. So with a concurrency of one cohort and equally fast devices,
-each round is the synchronous one.
+client that has replied or is lost is replaced at once; the next clients are the sampler's cohorts,
+taken sequentially. With a concurrency of one cohort and equally fast devices, each round is the
+synchronous one.
 
 An answer to parameters of s rounds ago enters the sum with weight (1 + s)^-a, a = 0.5 by default,
 and the sum is divided as in a synchronous round: by the number of clients, or the weight of their
-examples. The strategy does not know of it: the federation replaces the parameters in its messages,
-and weights the sums in the replies.
+examples. The strategy is unaware of it: the federation replaces the parameters in its messages, and
+weights the sums in the replies.
 
-Differs from the paper: nobody is in two places at a time, nor twice in one buffer, so that a client
-moves a step by no more than one update; answers that come at the same time are ordered by client;
-and a client is trained when its answer is taken, with the random stream and the step's settings of
-that round.
+Differs from the paper: a client neither trains twice at a time nor is twice in one buffer, so that
+it moves a step by no more than one update; answers that come at the same time are ordered by
+client; and a client is trained when its answer is taken, with the random stream and the step's
+settings of that round.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from server.devices import (
 from server.federation import Federation
 from strategies.base import more_than_sums
 
-_MOST_LOST = 1000  # clients that do not answer, for each that does
+_MOST_LOST = 1000  # lost clients per reply
 
 
 class InFlight(NamedTuple):
-    """A client that trains; in the order of the queue."""
+    """A client in training; in the order of the queue."""
 
     end: float
-    """When it has answered, or is lost, in simulated seconds."""
+    """Simulated time, in seconds, of its reply or its loss."""
     client: int
     version: int
-    """Number of rounds that made the parameters that it was sent."""
+    """Round of the parameters that it was sent."""
     lost: bool
-    """Whether it does not answer."""
+    """True if it does not reply."""
 
 
 _QUEUE = {"end": np.float64, "client": np.int64, "version": np.int64, "lost": np.bool_}
@@ -68,7 +68,7 @@ _QUEUE = {"end": np.float64, "client": np.int64, "version": np.int64, "lost": np
 
 
 class BufferedTimeline(Timeline):
-    """Rounds of the answers that come first, whenever their clients started.
+    """Rounds of the replies that arrive first, whenever their clients started.
 
     Args:
         experiment: the experiment.
@@ -76,7 +76,7 @@ class BufferedTimeline(Timeline):
         asynchronous: its `[asynchronous]` table.
 
     Attributes:
-        versions: parameters that clients started from, by the number of rounds that made them.
+        versions: parameters that clients started from, by round.
     """
 
     def __init__(
@@ -88,23 +88,23 @@ class BufferedTimeline(Timeline):
         self._queue: list[InFlight] = []
         self._answers: list[InFlight] = []
         self._draws = 0  # cohorts that the sampler drew
-        self._next: list[int] = []  # drawn clients that have not started, the last one first
+        self._next: list[int] = []  # drawn clients that have not started, in reverse order
         self._ended = 0.0
         self._lost = 0
 
     def announce(self, theta: Mapping[str, np.ndarray]) -> list[str]:
-        """Nothing; keeps the first parameters."""
+        """Save the first parameters; prints nothing."""
         if not self.versions:
             self.versions[0] = _copies(theta)
         return super().announce(theta)
 
     def version_of(self, client: int) -> int:
-        """Number of rounds that made the parameters which a client of the round was sent."""
+        """Return the round of the parameters that a client of the current round was sent."""
         return next(answer.version for answer in self._answers if answer.client == client)
 
     def groups(self, clients: np.ndarray) -> Iterator[np.ndarray]:
-        """The clients of a round, `int64 [clients]`, by the parameters that they were sent, the
-        newest first."""
+        """Group the clients of a round, `int64 [clients]`, by the parameters that they were sent,
+        the newest first."""
         versions = np.array(
             [self.version_of(client) for client in clients.tolist()], dtype=np.int64
         )
@@ -112,7 +112,7 @@ class BufferedTimeline(Timeline):
             yield clients[versions == version]
 
     def memory(self) -> dict[str, np.ndarray]:
-        """Time and totals, the queue, who starts next, and the parameters of those in the queue."""
+        """Time and totals, the queue with its parameters, and the next clients."""
         queue = sorted(self._queue)
         memory = {
             **super().memory(),
@@ -165,14 +165,14 @@ class BufferedTimeline(Timeline):
                 raise ExperimentError(
                     "almost all clients go offline before they finish training",
                     got=f"{self._lost} clients that did not answer in one round",
-                    fix="set shorter times of devices, or more hours in devices.nightly",
+                    fix="set shorter device times, or more hours in devices.nightly",
                 )
         self._ended = now
         return np.sort(np.array([answer.client for answer in self._answers], dtype=np.int64))
 
     def _refilled(self, now: float, round_number: int, cohorts: SampledCohorts) -> float:
-        """Let clients start until as many train as may; if nobody trains and nobody is available,
-        at the next time at which somebody is. Returns the time."""
+        """Start clients up to the concurrency; if none trains or is available, at the next time at
+        which one is. Returns the time."""
         busy = {client.client for client in (*self._queue, *self._answers)}
         if not self._queue and self.devices.config.sometimes_away:
             idle = cohorts.clients[~np.isin(cohorts.clients, list(busy))]
@@ -191,7 +191,7 @@ class BufferedTimeline(Timeline):
         return now
 
     def _drawn(self, cohorts: SampledCohorts, busy: set[int], now: float) -> int | None:
-        """The next client that starts; None: nobody else may."""
+        """Next client to start; None if no other client can start."""
         while True:
             while self._next:
                 client = self._next.pop()
@@ -221,9 +221,9 @@ class BufferedTimeline(Timeline):
     def _in_words(self) -> str:
         counts = self._counts
         mean = counts["stale rounds"] / max(1, counts["answers"])
-        lost = f", and {counts['lost']} clients did not answer." if counts["lost"] else "."
+        lost = f", and {counts['lost']} clients did not reply." if counts["lost"] else "."
         return (
-            f"{counts['late']} of {counts['answers']} answers were to parameters of earlier rounds,"
+            f"{counts['late']} of {counts['answers']} replies were to parameters of earlier rounds,"
             f" on average {mean:.3g} rounds old{lost}"
         )
 
@@ -232,7 +232,7 @@ class AsynchronousFederation(Federation):
     """A simulation whose clients start from the parameters of several rounds."""
 
     def timeline(self, strategy: Strategy) -> BufferedTimeline:
-        """The simulated time.
+        """Make the simulated time.
 
         Raises:
             ExperimentError: no devices are simulated, or the strategy needs more than the weighted
@@ -255,8 +255,8 @@ class AsynchronousFederation(Federation):
         return self._timeline
 
     def _exchange(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Iterable[Message]]:
-        """As in `Federation`, with the parameters from which each group of clients started, and its
-        weight in the sum."""
+        """Send messages as in `Federation`, with each group's start parameters and its weight in
+        the sum."""
         timeline = self._timeline
         stale: dict[tuple[int, str], int] = {}  # versions, by node and message group
         sent = []
@@ -289,11 +289,11 @@ class AsynchronousFederation(Federation):
 
 
 def _without_drift(change: Change, table: np.ndarray) -> Change:
-    """A change whose drift, which is relative to the table `[...]`, is part of its values."""
+    """Return a change with its drift, relative to the table `[...]`, included in its values."""
     drifts = isinstance(change, SparseUpdate) and change.drift
     return dense_change(change, table) if drifts else change
 
 
 def _copies(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Copies of parameters, which the next round may change in place."""
+    """Copy parameters, as the next round may change them in place."""
     return {name: np.array(value) for name, value in arrays.items()}

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The centralised systems of a run, one after the other; the result of each is saved in the run
-folder.
+"""Centralised systems of a run, fitted sequentially; each result is saved in the run folder.
 
 A resumed run continues with the next system. A private system that was interrupted while it was
 fitted is fitted again, with the same noise: it is the same release and costs nothing more.
@@ -43,11 +42,11 @@ LEDGER = "privacy.jsonl"
 
 
 def run_baselines(run: RunFolder, callback_list: CallbackList) -> dict[str, dict[str, float]]:
-    """Metrics of the experiment's baselines, by label; each is computed once per run folder."""
+    """Run the experiment's baselines once per run folder; returns their metrics by label."""
     done = run.read_baselines()
     if done is not None:
         return done
-    # the server of a deployment has no data to measure on
+    # the server of a deployment has no data to evaluate on
     if not run.experiment.evaluation.baselines:
         return {}
     callback_list.on_event(RunEvent("fitting baselines"))
@@ -109,7 +108,7 @@ def central_result(
 
 
 def check_federated(experiment: Experiment) -> None:
-    """Check that an experiment has a federated system, where one is needed.
+    """Check that an experiment has a federated system.
 
     Raises:
         ExperimentError: it has none.
@@ -126,7 +125,7 @@ def _check_independent(experiment: Experiment, label: str, baseline: Baseline) -
     """Check that the stated privacy of a baseline holds on the data.
 
     Raises:
-        ExperimentError: rows of one client decide about those of others.
+        ExperimentError: rows of a client affect those of others.
     """
     if isinstance(baseline, PrivateBaseline):
         if baseline.config.noise:
@@ -142,7 +141,7 @@ def _measured(
     options: Mapping[str, Any],
     callback_list: CallbackList,
 ) -> dict[str, Any]:
-    """Fit and evaluate one baseline, and save its results, which have no metrics if it is not for
+    """Fit and evaluate one baseline, and save its results; without metrics if it does not support
     the experiment's task."""
     experiment = run.experiment
     device = resolve_device(experiment.engine.device)
@@ -177,7 +176,7 @@ def _evaluation(experiment: Experiment) -> CentralEvaluation:
 
 
 def _charging(ledger: Ledger) -> Callable[[int, Event], None]:
-    """A function that charges releases that were not charged before."""
+    """Make a function that charges only releases that were not charged before."""
     charged = {(line.round_number, line.event) for line in ledger.charges}
 
     def charge(number: int, event: Event) -> None:

@@ -40,35 +40,35 @@ from strategies.base import Cohorts, CohortStrategy
 
 
 class RunExtension:
-    """Called by the loop at fixed points of each round; every method does nothing by default."""
+    """Extension that the loop calls at fixed points of each round; does nothing by default."""
 
     name = ""
     """Name of its table in the result and of its arrays in a checkpoint."""
 
     def restore(self, memory: dict[str, np.ndarray]) -> None:
-        """A run is resumed from a checkpoint; `memory` is what `memory()` returned then."""
+        """Restore the state that `memory()` returned for a checkpoint."""
 
     def announce(self, theta: Mapping[str, np.ndarray]) -> list[str]:
-        """Lines that are printed before the first round; `theta` are the initial parameters."""
+        """Return lines to print before the first round; `theta` are the initial parameters."""
         return []
 
     def why_stop(self, round_number: int) -> str:
-        """The reason why a round may not start; empty if it may."""
+        """Return the reason why a round must not start; empty if it may."""
         return ""
 
     def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
         """Called with the parameters after a round, which the next round may change in place."""
 
     def columns(self) -> dict[str, Any]:
-        """Values for the row of a completed round: numbers or texts."""
+        """Return values for the row of a completed round: numbers or texts."""
         return {}
 
     def memory(self) -> dict[str, np.ndarray]:
-        """The extension's state for the checkpoint after a round."""
+        """Return the extension's state for the checkpoint after a round."""
         return {}
 
     def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
-        """The report after the last round, as sentences and as JSON values."""
+        """Return the report after the last round, as sentences and as JSON values."""
         return [], {}
 
 
@@ -77,12 +77,12 @@ _DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, ValueError, KeyError, IndexError, EOFError, OSError),
     *(RuntimeError, TypeError, AttributeError),
 )
-"""What reading a damaged file may raise."""
+"""Errors from reading a damaged file."""
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Everything between two rounds.
+    """State of a run between two rounds.
 
     Attributes:
         round: the last complete round; 0 before the first.
@@ -90,7 +90,7 @@ class State:
         strategy: arrays and numbers of the strategy's state; empty after a round without a
             checkpoint.
         rounds: one row of metrics per round so far.
-        timings: one row of seconds per round so far; none if cohorts are secret.
+        timings: one row of seconds per round so far; empty if cohorts are secret.
     """
 
     round: int
@@ -101,12 +101,12 @@ class State:
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """Checkpoints of one run.
 
     Args:
-        folder: of the checkpoints.
-        digest: digest of the experiment; a checkpoint of another one is refused.
-        keep: how many remain.
+        folder: folder of the checkpoints.
+        digest: digest of the experiment; checkpoints of another one raise an error.
+        keep: number of checkpoints to keep.
         earlier: digests of the same experiment before it was amended.
     """
 
@@ -125,7 +125,7 @@ class Checkpoints:
 
     @classmethod
     def of(cls, run: RunFolder) -> Checkpoints:
-        """Those of a run folder, also from before its experiment was amended."""
+        """Open the checkpoints of a run folder, also from before its experiment was amended."""
         experiment = run.experiment
         keep = experiment.checkpoint.keep
         return cls(
@@ -156,7 +156,7 @@ class Checkpoints:
             old.unlink()
 
     def latest(self) -> State | None:
-        """The newest state that can be read; None when there is no checkpoint at all.
+        """Load the newest readable state; None without checkpoints.
 
         Raises:
             RunError: there are checkpoints, and none can be read.
@@ -167,7 +167,7 @@ class Checkpoints:
                 return self._read(file)
             except _Damaged as damage:
                 log.warning(
-                    "checkpoint %s is damaged (%s); falling back to the one before",
+                    "checkpoint %s is damaged (%s); using the previous one",
                     file.name,
                     damage,
                 )
@@ -180,7 +180,7 @@ class Checkpoints:
         return None
 
     def _read(self, file: Path) -> State:
-        """The state in a file.
+        """Read the state in a file.
 
         Raises:
             _Damaged: it cannot be read.
@@ -215,27 +215,27 @@ class Checkpoints:
 
 
 class _Damaged(Exception):
-    """A checkpoint cannot be read."""
+    """Error for a damaged checkpoint."""
 
 
 def _content(file: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What the file says of the state, and its arrays.
+    """Read a file's description of the state, and its arrays.
 
     Raises:
-        ValueError: it does not describe a state, or has other arrays than it lists.
+        ValueError: the description is invalid, or does not list the arrays.
     """
     with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     about = parse_json(arrays.pop("about").tobytes(), MOST_JSON)
     if about.get("changes") is not None:
-        raise ValueError("of an earlier version, with changed rows alone")
+        raise ValueError("written by an earlier version, as changed rows only")
     if not isinstance(about["digest"], str) or type(about["round"]) is not int:
-        raise ValueError("no digest of the experiment, or no number of a round")
+        raise ValueError("missing digest of the experiment, or round number")
     rows = [*about["rounds"], *about["timings"]]
     if about["round"] < 0 or not all(isinstance(row, dict) for row in rows):
-        raise ValueError("no rows of rounds and timings")
+        raise ValueError("missing rows of rounds or timings")
     if sorted(about.get("arrays", arrays)) != sorted(arrays):  # earlier versions wrote no list
-        raise ValueError("an array is missing, or was added")
+        raise ValueError("missing or additional arrays")
     return about, arrays
 
 
@@ -247,7 +247,7 @@ def _content(file: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def make_strategy(experiment: Experiment, cohorts: Cohorts) -> Strategy:
-    """The strategy of an experiment, fedrec's or any of Flower's."""
+    """Make the strategy of an experiment, fedrec's or any of Flower's."""
     cls = resolve(STRATEGY, experiment.strategy.name)
     settings = experiment.settings(STRATEGY)
     with component_errors(STRATEGY.name, cls, "when it was made"):
@@ -257,7 +257,7 @@ def make_strategy(experiment: Experiment, cohorts: Cohorts) -> Strategy:
 
 
 def strategy_state(strategy: Strategy) -> dict[str, np.ndarray]:
-    """The state of a strategy, as named arrays, which later rounds may change in place."""
+    """Return the state of a strategy, as named arrays, which later rounds may change in place."""
     if isinstance(strategy, CohortStrategy):
         return strategy.state()
     named = (_flatten(name, value) for name, value in vars(strategy).items())
@@ -310,8 +310,8 @@ def _restored(kind: str, parts: dict[str, np.ndarray]) -> Any:
 def own_memory(
     memory: Mapping[str, np.ndarray], owner: str, extensions: Mapping[str, object]
 ) -> dict[str, np.ndarray]:
-    """The state of the extension of this name in a checkpoint; for an empty name, that of the
-    strategy."""
+    """Select the state of the extension of this name in a checkpoint; for an empty name, that of
+    the strategy."""
     arrays: dict[str, np.ndarray] = {}
     for key, array in memory.items():
         name, mark, rest = key.partition(":")
@@ -324,7 +324,7 @@ def own_memory(
 def as_before(
     arrays: ArrayRecord, before: Mapping[str, np.ndarray]
 ) -> tuple[ArrayRecord, dict[str, np.ndarray]]:
-    """Aggregated parameters in the types that they had: some of Flower's strategies (FedAdam) turn
+    """Restore the types of aggregated parameters: some of Flower's strategies (FedAdam) turn
     float32 into float64."""
     parameters = zero_copy_arrays(arrays)
     if all(value.dtype == before[name].dtype for name, value in parameters.items()):

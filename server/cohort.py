@@ -33,7 +33,7 @@ from server.samplers import Sampler
 # where the first term is small.
 
 _BLOCK = 32  # clients that are trained together
-_LEADS = 6  # number of ways of grouping long clients that are tried
+_LEADS = 6  # number of groupings of long clients to try
 # fixed cost of a client, in examples (measured on a CPU)
 _CLIENT_COST = 40
 # fixed cost of a step of a block, in units of the cost per client in it (measured on a CPU)
@@ -41,15 +41,15 @@ _STEP_COST = 0.1
 
 
 def balanced(work: np.ndarray, nodes: int) -> list[np.ndarray]:
-    """Indices of the clients that each node trains, so that all nodes end at about the same time.
+    """Balance clients between nodes, so that all nodes end at about the same time.
 
     Args:
-        work: `[clients]`, each one's number of examples.
+        work: `[clients]`, number of examples of each.
         nodes: number of nodes.
 
     Returns:
-        `int64 [n]` indices in `work`, ascending, one array per node; a function of the arguments
-        alone.
+        Indices in `work` of each node's clients, `int64 [n]`, ascending; a function of the
+        arguments alone.
     """
     order = np.argsort(-work, kind="stable").tolist()
     # With few blocks it can be faster to keep the long clients together, because the other blocks
@@ -63,8 +63,8 @@ def balanced(work: np.ndarray, nodes: int) -> list[np.ndarray]:
 def _shared_out(
     order: list[int], work: list[float], nodes: int, lead: int
 ) -> tuple[float, list[list[int]]]:
-    """The longest `lead` clients on the first node, each other client on the node that ends first;
-    returned with the time of the slowest node."""
+    """Assign the longest `lead` clients to the first node, and each other client to the node that
+    ends first; also returns the time of the slowest node."""
     shares: list[list[int]] = [[] for _ in range(nodes)]
     costs = [0.0] * nodes
     for rank, client in enumerate(order):
@@ -89,7 +89,7 @@ def _shared_out(
 
 @dataclass(frozen=True, eq=False)
 class Roster:
-    """The clients of a federation.
+    """Nodes of a federation, and their clients.
 
     Attributes:
         nodes: Flower's node ids, in the order of the nodes' partitions.
@@ -101,23 +101,22 @@ class Roster:
 
     @cached_property
     def training(self) -> np.ndarray:
-        """`int64 [clients]`, ascending: all clients that may be sampled for training."""
+        """Clients that may be sampled for training, `int64 [clients]`, ascending."""
         return np.sort(_joined(presence.training for presence in self.presences))
 
     @cached_property
     def evaluated(self) -> np.ndarray:
-        """`int64 [clients]`, ascending: all clients that have held-out rows."""
+        """Clients with held-out rows, `int64 [clients]`, ascending."""
         return np.sort(_joined(presence.evaluated for presence in self.presences))
 
     @cached_property
     def validated(self) -> np.ndarray:
-        """`int64 [clients]`, ascending: all clients that have validation rows, as reported by the
-        nodes."""
+        """Clients with validation rows, as reported by the nodes, `int64 [clients]`, ascending."""
         return np.sort(_joined(p.validated for p in self.presences if p.validated is not None))
 
     def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Group clients by the node that hosts them: (node id, `int64 [clients]`) in node
-        order, no empty groups."""
+        """Group clients by the node that hosts them: (node id, `int64 [clients]`), in node order,
+        without empty groups."""
         hosts = self.indices_of(clients)
         for index, node in enumerate(self.nodes):
             group = clients[hosts == index]
@@ -125,8 +124,8 @@ class Roster:
                 yield node, group
 
     def for_training(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Group clients `int64 [n]` by the node that is to train them: their host, or any node if
-        all nodes report that they can train every client."""
+        """Group clients `int64 [n]` by the node that trains them: their host, or any node if all
+        nodes report that they can train every client."""
         if self._work is None:
             yield from self.by_node(clients)
             return
@@ -155,8 +154,7 @@ class Roster:
 
     @cached_property
     def _hosts(self) -> tuple[np.ndarray, np.ndarray]:
-        """All ids, ascending, and the index of the node that hosts each; of several nodes the
-        last."""
+        """All ids, ascending, and the index of the node that hosts each (the last of several)."""
         hosted = [_hosted_by(presence) for presence in self.presences]
         ids = _joined(hosted)[::-1]
         hosts = _joined(np.full(len(part), index) for index, part in enumerate(hosted))[::-1]
@@ -165,7 +163,7 @@ class Roster:
 
 
 def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """The numbers of some arrays, also of none, `int64 [n]`."""
+    """Concatenate arrays, possibly none, to `int64 [n]`."""
     return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
 
@@ -178,7 +176,7 @@ def call_roster(grid: Grid, *, timeout: float) -> Roster:
     """Ask every node of the grid which clients it hosts.
 
     Raises:
-        EngineError: there is no node, a node failed to answer, or two nodes report the same
+        EngineError: the grid has no node, a node failed to reply, or two nodes report the same
             partition.
         ClientError: a node could not read its data.
     """
@@ -203,20 +201,20 @@ def call_roster(grid: Grid, *, timeout: float) -> Roster:
 
 
 # The cohort of each round: a sampler over the known clients, as strategies see it
-# (`strategies.base.Cohorts`). On simulated devices, their speed and availability decide who of
-# those that it draws takes part (`server.devices`).
+# (`strategies.base.Cohorts`). On simulated devices, speed and availability decide which of the
+# drawn clients take part (`server.devices`).
 
 
 class WhoAnswers(Protocol):
-    """Decides which of the clients that a sampler draws take part in a round."""
+    """Selection of the drawn clients that take part in a round."""
 
     def cohort(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
-        """Those whose answers count, `int64 [clients]`, ascending; the same at each call until the
-        round is complete."""
+        """Clients whose replies count, `int64 [clients]`, ascending; the same at each call until
+        the round is complete."""
         ...
 
     def groups(self, clients: np.ndarray) -> Iterable[np.ndarray]:
-        """The clients of a round, `int64 [clients]`, in groups that get a message each."""
+        """Group the clients of a round, `int64 [clients]`; each group gets a message."""
         ...
 
 
@@ -251,8 +249,7 @@ class SampledCohorts:
 
     @classmethod
     def without_nodes(cls, experiment: Experiment, clients: np.ndarray) -> SampledCohorts:
-        """Cohorts of these training clients, `int64 [clients]`, ascending, as if one node had them
-        all."""
+        """Make cohorts of these training clients, `int64 [clients]`, ascending, without nodes."""
         return cls(experiment, Roster((0,), (Presence(0, clients, clients[:0]),)))
 
     def _draw_from(self, clients: np.ndarray) -> None:
@@ -265,10 +262,10 @@ class SampledCohorts:
         return component_of(SAMPLER, self._asked(), mine, self.experiment.seed)
 
     def _asked(self) -> Section:
-        """The sampler with a larger cohort if more clients are asked than are needed.
+        """Sampler with a larger cohort, for over-selection.
 
         Raises:
-            ExperimentError: it has no cohort.
+            ExperimentError: the sampler has no cohort.
         """
         closing = self.experiment.closing
         if closing is None or closing.over_selection == 1:
@@ -276,7 +273,7 @@ class SampledCohorts:
         options = self.section.options
         if "cohort" not in options:
             raise ExperimentError(
-                f"the sampler {self.section.name!r} has no cohort, of which more could be asked",
+                f"over-selection needs a cohort, and the sampler {self.section.name!r} has none",
                 expected="a sampler with a setting 'cohort'",
                 fix="set sampler.name = 'fixed-size', or leave out closing.over-selection",
             )
@@ -284,7 +281,7 @@ class SampledCohorts:
         return Section.model_validate({"name": self.section.name, **more})
 
     def follow(self, who_answers: WhoAnswers) -> None:
-        """From now on, `sample` leaves out those who do not take part."""
+        """Exclude from `sample` the clients that do not take part, from now on."""
         self._who_answers = who_answers
         for part in self._parts:
             part.follow(who_answers)
@@ -299,22 +296,22 @@ class SampledCohorts:
 
     @property
     def schedule(self) -> Scheduled | None:
-        """What the sampler guarantees of the rounds of each client; None: nothing. If devices
-        decide who takes part, a client whose turn it is may be known to."""
+        """Participation bound that the sampler guarantees; None: none. If devices decide who takes
+        part, participation may be known."""
         schedule = self.sampler.schedule
         if schedule is None or not self.experiment.known_cohorts:
             return schedule
         return replace(schedule, rate=1.0, joining=True)
 
     def by_node(self, clients: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
-        """A cohort `int64 [n]` grouped by the node that trains it, in node order; a node has
-        several groups if its clients start from several parameters."""
+        """Group a cohort `int64 [n]` by the node that trains it, in node order; a node has several
+        groups if its clients start from several parameters."""
         groups = [clients] if self._who_answers is None else self._who_answers.groups(clients)
         for group in groups:
             yield from self.roster.for_training(group)
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> SampledCohorts:
-        """Cohorts of some clients `int64 [n]` only, drawn by the same sampler or by another."""
+        """Make cohorts of some clients `int64 [n]`, drawn by the same sampler or another."""
         chosen = self.section if sampler is None else sampler
         part = SampledCohorts(self.experiment, self.roster, clients, chosen, self.grid)
         part._who_answers = self._who_answers
@@ -324,11 +321,10 @@ class SampledCohorts:
     def item_requests(
         self, groups: Mapping[int, np.ndarray], round_number: int
     ) -> dict[int, ItemRequests]:
-        """By node, the items that its clients touch in a round; asked of the nodes, and without
-        those that failed."""
+        """Request the items that clients touch in a round, by node, without nodes that failed."""
         if self.grid is None:
             raise EngineError(
-                "the cohorts have no grid to ask nodes with",
+                "item requests need a grid, and the cohorts have none",
                 expected="cohorts with a grid",
                 fix="give SampledCohorts the grid of the run",
             )
@@ -336,22 +332,22 @@ class SampledCohorts:
         return request_items(self.grid, self.experiment.engine, groups, round_number, "train", step)
 
     def draw(self, name: str, share: float) -> np.ndarray:
-        """A share of the clients in (0, 1], at least one, `int64 [clients]`, ascending; a function
-        of the seed and the name."""
+        """Draw a share in (0, 1] of the clients, at least one, `int64 [clients]`, ascending; a
+        function of the seed and the name."""
         count = min(len(self.clients), max(1, round(share * len(self.clients))))
         return np.sort(
             stream(self.experiment.seed, name).choice(self.clients, size=count, replace=False)
         )
 
     def sample(self, round_number: int) -> np.ndarray:
-        """The cohort of a round, `int64 [clients]`, ascending."""
+        """Cohort of a round, `int64 [clients]`, ascending."""
         if self._who_answers is not None:
             return self._who_answers.cohort(round_number, self)
         return self.drawn(round_number)
 
     def drawn(self, round_number: int, present: np.ndarray | None = None) -> np.ndarray:
-        """The clients that are asked in a round, `int64 [clients]`, ascending; in secure mode drawn
-        anew at each call, from the operating system's generator, unless they may be known.
+        """Draw the clients to train in a round, `int64 [clients]`, ascending; in secure mode anew
+        at each call, from the operating system's generator, unless they may be known.
 
         Args:
             round_number: the round, from 1.

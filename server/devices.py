@@ -30,18 +30,18 @@ from strategies.base import CohortStrategy, GeneratingStrategy, parts_of
 # A device's speed is known (`fedrec.devices`), so what would happen in a round is known before it:
 # only the clients whose answers count are trained. Evaluations take no simulated time.
 #
-# A round starts when as many clients are available as it asks for, and asks those. A device that
-# becomes unavailable before it has answered is lost for the round; the server notices when it goes.
+# A round starts when as many clients are available as it needs, and asks those. A device that
+# becomes unavailable before it has replied is lost for the round; the server notices at that time.
 
 _HOUR = 3600.0
-_MOST_WAITS = 10_000  # times at which somebody becomes available
+_MOST_WAITS = 10_000  # times at which a client becomes available
 SECONDS = "simulated-seconds"
-"""Column of rounds.csv: simulated seconds from the beginning of the run to the end of the round."""
+"""Column of rounds.csv: simulated seconds from the start of the run to the end of the round."""
 
 
 class Timeline(RunExtension):
-    """The simulated time of a run: chooses the clients of each round among those that the sampler
-    draws, and counts.
+    """Simulated time of a run: chooses the clients of each round among those that the sampler
+    draws.
 
     Args:
         experiment: the experiment.
@@ -57,37 +57,37 @@ class Timeline(RunExtension):
         self._counts: Counter[str] = Counter()
         self._columns: dict[str, Any] = {}
         self._bytes = 0
-        self._planned = 0  # the round that is planned
+        self._planned = 0  # the planned round
         self._taken = np.empty(0, dtype=np.int64)
 
     def cohort(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
-        """The clients whose answers a round takes, `int64 [clients]`, ascending; the same at
-        each call until the round is complete."""
+        """Clients whose replies a round uses, `int64 [clients]`, ascending; the same at each call
+        until the round is complete."""
         if self._planned != round_number:
             self._taken = self._plan(round_number, cohorts)
             self._planned = round_number
         return self._taken
 
     def groups(self, clients: np.ndarray) -> Iterable[np.ndarray]:
-        """The clients of a round, `int64 [clients]`, in groups that get a message each."""
+        """Group the clients of a round, `int64 [clients]`; each group gets a message."""
         return [clients]
 
     def announce(self, theta: Mapping[str, np.ndarray]) -> list[str]:
-        """Nothing; notes the size of the parameters, which counts whole in every round."""
+        """Record the size of the parameters, all of which count in every round; prints nothing."""
         self._bytes = sum(value.nbytes for value in theta.values())
         return []
 
     def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
-        """The round that was planned is complete."""
+        """Complete the planned round."""
         if self._planned == round_number:
             self._columns = self._complete(round_number, arrays)
 
     def columns(self) -> dict[str, Any]:
-        """Numbers of clients whose answers came late, and the like."""
+        """Counts of the round, such as late clients."""
         return self._columns
 
     def memory(self) -> dict[str, np.ndarray]:
-        """The time and the totals."""
+        """Return the simulated time and the totals."""
         counts = np.frombuffer(json.dumps(self._counts).encode(), dtype=np.uint8)
         return {"clock": np.asarray(self.clock), "counts": counts}
 
@@ -97,27 +97,27 @@ class Timeline(RunExtension):
         self.clock = float(memory["clock"])
 
     def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
-        """The simulated time, and how many answers came late."""
+        """Report the simulated time and the number of late replies."""
         hours = self.clock / _HOUR
         words = f"Simulated time of {rounds} rounds: {hours:.4g} hours. {self._in_words()}"
         return [words], {"hours": hours, **self._counts, "in words": [words]}
 
     @abstractmethod
     def _plan(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
-        """The clients whose answers a round takes, `int64 [clients]`, ascending; what it leads to
-        counts once the round is complete."""
+        """Choose the clients whose replies a round uses, `int64 [clients]`, ascending; counted when
+        the round is complete."""
 
     @abstractmethod
     def _complete(self, round_number: int, arrays: ArrayRecord) -> dict[str, Any]:
-        """The planned round is complete; its columns."""
+        """Complete the planned round; returns its columns."""
 
     @abstractmethod
     def _in_words(self) -> str:
-        """A sentence with the totals."""
+        """Describe the totals in a sentence."""
 
     def _ends(self, clients: np.ndarray, at: float) -> tuple[np.ndarray, np.ndarray]:
-        """When each of the clients `[n]` that are asked at a time has answered, `float64 [n]`, and
-        which do not, `bool [n]`: these go at that time."""
+        """Reply times `float64 [n]` of clients `[n]` asked at a time, and mask `bool [n]` of lost
+        ones, which become unavailable at that time."""
         ends = at + self.devices.seconds(clients, self._examples(clients), self._bytes / 10**6)
         gone = self.devices.available_until(clients, at)
         return np.minimum(ends, gone), ends > gone
@@ -130,14 +130,14 @@ class Timeline(RunExtension):
         return rows * float(self.experiment.step.options.get("epochs", 1))
 
     def _present(self, clients: np.ndarray, at: float) -> np.ndarray:
-        """Those of the clients `[n]` that are available at a time."""
+        """Select the clients `[n]` that are available at a time."""
         return clients[self.devices.available_until(clients, at) > at]
 
     def _when_present(self, clients: np.ndarray, number: int, at: float) -> float:
-        """The first time, not before `at`, at which so many of the clients are available.
+        """First time, not before `at`, at which `number` of the clients are available.
 
         Raises:
-            ExperimentError: there is none.
+            ExperimentError: there is no such time.
         """
         for _ in range(_MOST_WAITS):
             if len(self._present(clients, at)) >= number:
@@ -164,11 +164,11 @@ class Timeline(RunExtension):
 
 @dataclass(frozen=True, eq=False)
 class Closed:
-    """A round's answers.
+    """Replies that a round uses.
 
     Attributes:
-        taken: `int64 [n]`, indices of the clients whose answers are taken, the first answer first.
-        at: when the round closes, in simulated seconds.
+        taken: `int64 [n]`, indices of the clients whose replies are used, in order of arrival.
+        at: simulated time, in seconds, at which the round closes.
     """
 
     taken: np.ndarray
@@ -178,14 +178,14 @@ class Closed:
 def closed(
     clients: np.ndarray, ends: np.ndarray, lost: np.ndarray, start: float, config: ClosingConfig
 ) -> Closed:
-    """The answers that a round takes, and when it closes.
+    """Choose the replies that a round uses, and the time at which it closes.
 
     Args:
-        clients: `int64 [clients]`, which decide between answers of the same time.
-        ends: `float64 [clients]`, when each has answered, or is lost.
-        lost: `bool [clients]`, which do not answer.
-        start: when the round started.
-        config: when it closes.
+        clients: `int64 [clients]`, ids, which order simultaneous replies.
+        ends: `float64 [clients]`, time at which each has replied, or is lost.
+        lost: `bool [clients]`, True for clients that do not reply.
+        start: time at which the round started.
+        config: conditions on which it closes.
     """
     if not len(clients):
         return Closed(np.empty(0, dtype=np.int64), start)
@@ -200,7 +200,7 @@ def closed(
 
 
 class SynchronousTimeline(Timeline):
-    """Rounds whose clients start at one time and from the same parameters."""
+    """Rounds whose clients start at the same time from the same parameters."""
 
     def _plan(self, round_number: int, cohorts: SampledCohorts) -> np.ndarray:
         config = self.experiment.closing or ClosingConfig()
@@ -226,25 +226,25 @@ class SynchronousTimeline(Timeline):
         asked = self._counts["asked"]
         late = self._counts["late"]
         if not late:
-            return f"All {asked} answers came in time."
+            return f"All {asked} replies were in time."
         share = late / asked
-        return f"{late} of {asked} answers ({share:.1%}) were late or did not come, and not taken."
+        return f"{late} of {asked} replies ({share:.1%}) were late or missing, and were dropped."
 
 
-# Which experiments and strategies simulated time fits.
+# Checks of experiments and strategies with simulated time.
 
 
 def time_needed(table: str) -> ExperimentError:
-    """The error for a table that needs simulated time, which there is none."""
+    """Error for a table that needs simulated time, without `[devices]`."""
     return ExperimentError(
-        f"[{table}] needs the time at which devices answer",
+        f"[{table}] needs simulated or real reply times of devices",
         expected="[devices] in a simulation" + (", or real nodes" if table == "closing" else ""),
         fix="add [devices], such as --set 'devices={}'",
     )
 
 
 def check_named_clients(strategy: Strategy, table: str) -> list[Strategy]:
-    """Check that a strategy sends the global parameters to clients by name.
+    """Check that a strategy sends the global parameters to clients by id.
 
     Args:
         strategy: that of the experiment.
@@ -269,8 +269,8 @@ def check_named_clients(strategy: Strategy, table: str) -> list[Strategy]:
 
 
 def check_personal_noise(experiment: Experiment) -> None:
-    """Check that users' own budgets, which count those who are asked, are not combined with late
-    devices, where more are asked than answer.
+    """Check that users' own budgets, which count requests, are not combined with late devices,
+    where more clients are asked than reply.
 
     Raises:
         ExperimentError: they are.
@@ -278,7 +278,7 @@ def check_personal_noise(experiment: Experiment) -> None:
     known_cohorts = experiment.known_cohorts
     if known_cohorts and isinstance(experiment.settings(STEP), PersonalNoise):
         raise ExperimentError(
-            "users' own budgets count the rounds in which they are asked, and late devices upload"
+            "users' own budgets count the rounds in which they are asked, but late devices upload"
             " in others",
             got=f"step {experiment.step.name!r}",
             fix="leave these tables out, or choose a step without users' own noise",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Early stopping on validation users; the run then has the parameters of its best round (Prechelt
+"""Early stopping on validation users; the run ends with the parameters of its best round (Prechelt
 1998).
 
 A metric of the validation users is evaluated after every round, in the same way as in the final
@@ -40,12 +40,12 @@ _PARAMETERS = "parameters/"
 
 
 class EarlyStopping(RunExtension):
-    """Evaluates validation users and keeps the best parameters.
+    """Evaluates validation users after each round, and saves the best parameters.
 
     Args:
         experiment: the resolved experiment, with `[early-stopping]`.
         config: that table.
-        evaluator: of the run.
+        evaluator: the run's evaluator.
 
     Raises:
         ExperimentError: there are no validation users, or the metric is never evaluated.
@@ -74,7 +74,7 @@ class EarlyStopping(RunExtension):
         self._last: dict[str, float] = {}
 
     def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
-        """Evaluate, and keep the parameters if they are better."""
+        """Evaluate, and save the parameters if they are better."""
         evaluator = self.evaluator
         evaluated = evaluator.evaluate(arrays, round_number, self.clients, held_out="validation")
         value = evaluated.means(evaluator.metrics)[self.metric]
@@ -89,20 +89,20 @@ class EarlyStopping(RunExtension):
             self._waited += 1
 
     def why_stop(self, round_number: int) -> str:
-        """The reason to stop if the metric has not improved for too long; else empty."""
+        """Return the reason to stop if the metric has not improved for too long; else empty."""
         if self._waited < self.config.patience:
             return ""
         return (
             f"{self.metric} of validation users has not improved in {self._waited} evaluations"
-            f" since round {self._round}: training ends"
+            f" since round {self._round}: training stops"
         )
 
     def columns(self) -> dict[str, float]:
-        """The validation metric."""
+        """Return the validation metric."""
         return self._last
 
     def memory(self) -> dict[str, np.ndarray]:
-        """The best value, its round and parameters, and the evaluations since then."""
+        """Return the best value, its round and parameters, and the evaluations since then."""
         numbers = np.array([self._best, self._round, self._waited], dtype=np.float64)
         best = {f"{_PARAMETERS}{name}": value for name, value in self._parameters.items()}
         return {"numbers": numbers, **best}
@@ -116,7 +116,7 @@ class EarlyStopping(RunExtension):
         self._parameters = strip_prefix(_PARAMETERS, memory)
 
     def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
-        """Best round, its value, and what stopping early means for privacy."""
+        """Report the best round, its value, and the consequences for privacy."""
         lines = self._words(rounds)
         return lines, {
             "metric": self.metric,
@@ -136,32 +136,32 @@ class EarlyStopping(RunExtension):
         return self._sign * (value - self._best) > self.config.min_improvement
 
     def _words(self, rounds: int) -> list[str]:
-        """Remarks to be reported with epsilon; none without privacy."""
+        """Notes to report with epsilon; none without privacy."""
         privacy = self.experiment.privacy
         planned = self.experiment.rounds
         if privacy is None:
             return []
         stopped = (
             f"Early stopping: {rounds} of {planned} rounds were run, and these alone are charged."
-            f" Noise was set for {planned} rounds, so what was promised for all of them holds."
+            f" Noise was calibrated to {planned} rounds, so the guarantee for all of them holds."
         )
         whom = (
             f"{self._of_training} of them are training users too, so that the epsilon does not"
             " cover what these choices tell about them"
             if self._of_training
-            else "no epsilon here is about them"
+            else "no epsilon here covers them"
         )
         return [
             *([stopped] if rounds < planned else []),
-            "The kept round is one of the charged releases, and picking it costs training users"
-            f" nothing. When training ended and which round was kept was decided by"
+            "The selected round is a charged release, and selecting it costs training users"
+            f" nothing. The end of training and the selected round were determined by"
             f" {len(self.clients):,} validation users, without noise: that is not charged, and"
             f" {whom}.",
         ]
 
 
 def early_stopping_of(experiment: Experiment, evaluator: Evaluator) -> EarlyStopping | None:
-    """The early stopping of a run; None without an `[early-stopping]` table.
+    """Make the early stopping of a run; None without an `[early-stopping]` table.
 
     Raises:
         ExperimentError: see `EarlyStopping`.
@@ -171,8 +171,7 @@ def early_stopping_of(experiment: Experiment, evaluator: Evaluator) -> EarlyStop
 
 
 def ending(state: State) -> tuple[int, dict[str, np.ndarray]]:
-    """Round and parameters that a run ends with: of its best round with early stopping, else of its
-    last."""
+    """Final round and parameters of a run: the best round with early stopping, else the last."""
     memory = strip_prefix(f"{NAME}:", state.strategy)
     best = strip_prefix(_PARAMETERS, memory)
     return (int(memory["numbers"][1]), best) if best else (state.round, state.parameters)
@@ -195,9 +194,9 @@ def _check_settings(experiment: Experiment, evaluator: Evaluator, of_training: i
     rules = [
         (
             evaluator.untrusted,
-            "early stopping is not available on real clients",
+            "early stopping is unavailable with real clients",
             "an experiment without [early-stopping]",
-            "users whose owners allow only a few evaluations (most-evaluations)",
+            "clients whose owners allow only a few evaluations (most-evaluations)",
             "set the number of rounds, chosen in a simulation",
         ),
         (

@@ -34,15 +34,15 @@ SHARED_WAVE = 4096
 
 
 class Evaluator:
-    """Evaluates parameters on clients through a grid.
+    """Evaluator of parameters on clients, through a grid.
 
     Args:
         experiment: the resolved experiment.
         roster: the clients.
-        grid: the grid that reaches them.
-        generating: the strategy, where it generates the parameters of each client.
+        grid: connection to the nodes.
+        generating: the strategy, if it generates the parameters of each client.
         untrusted: whether nodes' replies are validated first.
-        dropped: records replies that are left out.
+        dropped: records dropped replies.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Evaluator:
         """Check that the final evaluation can succeed.
 
         Raises:
-            ExperimentError: nobody has held-out rows, or the server generates parameters, which
-                are not fine-tuned, and does not know those of some clients.
+            ExperimentError: no client has held-out rows, or the server generates parameters that
+                would be fine-tuned, or does not know some clients.
         """
         evaluation = self.experiment.evaluation
         tuned = self.experiment.fine_tune_step()
         if getattr(resolve(STEP, tuned.name), "generated", False) and tuned.options["epochs"]:
             raise ExperimentError(
-                f"parameters that the server generates for step {tuned.name!r} are not fine-tuned"
+                f"parameters that the server generates for step {tuned.name!r} cannot be fine-tuned"
                 " on the device",
                 expected="epochs = 0 in evaluation.fine-tune",
                 fix="--set evaluation.fine-tune={epochs=0}",
@@ -89,8 +89,8 @@ class Evaluator:
             _check_known(self.sampled_clients(evaluation.final_users), self.roster.training)
 
     def sampled_clients(self, count: int | None) -> np.ndarray:
-        """A fixed sample of the clients with held-out rows, `int64 [clients]`, ascending; None:
-        all."""
+        """Draw a fixed sample of `count` clients with held-out rows, `int64 [clients]`, ascending;
+        None: all."""
         return sample_clients(self.roster.evaluated, count, self.experiment.seed)
 
     def evaluate(
@@ -104,15 +104,15 @@ class Evaluator:
         sums: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> Evaluated:
-        """Metrics of clients, ascending by client id.
+        """Evaluate clients; returns their metrics, ascending by client id.
 
         Args:
             arrays: the global parameters.
             round_number: the round after which this is.
             clients: `int64 [clients]`, the clients to evaluate.
             fine_tune: whether each client first fine-tunes on its own data.
-            held_out: which held-out rows are ranked; None: those that the experiment evaluates.
-            sums: whether the metrics of all lists are measured, too; real clients send no sums.
+            held_out: held-out rows to rank; None: those that the experiment evaluates.
+            sums: whether to compute the list metrics, too; real clients send no sums.
             progress: called with (clients done, all clients) after every wave of messages.
 
         Raises:
@@ -128,19 +128,19 @@ class Evaluator:
         evaluated = Evaluated.joined(self._asked(arrays, order, waves, progress, len(clients)))
         if not len(evaluated) and self.untrusted and len(clients):
             log.warning(
-                "no metrics after round %d: no owner allows more evaluations, or no node answered",
+                "no metrics after round %d: no owner allows more evaluations, or no node replied",
                 round_number,
             )
         elif not len(evaluated):
             raise ClientError(
-                "nothing was evaluated",
+                "no client was evaluated",
                 expected="clients with held-out rows",
                 fix="hold out a larger share (see [split]), or lower positive-above",
             )
         return evaluated
 
     def _waves(self, clients: np.ndarray, size: int) -> Iterator[dict[int, np.ndarray]]:
-        """Clients of each node, at most `size` of one node at a time."""
+        """Split each node's clients into waves of at most `size`."""
         groups = list(self.roster.by_node(clients))
         for start in range(0, max((len(part) for _, part in groups), default=0), size):
             yield {node: part[start : start + size] for node, part in groups if start < len(part)}
@@ -205,13 +205,13 @@ class Evaluator:
                 if len(answer):  # empty if the owners of all clients allow no more evaluations
                     yield answer
             except Exception as error:  # untrusted input may be anything
-                log.warning("node %d: its metrics are left out: %s", node, error)
+                log.warning("node %d: its metrics are dropped: %s", node, error)
                 self.dropped.dropped(node, f"its metrics: {error}")
 
     def _generated(
         self, arrays: ArrayRecord, order: EvaluateOrder, groups: dict[int, np.ndarray]
     ) -> dict[int, ArrayRecord]:
-        """Generated parameters for each node's clients, for their held-out rows or for the whole
+        """Generate parameters for each node's clients, for their held-out rows or the whole
         catalogue."""
         theta = zero_copy_arrays(arrays)
         requests = {}
@@ -237,7 +237,7 @@ class Evaluator:
 
 
 def has_fine_tuning(experiment: Experiment) -> bool:
-    """Whether held-out users fine-tune before they are tested."""
+    """True if held-out users fine-tune before they are tested."""
     return experiment.fine_tune_step().options["epochs"] > 0
 
 
@@ -245,7 +245,7 @@ def _check_known(clients: np.ndarray, training: np.ndarray) -> None:
     unknown = np.setdiff1d(clients, training)
     if len(unknown):
         raise ExperimentError(
-            "the server has no parameters for some of the test users, as it makes them from the ids"
-            f" of those who train: {len(unknown)} of {len(clients)} never do",
+            "the server has no parameters for some test users, as it generates them from the ids of"
+            f" training users: {len(unknown)} of {len(clients)} do not train",
             fix="set split.name = 'ratio', 'leave-one-out' or 'kfold'",
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchange with nodes: replies, dropped replies, requests of items, and grids around grids."""
+"""Exchange with nodes: replies, dropped replies, item requests, and wrapped grids."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fedrec.protocol.orders import ItemQuery, Purpose
 from fedrec.runtime.files import MOST_JSON, parse_json
 from server.checkpoint import RunExtension
 
-# Log of replies that were dropped or norm-clipped: how many in each round, of which nodes, and why.
+# Log of replies that were dropped or norm-clipped: number in each round, nodes and reasons.
 #
 # In `rounds.csv`: `dropped-replies`, `bounded-replies` (numbers of replies) and
 # `dropped-or-bounded` (the nodes with the reasons; empty in rounds without any). A run on real
 # nodes always has these columns, a simulation only from the first such reply on. At the end of the
-# run a sentence states the totals. In privacy mode `secure` all of this is in the log alone,
-# because only nodes with clients of the cohort, which is secret, can fail to reply.
+# run a sentence states the totals. In privacy mode `secure` all of this is in the log only, because
+# only nodes with clients of the secret cohort can fail to reply.
 
 _TOLD = 300  # characters of a reason
 _NAMED = 5  # nodes in the sentence at the end
@@ -36,29 +36,29 @@ _IDS = re.compile(r"(?:\bnode )?\b(\d{6,20})\b")  # of Flower, which draws them 
 
 
 def with_names(text: str, names: Mapping[str, str]) -> str:
-    """A text for people, with the names of nodes, such as `node-2`, in place of Flower's ids.
+    """Replace Flower's ids by names of nodes, such as `node-2`, in a text.
 
     Args:
         text: any text.
-        names: of the nodes, by Flower's id; others stay as they are.
+        names: names of nodes, by Flower's id; other ids stay.
     """
     return _IDS.sub(lambda match: names.get(match[1], match[0]), text) if names else text
 
 
 def name_nodes(record: logging.LogRecord, names: Mapping[str, str]) -> bool:
-    """The same for a record of a log; to be used as its filter."""
+    """Log filter that replaces Flower's ids by names of nodes."""
     record.msg = with_names(record.getMessage(), names)
     record.args = None
     return True
 
 
 class DroppedReplies(RunExtension):
-    """Counts the replies of each round that were dropped or scaled down.
+    """Counter of each round's replies that were dropped or scaled down.
 
     Args:
-        always: whether every round has the columns.
+        always: whether every round has these columns.
         secret: whether nothing is recorded outside the log.
-        called: names of nodes for people, by Flower's id.
+        called: names of nodes, by Flower's id.
     """
 
     name = "replies"
@@ -73,25 +73,25 @@ class DroppedReplies(RunExtension):
         self._always = always and not secret
         self._secret = secret
         self._called = called or {}
-        self._round: list[tuple[str, str]] = []  # what happened, and to whom, in this round
-        self._counts: Counter[str] = Counter()  # replies by what happened, and rounds
+        self._round: list[tuple[str, str]] = []  # kind and text of each event in this round
+        self._counts: Counter[str] = Counter()  # replies by kind of event, and rounds
         self._nodes: Counter[str] = Counter()
 
     def dropped(self, node: int | None, reason: str) -> None:
-        """A reply is dropped, or did not come.
+        """Record a dropped or missing reply.
 
         Args:
             node: Flower's id of the node; None: unknown.
-            reason: why.
+            reason: the reason.
         """
         self._add("dropped", node, reason)
 
     def bounded(self, node: int, reason: str) -> None:
-        """A reply is scaled down, likewise."""
+        """Record a reply that is scaled down."""
         self._add("bounded", node, reason)
 
     def columns(self) -> dict[str, Any]:
-        """Numbers of replies in the round that ends, and the nodes."""
+        """Return the round's numbers of such replies, and their nodes."""
         records = self._round
         self._round = []
         if not (records or self._always):
@@ -106,7 +106,7 @@ class DroppedReplies(RunExtension):
         }
 
     def memory(self) -> dict[str, np.ndarray]:
-        """The totals, for a resumed run."""
+        """Return the totals, for a resumed run."""
         text = json.dumps([self._counts, self._nodes])
         return {"totals": np.frombuffer(text.encode(), dtype=np.uint8)}
 
@@ -118,7 +118,7 @@ class DroppedReplies(RunExtension):
             )
 
     def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
-        """A sentence with the totals, the final evaluation included; none without such replies."""
+        """Report the totals, final evaluation included, if there are any."""
         dropped = self._counts["dropped"]
         bounded = self._counts["bounded"]
         if not dropped + bounded:
@@ -127,7 +127,7 @@ class DroppedReplies(RunExtension):
             f"Replies of nodes: {dropped} dropped or missing, {bounded} scaled down, in"
             f" {self._counts['rounds']} of {rounds} rounds{self._most()}. The columns"
             " dropped-replies, bounded-replies and dropped-or-bounded of rounds.csv, and log.txt,"
-            " say which and why."
+            " list them with reasons."
         )
         return [words], {"dropped": dropped, "bounded": bounded, "in words": [words]}
 
@@ -147,22 +147,22 @@ class DroppedReplies(RunExtension):
         return " and the evaluations (" + ", ".join(named) + ")"
 
 
-# Replies of a round without errors; an error if too many failed.
+# Replies of a round without errors; raises an error if too many failed.
 
 log = logging.getLogger("fedrec")
-# how Flower writes an exception of a ClientApp
+# Flower's format of a ClientApp's exception
 _RAISED = re.compile(r"<class '([\w.]+)'>:<'(.*)'>", re.DOTALL)
 _REFUSAL = f"{RefusalError.__module__}.{RefusalError.__qualname__}"
 
 
 def reason_of(error: Error) -> str:
-    """The text of a node's error, without the class that Flower puts before it."""
+    """Text of a node's error, without the class that Flower prepends."""
     match = _RAISED.fullmatch(str(error.reason))
     return (match[2] if match else str(error.reason)).strip()
 
 
 def is_refusal(error: Error) -> bool:
-    """Whether a node refused an order, and did not fail."""
+    """True if a node refused an order, rather than failed."""
     match = _RAISED.fullmatch(str(error.reason))
     return match is not None and match[1] == _REFUSAL
 
@@ -175,17 +175,17 @@ def answers(
     dropped: DroppedReplies | None = None,
     may_be_late: bool = False,
 ) -> list[Message]:
-    """The replies without an error.
+    """Select the replies without an error.
 
     Args:
-        replies: what came back.
+        replies: the received messages.
         sent: Flower's id of the node of each message sent; a missing reply is a failure.
         max_failures: largest tolerated share of failures, in [0, 1].
         dropped: records the failures.
-        may_be_late: whether a missing reply is none.
+        may_be_late: whether a missing reply is not a failure.
 
     Raises:
-        ClientError: more failed; carries the first node's error.
+        ClientError: more nodes failed; contains the first node's error.
     """
     replies = list(replies)
     good = [reply for reply in replies if not reply.has_error()]
@@ -194,25 +194,25 @@ def answers(
     for reply in failed:
         log.warning("node %d failed: %s", reply.metadata.src_node_id, reason_of(reply.error))
     if missing:
-        log.warning("%d of %d nodes did not answer in time", missing.total(), len(sent))
+        log.warning("%d of %d nodes did not reply before the deadline", missing.total(), len(sent))
     if dropped is not None:
         for reply in failed:
             dropped.dropped(reply.metadata.src_node_id, f"failed: {reason_of(reply.error)}")
         for node in missing.elements():
-            dropped.dropped(node, "no answer in time")
+            dropped.dropped(node, "no reply before the deadline")
     lost = len(failed) if may_be_late else len(sent) - len(good)
     if sent and lost / len(sent) > max_failures:
-        reason = reason_of(failed[0].error) if failed else "no answer in time"
+        reason = reason_of(failed[0].error) if failed else "no reply before the deadline"
         raise ClientError(
             f"{lost} of {len(sent)} nodes failed",
-            expected=f"at most a share of {max_failures:g}",
+            expected=f"at most a share of {max_failures:g} of the nodes",
             got=reason,
-            fix="fix the first error above, or raise engine.max-failures or engine.timeout",
+            fix="fix the error above, or raise engine.max-failures or engine.timeout",
         )
     return good
 
 
-# Asking nodes which items' rows their clients need, before parameters are generated for them.
+# Requests for the items whose rows clients need, before parameters are generated for them.
 
 
 def request_items(
@@ -223,12 +223,12 @@ def request_items(
     purpose: Purpose,
     step: dict[str, Any],
 ) -> dict[int, ItemRequests]:
-    """By node, in the order of `groups`, what its clients need; without the nodes that failed.
+    """Request the items that clients need, by node, in the order of `groups`, without failed nodes.
 
     Args:
-        grid: reaches the nodes.
-        engine: timeout, and how many failures are tolerated.
-        groups: node id to the clients, `int64 [clients]`.
+        grid: connection to the nodes.
+        engine: timeout, and tolerated share of failures.
+        groups: clients `int64 [clients]` by node id.
         round_number: the round that the parameters are for.
         purpose: training, or evaluation on held-out rows.
         step: name and settings of the clients' step.
@@ -246,14 +246,14 @@ def request_items(
     return {node: requests[node] for node in groups if node in requests}
 
 
-# A Flower grid around another one, for grids that do some of its calls differently.
+# Base of grids that wrap another Flower grid and override some of its calls.
 
 
 class WrappedGrid(Grid):
-    """Delegates every call to the grid inside; subclasses define `send_and_receive`.
+    """Grid that delegates every call to another; subclasses define `send_and_receive`.
 
     Args:
-        grid: the grid inside.
+        grid: the wrapped grid.
     """
 
     def __init__(self, grid: Grid) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nodes of a run as the loop sees them, and how messages reach them."""
+"""Nodes of a run as the loop sees them, and the exchange of messages with them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from server.privacy.secure_sums import secure_sums
 
 
 def node_names(grid: Grid) -> Mapping[str, str]:
-    """Names such as `node-2` of a grid's nodes, by Flower's id; none in a simulation."""
+    """Names of a grid's nodes, such as `node-2`, by Flower's id; empty in a simulation."""
     return getattr(grid, "node_names", {})
 
 
 class Federation:
-    """The nodes of a simulation: all online from the start, and trusted.
+    """Nodes of a simulation: all online from the start, and trusted.
 
     Args:
         experiment: the resolved experiment.
-        grid: reaches the nodes.
+        grid: connection to the nodes.
     """
 
     untrusted = False
-    """Whether nodes are untrusted."""
+    """True if nodes are untrusted."""
 
     def __init__(self, experiment: Experiment, grid: Grid) -> None:
         self.experiment = experiment
@@ -47,29 +47,29 @@ class Federation:
         self.dropped = DroppedReplies(
             always=self.untrusted, secret=experiment.hides_cohorts, called=node_names(grid)
         )
-        """Record of the replies that the run did without."""
+        """Record of dropped replies."""
         self.roster = self._first_roster()
         self.secure = secure_sums(experiment, grid, self.roster, self.dropped)
         """Secure aggregation; None if nodes send their sums unmasked."""
 
     @property
     def members(self) -> Roster:
-        """The nodes as strategies see them: one for all under secure aggregation."""
+        """Nodes as strategies see them: a single one under secure aggregation."""
         return self.roster if self.secure is None else self.secure.whole
 
     def refresh_roster(self) -> bool:
-        """Look for new nodes; whether `roster` has changed."""
+        """Look for new nodes; returns True if `roster` has changed."""
         return False
 
     def timeline(self, strategy: Strategy) -> Timeline | None:
-        """The simulated time, which decides who takes part in rounds; None: none is simulated.
+        """Make the simulated time of rounds; None without simulated devices.
 
         Args:
-            strategy: makes the orders.
+            strategy: the run's strategy.
 
         Raises:
-            ExperimentError: rounds close early and no time is simulated, or the strategy or step
-                does not fit.
+            ExperimentError: rounds close early without simulated time, or the strategy or step does
+                not support it.
         """
         experiment = self.experiment
         check_personal_noise(experiment)
@@ -81,8 +81,8 @@ class Federation:
         return None
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
-        """Initial parameters from one node, because the server need not have the catalogue; every
-        node returns the same.
+        """Request initial parameters from one node, as the server need not have the catalogue; all
+        nodes return the same.
 
         Raises:
             ClientError: the node failed.
@@ -93,8 +93,7 @@ class Federation:
         return unpack_parameters(reply.content)
 
     def shared(self, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The same parameters, writable, in memory that the grid shares with the nodes if it has
-        such memory."""
+        """Put parameters, writable, into memory that the grid shares with the nodes, if any."""
         offered = getattr(self.grid, "share", dict)(parameters)
         return {
             name: value if value.flags.writeable else value.copy()
@@ -106,7 +105,7 @@ class Federation:
         nodes; under secure aggregation one reply for all nodes.
 
         Args:
-            messages: of the strategy.
+            messages: the strategy's messages.
             theta: the shared parameters in them.
 
         Raises:
@@ -124,8 +123,7 @@ class Federation:
         return sorted(good, key=lambda reply: rank.get(reply.metadata.src_node_id, len(rank)))
 
     def _exchange(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Iterable[Message]]:
-        """Send training messages; the messages of which the round has or misses a reply, and the
-        replies."""
+        """Send training messages; returns the messages that count in the round, and the replies."""
         if not messages:
             return (), ()
         if self.secure is not None:
@@ -141,5 +139,5 @@ class Federation:
         replies: list[Message],
         theta: Mapping[str, np.ndarray],
     ) -> list[Message]:
-        """The replies to aggregate; all, as the nodes are trusted."""
+        """Validate replies; all are accepted, as the nodes are trusted."""
         return replies

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rounds of a run, over Flower's `Strategy` and `Grid` interfaces, and their end.
+"""Rounds of a run, over Flower's `Strategy` and `Grid` interfaces, and their conclusion.
 
 The loop depends on a grid only, so it is the same for the serial, Ray and Flower engines and for
 real nodes. Flower's own `Strategy.start` is not used: it cannot resume, loses everything when a
@@ -68,7 +68,7 @@ from strategies.base import (
 )
 from strategies.per_client import PerClientStrategy
 
-# The end of a run: the final evaluation, and the result with everything that is reported.
+# The end of a run: the final evaluation, and the result with all reports.
 
 Report = tuple[list[str], dict[str, Any]]
 
@@ -82,12 +82,12 @@ def conclude(
     callbacks: CallbackList,
     baselines: dict[str, dict[str, float]],
 ) -> Result:
-    """Evaluate the parameters that a run ends with on all final users and write the result.
+    """Evaluate the final parameters of a run on all final users, and write the result.
 
     Args:
         run: the run folder.
-        state: after the last round.
-        evaluator: asks the nodes.
+        state: state after the last round.
+        evaluator: the run's evaluator.
         extensions: their reports are part of the result.
         callbacks: called on each event of the run.
         baselines: metrics of the centralised systems, for the result.
@@ -132,7 +132,7 @@ def conclude(
         del seconds["training"], cost["peak-memory-mib"]
     times = {}
     data = POPULATIONS.population(run.experiment).interactions
-    own_table = run.experiment.dataset.name == "table"  # of others nothing is said on order
+    own_table = run.experiment.dataset.name == "table"  # reported only for a user's own table
     if own_table and data.times is not None and run.experiment.privacy is None:
         times = {TIED_SHARE: tied_share(data)}
     run.write_result(result, {"seconds": seconds, "cost": cost, **times, **tables})
@@ -140,8 +140,8 @@ def conclude(
 
 
 def _cost(state: State) -> dict[str, float]:
-    """Bytes of the parameters, of what was sent to and by the clients of all rounds, where the
-    strategy counts them, and the peak memory of this process, in MiB."""
+    """Cost of a run: bytes of the parameters, bytes sent to and by the clients of all rounds, if
+    the strategy counts them, and peak memory of this process, in MiB."""
     size = sum(value.nbytes for value in state.parameters.values())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     sent = {
@@ -153,7 +153,7 @@ def _cost(state: State) -> dict[str, float]:
 
 
 def _reports(run: RunFolder, state: State, extensions: Sequence[RunExtension]) -> dict[str, Report]:
-    """The privacy reports of a run by name: in words, and as JSON values."""
+    """Reports of a run by name, in words and as JSON values."""
     experiment = run.experiment
     perturbation = perturbation_of(experiment)
     statements = {
@@ -170,7 +170,7 @@ def _reports(run: RunFolder, state: State, extensions: Sequence[RunExtension]) -
 
 
 def _adversary(experiment: Experiment) -> list[str]:
-    """The malicious clients of a simulation, in words."""
+    """Describe the malicious clients of a simulation."""
     if experiment.adversary is None:
         return []
     population = POPULATIONS.population(experiment)
@@ -218,8 +218,8 @@ class Loop:
     """Runs an experiment on a grid, from the newest checkpoint of its run folder to the end.
 
     Args:
-        run: the run folder; it holds the experiment.
-        grid: reaches the nodes.
+        run: the run folder; contains the experiment.
+        grid: connection to the nodes.
         callbacks: called on each event of the run.
     """
 
@@ -263,11 +263,11 @@ class Loop:
         """Run the remaining rounds, evaluate, and write everything to the run folder.
 
         Args:
-            baselines: fits the centralised baselines and returns their metrics, for the result; it
-                is called when the settings have been checked.
+            baselines: fits the centralised baselines and returns their metrics, for the result;
+                called after the settings are checked.
 
         Raises:
-            ClientError: clients failed, or the parameters are no longer numbers.
+            ClientError: clients failed, or the parameters are not finite.
             RunError: the run folder cannot be written.
         """
         state = self._start()
@@ -288,7 +288,7 @@ class Loop:
         if stop or state.round < self.experiment.rounds:
             check_finite(state.parameters, state.round, self.strategy)
             state = dataclasses.replace(state, strategy=self._memory())
-            self.checkpoints.save(state)  # the last round, whatever checkpoint.every says
+            self.checkpoints.save(state)  # the last round, regardless of checkpoint.every
         result = conclude(
             self.run,
             state,
@@ -303,7 +303,7 @@ class Loop:
         return result
 
     def _start(self) -> State:
-        """The state after the newest checkpoint, or before the first round."""
+        """State of the newest checkpoint, or before the first round."""
         state = self.checkpoints.latest()
         if state is None:
             for ledger in self.ledgers:
@@ -317,7 +317,7 @@ class Loop:
         return state
 
     def _remaining(self, state: State) -> tuple[State, bool]:
-        """Run the remaining rounds; returns the state after them, and whether a callback ended the
+        """Run the remaining rounds; returns the state after them, and True if a callback ended the
         run."""
         stop = False
         try:
@@ -341,7 +341,7 @@ class Loop:
         return state, stop
 
     def _goes_on(self, rounds: int) -> bool:
-        """Whether another round may follow; if not, reports why."""
+        """True if another round may follow; otherwise the reason is reported."""
         reasons = (extension.why_stop(rounds + 1) for extension in self.extensions)
         reason = next(filter(None, reasons), "")
         if reason:
@@ -353,7 +353,7 @@ class Loop:
         self.callbacks.on_event(RunEvent(text))
 
     def _round(self, state: State) -> State:
-        """One round: configure, send, aggregate, evaluate."""
+        """Run one round: configure, send, aggregate, evaluate."""
         started = time.perf_counter()
         number = state.round + 1
         if self.federation.refresh_roster():
@@ -384,7 +384,7 @@ class Loop:
         return State(number, parameters, memory, [*state.rounds, row], timings)
 
     def _memory(self) -> dict[str, np.ndarray]:
-        """The state of the strategy and of the extensions."""
+        """State of the strategy and of the extensions."""
         memory = strategy_state(self.strategy)
         for extension in self.extensions:
             named = extension.memory().items()
@@ -426,7 +426,7 @@ class Loop:
             self._write(state)
 
     def _due(self, number: int) -> bool:
-        """Whether a checkpoint is written after a round."""
+        """True if a checkpoint is written after a round."""
         return number % self.experiment.checkpoint.every == 0 or number == self.experiment.rounds
 
     def _write(self, state: State) -> None:
@@ -442,15 +442,15 @@ _COMPILED = {
     "train_clients": "the kernel, once on this machine (half a minute to a minute)",
     "train_additive": "the kernel of FedRAP, once on this machine (about 4 s)",
 }
-"""Texts for the user, by the name of a compiled function."""
+"""Descriptions by name of a compiled function."""
 
 
 def announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], None]) -> None:
-    """Report the path of each step; nothing if nodes do not report it.
+    """Report the training path of each step, if nodes report it.
 
     Args:
         roster: the nodes, with the reply of each.
-        steps: names of the experiment's steps; what nodes report of others compiles nothing.
+        steps: names of the experiment's steps; other reported steps compile nothing.
         tell: prints a line for the user.
     """
     reported = dict.fromkeys(
@@ -471,14 +471,14 @@ def announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], N
             compile_ahead(name)
 
 
-# Warns before training if a model represents users by features that the data do not have.
+# Warning before training if a model represents users by features that the data lack.
 
 
 def warn_without_user_features(experiment: Experiment, parameters: Iterable[str]) -> None:
-    """Log a warning where the shared model would rank alike for all users.
+    """Log a warning if the shared model would rank alike for all users.
 
     Args:
-        experiment: the experiment; `model.features = false` is a choice, and no warning is due.
+        experiment: the experiment; no warning with `model.features = false`.
         parameters: names of the model's parameters.
     """
     model = resolve(MODEL, experiment.model.name)
@@ -488,7 +488,7 @@ def warn_without_user_features(experiment: Experiment, parameters: Iterable[str]
     if not any(name.startswith("user.") for name in parameters):
         log.warning(
             "model %r represents users by features, and these data have none: the shared model"
-            " ranks alike for all users. Add dataset.user-features, or take a model without"
+            " ranks alike for all users. Add dataset.user-features, or use a model without"
             " features, such as item-weights (fedrec run --data TABLE.csv) or mf",
             experiment.model.name,
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Flower ServerApp, and one execution of a run folder on a grid."""
+"""Flower ServerApp, and execution of a run folder on a grid."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def execute(run: RunFolder, grid: Grid, callbacks: Sequence[Callback] = ()) -> R
     """Run the remaining part of a run folder on a grid.
 
     Raises:
-        FedrecError: something that the user can fix; the run folder stays resumable.
-        KeyboardInterrupt: the user stopped it; likewise.
+        FedrecError: an error that the user can fix; the run folder stays resumable.
+        KeyboardInterrupt: the user stopped the run; likewise.
     """
     with _status(run, node_names(grid)):
         callback_list = CallbackList([*callbacks_of(run.experiment), *callbacks])
@@ -49,8 +49,8 @@ def execute_central(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Resul
     """Run the remaining part of an experiment with centralised systems only, in this process.
 
     Raises:
-        FedrecError: something that the user can fix; the run folder stays resumable.
-        KeyboardInterrupt: the user stopped it; likewise.
+        FedrecError: an error that the user can fix; the run folder stays resumable.
+        KeyboardInterrupt: the user stopped the run; likewise.
     """
     with _status(run), _threads(run.experiment.engine.threads):
         callback_list = CallbackList([*callbacks_of(run.experiment), *callbacks])
@@ -59,9 +59,8 @@ def execute_central(run: RunFolder, callbacks: Sequence[Callback] = ()) -> Resul
 
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
-    """Set the number of threads of torch and of the BLAS libraries of numpy and scipy, which the
-    systems compute with. OMP_NUM_THREADS bounds it, because threads that wait for a busy core cost
-    more than they gain."""
+    """Set the number of threads of torch and of the BLAS libraries of numpy and scipy, at most
+    OMP_NUM_THREADS, because threads that wait for a busy core cost more than they gain."""
     before = torch.get_num_threads()
     wanted = number or before
     bound = os.environ.get("OMP_NUM_THREADS", "")
@@ -76,8 +75,7 @@ def _threads(number: int | None) -> Iterator[None]:
 
 @contextmanager
 def _status(run: RunFolder, names: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Lock the folder, write its log, in which nodes have these names, and record the final
-    status."""
+    """Lock the folder, write its log, with these names of nodes, and record the final status."""
     with run.lock(), _log_to(run, names or {}), interrupting():
         run.set_status("running", run.status()["round"])
         try:
@@ -93,8 +91,8 @@ def _status(run: RunFolder, names: Mapping[str, str] | None = None) -> Iterator[
 
 @contextmanager
 def _log_to(run: RunFolder, names: Mapping[str, str]) -> Iterator[None]:
-    """Write the log of a run; where cohorts are secret, readable by its owner only, as it names the
-    nodes that failed, and without the time of day, as rounds take longer with some clients."""
+    """Write the log of a run; if cohorts are secret, readable by its owner only, as it names failed
+    nodes, and without the time of day, as rounds take longer with some clients."""
     logger = logging.getLogger("fedrec")
     times = None
     if run.experiment.hides_cohorts:
@@ -126,7 +124,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run to the end; an error is raised, so that Flower marks its run as failed."""
+    """Run to the end; errors are raised, so that Flower marks its run as failed."""
     run = _run_folder(context)
     logging.getLogger("fedrec").info("run folder %s", run.path)
     deployed = bool(context.run_config.get("deployment"))

@@ -19,7 +19,7 @@ from fedrec.rng import stream
 
 
 class Sampler(ABC):
-    """Draws the cohort of a round.
+    """Base of samplers, which draw the cohort of each round.
 
     A built-in has a `name` and lives in `server/samplers.py`, its configuration class above it.
 
@@ -38,24 +38,24 @@ class Sampler(ABC):
         self.seed = seed
 
     def sample(self, round_number: int) -> np.ndarray:
-        """The cohort of a round: `int64 [clients]`, ascending, distinct; the same for the same seed
+        """Cohort of a round, `int64 [clients]`, ascending, distinct; the same for the same seed
         and round, in any process."""
         return np.sort(self.draw(stream(self.seed, "cohort", round_number)))
 
     def eligible(self, round_number: int) -> np.ndarray:
-        """The clients that may be drawn in a round, `int64 [clients]`, ascending."""
+        """Clients that may be drawn in a round, `int64 [clients]`, ascending."""
         return self.clients
 
     @property
     def expected_cohort(self) -> float | None:
-        """Mean number of clients in a round, the same in every round; None where it is not known.
-        Audits need it."""
+        """Mean number of clients in a round, the same in every round; None if unknown. Audits need
+        it."""
         return None
 
     @property
     def schedule(self) -> Scheduled | None:
-        """What it guarantees of the rounds of each client, whatever their data, for privacy
-        mechanisms that need it; None: nothing."""
+        """Bound on each client's participation, independent of data, for privacy mechanisms that
+        need it; None: no bound."""
         return None
 
     @abstractmethod
@@ -67,7 +67,7 @@ class SizedSampler(Sampler):
     """Base of samplers with a setting `cohort`, the (mean) number of clients in a round.
 
     Raises:
-        ExperimentError: it is larger than the number of clients.
+        ExperimentError: the cohort is larger than the number of clients.
     """
 
     config: Any
@@ -84,7 +84,7 @@ class SizedSampler(Sampler):
 
     @property
     def expected_cohort(self) -> float:
-        """The setting; of clients with a limit, as long as so many are left."""
+        """Mean number of clients in a round; with a limit, while enough clients are left."""
         return float(self.config.cohort)
 
 
@@ -96,7 +96,7 @@ class SizedSampler(Sampler):
 
 
 class FullSampler(Sampler):
-    """All clients."""
+    """Sampler of all clients in every round."""
 
     name = "full"
 
@@ -106,7 +106,7 @@ class FullSampler(Sampler):
         return float(len(self.clients))
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """All clients, `int64 [clients]`."""
+        """Return all clients, `int64 [clients]`."""
         return self.clients
 
 
@@ -188,7 +188,7 @@ class Limited(SizedSampler):
         self._counts = np.zeros(len(clients), dtype=np.int64)
 
     def sample(self, round_number: int) -> np.ndarray:
-        """The cohort of a round: `int64 [clients]`, ascending, distinct; the same for the same seed
+        """Cohort of a round, `int64 [clients]`, ascending, distinct; the same for the same seed
         and round, in any process. Earlier rounds that were not drawn yet are drawn first."""
         while len(self._drawn) < round_number:
             cohort = super().sample(len(self._drawn) + 1)
@@ -227,7 +227,7 @@ class MinSeparationConfig(Config):
 
 
 class MinSeparation(SizedSampler):
-    """Draws each round's cohort from the group whose turn it is.
+    """Sampler that draws each round's cohort from the group whose turn it is.
 
     Raises:
         ExperimentError: a group has fewer clients than a cohort.
@@ -256,23 +256,23 @@ class MinSeparation(SizedSampler):
 
     @property
     def schedule(self) -> Scheduled:
-        """Groups do not depend on data, and return after all others."""
+        """Bound on participation: groups are independent of data, and take turns."""
         rate = self._rate if self.config.draw == "poisson" else 1.0
         config = self.config
         return Scheduled(config.cohort, config.separation, rate=rate, joining=rate == 1)
 
     def eligible(self, round_number: int) -> np.ndarray:
-        """The group whose turn it is, `int64 [clients]`, ascending."""
+        """Group whose turn it is, `int64 [clients]`, ascending."""
         return self.clients[self._groups == (round_number - 1) % self.config.separation]
 
     def sample(self, round_number: int) -> np.ndarray:
-        """The cohort of a round: `int64 [clients]`, ascending, distinct; a function of seed and
+        """Cohort of a round, `int64 [clients]`, ascending, distinct; a function of seed and
         round."""
         self._turn = self.eligible(round_number)
         return super().sample(round_number)
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
-        """Some clients of the present group, `int64 [clients]`."""
+        """Draw clients of the current group, `int64 [clients]`."""
         if self.config.draw == "poisson":
             return self._turn[random.random(len(self._turn)) < self._rate]
         return random.choice(self._turn, size=self.config.cohort, replace=False)
@@ -284,7 +284,7 @@ class MinSeparation(SizedSampler):
 
 
 def _dealt(clients: np.ndarray, groups: int, seed: int) -> np.ndarray:
-    """The group of each client, `int64 [clients]`."""
+    """Group of each client, `int64 [clients]`."""
     blocks, ranks = np.divmod(clients, groups)
     distinct, block_of = np.unique(blocks, return_inverse=True)
     orders = [stream(seed, "min-separation", int(b)).permutation(groups) for b in distinct]

@@ -4,7 +4,7 @@
 A round: the sampler draws the cohort, the cohort is grouped by node, every node gets one message
 (all messages share the parameters) and replies with one sum. The sums are added in node order, and
 the rule of the subclass applies them. A strategy with `reply = "each"` gets the update of each
-client instead, such as a median needs.
+client instead, as a median needs.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class ServerRate(Config):
     """Number of rounds T over which the server rate falls linearly to zero: `server-lr * (1 - (t -
     1) / T)` in round t, and 0 after T."""
     anneal_after: int = Field(default=0, ge=0)
-    """Rounds at the full rate before it begins to fall, such as those of an earlier phase; rounds
+    """Number of rounds at the full rate before it falls, such as those of an earlier phase; rounds
     are counted from the experiment's first."""
 
     def rate(self, round_number: int) -> float:
-        """The server rate of a round, from 1."""
+        """Server rate of a round, from 1."""
         if self.anneal_rounds is None:
             return self.server_lr
         falling = max(0, round_number - 1 - self.anneal_after)
@@ -67,8 +67,7 @@ class ServerRate(Config):
 
 
 class Cohorts(Protocol):
-    """The clients as a strategy sees them: the cohort of each round, and the node of each
-    client."""
+    """Clients as a strategy sees them: the cohort of each round, and the node of each client."""
 
     clients: np.ndarray
     """`int64 [clients]`, ascending: all clients that may be sampled."""
@@ -77,39 +76,39 @@ class Cohorts(Protocol):
 
     @property
     def schedule(self) -> Scheduled | None:
-        """What the sampler guarantees of the rounds of each client; None: nothing."""
+        """Participation bound that the sampler guarantees; None: none."""
         ...
 
     def sample(self, round_number: int) -> np.ndarray:
-        """The cohort of a round, `int64 [clients]`, ascending."""
+        """Cohort of a round, `int64 [clients]`, ascending."""
         ...
 
     def by_node(self, clients: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
-        """A cohort `int64 [n]` grouped by the node that trains it, in node order; several groups of
-        a node get a message each."""
+        """Group a cohort `int64 [n]` by the node that trains it, in node order; each group of a
+        node gets a message."""
         ...
 
     def draw(self, name: str, share: float) -> np.ndarray:
-        """A share of the clients in (0, 1], at least one, `int64 [clients]`, ascending; a function
-        of the seed and the name."""
+        """Draw a share in (0, 1] of the clients, at least one, `int64 [clients]`, ascending; a
+        function of the seed and the name."""
         ...
 
     def item_requests(
         self, groups: Mapping[int, np.ndarray], round_number: int
     ) -> dict[int, ItemRequests]:
-        """By node, the items that its clients need in a round, without nodes that failed."""
+        """Request the items that clients need in a round, by node, without nodes that failed."""
         ...
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> Cohorts:
-        """Cohorts of some clients `int64 [n]` only, drawn by the same sampler or by another."""
+        """Make cohorts of some clients `int64 [n]`, drawn by the same sampler or another."""
         ...
 
 
 class Memory(Protocol):
-    """State between rounds."""
+    """Object with state between rounds."""
 
     def state(self) -> Mapping[str, np.ndarray]:
-        """The state as named arrays."""
+        """Return the state as named arrays."""
         ...
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
@@ -119,15 +118,15 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Aggregate:
-    """The answers of a round.
+    """Aggregated replies of a round.
 
     Attributes:
-        changes: weighted sum of the updates, per parameter, float64; of a table with few changed
-            rows these alone. Empty with `reply = "each"`.
+        changes: weighted sum of the updates, per parameter, float64; only the changed rows of a
+            table with few of them. Empty with `reply = "each"`.
         clients: number of clients in it; under differential privacy the fixed denominator.
         weight: sum of the weights; likewise.
         round: number of the round, from 1.
-        each: the updates of the single clients; None unless the strategy asks for them.
+        each: the update of each client; None unless the strategy requests them.
     """
 
     changes: dict[str, Change]
@@ -137,19 +136,19 @@ class Aggregate:
     each: TrainEach | None = None
 
     def total(self, theta: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The sums as whole arrays, float64; `theta` are the parameters at the start of the
+        """Return the sums as whole arrays, float64; `theta` are the parameters at the start of the
         round."""
         return {name: dense_change(change, theta[name]) for name, change in self.changes.items()}
 
     def added_to(self, theta: Mapping[str, np.ndarray], rate: float) -> dict[str, np.ndarray]:
-        """`theta + rate * sum`; may change `theta` in place, see
+        """Compute `theta + rate * sum`; may change `theta` in place, see
         `fedrec.protocol.updates.apply_changes`."""
         return apply_changes(theta, self.changes, rate)
 
 
 class _LoopEvaluates(Strategy):
-    """What Flower's interface has beside training: the server loop evaluates all strategies in the
-    same way, and the run folder has the settings."""
+    """Empty methods of Flower's interface besides training: the server loop evaluates all
+    strategies in the same way, and the run folder contains the settings."""
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -166,8 +165,8 @@ class _LoopEvaluates(Strategy):
 
 
 class CohortStrategy(_LoopEvaluates):
-    """Base of fedrec's strategies. A subclass says how updates are weighted and how their sum is
-    applied, or asks for each of them.
+    """Base of fedrec's strategies. A subclass defines how updates are weighted and how their sum is
+    applied, or requests each of them.
 
     A built-in has a `name` and lives in `strategies/`, its configuration class above it.
 
@@ -177,10 +176,10 @@ class CohortStrategy(_LoopEvaluates):
         step: name and settings of the local step that the clients run.
 
     Attributes:
-        reply: what nodes reply with: the sum of their clients' updates, or the update of each. With
-            `each` there is no secure aggregation, and no user-level guarantee by `[privacy]`.
+        reply: type of the nodes' replies: the sum of their clients' updates, or the update of each.
+            `each` excludes secure aggregation and the user-level guarantee of `[privacy]`.
         weighting: weight of a client's update in the sum.
-        memories: what keeps state between rounds, by the prefix of its arrays' names.
+        memories: objects with state between rounds, by the prefix of their arrays' names.
         privacy: clip, noise and charge of its rounds; None: no differential privacy.
     """
 
@@ -200,11 +199,11 @@ class CohortStrategy(_LoopEvaluates):
         self._asked: dict[tuple[int, str], int] = {}  # number of clients, by node and message group
         self._whole = 0  # bytes of the shared parameters
         self._down = 0  # bytes to the clients of the round
-        self._requested = 0  # bytes of what they asked for before
+        self._requested = 0  # bytes of their item requests
 
     @classmethod
     def schedule(cls, config: Any, step: Mapping[str, Any]) -> tuple[Phase, ...]:
-        """The phases of a strategy with these settings, in order; a single one by default.
+        """Phases of a strategy with these settings, in order; a single one by default.
 
         Args:
             config: settings of this class.
@@ -213,9 +212,9 @@ class CohortStrategy(_LoopEvaluates):
         return (Phase(MAIN, step),)
 
     def phases(self) -> dict[str, CohortStrategy]:
-        """The strategies that send orders and aggregate, by the phases in `schedule`. A strategy
-        that contains others overrides this to return all of theirs, at any depth; clip and noise
-        are set on these."""
+        """Strategies that send orders and aggregate, by the phases in `schedule`. A strategy that
+        contains others overrides this to return all of theirs, at any depth; clip and noise are set
+        on these."""
         return {MAIN: self}
 
     def check_parameters(self, theta: Mapping[str, np.ndarray]) -> None:
@@ -227,14 +226,14 @@ class CohortStrategy(_LoopEvaluates):
 
     @abstractmethod
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """The next global parameters from the present ones and a round's aggregate with at least
-        one client.
+        """Compute the next global parameters from the current ones and a round's aggregate with at
+        least one client.
 
         `theta` may be changed in place; it is not read afterwards.
         """
 
     def state(self) -> dict[str, np.ndarray]:
-        """State that a resumed run needs, as named arrays: that of `memories`."""
+        """Return the state for a resumed run, as named arrays: that of `memories`."""
         return add_prefix({prefix: memory.state() for prefix, memory in self.memories.items()})
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
@@ -245,8 +244,8 @@ class CohortStrategy(_LoopEvaluates):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """One message for each node that hosts a member of the round's cohort; several where
-        `Cohorts.by_node` gives several groups of a node."""
+        """Make one message for each node that hosts clients of the round's cohort; several if
+        `Cohorts.by_node` returns several groups of a node."""
         self._round = server_round
         self._theta = zero_copy_arrays(arrays)
         self._whole = network_bytes(self._theta)
@@ -273,16 +272,15 @@ class CohortStrategy(_LoopEvaluates):
     def _sent(
         self, server_round: int, groups: Sequence[tuple[int, np.ndarray]], arrays: ArrayRecord
     ) -> Iterable[tuple[int, np.ndarray, ArrayRecord]]:
-        """The nodes of a round, their clients, and the parameters that each gets: the global
-        ones."""
+        """Nodes of a round, their clients, and the parameters sent to each: the global ones."""
         return ((node, clients, arrays) for node, clients in groups)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the nodes' sums in node order and apply them; without any client the parameters stay.
-        Under differential privacy the sums are applied whichever nodes answered, so that the
-        release does not depend on it.
+        Under differential privacy the sums are applied whichever nodes replied, so that the release
+        does not depend on it.
         """
         good = [reply for reply in replies if not reply.has_error()]
         if self.reply == "each":
@@ -322,7 +320,7 @@ class CohortStrategy(_LoopEvaluates):
     def _aggregate_each(
         self, server_round: int, answers: list[TrainEach]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Apply the updates of the single clients; without any the parameters stay."""
+        """Apply the updates of the clients; without any the parameters stay."""
         answers = [reply for reply in answers if len(reply.clients)]
         metrics = MetricRecord({"num-clients": 0, "num-examples": 0, "bytes-up": 0})
         metrics["bytes-down"] = self._down
@@ -339,7 +337,7 @@ class CohortStrategy(_LoopEvaluates):
         return self._applied(Aggregate({}, count, count, server_round, each)), metrics
 
     def _applied(self, aggregate: Aggregate) -> ArrayRecord:
-        """The parameters after the rule, in their types."""
+        """Apply the rule, and restore the types of the parameters."""
         kinds = {name: value.dtype for name, value in self._theta.items()}
         theta = self.apply(self._theta, aggregate)
         return to_record(
@@ -347,8 +345,8 @@ class CohortStrategy(_LoopEvaluates):
         )
 
     def _traffic(self, sums: Sequence[TrainSum], reported: int) -> dict[str, int]:
-        """Bytes from and to the clients of a round: whole updates where nodes do not tell. If
-        cohorts are secret, those of the reported number of clients, whoever answered."""
+        """Bytes from and to the clients of a round: whole updates if nodes do not report them. If
+        cohorts are secret, those of the reported number of clients, whoever replied."""
         if self.privacy is not None and self.privacy.hides_cohorts:
             trained = self.privacy.plan.trained(self._theta)
             whole = sum(self._theta[name].nbytes for name in trained)
@@ -359,7 +357,7 @@ class CohortStrategy(_LoopEvaluates):
         return {"bytes-up": up, "bytes-down": self._down}
 
     def _summed(self, name: str, changes: list[Change]) -> Change:
-        """The nodes' sums of one parameter, in node order."""
+        """Add the nodes' sums of one parameter, in node order."""
         if len(changes) == 1 and not isinstance(changes[0], SparseUpdate):
             return changes[0].astype(np.float64)
         return functools.reduce(
@@ -376,12 +374,12 @@ class GeneratingStrategy(CohortStrategy):
     def generate(
         self, theta: Mapping[str, np.ndarray], clients: np.ndarray, requests: ItemRequests | None
     ) -> ClientArrays:
-        """Generated parameters of some clients.
+        """Generate the parameters of some clients.
 
         Args:
             theta: the global parameters.
             clients: `int64 [clients]`, ascending.
-            requests: the items whose rows each of them needs; None: whole tables.
+            requests: the items whose rows each client needs; None: whole tables.
         """
 
 
@@ -394,20 +392,20 @@ def server_rate(config: Any, round_number: int) -> float:
 
 
 def more_than_sums(strategy: type[Strategy]) -> str:
-    """Why the sum of the clients' updates is not all that a strategy reads: no noise would reach
-    the rest, and secure aggregation does not provide it. Empty where the sum is all."""
+    """Reason why a strategy needs more than the sum of the clients' updates, which noise and secure
+    aggregation do not cover; empty if it needs only the sum."""
     if not issubclass(strategy, CohortStrategy):
-        return "it is one of Flower's, whose averaging of updates cannot be controlled"
+        return "it is a strategy of Flower's, whose averaging of updates cannot be controlled"
     if strategy.reply == "each":
         return "its server needs the update of each client"
     methods = strategy.configure_train, strategy.aggregate_train
     if methods != (CohortStrategy.configure_train, CohortStrategy.aggregate_train):
-        return "it has a configure_train or aggregate_train of its own"
+        return "it overrides configure_train or aggregate_train"
     return ""
 
 
 def not_private(strategy: Strategy, reason: str) -> ExperimentError:
-    """The error for a strategy whose rounds cannot be made differentially private."""
+    """Error for a strategy whose rounds cannot be made differentially private."""
     return ExperimentError(
         f"strategy {type(strategy).__name__!r} cannot be made private by [privacy]",
         expected="one of fedrec's own strategies, with a rule in `apply` that uses the sum of the"
@@ -427,20 +425,20 @@ def protect(strategy: CohortStrategy, privacy: DpFedAvg) -> None:
     """
     reason = more_than_sums(type(strategy))
     if not reason and strategy.weighting != "uniform":
-        reason = f"weighting {strategy.weighting!r}: one client's share of the sum has no bound"
+        reason = f"weighting {strategy.weighting!r}: a client's share of the sum is unbounded"
     if reason:
         raise not_private(strategy, reason)
     strategy.privacy = privacy
 
 
 def parts_of(strategy: Strategy) -> list[Strategy]:
-    """The strategies that send orders and aggregate: those of the phases, or the strategy itself if
-    it is one of Flower's."""
+    """Strategies that send orders and aggregate: those of the phases, or the strategy itself if it
+    is one of Flower's."""
     return list(strategy.phases().values()) if isinstance(strategy, CohortStrategy) else [strategy]
 
 
 def check_additive(strategy: Strategy) -> None:
-    """Check that a strategy needs no more of a round than the sum of its clients' updates.
+    """Check that a strategy needs only the sum of its clients' updates.
 
     Raises:
         ExperimentError: it needs more.
@@ -449,8 +447,8 @@ def check_additive(strategy: Strategy) -> None:
         reason = more_than_sums(type(part))
         if reason:
             raise ExperimentError(
-                f"strategy {type(part).__name__!r} needs more than the sum, which is all that"
-                " secure aggregation provides",
+                f"strategy {type(part).__name__!r} needs more than the sum that secure aggregation"
+                " provides",
                 expected="one of fedrec's additive strategies, such as 'reptile' or 'fedavg'",
                 got=reason,
                 fix="set strategy.name = 'reptile', or leave out secure-aggregation",
@@ -458,8 +456,8 @@ def check_additive(strategy: Strategy) -> None:
 
 
 def check_enough_nodes(strategy: Strategy, nodes: int) -> None:
-    """Check that a strategy does not wait for more nodes than there are: Flower's strategies would
-    wait forever.
+    """Check that a strategy does not wait for more nodes than exist: Flower's strategies would wait
+    forever.
 
     Raises:
         ExperimentError: its minimum is above `nodes`.
@@ -469,7 +467,7 @@ def check_enough_nodes(strategy: Strategy, nodes: int) -> None:
     )
     if needed > nodes:
         raise ExperimentError(
-            f"strategy {type(strategy).__name__!r} waits for more nodes than there are",
+            f"strategy {type(strategy).__name__!r} waits for more nodes than exist",
             expected=f"at least {needed} nodes, not {nodes}",
             fix="set engine.nodes, or strategy.min-available-nodes and strategy.min-train-nodes",
         )

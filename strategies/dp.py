@@ -3,15 +3,15 @@
 algorithm 2).
 
 In a round every client clips its whole update, the nodes add them, noise is added once to the sum
-on every coordinate, and the noisy sum over a fixed denominator is what the strategy applies: its
-learning rate scales signal and noise alike, which costs no privacy. Each round is charged before
-its noise is drawn.
+on every coordinate, and the strategy applies the noisy sum over a fixed denominator: its learning
+rate scales signal and noise alike, which costs no privacy. Each round is charged before its noise
+is drawn.
 
-Failures count as zero updates: a client whose update is not finite, a node that does not reply in
-time or sends no numbers. The denominator stays the same, and no other client is sampled instead.
-The server also bounds a node's sum, to the clip norm times the number of its clients in the cohort
-(one, for a phone) and the length of the noise that they add themselves, so that no node changes the
-sum by more than its clients may.
+Failures count as zero updates: a client whose update is not finite, a node whose reply is late or
+invalid. The denominator stays the same, and no other client is sampled instead. The server also
+bounds the norm of a node's sum: the clip norm times the number of its clients in the cohort (one,
+for a phone), plus the norm of the noise that they add, so that no node changes the sum by more than
+its clients may.
 
 Where this differs from the paper: see `fedrec.privacy.plan` for the order of noise and learning
 rate, and `fedrec.privacy.clipping` for when updates are clipped.
@@ -35,12 +35,12 @@ log = logging.getLogger("fedrec")
 
 
 class DpFedAvg:
-    """Makes a strategy's rounds differentially private.
+    """DP-FedAvg: clip, noise and charges of a strategy's rounds.
 
     Args:
         plan: sampler, clip, noise and denominator.
-        phase: the phase that the plan is for.
-        source: where noise comes from.
+        phase: phase of the plan.
+        source: source of the noise.
         charge: charges a round, by its number; called before the server draws its noise. If clients
             add the noise, the guard charges instead, before their messages are sent.
     """
@@ -53,13 +53,13 @@ class DpFedAvg:
         self.source = source
         self.charge = charge
         self.memory: dict[str, np.ndarray] = {}
-        """What the mechanism keeps of the noise of earlier rounds; a secret."""
+        """Noise of earlier rounds that the mechanism saves; secret."""
         self._drawn: list[int] = []  # rounds with correlated noise from the seed
-        self._missing: list[int] = []  # those that the memory does not have since a restart
+        self._missing: list[int] = []  # rounds missing from the memory since a restart
         self._warned = False
 
     def protection(self, names: Sequence[str]) -> Protection:
-        """What clients do to their updates in the next round."""
+        """Clip and noise of clients' updates in the next round."""
         return self.plan.protection(names)
 
     def release(
@@ -68,15 +68,14 @@ class DpFedAvg:
         theta: Mapping[str, np.ndarray],
         sums: Sequence[tuple[TrainSum, int]],
     ) -> dict[str, Change]:
-        """The noisy sum of a round; parameters that are not trained under noise do not change.
+        """Noisy sum of a round; parameters that are not trained under noise do not change.
 
         Args:
             round_number: the round.
             theta: the parameters that the clients started from.
-            sums: what each node answered, with the number of clients that it was asked for, in node
-                order.
+            sums: reply of each node, with the number of its clients in the cohort, in node order.
         """
-        # else the guard has charged it before the messages were sent
+        # otherwise the guard charged it before the messages were sent
         if not self.plan.client_noise_scale:
             self.charge(round_number)
         names = self.plan.trained(theta)
@@ -89,41 +88,41 @@ class DpFedAvg:
         return {name: released.get(name, _nothing(value)) for name, value in theta.items()}
 
     def reported_clients(self, clients: int) -> int:
-        """The number of clients in a round's metrics: in secure mode the expected one, as
-        cohorts are secret."""
+        """Number of clients in a round's metrics: in secure mode the expected one, as cohorts are
+        secret."""
         return round(self.plan.denominator) if self.hides_cohorts else clients
 
     @property
     def hides_cohorts(self) -> bool:
-        """Whether the cohorts, and all that is counted of their clients, are secret."""
+        """True if the cohorts, and all counts of their clients, are secret."""
         return self.plan.config.mode == "secure"
 
     def state(self) -> dict[str, np.ndarray]:
-        """The present clip norm, which adaptive clipping moves, and the rounds with correlated
-        noise from the seed, from which it is drawn again. `memory`, from which the sum of a round
-        follows, is not in it."""
+        """Return the current clip norm, which adaptive clipping changes, and the rounds with
+        correlated noise from the seed, which is drawn again. `memory`, which reveals the sum of a
+        round, is not included."""
         state = {"clip-norm": np.asarray(self.plan.clip_norm)}
         return {**state, "drawn": np.array(self._drawn, dtype=np.int64)} if self._repeats else state
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restore what `state` returned; `memory` is set by who kept it."""
+        """Restore what `state` returned; the guard sets `memory`."""
         self.plan = self.plan.at_clip_norm(float(state["clip-norm"]))
         self._drawn = np.asarray(state.get("drawn", ())).astype(int).tolist()
         self._missing = list(self._drawn)
 
     @property
     def keeps_noise(self) -> bool:
-        """Whether a resumed run needs `memory`: the noise of a round depends on that of earlier
+        """True if a resumed run needs `memory`: the noise of a round depends on that of earlier
         ones, and cannot be drawn again."""
         return self.plan.mechanism.memory_arrays > 0 and not self._repeats
 
     @property
     def _repeats(self) -> bool:
-        """Whether the noise of a round depends on that of earlier ones, all of it from the seed."""
+        """True if the noise of a round depends on that of earlier ones, all of it from the seed."""
         return self.plan.mechanism.memory_arrays > 0 and self.plan.config.mode == "reproducible"
 
     def _remember(self, round_number: int, sizes: Mapping[str, int]) -> None:
-        """Draw the noise of earlier rounds again if a resumed run needs it, and count this one."""
+        """Draw the noise of earlier rounds again if a resumed run needs it; record this round."""
         if not self._repeats:
             return
         for earlier in self._missing:
@@ -139,8 +138,8 @@ class DpFedAvg:
         theta: Mapping[str, np.ndarray],
         answered: int,
     ) -> Mapping[str, Change]:
-        """The sums with the server's noise on every coordinate; without server noise unchanged, and
-        still sparse."""
+        """Add the server's noise to every coordinate of the sums; without server noise they stay
+        unchanged, and sparse."""
         plan = self.plan
         missing = self.plan.missing_noise_std(answered)
         if not plan.server_noise_scale and not missing:
@@ -154,7 +153,7 @@ class DpFedAvg:
         )
         if missing:
             log.warning(
-                "round %d: %d clients answered; the server adds the noise that is missing",
+                "round %d: %d clients replied; the server adds the missing noise",
                 round_number,
                 answered,
             )
@@ -163,8 +162,8 @@ class DpFedAvg:
         return noisy
 
     def _warn_of_idle(self, round_number: int, total: Mapping[str, Change]) -> None:
-        """Warn once about parameters that get noise but no updates; not in secure mode, because
-        sums are private."""
+        """Warn once about parameters with noise but no updates; not in secure mode, because sums
+        are private."""
         idle = [name for name, change in total.items() if not _moves(change)]
         if idle and not self._warned and self.plan.config.mode == "reproducible":
             self._warned = True
@@ -184,7 +183,7 @@ class DpFedAvg:
         theta: Mapping[str, np.ndarray],
         asked: int,
     ) -> Mapping[str, Change]:
-        """A node's sum, scaled down to the largest norm that its clients' uploads can have; zero if
+        """Scale a node's sum down to the largest norm that its clients' uploads can have; zero if
         it is invalid."""
         if not asked or not all(
             name in total and is_change(total[name], theta[name]) for name in names
@@ -208,12 +207,12 @@ class DpFedAvg:
 
 
 def _within(reported: int, most: int) -> int:
-    """The number of clients that a node reports, bounded to [0, `most`]."""
+    """Bound the number of clients that a node reports to [0, `most`]."""
     return min(max(reported, 0), most)
 
 
 def is_change(change: Change, table: np.ndarray) -> bool:
-    """Whether a change has the shape `[...]` of a table and finite values."""
+    """True if a change has the shape `[...]` of a table and finite values."""
     if not isinstance(change, SparseUpdate):
         return (
             change.shape == table.shape
@@ -234,7 +233,7 @@ def is_change(change: Change, table: np.ndarray) -> bool:
 def _scaled(
     total: Mapping[str, Change], theta: Mapping[str, np.ndarray], clip: Clip
 ) -> Mapping[str, Change]:
-    """Changes scaled so that their norm, over all of them together, is at most that of the clip."""
+    """Scale changes so that their norm, over all of them together, is at most that of the clip."""
     parts = {}
     for name, change in total.items():
         sparse = isinstance(change, SparseUpdate) and not change.drift
@@ -260,7 +259,7 @@ def _moves(change: Change) -> bool:
 def _total(
     name: str, sums: Sequence[Mapping[str, Change]], theta: Mapping[str, np.ndarray]
 ) -> Change:
-    """The nodes' sums of a parameter, float64."""
+    """Add the nodes' sums of a parameter, float64."""
     total: Change = _nothing(theta[name])
     for node_sum in sums:
         total = added(total, node_sum[name], theta[name])
@@ -268,7 +267,7 @@ def _total(
 
 
 def _nothing(table: np.ndarray) -> Change:
-    """A change of zero."""
+    """Make a change of zero."""
     if table.ndim < 2:
         return np.zeros(table.shape)
     return SparseUpdate(table.shape, np.empty(0, dtype=np.int64), np.empty((0, *table.shape[1:])))

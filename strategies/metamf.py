@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Meta matrix factorization as a federated system (Lin et al. 2020).
 
-A round: every client of the cohort names the items that it touches; the server generates its
-private parameters, the rows of these items only; the client replies with the gradient g_c of its
-mean loss with respect to them; the server back-propagates the gradients through its generator and
-takes one step of its optimiser:
+A round: every client of the cohort requests its items; the server generates its private parameters,
+the rows of these items only; the client replies with the gradient g_c of its mean loss with respect
+to them; the server back-propagates the gradients through its generator and takes one step of its
+optimiser:
 
     gradient of the generator = sum_c n_c J_c^T g_c / sum_c n_c
 
@@ -14,8 +14,8 @@ the gradient of the mean loss over the cohort's examples, as in central training
 What the server learns: it knows each client by its user id, sees which items each one needs in a
 round (with ranking, among the drawn negatives) and each one's gradient, from which ratings can be
 computed. The generated parameters are hidden from other clients, not from the server. Secure
-aggregation cannot hide single gradients from a server that needs each of them, and the noise of
-DP-FedAvg is for a sum that is never made here, so both are refused. Perturbation on the device
+aggregation cannot hide single gradients from a server that needs each of them, and DP-FedAvg adds
+noise to a sum, which is never computed here, so both raise an error. Perturbation on the device
 (`[perturb]`) is possible.
 
 Where this differs from the paper: there, clients get their whole item embeddings. The non-zero rows
@@ -57,7 +57,7 @@ class MetaMfStrategyConfig(PerClientConfig):
 
 
 class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
-    """Generates each client's parameters and learns from each client's gradient."""
+    """MetaMF: generates each client's parameters and learns from each client's gradient."""
 
     name = "metamf"
     Config = MetaMfStrategyConfig
@@ -75,7 +75,7 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
     def generate(
         self, theta: Mapping[str, np.ndarray], clients: np.ndarray, requests: ItemRequests | None
     ) -> ClientArrays:
-        """The generated parameters of some clients."""
+        """Generate the parameters of some clients."""
         tensors = {name: torch.from_numpy(np.asarray(value)) for name, value in theta.items()}
         with torch.no_grad():
             values, low = generate(tensors, torch.from_numpy(clients.copy()), requests)
@@ -85,7 +85,7 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
         return ClientArrays.of(nothing, {**values, LOW: low}, ())
 
     def sent(self, requests: ItemRequests) -> ClientArrays:
-        """The generated parameters of a round's clients."""
+        """Generate the parameters of a round's clients."""
         self._leaves = {
             n: torch.from_numpy(np.asarray(v)).requires_grad_() for n, v in self._theta.items()
         }
@@ -128,7 +128,7 @@ class MetaMfStrategy(PerClientStrategy, GeneratingStrategy):
         return theta
 
     def _directions(self, each: TrainEach) -> tuple[list[Tensor], list[Tensor]]:
-        """Everything that was generated, and the weighted mean gradients with respect to it; none
+        """All generated tensors, and the weighted mean gradients with respect to them; empty
         without any example."""
         requests, values, low = self._made  # type: ignore[misc]
         ranks = np.searchsorted(requests.clients, each.clients)

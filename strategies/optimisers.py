@@ -31,7 +31,7 @@ class FedAvgConfig(Config):
 
 
 class FedAvg(CohortStrategy):
-    """Averages the clients' parameters, weighted by examples or uniformly."""
+    """FedAvg: averages the clients' parameters, weighted by examples or uniformly."""
 
     name = "fedavg"
     Config = FedAvgConfig
@@ -43,8 +43,8 @@ class FedAvg(CohortStrategy):
         self.weighting = config.weighting
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """The next global parameters from the present ones and a round's aggregate with at least
-        one client. A cohort without any example changes nothing."""
+        """Compute the next global parameters from the current ones and a round's aggregate with at
+        least one client. A cohort without any example changes nothing."""
         if aggregate.weight == 0:
             return theta
         return aggregate.added_to(theta, 1 / aggregate.weight)
@@ -64,11 +64,11 @@ class ReptileConfig(ServerRate):
     """Settings of REPTILE."""
 
     server_lr: float = Field(default=1.0, gt=0)
-    """How far the shared parameters move towards the mean of the clients' (alpha2 in PrivRec)."""
+    """Step of the shared parameters towards the mean of the clients' (alpha2 in PrivRec)."""
 
 
 class Reptile(CohortStrategy):
-    """Moves the shared initialisation towards the mean of the locally trained parameters."""
+    """REPTILE: moves the initialisation towards the mean of the locally trained parameters."""
 
     name = "reptile"
     Config = ReptileConfig
@@ -76,8 +76,8 @@ class Reptile(CohortStrategy):
     config: ReptileConfig
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """The next global parameters from the present ones and a round's aggregate with at least
-        one client."""
+        """Compute the next global parameters from the current ones and a round's aggregate with at
+        least one client."""
         return aggregate.added_to(theta, self.config.rate(aggregate.round) / aggregate.clients)
 
 
@@ -114,7 +114,7 @@ class FedAdamConfig(ServerRate):
 
 
 class FedAdam(CohortStrategy):
-    """Adam on the server, with the mean update of the cohort in place of a gradient."""
+    """FedAdam: Adam on the server, with the mean update of the cohort in place of a gradient."""
 
     name = "fed-adam"
     Config = FedAdamConfig
@@ -129,8 +129,8 @@ class FedAdam(CohortStrategy):
         self._steps = 0
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """The next global parameters from the present ones and a round's aggregate with at least
-        one client. A cohort without any example, by which it is weighted, changes nothing."""
+        """Compute the next global parameters from the current ones and a round's aggregate with at
+        least one client. A cohort without any example, by which it is weighted, changes nothing."""
         config = self.config
         divisor = aggregate.clients if config.weighting == "uniform" else aggregate.weight
         if not divisor:
@@ -151,7 +151,7 @@ class FedAdam(CohortStrategy):
         return moved
 
     def state(self) -> dict[str, np.ndarray]:
-        """State between rounds: both moments and the number of steps."""
+        """Return the state between rounds: both moments and the number of steps."""
         means = add_prefix({"first/": self._first, "second/": self._second})
         return {**means, "steps": np.array(self._steps)}
 
@@ -171,7 +171,7 @@ class Optimiser:
     """Adam (Kingma and Ba 2015) or gradient descent.
 
     Args:
-        kind: which.
+        kind: the optimiser.
     """
 
     def __init__(self, kind: Kind) -> None:
@@ -206,7 +206,7 @@ class Optimiser:
         }
 
     def state(self) -> dict[str, np.ndarray]:
-        """The optimiser's state as named arrays."""
+        """Return the optimiser's state as named arrays."""
         return {
             f"{name}/{key}": v.numpy()
             for name, moments in self._memory.items()

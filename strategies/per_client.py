@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strategies that send each client parameters of its own: FedGNN and GPFedRec."""
+"""Strategies that send each client its own parameters: FedGNN and GPFedRec."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ from fedrec.protocol.serialization import to_record
 from strategies.base import Aggregate, Cohorts, CohortStrategy, ServerRate, server_rate
 from strategies.optimisers import Kind, Optimiser
 
-# Shared code of strategies that send each client parameters of its own and need its reply
-# separately.
+# Shared code of strategies that send each client its own parameters and need its reply separately.
 #
-# A round: every client of the cohort names the items that it needs; the server sends it its
-# parameters, one message per node; it replies with an update, under its id. No sum of updates is
-# ever made, so neither DP-FedAvg nor secure aggregation can cover these strategies.
+# A round: every client of the cohort requests its items; the server sends it its parameters, one
+# message per node; it replies with an update, under its id. No sum of updates is computed, so
+# neither DP-FedAvg nor secure aggregation can cover these strategies.
 
 
 class PerClientConfig(ServerRate):
-    """Settings of strategies that send each client parameters of its own."""
+    """Settings of strategies that send each client its own parameters."""
 
     optimiser: Kind = "adam"
     """Optimiser on the server: Adam, or plain gradient descent."""
 
 
 class PerClientStrategy(CohortStrategy):
-    """Base of strategies whose server sends each client parameters of its own. A subclass makes
-    these parameters in `sent`.
+    """Base of strategies whose server sends each client its own parameters. A subclass makes these
+    parameters in `sent`.
 
     Args:
         config: its settings.
@@ -46,8 +45,8 @@ class PerClientStrategy(CohortStrategy):
         step: name and settings of the local step that the clients run.
 
     Attributes:
-        own_step: name of the only step that it works with; empty: any whose clients start from
-            parameters of their own.
+        own_step: name of the only supported step; empty: any step whose clients start from their
+            own parameters.
     """
 
     reply = "each"
@@ -62,31 +61,31 @@ class PerClientStrategy(CohortStrategy):
     def remarks(
         cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
     ) -> list[str]:
-        """Remarks to be reported with the results of a run, one paragraph each; none by default.
+        """Notes to report with the results of a run, one paragraph each; none by default.
 
         Args:
             config: settings of this class.
             step: settings of the experiment's local step.
             parameters: the global parameters.
-            rounds: how many there were.
+            rounds: number of rounds that were run.
         """
         return []
 
     @abstractmethod
     def sent(self, requests: ItemRequests) -> ClientArrays:
-        """The parameters of a round's clients, with the rows of the items that they need."""
+        """Make the parameters of a round's clients, with the rows of the items that they need."""
 
     def _sent(
         self, server_round: int, groups: Sequence[tuple[int, np.ndarray]], arrays: ArrayRecord
     ) -> Iterable[tuple[int, np.ndarray, ArrayRecord]]:
-        """Nodes whose request for items failed get none.
+        """Make each node's parameters; nodes whose item request failed get none.
 
         Raises:
-            ExperimentError: the step is another one.
+            ExperimentError: the step is not supported.
         """
         if self.own_step and self.step.get("name") != self.own_step:
             raise ExperimentError(
-                f"strategy {self.own_step!r} has a step of its own",
+                f"strategy {self.own_step!r} supports only its own step",
                 got=f"step {self.step.get('name')!r}",
                 fix=f"set model.name and step.name to {self.own_step!r}",
             )
@@ -100,7 +99,7 @@ class PerClientStrategy(CohortStrategy):
     def _moved(
         self, gradients: Mapping[str, np.ndarray], server_round: int
     ) -> dict[str, np.ndarray]:
-        """The global parameters after one step of the optimiser along some gradients, at the
+        """Move the global parameters by one step of the optimiser along some gradients, at the
         round's rate."""
         values = {name: torch.from_numpy(np.array(self._theta[name])) for name in gradients}
         along = {n: torch.from_numpy(g.astype(np.float32)) for n, g in gradients.items()}
@@ -115,16 +114,16 @@ class PerClientStrategy(CohortStrategy):
 # A user's table is the shared one and the user's last change of some of its rows, so that sums over
 # whole tables come from the changes alone, which have far fewer rows.
 
-_SPARE = 8  # one row of free memory for so many rows
+_SPARE = 8  # rows per row of free memory
 
 
 @dataclass(frozen=True, eq=False)
 class Changes:
-    """Rows of item embeddings that users changed, ordered by item, then by user.
+    """Changes of item embeddings by users, ordered by item, then by user.
 
     Attributes:
         clients: `int64 [users]`, ascending.
-        users: `int64 [n]`, whose row it is, as a place in `clients`.
+        users: `int64 [n]`, position in `clients` of each row's user.
         items: `int64 [n]`, ascending.
         values: `float32 [n, d]`.
     """
@@ -136,16 +135,15 @@ class Changes:
 
     @cached_property
     def changed(self) -> tuple[np.ndarray, np.ndarray]:
-        """The items that somebody changed, `int64 [m]`, ascending, and where the rows of each
-        begin, `int64 [m + 1]`."""
+        """Changed items, `int64 [m]`, ascending, and offsets of their rows, `int64 [m + 1]`."""
         return _starts(self.items)
 
     def products(self, ranks: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """Inner products `float64 [places + 1, users]` of some users' changes, and of the shared
-        table, with everybody's changes.
+        """Inner products `float64 [k + 1, users]` of k users' changes, and of the shared table,
+        with all users' changes.
 
         Args:
-            ranks: `int64 [places]`, places in `clients`, distinct.
+            ranks: `int64 [k]`, positions in `clients`, distinct.
             start: the shared table `[items, d]`.
         """
         items, starts = self.changed
@@ -163,10 +161,10 @@ class Changes:
         return np.bincount(self.users, squares, minlength=len(self.clients))
 
     def similarities(self, ranks: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """Cosines `float64 [places, users]` between tables; 0 with one that is zero.
+        """Cosines `float64 [k, users]` between tables; 0 if one is zero.
 
         Args:
-            ranks: `int64 [places]`, places in `clients`, distinct.
+            ranks: `int64 [k]`, positions in `clients`, distinct.
             start: the shared table `[items, d]`.
         """
         shared = np.square(start, dtype=np.float64).sum()
@@ -178,15 +176,15 @@ class Changes:
         return inner / norms[ranks, None] / norms
 
     def mean(self, weights: np.ndarray, items: int) -> np.ndarray:
-        """Sum of the changes by the weights `[users]` of their users, `float32 [items, d]`."""
+        """Sum of the changes, weighted by user, `[users]`; `float32 [items, d]`."""
         return self._sums(np.arange(items), np.zeros(items, np.int64), weights[None])
 
     def means_of_rows(self, weights: np.ndarray, requests: ItemRequests) -> np.ndarray:
-        """Sums of the changes by weights, of the rows that each client needs.
+        """Weighted sums of the changes of the rows that each client needs.
 
         Args:
             weights: `[requests, users]`.
-            requests: whose n items to give.
+            requests: the n requested items.
 
         Returns:
             `float32 [n, d]`.
@@ -198,8 +196,8 @@ class Changes:
         return means
 
     def _sums(self, wanted: np.ndarray, asking: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Sums of the changes of items `int64 [n]`, ascending, by the weights `[askers, users]` of
-        whoever asks for each, `int64 [n]`; `float32 [n, d]`."""
+        """Sums `float32 [n, d]` of the changes of items `int64 [n]`, ascending, by the weights
+        `[requests, users]` of the request of each, `int64 [n]`."""
         items, asked = _starts(wanted)
         begins, ends = (np.searchsorted(self.items, items, side) for side in ("left", "right"))
         sums = np.zeros((len(wanted), self.values.shape[1]), dtype=np.float32)
@@ -209,16 +207,15 @@ class Changes:
 
 
 def _starts(items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct ones of ascending items `int64 [n]`, and where each begins, with the end: `int64
-    [m]` and `[m + 1]`."""
+    """Distinct items, `int64 [m]`, of ascending items `int64 [n]`, and their offsets `[m + 1]`."""
     distinct_items, starts = np.unique(items, return_index=True)
     return distinct_items, np.append(starts, len(items))
 
 
 def edges(similar: np.ndarray) -> np.ndarray:
-    """Weights `[users, others]` of each user's neighbours, equal ones that sum to 1: all whose
-    similarity is above the mean of `similar [users, others]`; the most similar alone where there
-    is none."""
+    """Weights `[users, others]` of each user's neighbours, equal and with sum 1: all whose
+    similarity is above the mean of `similar [users, others]`, or the most similar one if there is
+    none."""
     above = similar > similar.mean(dtype=np.float64)
     lonely = np.flatnonzero(~above.any(axis=1))
     above[lonely, similar[lonely].argmax(axis=1)] = True
@@ -226,19 +223,19 @@ def edges(similar: np.ndarray) -> np.ndarray:
 
 
 class Uploads:
-    """The last upload of each client: its changes to rows of the item embeddings.
+    """Last upload of each client: its changes to rows of the item embeddings.
 
     Args:
         limit: number of clients to remember, the most recent ones; None: all.
 
     Attributes:
-        changes: all that is remembered; None for nothing. Valid up to the next `remember`.
+        changes: the stored changes, or None; valid up to the next `remember`.
     """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.changes: Changes | None = None
-        self._order = np.empty(0, dtype=np.int64)  # the clients, those heard last at the end
+        self._order = np.empty(0, dtype=np.int64)  # clients, most recent ones last
         # The values of the changes, from `_start` on, and free memory before or after them. The
         # system would clear a new array in each round.
         self._table = np.empty((0, 0), dtype=np.float32)
@@ -278,8 +275,8 @@ class Uploads:
         values: np.ndarray,
         rows: np.ndarray,
     ) -> Changes:
-        """Changes of some clients from before, `bool [clients]`, and of new ones, which are the
-        given rows of `float32 [P, d]`, in the memory of the former ones."""
+        """Merge the stored changes of clients to keep, `bool [clients]`, with new changes, given as
+        rows of `float32 [P, d]`, in the same memory."""
         clients = np.sort(np.concatenate([old.clients[remaining], requests.clients]))
         remain = np.flatnonzero(remaining[old.users])
         before = np.searchsorted(clients, old.clients)[old.users[remain]]
@@ -300,7 +297,7 @@ class Uploads:
         return Changes(clients, users[order], items[order], table)
 
     def state(self) -> dict[str, np.ndarray]:
-        """The state as named arrays, in the order of the uploads."""
+        """Return the state as named arrays, in the order of the uploads."""
         if self.changes is None:
             return {}
         changes = self.changes
@@ -326,22 +323,22 @@ class Uploads:
 # FedGNN's server (Wu et al. 2021, algorithm 1), and the messages that it forwards to and from the
 # third party.
 #
-# A round: every client of the cohort names the items that it needs, its own among negatives and
-# pseudo items; the server sends their rows and the shared layers, and the third party neighbours of
-# the client's items; the client sends clipped, noisy gradients. Rows and layers move along the mean
-# over the cohort, by one step of `optimiser`.
+# A round: every client of the cohort requests items, its own among negatives and pseudo items; the
+# server sends their rows and the shared layers, and the third party neighbours of the client's
+# items; the client sends clipped, noisy gradients. Rows and layers move along the mean over the
+# cohort, by one step of `optimiser`.
 #
 # **Who learns what.** The server sees each client's message separately, with the rows that it
 # names. The third party sees tokens and user embeddings (`fedrec.graphs`). In this simulation it is
 # part of the server's process, which forwards both without reading them; a real third party would
 # be separate, and devices would encrypt their messages to it. A party with both, and the key,
 # learns all users' items. The step adds noise to each message; its guarantee is documented there,
-# computed by `step.spent` and printed with the results. The noise of DP-FedAvg is for a sum, so
-# `[privacy]` is refused, and so is secure aggregation.
+# computed by `step.spent` and printed with the results. DP-FedAvg adds noise to a sum, so
+# `[privacy]` raises an error, and so does secure aggregation.
 #
 # Where this differs from the paper: neighbours are looked up in every round, from the last messages
-# of the devices, and not once after some rounds of training without them; a client that was in no
-# round yet has no neighbours.
+# of the devices, and not once after some rounds of training without them; a client without an
+# earlier round has no neighbours.
 
 ITEMS = "item.id"
 LAYERS = ("items.", "users.")
@@ -365,7 +362,7 @@ class FedgnnStrategyConfig(PerClientConfig):
 
 
 class FedgnnStrategy(PerClientStrategy):
-    """Averages gradients of local graphs; the third party finds neighbours."""
+    """FedGNN: averages gradients of local graphs; the third party finds neighbours."""
 
     name = "fedgnn"
     Config = FedgnnStrategyConfig
@@ -384,11 +381,11 @@ class FedgnnStrategy(PerClientStrategy):
     def remarks(
         cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
     ) -> list[str]:
-        """Remarks to be reported with the results: the guarantee of the noise, compared with the
-        paper's claim."""
+        """Notes to report with the results: the guarantee of the noise, compared with the paper's
+        claim."""
         hidden = (
-            "FedGNN: which rows a client's messages name, the tokens of its items and its user"
-            " embedding are covered by no guarantee."
+            "FedGNN: no guarantee covers the row numbers in a client's messages, the tokens of its"
+            " items and its user embedding."
         )
         if not step.noise:
             return [hidden, "FedGNN: messages had no noise; their values have no guarantee either."]
@@ -405,7 +402,7 @@ class FedgnnStrategy(PerClientStrategy):
         ]
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """Forward the messages to the third party, and step along the mean of the clients that had
+        """Forward the messages to the third party, and step along the mean of the clients with
         examples; without any the parameters stay."""
         each = aggregate.each
         learned = 0 if each is None else int((each.examples > 0).sum())
@@ -428,8 +425,8 @@ class FedgnnStrategy(PerClientStrategy):
         return self._moved(means, aggregate.round)
 
     def sent(self, requests: ItemRequests) -> ClientArrays:
-        """The parameters for some clients: rows, layers, neighbours, and space for messages to the
-        third party."""
+        """Make the parameters of some clients: rows, layers, neighbours, and space for messages to
+        the third party."""
         clients = requests.clients.tolist()
         slots = self.config.history
         table = np.asarray(self._theta[ITEMS])
@@ -449,10 +446,10 @@ class FedgnnStrategy(PerClientStrategy):
 
 # GPFedRec's server (Zhang et al., KDD 2024, algorithm 1): a graph of users guides each of them.
 #
-# A round: every client of the cohort names the items that it needs; for each of these the server
-# sends the shared embedding and the client's guidance, the mean over similar users' tables; the
-# client sends its changes of the rows. With X_v = E + the last change that v sent, S the cosines of
-# whole tables, and A the neighbours by S with equal weights (those above the mean of S),
+# A round: every client of the cohort requests items; for each of these the server sends the shared
+# embedding and the client's guidance, the mean over similar users' tables; the client sends its
+# changes of the rows. With X_v = E + the last change that v sent, S the cosines of whole tables,
+# and A the neighbours by S with equal weights (those above the mean of S),
 #
 #     guidance of u = (A X)_u,    E moves along the cohort's mean of (A X)_u - E
 #
@@ -462,8 +459,8 @@ class FedgnnStrategy(PerClientStrategy):
 # item embeddings: which items it touched (among drawn negatives), and in which direction each
 # moved, from which its positives can be inferred. Clients of one neighbourhood see means of each
 # other's rows; the mean of a single neighbour is that neighbour's row. Secure aggregation cannot
-# hide single updates from a server that needs them, and the noise of DP-FedAvg is for a sum that is
-# never made here, so both are refused. Perturbation on the device (`[perturb]`) is possible.
+# hide single updates from a server that needs them, and DP-FedAvg adds noise to a sum, which is
+# never computed here, so both raise an error. Perturbation on the device (`[perturb]`) is possible.
 #
 # Where this differs from the paper:
 #
@@ -488,7 +485,7 @@ class GpfedrecStrategyConfig(PerClientConfig):
 
 
 class GpfedrecStrategy(PerClientStrategy):
-    """Guides each client by similar clients; sees each client's update separately."""
+    """GPFedRec: guides each client by similar clients, and sees each client's update."""
 
     name = "gpfedrec"
     Config = GpfedrecStrategyConfig
@@ -507,7 +504,7 @@ class GpfedrecStrategy(PerClientStrategy):
     def remarks(
         cls, config: Any, step: Any, parameters: Mapping[str, np.ndarray], rounds: int
     ) -> list[str]:
-        """Remarks to be reported with the results: what the server sees."""
+        """Notes to report with the results: the server's view."""
         return [
             "GPFedRec: the server keeps each client's last change of the item embeddings under the"
             " client's id, and can tell the client's positives from it. No guarantee covers that."
@@ -523,8 +520,8 @@ class GpfedrecStrategy(PerClientStrategy):
         return self._moved({ITEMS: -self._mean_guidance(clients)}, aggregate.round)
 
     def _mean_guidance(self, clients: np.ndarray) -> np.ndarray:
-        """Mean over some clients of what their guidance differs from the shared embeddings,
-        `float32 [items, d]`; those that are not remembered any more do not count."""
+        """Mean difference between the guidance of some clients and the shared embeddings, `float32
+        [items, d]`; clients no longer stored do not count."""
         changes = self._uploads.changes
         items = self._theta[ITEMS]
         if changes is None:
@@ -533,14 +530,14 @@ class GpfedrecStrategy(PerClientStrategy):
         return changes.mean(self._weights(changes, known).mean(axis=0), len(items))
 
     def _weights(self, changes: Changes, clients: np.ndarray) -> np.ndarray:
-        """Of some remembered clients, each user's share in the guidance, `float64 [clients,
-        users]`; each row sums to 1."""
+        """Share of each user in the guidance of some stored clients, `float64 [clients, users]`;
+        each row sums to 1."""
         ranks = np.searchsorted(changes.clients, clients)
         return edges(changes.similarities(ranks, np.asarray(self._theta[ITEMS])))
 
     def sent(self, requests: ItemRequests) -> ClientArrays:
-        """The rows that some clients start from, and their guidance: these rows for a client that
-        is not remembered."""
+        """Make the rows that some clients start from, and their guidance: these rows for a client
+        without a stored upload."""
         rows = np.asarray(self._theta[ITEMS])[requests.items].astype(np.float32)
         guide = rows.copy()
         changes = self._uploads.changes

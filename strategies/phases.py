@@ -25,7 +25,7 @@ from fedrec.sums.products import BIAS
 from strategies.base import Aggregate, Cohorts, CohortStrategy, server_rate
 from strategies.sums import FACTORS, Products, ProductsStrategy, with_factors
 
-# Strategies that delegate each round to that of its phase.
+# Strategies that delegate each round to the strategy of its phase.
 
 
 class PhasesConfig(Config):
@@ -35,17 +35,17 @@ class PhasesConfig(Config):
     """Strategy of the last phase; its clients run the experiment's step."""
 
     def rate(self, round_number: int) -> float:
-        """The factor of the main strategy, which runs the later rounds."""
+        """Server rate of the main strategy, which runs the later rounds."""
         return server_rate(component_settings(STRATEGY, self.main), round_number)
 
 
 class ByPhase(CohortStrategy):
-    """Delegates each round to the strategy of its phase."""
+    """Base of strategies that delegate each round to the strategy of its phase."""
 
     _round = 1
 
     def strategy_of(self, round_number: int) -> CohortStrategy:
-        """The strategy of a round."""
+        """Strategy of a round."""
         return self.phases()[phase_at(self._schedule, round_number).name]
 
     @cached_property
@@ -55,18 +55,18 @@ class ByPhase(CohortStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of the round's strategy."""
+        """Make the messages of the round's strategy."""
         self._round = server_round
         return self.strategy_of(server_round).configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The aggregate of the round's strategy."""
+        """Aggregate by the round's strategy."""
         return self.strategy_of(server_round).aggregate_train(server_round, replies)
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """The parameters after an aggregate, by the strategy of the last configured round."""
+        """Apply an aggregate by the strategy of the last configured round."""
         return self.strategy_of(self._round).apply(theta, aggregate)
 
 
@@ -88,10 +88,10 @@ class ByPhase(CohortStrategy):
 #     strategy = { name = "reptile", server-lr = 5.0 }
 #
 # Where this differs from the paper: it says that privacy may be relaxed in stage one "when user
-# information is exclusive". The sequences of stage one still are users' own, and embeddings learned
-# from them without noise are not covered by the guarantee of the main stage. `clients` therefore
-# selects whose sequences are used: those of all clients, of a share who opted in, or of a share
-# whose data are public and who are excluded from the main stage.
+# information is exclusive". The sequences of stage one are still users' data, and embeddings
+# learned from them without noise are not covered by the guarantee of the main stage. `clients`
+# therefore selects the sequences: of all clients, of a share that opted in, or of a share with
+# public data that is excluded from the main stage.
 
 STAGE_ONE = "stage-one"
 
@@ -117,7 +117,7 @@ class StageOneConfig(Config):
     @model_validator(mode="after")
     def _share_where_it_means_something(self) -> Self:
         if (self.clients == "all") != (self.share is None):
-            raise ValueError("a share with clients = 'opted-in' or 'public', and none with 'all'")
+            raise ValueError("share with clients = 'opted-in' or 'public', no share with 'all'")
         return self
 
 
@@ -136,14 +136,14 @@ _VOLUNTEERS = {
 
 
 class TwoStage(ByPhase):
-    """Runs one strategy for the rounds of stage one and another one after it.
+    """Two-stage training: one strategy for the rounds of stage one and another after it.
 
     Attributes:
-        stages: the strategy of each stage, `stage-one` and `main`.
+        stages: the strategies of the stages `stage-one` and `main`.
 
     Raises:
-        ExperimentError: one of the strategies is not one of fedrec's or has phases of its own, or a
-            cohort is larger than its stage's clients.
+        ExperimentError: a strategy is not one of fedrec's or has phases, or a cohort is larger than
+            its stage's clients.
     """
 
     name = "two-stage"
@@ -168,8 +168,7 @@ class TwoStage(ByPhase):
 
     @classmethod
     def schedule(cls, config: TwoStageConfig, step: Mapping[str, Any]) -> tuple[Phase, ...]:
-        """The phases in order: `stage-one` for its rounds, from 1, and `main` for all later
-        ones."""
+        """Phases in order: `stage-one` for its rounds, from 1, and `main` for all later ones."""
         first = config.stage_one
         volunteers = _VOLUNTEERS[first.clients]
         return Phase(
@@ -177,20 +176,20 @@ class TwoStage(ByPhase):
         ), Phase(MAIN, step)
 
     def phases(self) -> dict[str, CohortStrategy]:
-        """The strategy of each stage."""
+        """Strategy of each stage."""
         return self.stages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The aggregate of the stage's strategy; the metrics contain the `stage`, 1 or 2."""
+        """Aggregate by the stage's strategy; the metrics contain the `stage`, 1 or 2."""
         arrays, metrics = super().aggregate_train(server_round, replies)
         stage = 1 if self.strategy_of(server_round) is self.stages[STAGE_ONE] else 2
         return arrays, MetricRecord({"stage": stage, **(metrics or {})})
 
 
 def _participants(config: StageOneConfig, cohorts: Cohorts) -> tuple[np.ndarray, np.ndarray]:
-    """The clients of stage one and those of the main stage."""
+    """Clients of stage one and clients of the main stage."""
     if config.share is None:
         return cohorts.clients, cohorts.clients
     drawn = cohorts.draw("stage-one", config.share)
@@ -203,10 +202,10 @@ def _stage(section: Section, cohorts: Cohorts, step: dict[str, Any], at: str) ->
     cls, settings = _inner(section, at)
     if len(cls.schedule(settings, step)) > 1:
         raise ExperimentError(
-            f"strategy {section.name!r} has phases of its own and cannot be a stage",
+            f"strategy {section.name!r} has phases and cannot be a stage",
             expected="a strategy without phases",
             fix=(
-                "put it around the two stages: strategy.name = 'popularity-start', strategy.main ="
+                "wrap the two stages in it: strategy.name = 'popularity-start', strategy.main ="
                 " { name = 'two-stage', ... }"
             ),
         )
@@ -214,7 +213,7 @@ def _stage(section: Section, cohorts: Cohorts, step: dict[str, Any], at: str) ->
 
 
 def _inner(section: Section, at: str) -> tuple[type[CohortStrategy], Any]:
-    """The class and settings of an inner strategy, which the setting `at` names."""
+    """Class and settings of an inner strategy, named by the setting `at`."""
     cls = registry.resolve(registry.STRATEGY, section.name)
     if not issubclass(cls, CohortStrategy):
         raise ExperimentError(
@@ -234,7 +233,7 @@ class FirstRoundConfig(PhasesConfig):
 
 
 class FirstRound(ByPhase):
-    """One strategy in the first round, another in all that follow.
+    """Base of strategies with a special first round and another strategy after it.
 
     Rounds keep their numbers, on which cohorts and noise depend: the main strategy starts with
     round 2.
@@ -242,12 +241,12 @@ class FirstRound(ByPhase):
     Attributes:
         first_phase: the first round's phase.
         first_class: its strategy.
-        first: the same, made.
+        first: its instance.
         main: the strategy of the other rounds.
 
     Raises:
-        ExperimentError: the other strategy is not one of fedrec's, or has a special first round
-            too.
+        ExperimentError: the other strategy is not one of fedrec's, or also has a special first
+            round.
     """
 
     first_phase: ClassVar[str]
@@ -263,28 +262,28 @@ class FirstRound(ByPhase):
 
     @classmethod
     def schedule(cls, config: Any, step: Mapping[str, Any]) -> tuple[Phase, ...]:
-        """The phases in order: one for round 1, then those of the main strategy."""
+        """Phases in order: one for round 1, then those of the main strategy."""
         following, settings = _following(config)
         first = Phase(cls.first_phase, step_table(config.step), 1, sampler=config.sampler)
         return first, *following.schedule(settings, step)
 
     def phases(self) -> dict[str, CohortStrategy]:
-        """The strategy of the first round and those of the main strategy."""
+        """Strategies of the first round and of the phases of the main strategy."""
         return {self.first_phase: self.first, **self.main.phases()}
 
     def strategy_of(self, round_number: int) -> CohortStrategy:
-        """The strategy of a round."""
+        """Strategy of a round."""
         return self.first if round_number == 1 else self.main
 
 
 def _following(config: Any) -> tuple[type[CohortStrategy], Any]:
-    """The strategy of all rounds after the first, and its settings."""
+    """Class and settings of the strategy of all rounds after the first."""
     cls, settings = _inner(config.main, "main")
     if issubclass(cls, FirstRound):
         raise ExperimentError(
-            f"strategy {config.main.name!r} would never run its first round, as round 1 is taken",
+            f"strategy {config.main.name!r} would never run its own first round",
             expected="one strategy with a special first round",
-            fix="leave one of the two out",
+            fix="remove one of the two",
         )
     return cls, settings
 
@@ -317,7 +316,7 @@ class MeansStartConfig(FirstRoundConfig):
 
 
 class _Averaging(CohortStrategy):
-    """Computes means from the sums of the clients' ratings."""
+    """First round of `MeansStart`: computes means from the sums of the clients' ratings."""
 
     config: MeansStartConfig
 
@@ -343,10 +342,10 @@ class _Averaging(CohortStrategy):
 
 
 class MeansStart(FirstRound):
-    """Sums ratings in the first round, then runs another strategy, see `FirstRound`.
+    """Start from item means: sums ratings in the first round, see `FirstRound`.
 
     Raises:
-        ExperimentError: the step of the first round has another scale of ratings.
+        ExperimentError: the step of the first round has a different rating scale.
     """
 
     name = "means-start"
@@ -362,7 +361,7 @@ class MeansStart(FirstRound):
 
 
 def _other_scale(scale: tuple[float, float], got: str) -> ExperimentError:
-    """Strategy, step and model must have the same rating scale."""
+    """Error for different rating scales of strategy, step and model."""
     return ExperimentError(
         "the rating scales differ",
         expected=f"strategy.scale, strategy.step.scale and model.scale alike ({list(scale)})",
@@ -395,8 +394,8 @@ class PopularityStartConfig(FirstRoundConfig):
     step: Annotated[Section, registry.STEP] = Section(name="counts")
     """Step of the clients in the first round."""
     estimate: Literal["floor", "posterior-mean"] = "floor"
-    """What a noisy share is taken for: itself, but at least a floor; or its expected value under an
-    exponential prior, at least half a client, which tells rare items apart."""
+    """Estimate of a share from a noisy one: itself, but at least a floor; or its expected value
+    under an exponential prior, at least half a client, which distinguishes rare items."""
     floor: float = Field(default=0.001, gt=0, lt=1)
     """Smallest assumed share of clients who like an item, in (0, 1), where `estimate = "floor"`."""
     noise_floor: float = Field(default=1.5, ge=0)
@@ -404,7 +403,7 @@ class PopularityStartConfig(FirstRoundConfig):
 
 
 class _Counting(CohortStrategy):
-    """Computes biases from the mean of the clients' counts."""
+    """First round of `PopularityStart`: computes biases from the mean of the clients' counts."""
 
     config: PopularityStartConfig
 
@@ -417,13 +416,13 @@ class _Counting(CohortStrategy):
         return {**theta, BIAS: np.log(np.maximum(counts / clients, self._floor()))}
 
     def _floor(self) -> float:
-        """Shares below it are mostly noise, which the logarithm would amplify."""
+        """Smallest share: smaller ones are mostly noise, which the logarithm would amplify."""
         noise = 0.0 if self.privacy is None else self.privacy.plan.mean_noise_std
         return max(self.config.floor, self.config.noise_floor * noise)
 
 
 class PopularityStart(FirstRound):
-    """Counts likes in the first round, then runs another strategy, see `FirstRound`."""
+    """Start from popularity: counts likes in the first round, see `FirstRound`."""
 
     name = "popularity-start"
     Config = PopularityStartConfig
@@ -466,13 +465,13 @@ class GramStartConfig(FirstRoundConfig):
 
 
 class _Starting(ProductsStrategy):
-    """Computes item factors from the sum of the clients' products."""
+    """First round of `GramStart`: computes item factors from the sum of the clients' products."""
 
     products = "item.products"
     model = "ials"
 
     def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:
-        """The items' factors, leading ones last, and their Gram matrix."""
+        """Compute the items' factors, leading ones last, and their Gram matrix."""
         values, vectors = torch.linalg.eigh(products.gram)
         factors = np.array(theta[FACTORS], dtype=np.float64)
         count = min(int((values > products.edge).sum()), factors.shape[1])
@@ -483,7 +482,7 @@ class _Starting(ProductsStrategy):
 
 
 class GramStart(FirstRound):
-    """Sums products in the first round, then runs another strategy, see `FirstRound`."""
+    """Start from the Gram matrix: sums products in the first round, see `FirstRound`."""
 
     name = "gram-start"
     Config = GramStartConfig

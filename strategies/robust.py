@@ -21,21 +21,21 @@ from strategies.base import Aggregate, CohortStrategy, ServerRate
 #
 #     theta <- theta + server-lr * rule(theta_1 - theta, ..., theta_n - theta)
 #
-# A rule needs the update of each client and not their sum (`reply = "each"`), so it is refused
-# beside secure aggregation, which hides them, and beside `[privacy]`: one client may move a median
-# or decide a choice of Krum, so noise for a sum does not hide it. Every client counts the same.
+# A rule needs the update of each client and not their sum (`reply = "each"`), so it raises an error
+# with secure aggregation, which hides them, and with `[privacy]`: one client may move a median or
+# decide a choice of Krum, so noise for a sum does not hide it. Every client counts the same.
 
 
 @dataclass(frozen=True, eq=False)
 class ClientChanges:
-    """The changes of one parameter by all clients of a round.
+    """Changes of one parameter by all clients of a round.
 
     Attributes:
         before: the parameter at the start of the round, not to be changed.
-        rows: `int64 [R]`, the rows that any client changed; None: the parameter is no table of
-            which clients change few rows.
-        values: `float64 [clients, R, ...]`, the changes of these rows, or of all of the parameter.
-        touched: `bool [clients, R]`, which rows each client changed; without `rows`, all true.
+        rows: `int64 [R]`, the rows that any client changed; None: clients change the whole
+            parameter.
+        values: `float64 [clients, R, ...]`, the changes of these rows, or of the whole parameter.
+        touched: `bool [clients, R]`, True for rows that a client changed; without `rows`, all True.
     """
 
     before: np.ndarray
@@ -45,7 +45,7 @@ class ClientChanges:
 
     @classmethod
     def of(cls, changes: Sequence[Change], table: np.ndarray) -> Self:
-        """The changes of a parameter, whose value before is `table [...]`."""
+        """Collect the changes of a parameter, whose value before is `table [...]`."""
         sparse = [
             change for change in changes if isinstance(change, SparseUpdate) and not change.drift
         ]
@@ -62,19 +62,19 @@ class ClientChanges:
         return cls(table, rows, values, touched)
 
     def change(self, combined: np.ndarray) -> Change:
-        """A combination of the values, `[R, ...]`, as a change of the parameter."""
+        """Convert a combination of the values, `[R, ...]`, to a change of the parameter."""
         if self.rows is None:
             return combined
         return SparseUpdate(self.before.shape, self.rows, combined)
 
     @property
     def flat(self) -> np.ndarray:
-        """`float64 [clients, n]`: the values as vectors."""
+        """Return the values as vectors, `float64 [clients, n]`."""
         return self.values.reshape(len(self.values), -1)
 
 
 class RobustRule(CohortStrategy):
-    """Moves the shared parameters by a robust combination of the clients' updates."""
+    """Base of robust rules, which apply a robust combination of the clients' updates."""
 
     Config = ServerRate
     reply = "each"
@@ -84,11 +84,11 @@ class RobustRule(CohortStrategy):
     def combined(
         self, changes: Mapping[str, ClientChanges], round_number: int
     ) -> dict[str, np.ndarray]:
-        """The combination for each parameter, `float64 [R, ...]`, of the rows in `changes`; rounds
-        are numbered from 1."""
+        """Combine the updates of each parameter, `float64 [R, ...]`, in the rows of `changes`;
+        rounds are numbered from 1."""
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """The next global parameters from the present ones and the updates of at least one
+        """Compute the next global parameters from the current ones and the updates of at least one
         client."""
         each = aggregate.each
         if each is None:
@@ -103,44 +103,44 @@ class RobustRule(CohortStrategy):
 
 
 def squared_distances(changes: Mapping[str, ClientChanges]) -> np.ndarray:
-    """`float64 [clients, clients]`: squared L2 distances between the clients' whole updates."""
+    """Squared L2 distances between the clients' whole updates, `float64 [clients, clients]`."""
     gram = sum(change.flat @ change.flat.T for change in changes.values())
     norms = np.diag(gram)
     return np.maximum(norms[:, None] + norms[None, :] - 2 * gram, 0.0)
 
 
 def mean_of(changes: Mapping[str, ClientChanges], chosen: np.ndarray) -> dict[str, np.ndarray]:
-    """Mean updates of some clients `int64 [n]`, `[R, ...]` by parameter."""
+    """Mean update of some clients `int64 [n]`, `[R, ...]` by parameter."""
     return {name: change.values[chosen].mean(axis=0) for name, change in changes.items()}
 
 
 class CoordinateRuleConfig(ServerRate):
-    """Settings of rules that combine each coordinate alone."""
+    """Settings of coordinate-wise rules."""
 
     over: Literal["cohort", "touching"] = "cohort"
-    """Whose values a row of an item table is combined from: of the whole cohort, in which clients
-    that have not changed the row count as zeros, or of the clients that changed it. Few clients
-    change a row, so over the cohort most rows stay as they are; over those that change it, a few
-    malicious clients are the majority for a rare item."""
+    """Clients whose values are combined in a row of an item table: the whole cohort, where clients
+    that have not changed the row count as zeros, or the clients that changed it. Few clients change
+    a row, so over the cohort most rows stay as they are; over those that change it, a few malicious
+    clients are the majority for a rare item."""
     least: int = Field(default=3, ge=1)
-    """With `touching`: number of clients that must have changed a row for it to move."""
+    """Number of clients that must have changed a row for it to move, with `touching`."""
 
 
 class CoordinateRule(RobustRule):
-    """Combines each coordinate alone."""
+    """Base of coordinate-wise rules."""
 
     Config = CoordinateRuleConfig
     config: CoordinateRuleConfig
 
     @abstractmethod
     def of_sorted(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """The combination of values `[clients, R, ...]`, ascending, NaN behind the `counts`
-        `int64 [R, ...]` that there are."""
+        """Combine values `[clients, R, ...]`, ascending, with NaN after the first `counts`, `int64
+        [R, ...]`."""
 
     def combined(
         self, changes: Mapping[str, ClientChanges], round_number: int
     ) -> dict[str, np.ndarray]:
-        """The combination for each parameter, `float64 [R, ...]`."""
+        """Combine the updates of each parameter, `float64 [R, ...]`."""
         return {name: self._combined(change) for name, change in changes.items()}
 
     def _combined(self, change: ClientChanges) -> np.ndarray:
@@ -176,7 +176,7 @@ class NormBoundConfig(ServerRate):
 
 
 class NormBound(RobustRule):
-    """Moves the shared parameters by the mean of bounded updates."""
+    """Norm bounding: applies the mean of bounded updates."""
 
     name = "norm-bound"
     Config = NormBoundConfig
@@ -186,7 +186,7 @@ class NormBound(RobustRule):
     def combined(
         self, changes: Mapping[str, ClientChanges], round_number: int
     ) -> dict[str, np.ndarray]:
-        """The mean of the bounded updates, `float64 [R, ...]` by parameter."""
+        """Compute the mean of the bounded updates, `float64 [R, ...]` by parameter."""
         squares = sum(np.square(change.flat).sum(axis=1) for change in changes.values())
         norms = np.sqrt(squares)
         bound = float(np.median(norms)) if self.config.norm is None else self.config.norm
@@ -211,7 +211,7 @@ class TrimmedMeanConfig(CoordinateRuleConfig):
 
 
 class TrimmedMean(CoordinateRule):
-    """Moves each coordinate by the trimmed mean of the clients' updates."""
+    """Coordinate-wise trimmed mean of the clients' updates."""
 
     name = "trimmed-mean"
     Config = TrimmedMeanConfig
@@ -219,14 +219,14 @@ class TrimmedMean(CoordinateRule):
     config: TrimmedMeanConfig
 
     def of_sorted(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """The means of the middle values, `[R, ...]`, of `values [clients, R, ...]`."""
+        """Compute the means of the middle values, `[R, ...]`, of `values [clients, R, ...]`."""
         out = (self.config.cut * counts).astype(np.int64)
         ranks = np.arange(len(values)).reshape(-1, *[1] * counts.ndim)
         middle = (ranks >= out) & (ranks < counts - out)
         return np.where(middle, values, 0.0).sum(axis=0) / middle.sum(axis=0)
 
 
-# How Krum, Multi-Krum and Bulyan choose clients: by the distances to their neighbours.
+# Choice of clients by distances to their neighbours, of Krum, Multi-Krum and Bulyan.
 
 
 class ChoiceConfig(ServerRate):
@@ -236,12 +236,12 @@ class ChoiceConfig(ServerRate):
     """Share of malicious clients in a cohort that the rule is to withstand."""
 
     def expected(self, clients: int) -> int:
-        """Number of malicious clients among so many, rounded up."""
+        """Expected number of malicious clients among `clients`, rounded up."""
         return math.ceil(self.malicious * clients - 1e-9)
 
 
 def nearest(distances: np.ndarray, malicious: int, count: int) -> np.ndarray:
-    """The clients that are closest to their neighbours (Blanchard et al. 2017).
+    """Choose the clients closest to their neighbours (Blanchard et al. 2017).
 
     Args:
         distances: squared distances of the updates, `float64 [n, n]`.
@@ -250,7 +250,7 @@ def nearest(distances: np.ndarray, malicious: int, count: int) -> np.ndarray:
         count: number of clients to choose.
 
     Returns:
-        `int64 [count]`, the one with the smallest score first; equal scores in the order of the
+        Their indices, `int64 [count]`, by ascending score; equal scores in the order of the
         clients.
     """
     neighbours = max(1, len(distances) - malicious - 2)
@@ -274,7 +274,7 @@ def nearest(distances: np.ndarray, malicious: int, count: int) -> np.ndarray:
 # of its Adam. The two clusters of numbers on a line are found exactly and not by k-means from
 # random starts.
 
-_REFERENCES = 200  # sets of uniform numbers that clusters are compared with
+_REFERENCES = 200  # sets of uniform numbers for comparison with clusters
 
 
 class UnionConfig(ChoiceConfig):
@@ -286,7 +286,7 @@ class UnionConfig(ChoiceConfig):
 
 
 class Union(RobustRule):
-    """Moves the shared parameters by the mean of the updates of clients that keep items apart.
+    """UNION: applies the mean update of the clients that keep item embeddings uniform.
 
     Raises:
         ExperimentError: the model has no table of item embeddings.
@@ -300,7 +300,7 @@ class Union(RobustRule):
     def combined(
         self, changes: Mapping[str, ClientChanges], round_number: int
     ) -> dict[str, np.ndarray]:
-        """The mean of the updates that are kept, `float64 [R, ...]` by parameter."""
+        """Compute the mean of the selected updates, `float64 [R, ...]` by parameter."""
         table = changes[self._table({name: change.before for name, change in changes.items()})]
         items = len(table.before)
         random = stream(0, "union", round_number)
@@ -310,7 +310,7 @@ class Union(RobustRule):
         return mean_of(changes, np.flatnonzero(~outlying(uniformities, expected)))
 
     def check_parameters(self, theta: Mapping[str, np.ndarray]) -> None:
-        """Refuse a model without the table of item embeddings."""
+        """Check that the model has a table of item embeddings."""
         self._table(theta)
 
     def _table(self, theta: Mapping[str, np.ndarray]) -> str:
@@ -323,7 +323,7 @@ class Union(RobustRule):
         }
         if not tables:
             raise ExperimentError(
-                "UNION compares embeddings of items",
+                "UNION needs a table of item embeddings",
                 got=", ".join(theta),
                 fix="choose another strategy, such as median",
             )
@@ -331,8 +331,8 @@ class Union(RobustRule):
 
 
 def mean_distances(table: ClientChanges, items: np.ndarray) -> np.ndarray:
-    """`float64 [clients]`: mean distance between the rows of some items `int64 [n]`, scaled to unit
-    length, after each client's update."""
+    """Mean distance between the rows of some items `int64 [n]`, scaled to unit length, after each
+    client's update, `float64 [clients]`."""
     changed = np.zeros((len(table.values), len(items), table.before.shape[1]))
     if table.rows is None:
         changed += table.values[:, items]
@@ -350,12 +350,12 @@ def mean_distances(table: ClientChanges, items: np.ndarray) -> np.ndarray:
 
 
 def outlying(numbers: np.ndarray, expected: int) -> np.ndarray:
-    """`bool [n]`: the smaller one of two clusters of numbers, if there are two by the gap statistic
-    or if it has at most `expected` members; none where all numbers are equal.
+    """Mask `bool [n]` of the smaller of two clusters, if there are two by the gap statistic or if
+    it has at most `expected` members; empty if all numbers are equal.
 
     Args:
         numbers: `float64 [n]`.
-        expected: largest number of members that are always left out.
+        expected: largest cluster size that is always left out.
     """
     low = numbers.min()
     high = numbers.max()
@@ -375,7 +375,7 @@ def outlying(numbers: np.ndarray, expected: int) -> np.ndarray:
 
 
 def _are_two(spread_of_one: float, spread_of_two: float, count: int) -> bool:
-    """Whether numbers in [0, 1], with these sums of squares around one and two centres, form two
+    """True if numbers in [0, 1], with these sums of squares around one and two centres, form two
     clusters rather than one: Gap(1) < Gap(2) - s(2)."""
     uniform = np.sort(stream(0, "gap", count).random((_REFERENCES, count)), axis=1)
     references = _spreads(uniform)
@@ -416,7 +416,7 @@ def _spreads(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 class Bulyan(RobustRule):
-    """Moves each coordinate by the mean of the values around the median of chosen updates.
+    """Bulyan: applies the coordinate-wise mean around the median of chosen updates.
 
     Raises:
         ExperimentError: the cohort is too small for the share of malicious clients.
@@ -430,13 +430,13 @@ class Bulyan(RobustRule):
     def combined(
         self, changes: Mapping[str, ClientChanges], round_number: int
     ) -> dict[str, np.ndarray]:
-        """The mean of the central values, `float64 [R, ...]` by parameter."""
+        """Compute the mean of the central values, `float64 [R, ...]` by parameter."""
         distances = squared_distances(changes)
         clients = len(distances)
         malicious = self.config.expected(clients)
         if clients < 4 * malicious + 3:
             raise ExperimentError(
-                f"Bulyan withstands no {malicious} malicious clients among {clients}",
+                f"Bulyan does not withstand {malicious} malicious clients among {clients}",
                 expected=f"at least {4 * malicious + 3} clients in every round",
                 fix="set a larger sampler.cohort, or a smaller strategy.malicious",
             )
@@ -463,12 +463,11 @@ class KrumConfig(ChoiceConfig):
     """Settings of Krum."""
 
     keep: int = Field(default=1, ge=1)
-    """Number of updates that are averaged (m of Multi-Krum), at most the cohort."""
+    """Number of updates to average (m of Multi-Krum), at most the cohort."""
 
 
 class Krum(RobustRule):
-    """Moves the shared parameters by the update, or the mean of the updates, that are closest to
-    others.
+    """Krum: applies the mean of the updates that are closest to others.
 
     Raises:
         ExperimentError: a round has fewer updates than are averaged.
@@ -482,12 +481,12 @@ class Krum(RobustRule):
     def combined(
         self, changes: Mapping[str, ClientChanges], round_number: int
     ) -> dict[str, np.ndarray]:
-        """The mean of the chosen updates, `float64 [R, ...]` by parameter."""
+        """Compute the mean of the chosen updates, `float64 [R, ...]` by parameter."""
         distances = squared_distances(changes)
         if self.config.keep > len(distances):
             raise ExperimentError(
                 f"Krum cannot choose {self.config.keep} of {len(distances)} updates",
-                expected="at least as many updates in every round as strategy.keep says",
+                expected="at least strategy.keep updates in every round",
                 fix="set a smaller strategy.keep, or a larger sampler.cohort",
             )
         malicious = self.config.expected(len(distances))
@@ -501,12 +500,12 @@ class Krum(RobustRule):
 
 
 class Median(CoordinateRule):
-    """Moves each coordinate by the median of the clients' updates."""
+    """Coordinate-wise median of the clients' updates."""
 
     name = "median"
     paper = "Yin, Chen, Ramchandran and Bartlett 2018, option I"
 
     def of_sorted(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """The middle values, `[R, ...]`, of `values [clients, R, ...]`."""
+        """Compute the median, `[R, ...]`, of `values [clients, R, ...]`."""
         ranks = np.stack([(counts - 1) // 2, counts // 2])
         return np.take_along_axis(values, ranks, axis=0).mean(axis=0)

@@ -41,9 +41,9 @@ from strategies.base import Aggregate, Cohorts, CohortStrategy, ServerRate
 # `transitions`).
 #
 # A client's products of its own items with themselves are positive semi-definite, and so is a sum
-# of them. Without noise, a sum that is not holds what no honest client sends: EASE then has no
-# solution, or one of any size. The nearest positive semi-definite matrix takes its place, and a
-# warning says so.
+# of them. Without noise, any other sum contains something that no honest client sends, for which
+# EASE has no solution, or one of any size. The nearest positive semi-definite matrix replaces it,
+# with a warning.
 #
 # The server needs only the sum, so secure aggregation can hide every client's products, and a
 # single Gaussian release makes the model private. Cohorts of several rounds are added up and scaled
@@ -54,13 +54,13 @@ _LOG = logging.getLogger("fedrec")
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """The sum of all clients' products, with noise where the run is private.
+    """Sum of all clients' products, with noise if the run is private.
 
     Attributes:
-        gram: of m items in their scale, `float64 [m, m]`; symmetric if the products are, and then
+        gram: sum for m scaled items, `float64 [m, m]`; symmetric if the products are, and then
             positive semi-definite unless there is noise.
-        chosen: the items of its rows, `int64 [m]`, ascending.
-        scale: what each of them is multiplied by, > 0, `float64 [m]`.
+        chosen: items of its rows, `int64 [m]`, ascending.
+        scale: factor of each item, > 0, `float64 [m]`.
         edge: largest singular value of its noise alone; 0 without noise.
     """
 
@@ -71,13 +71,13 @@ class Products:
 
 
 class ProductsStrategy(CohortStrategy):
-    """Sums the clients' products; a subclass computes parameters from the sum.
+    """Base of strategies that compute parameters from the sum of the clients' products.
 
     Attributes:
-        products: name of the model's parameter as whose change products are sent.
+        products: name of the parameter whose change carries the products.
         model: name of the model.
         sender: name of the step that sends them.
-        symmetric: whether the products are.
+        symmetric: whether the products are symmetric.
     """
 
     products: ClassVar[str]
@@ -93,16 +93,16 @@ class ProductsStrategy(CohortStrategy):
 
     @abstractmethod
     def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:
-        """The parameters that follow from the sum of the products, by name; the others stay.
+        """Compute parameters from the sum of the products, by name; the others stay.
 
         Args:
-            theta: the present global parameters, unchanged.
+            theta: the current global parameters, unchanged.
             products: the sum of all rounds so far.
         """
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """The next global parameters from the present ones and a round's aggregate with at least
-        one client."""
+        """Compute the next global parameters from the current ones and a round's aggregate with at
+        least one client."""
         self.check_parameters(theta)  # for loops that do not call it before the first round
         products = aggregate.total(theta)[self.products]
         self._total = products + self._total if self._total.size else products
@@ -112,7 +112,7 @@ class ProductsStrategy(CohortStrategy):
         return {**theta, **self.solved(theta, self._scaled(theta.get(BIAS)))}
 
     def check_parameters(self, theta: Mapping[str, np.ndarray]) -> None:
-        """Refuse a model that is not computed from products of items."""
+        """Check that the model is computed from products of items."""
         if self.products not in theta:
             raise ExperimentError(
                 f"the model has no products of items {self.products!r}",
@@ -122,7 +122,7 @@ class ProductsStrategy(CohortStrategy):
             )
 
     def state(self) -> dict[str, np.ndarray]:
-        """The sum so far, the number of clients in it, and the variance of its noise."""
+        """Return the sum so far, its number of clients, and the variance of its noise."""
         numbers = np.array([self._clients, self._variance])
         return {"total": self._total, "numbers": numbers}
 
@@ -132,7 +132,7 @@ class ProductsStrategy(CohortStrategy):
         self._clients, self._variance = (float(number) for number in state["numbers"])
 
     def _scaled(self, bias: np.ndarray | None) -> Products:
-        """The sum so far, scaled to all clients; noise is made symmetric. Without biases all items
+        """Scale the sum so far to all clients, and make noise symmetric. Without biases all items
         are chosen and count alike."""
         factor = len(self.cohorts.clients) / max(self._clients, 1.0)
         total = (self._total + self._total.T) / 2 if self.symmetric else self._total
@@ -150,13 +150,13 @@ class ProductsStrategy(CohortStrategy):
 
 
 def _honest(gram: Tensor) -> Tensor:
-    """A symmetric sum `float64 [m, m]`, or the nearest that clients' products can have."""
+    """Project a symmetric sum `float64 [m, m]` to the nearest positive semi-definite matrix."""
     if is_semi_definite(gram):
         return gram
     _LOG.warning(
-        "The sum of the clients' products is not positive semi-definite, which it is for any"
-        " histories: a client sent something else. The nearest positive semi-definite matrix takes"
-        " its place."
+        "The sum of the clients' products is not positive semi-definite, as it would be for any"
+        " histories: a client sent something else. The nearest positive semi-definite matrix"
+        " replaces it."
     )
     return semi_definite(gram)
 
@@ -194,7 +194,7 @@ class GramStrategyConfig(Config):
 
 
 class GramStrategy(ProductsStrategy):
-    """Sums the products and solves for the weights."""
+    """EASE or PureSVD: sums the products and solves for the weights."""
 
     name = "gram"
     Config = GramStrategyConfig
@@ -204,7 +204,7 @@ class GramStrategy(ProductsStrategy):
     config: GramStrategyConfig
 
     def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:
-        """The weights, in the items' own scale, `float32 [items, items]` of the chosen items."""
+        """Compute the weights, unscaled, `float32 [items, items]` of the chosen items."""
         config = self.config
         scale = products.scale
         weights = solved_weights(
@@ -234,7 +234,7 @@ class GramStrategy(ProductsStrategy):
 
 
 class TransitionsStrategyConfig(SmoothingConfig):
-    """Settings of the weights."""
+    """Settings of the transition weights."""
 
     factors: Width = 12
     """Largest number of singular vectors under noise; those below the noise edge are dropped in any
@@ -242,7 +242,7 @@ class TransitionsStrategyConfig(SmoothingConfig):
 
 
 class TransitionsStrategy(ProductsStrategy):
-    """Sums the transitions and normalises them."""
+    """Markov chain: sums the transitions and normalises them."""
 
     name = "transitions"
     Config = TransitionsStrategyConfig
@@ -254,14 +254,14 @@ class TransitionsStrategy(ProductsStrategy):
     config: TransitionsStrategyConfig
 
     def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:
-        """The weights, `float32 [items, items]` of the chosen items."""
+        """Compute the weights, `float32 [items, items]` of the chosen items."""
         total = _denoised(products.gram, products.edge, self.config.factors)
         total = total / products.scale[:, None] / products.scale
         return {WEIGHTS: transition_weights(total, self.config).float().numpy()}
 
 
 def _denoised(total: Tensor, edge: float, limit: int) -> Tensor:
-    """The matrix without what its noise may be; itself where there is no noise."""
+    """Remove noise from a matrix; without noise it stays unchanged."""
     if edge == 0:
         return total
     left, values, right = torch.linalg.svd(total, full_matrices=False)
@@ -304,7 +304,7 @@ class FcfConfig(ServerRate):
 
 
 class Fcf(CohortStrategy):
-    """Adam on the items' factors, with the gradient computed from the clients' sums."""
+    """FCF: Adam on the items' factors, with the gradient computed from the clients' sums."""
 
     name = "fcf"
     Config = FcfConfig
@@ -318,8 +318,8 @@ class Fcf(CohortStrategy):
         self._steps = 0
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """The next global parameters from the present ones and a round's aggregate with at least
-        one client.
+        """Compute the next global parameters from the current ones and a round's aggregate with at
+        least one client.
 
         Raises:
             ExperimentError: the model has no such parameters, or its clients send moments.
@@ -345,7 +345,7 @@ class Fcf(CohortStrategy):
         return 2 * (factors @ gram - sums[RIGHT] + self.config.regularisation * factors)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Adam's two means and its number of steps."""
+        """Return Adam's two moments and its number of steps."""
         if self._first is None or self._second is None:
             return {}
         return {"first": self._first, "second": self._second, "steps": np.asarray(self._steps)}
@@ -361,24 +361,23 @@ class Fcf(CohortStrategy):
 def summed(
     aggregate: Aggregate, theta: dict[str, np.ndarray], everybody: int
 ) -> dict[str, np.ndarray]:
-    """The cohort's sums scaled up to all clients, float64."""
+    """Scale the cohort's sums up to all clients, float64."""
     scale = everybody / aggregate.clients
     total = aggregate.total(theta)
-    # moments of a large catalogue are not copied where everybody took part
+    # moments of a large catalogue are not copied if all clients took part
     return total if scale == 1 else {name: scale * value for name, value in total.items()}
 
 
 def with_factors(theta: dict[str, np.ndarray], factors: np.ndarray) -> dict[str, np.ndarray]:
-    """Parameters with new item factors `[items, d]` and their Gram matrix; the clients' sums stay
-    zero."""
+    """Set new item factors `[items, d]` and their Gram matrix; the clients' sums stay zero."""
     return {**theta, FACTORS: factors, "item.gram": factors.T @ factors}
 
 
 def check_model(theta: dict[str, np.ndarray], *, moments: bool) -> None:
-    """Check that parameters are those of implicit matrix factorization.
+    """Check that the model is implicit matrix factorization.
 
     Raises:
-        ExperimentError: they are not, or clients send other sums than those that are needed.
+        ExperimentError: it is another model, or clients do not send the needed sums.
     """
     needed = {FACTORS, GRAM, RIGHT, "item.gram"}
     flag = str(moments).lower()
@@ -409,7 +408,7 @@ _NUMBERS_AT_ONCE = 250_000  # numbers in the items' matrices that are solved at 
 
 
 class FedAlsConfig(Config):
-    """Settings of solving for items; `weight` must be that of the step."""
+    """Settings of alternating least squares; `weight` must be that of the step."""
 
     weight: float = Field(default=8.0, ge=1)
     """Weight c of a liked item; that of all others is 1."""
@@ -418,7 +417,7 @@ class FedAlsConfig(Config):
 
 
 class FedAls(CohortStrategy):
-    """Solves for the items' factors, exactly, in every round."""
+    """Alternating least squares: solves for the items' factors exactly in every round."""
 
     name = "fed-als"
     Config = FedAlsConfig
@@ -426,8 +425,8 @@ class FedAls(CohortStrategy):
     config: FedAlsConfig
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:
-        """The next global parameters from the present ones and a round's aggregate with at least
-        one client.
+        """Compute the next global parameters from the current ones and a round's aggregate with at
+        least one client.
 
         Raises:
             ExperimentError: the model has no such parameters, or its clients send no moments.
@@ -480,7 +479,7 @@ class FoldInStrategyConfig(LearnedConfig):
 
 
 class FoldInStrategy(ProductsStrategy):
-    """Sums the products and computes the items' learned coordinates."""
+    """Fold-in: sums the products and computes the items' learned coordinates."""
 
     name = "fold-in"
     Config = FoldInStrategyConfig
@@ -490,7 +489,7 @@ class FoldInStrategy(ProductsStrategy):
     config: FoldInStrategyConfig
 
     def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:
-        """The learned coordinates of all items, `float32 [items, factors]`."""
+        """Compute the learned coordinates of all items, `float32 [items, factors]`."""
         shares = torch.softmax(torch.from_numpy(theta[BIAS][:, 0].astype(np.float64)), 0)
         learned = placed_embeddings(
             products.gram,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compression of clients' updates before they are sent; one member per file in `members/`."""
+"""Compression of clients' updates before they are sent."""

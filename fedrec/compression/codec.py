@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compression of a round, and the contract of the compressions that it applies."""
+"""Base class of compressions, and the codec that applies one to the updates of a round."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedrec.rng import stream
 # of one client's data and of chance. Noise of the server comes later.
 
 Payload = Mapping[str, np.ndarray]
-"""The arrays that are sent of one parameter; their bytes are what is counted."""
+"""Arrays sent for one parameter; their bytes are counted."""
 
 
 class Compression(ABC):
@@ -47,8 +47,8 @@ class Compression(ABC):
 
     @property
     def keeps_error(self) -> bool:
-        """True if a client adds the rest that was not sent to its next update (error feedback), and
-        keeps it with its private state: the setting `error-feedback`, if there is one."""
+        """True if a client saves what was not sent in its private state and adds it to its next
+        update (error feedback): the setting `error-feedback`, if any."""
         return bool(getattr(self.config, "error_feedback", False))
 
     @abstractmethod
@@ -56,8 +56,8 @@ class Compression(ABC):
         """Encode a client's change of one parameter.
 
         Args:
-            change: an array `[...]`, or of a table `[items, d]` the rows that changed; it is not
-                changed in place.
+            change: an array `[...]`, or the changed rows of a table `[items, d]`; it is not changed
+                in place.
             random: of this client and round.
         """
 
@@ -72,25 +72,25 @@ class Compression(ABC):
 
 
 def rows_and_values(change: Change) -> tuple[np.ndarray | None, np.ndarray]:
-    """Rows `int64 [R]`, None for all of them, and values `float64 [R, ...]` of a change."""
+    """Changed rows `int64 [R]`, None for all rows, and values `float64 [R, ...]` of a change."""
     if isinstance(change, SparseUpdate):
         if change.drift:
-            raise ValueError("a client's update of a table names the rows that changed")
+            raise ValueError("cannot compress a client's update with a drift of all rows")
         return change.rows, change.values.astype(np.float64)
     return None, np.asarray(change, dtype=np.float64)
 
 
 def placed(rows: np.ndarray | None, values: np.ndarray, shape: tuple[int, ...]) -> Change:
-    """Rows `int64 [R]`, or None for all, and values `[R, ...]` as a change of a parameter of that
-    shape."""
+    """Make a change of a parameter from rows `int64 [R]`, None for all rows, and values `[R,
+    ...]`."""
     if rows is None:
         return values.reshape(shape)
     return SparseUpdate(shape, rows.astype(np.int64), values.reshape(len(rows), *shape[1:]))
 
 
 def with_rows(rows: np.ndarray | None, sent: Payload, shape: tuple[int, ...]) -> Payload:
-    """The payload of the values of rows `int64 [R]` of a parameter of that shape, with the numbers
-    of the rows unless these are all."""
+    """Add row numbers `int64 [R]` to the payload of a parameter of that shape, unless they are all
+    rows."""
     return sent if rows is None else {"rows": row_numbers(rows, shape[0]), **sent}
 
 
@@ -107,7 +107,7 @@ def row_numbers(rows: np.ndarray, length: int) -> np.ndarray:
 # The compression of a round, applied to whole updates.
 
 Payloads = Mapping[str, Payload]
-"""The arrays that are sent of an update, by parameter."""
+"""Arrays sent for an update, by parameter."""
 _ATTEMPTS = 60
 
 
@@ -116,7 +116,7 @@ class Codec:
     """Encodes and decodes the updates of a round.
 
     Attributes:
-        compression: how.
+        compression: the compression.
         seed: of the experiment.
         round: the round.
     """
@@ -127,7 +127,7 @@ class Codec:
 
     @classmethod
     def of(cls, experiment: Experiment, round_: int) -> Self | None:
-        """That of an experiment; None: it has no compression."""
+        """Make the codec of an experiment; None without compression."""
         if experiment.compression is None:
             return None
         return cls(component_of(COMPRESSION, experiment.compression), experiment.seed, round_)
@@ -139,7 +139,7 @@ class Codec:
         shapes: Mapping[str, tuple[int, ...]],
         clip: Clip | None,
     ) -> tuple[Payloads, dict[str, Change]]:
-        """The payloads that a client sends, and the changes that they decode to.
+        """Encode a client's update; returns the payloads and the changes that they decode to.
 
         Rounding makes some updates longer. An update whose decoded form exceeds the clip is scaled
         down and encoded again, with the same random numbers, until it does not.
@@ -158,7 +158,7 @@ class Codec:
     def decoded(
         self, payloads: Payloads, shapes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, Change]:
-        """The changes to which a client's payloads decode."""
+        """Decode a client's payloads to changes."""
         return {
             name: self.compression.decode(payload, shapes[name])
             for name, payload in payloads.items()
@@ -173,7 +173,7 @@ class Codec:
 
 
 def clip_factor(update: Mapping[str, Change], clip: Clip) -> float:
-    """Factor that brings a whole update within a clip; 1: it is."""
+    """Factor that scales a whole update to the clip norm; 1 if it is within."""
     parts = {
         name: change.values if isinstance(change, SparseUpdate) else change
         for name, change in update.items()

@@ -29,20 +29,20 @@ from fedrec.protocol.updates import Change
 # With b bits there are 2^(b - 1) - 1 steps on either side of zero, so that zero is exact.
 
 Bits = Literal[2, 4, 8, 32]
-"""Bits of a number; 32: as it is."""
+"""Bits per number; 32: uncompressed."""
 
 
 def steps_of(bits: Bits) -> int:
-    """Number of steps on either side of zero, of 2, 4 or 8 bits."""
+    """Number of steps on either side of zero, with 2, 4 or 8 bits."""
     return 2 ** (bits - 1) - 1
 
 
 def quantised(values: np.ndarray, bits: Bits, random: np.random.Generator) -> dict[str, np.ndarray]:
-    """Codes and scales of values `[rows, ...]`; of one dimension: of one row.
+    """Quantise values `[rows, ...]`; those of one dimension are one row.
 
     Args:
         values: finite numbers.
-        bits: of a number.
+        bits: per number.
         random: decides which numbers are rounded up.
 
     Returns:
@@ -60,7 +60,7 @@ def quantised(values: np.ndarray, bits: Bits, random: np.random.Generator) -> di
 
 
 def restored(sent: Mapping[str, np.ndarray], shape: tuple[int, ...], bits: Bits) -> np.ndarray:
-    """The values `float64 [rows, ...]` of `quantised`."""
+    """Restore the values `float64 [rows, ...]` from `quantised`."""
     if bits == 32:
         return sent["values"].astype(np.float64).reshape(shape)
     steps = steps_of(bits)
@@ -70,19 +70,19 @@ def restored(sent: Mapping[str, np.ndarray], shape: tuple[int, ...], bits: Bits)
 
 
 def _scales_of(rows: np.ndarray) -> np.ndarray:
-    """The largest value of each row, `float32 [rows]`, rounded up, so that none is above it."""
+    """Largest absolute value of each row, `float32 [rows]`, rounded up."""
     largest = np.abs(rows).max(axis=1, initial=0.0)
     scales = largest.astype(np.float32)
     return np.where(scales < largest, np.nextafter(scales, np.float32(np.inf)), scales)
 
 
 def _rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Shape of the values with one scale for each row."""
+    """Shape `(rows, values per row)` of values with one scale per row."""
     return (1, math.prod(shape)) if len(shape) < 2 else (shape[0], math.prod(shape[1:]))
 
 
 def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes `uint8 [n]` below 2^bits as bytes, `uint8 [n bits / 8]`, rounded up."""
+    """Pack codes `uint8 [n]` below 2^bits into bytes, `uint8 [n bits / 8]`, rounded up."""
     each = 8 // bits
     filled = np.zeros(-(-len(codes) // each) * each, dtype=np.uint8)
     filled[: len(codes)] = codes
@@ -103,11 +103,11 @@ class RoundingConfig(Config):
     """Settings of stochastic rounding."""
 
     bits: Bits = Field(default=8)
-    """Bits of a number: 2, 4 or 8, beside four bytes for each row; 32: no rounding."""
+    """Bits per number: 2, 4 or 8, plus four bytes per row; 32: no rounding."""
 
 
 class Rounding(Compression):
-    """Stochastic rounding; the mean over chance is the update itself."""
+    """Unbiased stochastic rounding."""
 
     name = "rounding"
     Config = RoundingConfig
@@ -115,12 +115,12 @@ class Rounding(Compression):
     config: RoundingConfig
 
     def encode(self, change: Change, random: np.random.Generator) -> Payload:
-        """Row numbers where rows are named, codes and scales."""
+        """Encode as codes and scales, with row numbers if only some rows changed."""
         rows, values = rows_and_values(change)
         return with_rows(rows, quantised(values, self.config.bits, random), change.shape)
 
     def decode(self, payload: Payload, shape: tuple[int, ...]) -> Change:
-        """The rounded values."""
+        """Decode to the rounded values."""
         values = restored(payload, values_shape(payload, shape), self.config.bits)
         return placed(payload.get("rows"), values, shape)
 
@@ -137,15 +137,15 @@ class TopKConfig(Config):
     """Settings of the largest rows."""
 
     share: float = Field(default=0.25, gt=0, le=1)
-    """Share of the rows that changed which is sent, in (0, 1], rounded up."""
+    """Share of the changed rows that is sent, in (0, 1], rounded up."""
     bits: Bits = Field(default=8)
-    """Bits of a number, by stochastic rounding: 2, 4 or 8; 32: none."""
+    """Bits per number, by stochastic rounding: 2, 4 or 8; 32: no rounding."""
     error_feedback: bool = True
     """Add the rows that were left out to the client's next update."""
 
 
 class TopK(Compression):
-    """The largest rows, with error feedback."""
+    """Top-k compression: the largest rows, with error feedback."""
 
     name = "top-k"
     Config = TopKConfig
@@ -153,7 +153,7 @@ class TopK(Compression):
     config: TopKConfig
 
     def encode(self, change: Change, random: np.random.Generator) -> Payload:
-        """Row numbers, codes and scales of the largest rows."""
+        """Encode the largest rows as row numbers, codes and scales."""
         rows, values = rows_and_values(change)
         flat = values.reshape(values.shape[0] if values.ndim else 1, math.prod(values.shape[1:]))
         norms = np.linalg.norm(flat, axis=1)
@@ -167,7 +167,7 @@ class TopK(Compression):
         return {"rows": row_numbers(numbers, length), **quantised(chosen, self.config.bits, random)}
 
     def decode(self, payload: Payload, shape: tuple[int, ...]) -> Change:
-        """The rows that were sent; all others do not change."""
+        """Decode the rows that were sent; all others do not change."""
         rows = payload["rows"]
         values = restored(payload, (len(rows), *shape[1:]), self.config.bits)
         if len(shape) > 1:

@@ -38,7 +38,7 @@ Floating = TypeVar("Floating", np.float32, np.float64)
 
 @dataclass(frozen=True)
 class Clip:
-    """Bounds the norm of an update, and with it the sensitivity of a sum of updates.
+    """Bound on the norm of an update, and so on the sensitivity of a sum of updates.
 
     Attributes:
         norm: the bound S, > 0 and finite.
@@ -54,14 +54,14 @@ class Clip:
     def __post_init__(self) -> None:
         if not 0 < self.norm < math.inf or self.order not in (1, 2):
             raise ExperimentError(
-                "invalid clip",
-                expected="a finite clip norm > 0, in L1 or L2",
+                "invalid clip norm",
+                expected="a finite number > 0, in L1 or L2",
                 got=f"{self.norm} in L{self.order}",
                 fix="set privacy.clip-norm to a positive number",
             )
 
     def at(self, norm: float) -> Clip:
-        """The same clip with another bound."""
+        """Return the clip with another bound."""
         return replace(self, norm=norm)
 
     def sensitivity(self, adjacency: Adjacency) -> float:
@@ -73,12 +73,11 @@ class Clip:
         return (math.sqrt(2.0) if acute else 2.0) * self.norm
 
     def factors(self, norms: np.ndarray) -> np.ndarray:
-        """Factor on each update, `float64 [clients]`; 0: replace it by zeros, even if it is not
-        finite.
+        """Scale factor of each update, `float64 [clients]`; 0: replace the update by zeros, even if
+        it is not finite.
 
         Args:
-            norms: norm of each client's whole update, `[clients]`; NaN or infinite where an update
-                is.
+            norms: norm of each client's whole update, `[clients]`; may be NaN or infinite.
         """
         norms = np.asarray(norms, dtype=np.float64)
         finite = np.isfinite(norms)
@@ -97,7 +96,7 @@ class Clip:
         return largest * math.sqrt(sum(float(np.square(value / largest).sum()) for value in values))
 
     def __call__(self, update: Mapping[str, NDArray[Floating]]) -> dict[str, NDArray[Floating]]:
-        """The clipped update, in the types and shapes of the given one."""
+        """Clip an update; types and shapes stay the same."""
         factor = float(self.factors(np.array([self.measure(update)]))[0])
         if factor == 1:
             return {name: value.copy() for name, value in update.items()}
@@ -110,8 +109,8 @@ class Clip:
 def adapted_norm(
     norm: float, noisy_centred_count: float, denominator: float, quantile: float, rate: float
 ) -> float:
-    """The next clip norm, which is adapted until a given share of clients is unclipped (Andrew et
-    al. 2021, section 3): C exp(-rate (share unclipped - quantile)).
+    """Next clip norm, C exp(-rate (share unclipped - quantile)), which follows that quantile of the
+    clients' norms (Andrew et al. 2021, section 3).
 
     Args:
         norm: the present clip norm C.

@@ -47,7 +47,7 @@ class PhaseConfig(Config):
 
 
 class Budget(Config):
-    """Noise of some rounds, and their guarantee.
+    """Noise of a number of rounds, and their privacy guarantee.
 
     Exactly one of `noise-multiplier` and `epsilon` is given.
     """
@@ -69,7 +69,7 @@ class Budget(Config):
     """Neighbours differ in all data of one client: `replace-one` (fixed-size cohorts), `add-remove`
     (Poisson)."""
     backend: BackendName = DEFAULT_BACKEND
-    """Accountant; both give valid upper bounds, that of pld is tighter."""
+    """Accountant; both give valid upper bounds, and pld is tighter."""
 
     @model_validator(mode="after")
     def _has_noise_or_a_target(self) -> Self:
@@ -117,7 +117,7 @@ class PrivacyConfig(Budget):
         return self
 
     def _rules(self) -> list[tuple[str, bool]]:
-        """Constraints between settings, and whether they are violated."""
+        """Constraints between settings, each with True if it is violated."""
         adaptive = self.adaptive_clip is not None
         return [
             (
@@ -143,8 +143,7 @@ class PrivacyConfig(Budget):
         ]
 
     def in_phase(self, phase: str) -> PrivacyConfig:
-        """The settings of one phase of a run, with its changes in `phases`, except the noise
-        factor."""
+        """Settings of one phase of a run, with its changes in `phases`, except the noise factor."""
         phase_config = self.phases.get(phase, PhaseConfig())
         changes = {"clip_norm": phase_config.clip_norm, "parameters": phase_config.parameters}
         return self.model_copy(
@@ -152,15 +151,15 @@ class PrivacyConfig(Budget):
         )
 
     def clip(self, contributions: Contributions = "signed") -> Clip:
-        """The clip of clients' updates, in the norm of the mechanism; adaptive clipping starts
-        here."""
+        """Clip of clients' updates, in the norm of the mechanism; the initial one if clipping is
+        adaptive."""
         return Clip(self.clip_norm, self.noise().order, contributions)
 
     def noise(self) -> Mechanism:
-        """The mechanism, which is imported now.
+        """Import and return the mechanism.
 
         Raises:
-            ExperimentError: it or one of its settings is unknown, or it does not fit the other
+            ExperimentError: it or one of its settings is unknown, or contradicts the other
                 settings.
         """
         mechanism = mechanism_of(self.mechanism)
@@ -189,7 +188,7 @@ class PrivacyConfig(Budget):
         return mechanism
 
     def resolved(self) -> PrivacyConfig:
-        """The same settings with the mechanism's defaults filled in.
+        """Return the settings with the mechanism's defaults filled in.
 
         Raises:
             ExperimentError: see `noise`.
@@ -200,7 +199,7 @@ class PrivacyConfig(Budget):
         return self.model_copy(update={"mechanism": chosen})
 
     def noise_factor(self, phase: str) -> float:
-        """Noise multiplier of a phase / that of a phase without a factor."""
+        """Noise multiplier of a phase relative to a phase without a factor."""
         return self.phases.get(phase, PhaseConfig()).noise_factor
 
     def noise_mix(self, phases: Iterable[str]) -> Mix:
@@ -215,5 +214,5 @@ class PrivacyConfig(Budget):
         return mix or ((1.0, 1),)
 
     def covers(self, phase: str) -> bool:
-        """Whether a phase runs under noise."""
+        """True if a phase runs under noise."""
         return any(fnmatchcase(phase, pattern) for pattern in self.private_phases)

@@ -38,12 +38,12 @@ class Charge:
 
 
 class Ledger:
-    """The charges of one run. Only one process may write; the run folder's lock sees to that.
+    """Charges of one run. Only one process may write, which the run folder's lock ensures.
 
     Args:
-        path: the file; made by the first charge.
+        path: the file, created by the first charge.
         backend: accountant, as in `Accountant`.
-        budget: largest epsilon of all charges, > 0; None for no limit.
+        budget: largest epsilon of all charges together, > 0; None: no limit.
         delta: at which the budget holds, in [0, 1).
 
     Raises:
@@ -77,7 +77,7 @@ class Ledger:
             self._size += len(line)
 
     def charge(self, round_number: int, event: Event, n: int = 1) -> None:
-        """Write a charge to the disk; only after it returns, the release may be used.
+        """Write a charge to disk; the release may be used only after this returns.
 
         Raises:
             RunError: the total would exceed the budget, or the charge could not be written, so
@@ -86,7 +86,7 @@ class Ledger:
         if self.would_exceed(event, n):
             raise RunError(
                 f"the charge of round {round_number} exceeds the privacy budget",
-                expected=f"epsilon of at most {self.budget:g} at delta {self.delta:g} in all",
+                expected=f"a total epsilon of at most {self.budget:g} at delta {self.delta:g}",
                 got=f"{n} more of {to_record(event)}",
                 fix="nothing was released; raise privacy.budget or privacy.epsilon in a new run",
             )
@@ -105,7 +105,7 @@ class Ledger:
         return self.accountant.epsilon(delta, attack=attack)
 
     def would_exceed(self, event: Event, n: int = 1) -> bool:
-        """Whether the total would exceed the budget after n more such events; never without a
+        """True if the total would exceed the budget after n more such events; False without a
         budget."""
         if self.budget is None:
             return False
@@ -117,7 +117,7 @@ class Ledger:
 
 
 def _lines(path: Path) -> list[bytes]:
-    """The whole lines of a file, with their ends."""
+    """Complete lines of a file, with line ends."""
     if not path.exists():
         return []
     try:

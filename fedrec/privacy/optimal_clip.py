@@ -34,11 +34,11 @@ def clip_error(
     counts: Tensor | None = None,
     coordinates: int | None = None,
 ) -> float:
-    """H(S).
+    """Error H(S) of a clip norm S.
 
     Args:
         bound: S, >= 0.
-        gradients: `float [J, m]`; whole ones, or what they are made of, see `counts`.
+        gradients: `float [J, m]`; whole, or with columns for several coordinates, see `counts`.
         noise_multiplier: sigma / S of the user's noise.
         counts: `float [2, m]`, how much each column counts in squared L2 norms and in L1 norms;
             None: once.
@@ -63,8 +63,8 @@ def gradient_norms(gradients: Tensor, counts: Tensor | None = None) -> Tensor:
 
 
 def noise_decides(noise_multiplier: float, coordinates: int) -> bool:
-    """Whether H(S) rises everywhere, so that the smallest norm is the answer of algorithm 2,
-    whatever the gradients.
+    """True if H(S) increases everywhere, so that algorithm 2 returns the smallest norm, whatever
+    the gradients.
 
     One unit of S adds l sqrt(2/pi) sigma/S to the first term. A clipped gradient moves by a vector
     of L2 norm 1, hence of L1 norm sqrt(l) at most, so each of |g~ - g-_j| falls by 2 sqrt(l) at
@@ -83,14 +83,14 @@ def optimal_clip(
     counts: Tensor | None = None,
     coordinates: int | None = None,
 ) -> float:
-    """The norm that algorithm 2 finds for gradients `[n, l]`; arguments as in `clip_error`."""
+    """Clip norm by algorithm 2 for gradients `[n, l]`; arguments as in `clip_error`."""
     norms = sorted(gradient_norms(gradients, counts).tolist(), reverse=True)
 
     def error(index: int) -> float:
         return clip_error(norms[index], gradients, noise_multiplier, counts, coordinates)
 
     first = 0
-    last = len(norms)  # places first to last - 1 are left
+    last = len(norms)  # positions first to last - 1 are left
     while last - first > 2:
         middle = first + (last - first) // 2
         left = error(middle - 1)

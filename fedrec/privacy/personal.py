@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Noise that each user adds on its own device: settings, budgets, costs and reports."""
+"""Local noise, added by each user's device: settings, budgets, costs and reports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PersonalBudget:
-    """The requested guarantee of a user.
+    """Privacy guarantee that a user requests.
 
     Attributes:
         epsilon: > 0.
@@ -55,11 +55,11 @@ class PersonalBudget:
 
     @property
     def paper_multiplier(self) -> float:
-        """Sigma / S of one release as DP-VAE sets it: sqrt(2 ln(1.25 / delta)) / epsilon."""
+        """DP-VAE's sigma / S of one release: sqrt(2 ln(1.25 / delta)) / epsilon."""
         return math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
 
     def multiplier(self, releases: int, adjacency: Adjacency = "replace-one") -> float:
-        """The smallest sigma / S with which a number of releases together stay within the
+        """Smallest noise multiplier sigma / S with which `releases` releases stay within the
         budget."""
         return (
             math.sqrt(releases)
@@ -72,7 +72,7 @@ class PersonalBudget:
 
 
 class PriorsConfig(Config):
-    """User-level priors (equation 11)."""
+    """Settings of user-level priors (equation 11)."""
 
     source: str = Field(default="onehot", pattern=r"^(onehot|glove:.+|table:.+)$")
     """Word vectors of the metadata: `onehot` (no similarity, no file), `glove:FILE` (a GloVe text
@@ -91,7 +91,7 @@ class PriorsConfig(Config):
     calibrated to a number of uploads."""
 
     def files(self) -> Iterator[str]:
-        """The file of the word vectors, if there is one."""
+        """File of the word vectors, if any."""
         kind, _, name = self.source.partition(":")
         if kind != "onehot":
             yield name
@@ -106,10 +106,10 @@ PAPER_MODE = "no finite guarantee: the clip norm comes from private data"
 
 
 class PersonalNoise(Config):
-    """Settings of noise that each user adds."""
+    """Settings of the noise that each user's device adds."""
 
     mode: Literal["sound", "paper"] = "sound"
-    """`sound`: a fixed clip norm; `paper`: the paper's, from private data, without any
+    """`sound`: a fixed clip norm; `paper`: the paper's clip norm, from private data, without any
     guarantee."""
     clip_norm: float = Field(default=1.5, ge=1e-9)
     """Clip norm S in mode `sound` (paper: constant bounds of 1.5 and 2)."""
@@ -136,28 +136,28 @@ class PersonalNoise(Config):
         if self.noise == "secure" and self.noisy_priors is not None:
             raise ValueError(
                 "priors.noise = false with noise = 'secure': noise on priors is drawn once, and is"
-                " not kept on the device; priors that stay on the device need none"
+                " not saved on the device; priors that stay on the device need none"
             )
         return self
 
     def seeded(self, seed: int) -> Self:
-        """The same settings; seeds that are not set are derived from the experiment's seed."""
+        """Return the settings with missing seeds derived from the experiment's seed."""
         return (
             self if self.budget_seed is not None else self.model_copy(update={"budget_seed": seed})
         )
 
     @property
     def own_seed(self) -> int:
-        """The seed of budgets and priors; settings outside an experiment have 0."""
+        """Seed of budgets and priors; 0 outside an experiment."""
         return self.budget_seed or 0
 
     @property
     def noisy_priors(self) -> PriorsConfig | None:
-        """The priors, if noise is added to them; otherwise they never leave the device."""
+        """Priors, if noise is added to them; otherwise None, as they never leave the device."""
         return self.priors if self.priors is not None and self.priors.noise else None
 
     def budget(self, client: int) -> PersonalBudget:
-        """The requested guarantee of a user: with drawn budgets an epsilon uniform in (0, epsilon]
+        """Guarantee that a user requests: with drawn budgets an epsilon uniform in (0, epsilon]
         (DP-VAE, section 4.1.3), a function of seed and client."""
         drawn = 0.0
         if self.budgets == "uniform":
@@ -165,7 +165,7 @@ class PersonalNoise(Config):
         return PersonalBudget(self.epsilon * (1 - drawn), self.delta)
 
     def of_largest_budget(self) -> Self:
-        """The same settings, with the largest budget for every user."""
+        """Return the settings with the largest budget for every user."""
         return self.model_copy(update={"budgets": "equal"})
 
     def noise_multiplier(self, client: int) -> float:
@@ -188,9 +188,8 @@ class PersonalNoise(Config):
         return 1 / (gdp_parameter(budget.epsilon, budget.delta) * math.sqrt(priors.share))
 
     def cost(self, client: int, adjacency: Adjacency, uploads: int) -> float:
-        """Squared parameter mu of all releases of a user together, see
-        `fedrec.privacy.personal`; infinite for any upload with mode `paper`. Priors are
-        released with the first upload."""
+        """Squared parameter mu of all releases of a user together; infinite for any upload in mode
+        `paper`. Priors are released with the first upload."""
         if not uploads:
             return 0.0
         if self.mode == "paper":
@@ -223,11 +222,11 @@ def epsilon_table(
     Args:
         settings: the users' noise.
         clients: their ids.
-        asked: number of rounds in which each was drawn; a device makes no more uploads than
+        asked: number of rounds in which each was drawn; a device uploads at most as often as
             planned.
 
     Returns:
-        Indexed by client: `uploads`; `nominal`, the epsilon asked for; `add-remove` and
+        Indexed by client: `uploads`; `nominal`, the requested epsilon; `add-remove` and
         `replace-one`, the true epsilon of all releases at the configured delta if all data of the
         user may be removed or replaced; infinite with mode `paper` for all users with uploads,
         because the clip norm is computed from private data.
@@ -248,13 +247,13 @@ def epsilon_table(
 
 
 def promises(settings: PersonalNoise) -> list[str]:
-    """Remarks to print before the run."""
+    """Notes to print before the run."""
     texts = []
     if settings.mode == "paper":
         texts.append(f"Mode 'paper': {PAPER_MODE}.")
     elif settings.participations is None:
         texts.append(
-            "Noise is set for one upload alone, as in the paper: each further upload costs again."
+            "Noise is calibrated to one upload, as in the paper: each further upload costs more."
         )
     if settings.noise != "secure":
         texts.append(
@@ -265,7 +264,7 @@ def promises(settings: PersonalNoise) -> list[str]:
 
 
 def words(settings: PersonalNoise, table: pd.DataFrame) -> list[str]:
-    """The table as sentences."""
+    """Describe the table in sentences."""
     uploads, nominal, removed, replaced = (table[name].to_numpy(dtype=float) for name in _COLUMNS)
     texts = promises(settings)
     texts.append(
@@ -276,7 +275,7 @@ def words(settings: PersonalNoise, table: pd.DataFrame) -> list[str]:
     )
     over = int((replaced > nominal * (1 + 1e-6)).sum())
     texts.append(
-        f"{over} of {len(table)} users spent more than they asked for. epsilons.csv has one row per"
+        f"{over} of {len(table)} users spent more than they requested. epsilons.csv has one row per"
         " user."
     )
     if settings.priors is not None:
@@ -290,7 +289,7 @@ def words(settings: PersonalNoise, table: pd.DataFrame) -> list[str]:
 
 
 def summary(table: pd.DataFrame) -> dict[str, dict[str, float | str]]:
-    """Percentiles of each column as JSON values; an infinite one is the text "inf"."""
+    """Percentiles of each column as JSON values; infinity is the text "inf"."""
     return {
         column: {
             f"p{percent}": finite(value)

@@ -85,8 +85,8 @@ def noise_per_clip_norm(
         factor: noise factor of the rounds.
 
     Raises:
-        ExperimentError: no noise reaches the target, or the count alone costs more than the whole
-            round may.
+        ExperimentError: no noise reaches the target, or the count alone exceeds the cost of the
+            whole round.
     """
     sensitivity = clip.at(1.0).sensitivity(config.adjacency)
     multiplier = config.noise_multiplier
@@ -152,10 +152,10 @@ def least_client_noise(
 
 
 def check_shares(config: PrivacyConfig, sampler: str, denominator: float) -> None:
-    """Refuse distributed noise where the clients' shares may not add up to enough.
+    """Check that the clients' shares of distributed noise add up to enough.
 
     Raises:
-        ExperimentError: the size of a cohort is not known, or all of it may fail.
+        ExperimentError: the cohort size is unknown, or all clients of a cohort may fail.
     """
     if config.placement != "distributed":
         return
@@ -196,13 +196,13 @@ def _calibrated(
 
 
 def _beside_a_count(joint: float, count: float, adjacency: Adjacency) -> float:
-    """Andrew et al. 2021, theorem 1: noise multiplier of the sum, so that sum and count, of noise
-    multiplier `count`, together cost `joint`."""
+    """Noise multiplier of the sum, so that it and a count of noise multiplier `count` together cost
+    `joint` (Andrew et al. 2021, theorem 1)."""
     left = joint**-2 - count**-2
     if left <= 0:
         unit = _COUNTED.sensitivity(adjacency)
         raise ExperimentError(
-            "the count of adaptive clipping alone costs more than the whole round may",
+            "the count of adaptive clipping alone exceeds the privacy cost of the round",
             expected=f"noise on the count with standard deviation > {joint * unit:g}",
             got=f"{count * unit:g}",
             fix="raise privacy.adaptive-clip.count-noise, or lower the noise multiplier",
@@ -234,10 +234,10 @@ class Plan:
         rounds: number of rounds of the experiment (T).
         phase_rounds: number of rounds with this plan.
         denominator: denominator of sums: M, qN under Poisson sampling, N with all clients.
-        clip: the present clip of clients' updates; the plan's sensitivity is that of the clip.
+        clip: current clip of clients' updates; the plan's sensitivity is that of the clip.
         per_clip_norm: noise scale of the sum / S. With `local`, of one client's upload.
         delta: the additive term of the guarantee.
-        malicious: number of clients that an adversary made up; the guarantee is of the others.
+        malicious: number of an adversary's fake clients; the guarantee is for the others.
     """
 
     config: PrivacyConfig
@@ -269,7 +269,7 @@ class Plan:
         known: bool = False,
         malicious: int = 0,
     ) -> Plan:
-        """The plan of an experiment.
+        """Make the plan of an experiment.
 
         Args:
             config: the `[privacy]` table.
@@ -281,14 +281,14 @@ class Plan:
             mix: parts of the run, if there are several; default: all rounds are equal.
             contributions: `non-negative` only for contributions that are so by construction, see
                 `fedrec.privacy.accounting.sampling`.
-            schedule: what the sampler guarantees, if it is not one of fedrec's three.
+            schedule: participation bound, of samplers other than fedrec's three.
             phase_rounds: number of rounds with this plan; default: all.
-            known: whether who takes part depends on more than the sampler, or may be known.
-            malicious: number of clients that an adversary made up, see
+            known: whether participation depends on more than the sampler, or may be known.
+            malicious: number of an adversary's fake clients, see
                 `fedrec.privacy.accounting.sampling.of_sampler`.
 
         Raises:
-            ExperimentError: the settings do not fit together, or no noise reaches the target
+            ExperimentError: the settings contradict each other, or no noise reaches the target
                 epsilon.
         """
         if clients < 1 or rounds < 1:
@@ -322,7 +322,7 @@ class Plan:
         return cls(config, mechanism, *population, clip, noise, delta, malicious)
 
     def at_clip_norm(self, clip_norm: float) -> Plan:
-        """The same plan at another clip norm (adaptive clipping): same multipliers, noise in
+        """Return the plan at another clip norm (adaptive clipping): same multipliers, noise in
         proportion."""
         return replace(self, clip=self.clip.at(clip_norm))
 
@@ -330,7 +330,7 @@ class Plan:
         """Clip and noise of each client's update, as part of its order.
 
         Raises:
-            ExperimentError: a pattern of the settings fits no parameter.
+            ExperimentError: a pattern of the settings matches no parameter.
         """
         return Protection.of(
             self.config, self.clip, self.trained(names), noise_scale=self.client_noise_scale
@@ -338,12 +338,12 @@ class Plan:
 
     @property
     def honest(self) -> int:
-        """Number of clients that may be drawn and that no adversary made up, at least 1."""
+        """Number of clients that may be drawn without an adversary's fake ones, at least 1."""
         return max(1, self.clients - self.malicious)
 
     @property
     def clip_norm(self) -> float:
-        """The present clip norm S."""
+        """Current clip norm S."""
         return self.clip.norm
 
     @property
@@ -358,14 +358,14 @@ class Plan:
 
     @property
     def noise_scale(self) -> float:
-        """Scale of the noise that is accounted (of the sum; of one upload when local): std, or
-        Laplace's b."""
+        """Scale of the accounted noise (of the sum; of one upload when local): std, or Laplace's
+        b."""
         return self.per_clip_norm * self.clip_norm
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation, per coordinate, of the guaranteed noise in the sum, in the round in
-        which it is largest."""
+        """Standard deviation, per coordinate, of the guaranteed noise in the sum; the largest of
+        all rounds."""
         std = self.noise_scale * self.mechanism.std
         return std * math.sqrt(self.denominator) if self.config.placement == "local" else std
 
@@ -381,7 +381,7 @@ class Plan:
 
     @property
     def client_noise_scale(self) -> float:
-        """Scale of what each client adds to its clipped update; 0 when the server does.
+        """Scale of the noise that each client adds to its clipped update; 0 if the server adds it.
 
         A share of distributed noise is sized so that all but `max-dropouts` clients together add
         `noise_scale`.
@@ -393,8 +393,8 @@ class Plan:
         return self.noise_scale / math.sqrt(self.denominator - self.config.max_dropouts)
 
     def clip_of_sum(self, clients: int, coordinates: int) -> Clip:
-        """The clip that a sum of the uploads of so many clients is within: their updates' clip
-        norms and the noise that they add themselves (longer with a probability of at most e^-72).
+        """Bound on a sum of the uploads of `clients` clients: their clip norms and their own noise
+        (exceeded with a probability of at most e^-72).
         """
         updates = self.clip_norm * clients
         scale = self.client_noise_scale
@@ -417,11 +417,11 @@ class Plan:
 
     @property
     def budget(self) -> float | None:
-        """Epsilon that must not be exceeded after any round."""
+        """Largest epsilon after any round; None: no limit."""
         return self.config.budget if self.config.epsilon is None else self.config.epsilon
 
     def event(self, phase: str = TRAINING) -> Event:
-        """What a round of a phase is charged for; of correlated noise, the first one for all."""
+        """Event charged for a round of a phase; for the first one of all if noise is correlated."""
         if not self.config.covers(phase):
             return NonPrivate(f"phase {phase!r} learns from users' data without noise", phase)
         if self.noise_multiplier == 0:
@@ -440,16 +440,16 @@ class Plan:
         return NoisyRound(release.mechanism, *drawn, release.noise_multiplier, count, phase)
 
     def trained(self, names: Iterable[str]) -> list[str]:
-        """The parameters that are trained and released under noise; the others stay as they are.
+        """Names of the parameters trained and released with noise; the others are frozen.
 
         Raises:
-            ExperimentError: a pattern fits no parameter.
+            ExperimentError: a pattern matches no parameter.
         """
         names = list(names)
         for pattern in self.config.parameters:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ExperimentError(
-                    f"no parameter fits the pattern {pattern!r} of 'privacy.parameters'",
+                    f"no parameter matches the pattern {pattern!r} of 'privacy.parameters'",
                     expected="patterns of the model's parameters",
                     got=repr(pattern),
                     fix=did_you_mean(pattern, names),

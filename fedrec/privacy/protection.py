@@ -20,7 +20,7 @@ from fedrec.runtime.files import parse_json
 
 @dataclass(frozen=True)
 class Protection:
-    """Clipping, and noise where clients add it.
+    """Clip, and noise if clients add it.
 
     Attributes:
         clip_norm: bound S on the norm of a client's whole update, over `names` together.
@@ -45,7 +45,7 @@ class Protection:
     def of(
         cls, config: PrivacyConfig, clip: Clip, names: Iterable[str], *, noise_scale: float = 0.0
     ) -> Protection:
-        """The protection configured for a phase.
+        """Make the protection configured for a phase.
 
         Args:
             config: the settings.
@@ -64,24 +64,24 @@ class Protection:
         )
 
     def text(self) -> str:
-        """As JSON."""
+        """Return the protection as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def read(cls, text: str) -> Protection:
-        """From JSON written by `text`."""
+        """Parse JSON written by `text`."""
         table = parse_json(text)
         return cls(**{**table, "names": tuple(table["names"])})
 
     @property
     def clip(self) -> Clip:
-        """The clip."""
+        """Clip of a client's update."""
         return Clip(self.clip_norm, self.order)
 
     def noisy(
         self, update: Mapping[str, np.ndarray], source: NoiseSource, *address: int
     ) -> dict[str, np.ndarray]:
-        """A clipped update with the client's noise on every coordinate, touched or not.
+        """Add the client's noise to every coordinate of a clipped update, changed or not.
 
         Args:
             update: the clipped update, whole arrays of `names`; noise is added before anything is

@@ -24,28 +24,28 @@ SIMULATION = "This is a simulation, not a release."
 """Printed with every epsilon of noise from a seed."""
 _TRUST = {
     "central": (
-        "The server is trusted: it sees each client's clipped update. The guarantee is against"
-        " everybody who sees the model only, other clients among them."
+        "The server is trusted: it sees each client's clipped update. The guarantee holds"
+        " against anyone who sees only the model, including other clients."
     ),
     "distributed": (
-        "The server must see nothing but the sum (secure aggregation). Accounted is the noise that"
-        " is left when {dropouts} clients of a cohort fail; clients that collude know their shares"
-        " and weaken it further."
+        "The server must see only the sum (secure aggregation). The accounted noise is what remains"
+        " if {dropouts} clients of a cohort fail; colluding clients know their shares and weaken it"
+        " further."
     ),
     "local": (
-        "Each upload is protected by its own noise, also against the server. Accounted is a client"
-        " that takes part in all {rounds} rounds; sampling does not help, because the server knows"
-        " who takes part."
+        "Each upload is protected by its own noise, also against the server. The cost is that of a"
+        " client in all {rounds} rounds: sampling does not amplify privacy, as the server knows"
+        " which clients take part."
     ),
 }
 _NEIGHBOURS = {
     "replace-one": (
-        "Neighbouring datasets differ in all data of one client, exchanged for another's; the"
+        "Neighbouring datasets differ by replacing all data of one client with another's; the"
         " number of clients is public."
     ),
     "add-remove": (
         "Neighbouring datasets differ by adding or removing one client; not comparable with an"
-        " epsilon under replace-one. The number of clients, {honest}, is public all the same: it is"
+        " epsilon under replace-one. Nevertheless the number of clients, {honest}, is public: it is"
         " printed with this result, and the sampling rate and a default delta are computed from it."
         " The guarantee does not hide it."
     ),
@@ -78,21 +78,21 @@ def caveats(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
         )
         yield (
             f"Noise is correlated between rounds: the server keeps at most {arrays} arrays of the"
-            f" size of the trained parameters, in float64, {stored}. Whoever reads them can remove"
-            " noise."
+            f" size of the trained parameters, in float64, {stored}. Anyone who reads them can"
+            " remove noise."
         )
     if config.mode == "reproducible":
         yield (
             "Mode 'reproducible' is a simulation, not a release: noise and cohorts come from the"
-            " experiment's seed. Whoever knows the seed can remove the noise; a release needs mode"
-            " 'secure'."
+            " experiment's seed. Anyone who knows the seed can remove the noise; a release needs"
+            " mode 'secure'."
         )
     if "*" not in config.private_phases:
         yield (
             "Only the following phases run under noise:"
             f" {', '.join(config.private_phases) or '(none)'}. A phase without noise makes the"
-            " total infinite for those whose data it learns from; item sequences are users' data,"
-            " and so is what items have in common because of them."
+            " total infinite for the users whose data it learns from; item sequences are users'"
+            " data, and so are similarities of items that come from them."
         )
     yield (
         "Not accounted: losses, metrics and numbers of examples that clients report, early"
@@ -105,7 +105,7 @@ def caveats(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
     )
     yield (
         "The guarantee is per client: a person with two clients has at least twice the epsilon,"
-        " and what others' data tell about somebody is not covered."
+        " and information about a user in others' data is not covered."
     )
 
 
@@ -119,42 +119,42 @@ def _about_cohorts(plan: Plan) -> Iterator[str]:
         yield _scheduled(sampling)
     if late:
         yield (
-            "Who takes part in a round depends on the speed and availability of devices, so nothing"
-            " is gained by sampling: accounted is a client that takes part in every round. That"
-            " devices answer early or late must not depend on their users' data."
+            "Participation depends on the speed and availability of devices, so sampling does not"
+            " amplify privacy: the cost is that of a client in every round. Reply times of devices"
+            " must not depend on their users' data."
         )
     if plan.config.adjacency == "add-remove" and (late or (scheduled and sampling.rate == 1)):
         yield (
-            "Add-remove means here that a client sends its updates or zeros in their place: who"
-            " else is drawn is the same."
+            "Add-remove means here that a client sends either its updates or zeros: the other drawn"
+            " clients are the same."
         )
     if isinstance(sampling, FixedSize | Poisson):
         drawn = "independently" if isinstance(sampling, Poisson) else "uniformly"
         yield (
             f"Amplification by sampling assumes that cohorts are drawn {drawn} from all"
-            f" {plan.clients} clients and are kept secret. If only some clients are ever available,"
+            f" {plan.clients} clients and are secret. If only some clients are ever available,"
             " N is their number."
         )
     if plan.malicious:
         yield (
-            f"An adversary made up {plan.malicious} of the {plan.clients} clients, and knows when"
-            f" they are drawn: the guarantee is for the other {plan.honest}, and accounted is the"
-            " probability with which they are drawn from among themselves."
+            f"An adversary controls {plan.malicious} of the {plan.clients} clients, and knows when"
+            f" they are drawn: the guarantee is for the other {plan.honest}, at the rate at which"
+            " they are drawn from among themselves."
         )
 
 
 def warnings(plan: Plan, *, backend: str | None = None) -> Iterator[str]:
-    """The sentences without which the number would be misleading, see `caveats`."""
+    """Caveats without which the number would be misleading, see `caveats`."""
     if backend == "paper":
         yield (
             "This reproduces the arithmetic of PrivRec's tables 4 and 5, which count every client"
-            " of a round as a release of its own; it is not what the releases cost. Use it for"
+            " of a round as a separate release; it is not the cost of the releases. Use it for"
             " comparison only."
         )
     if plan.delta > 1 / plan.honest:
         yield (
-            f"delta {plan.delta:g} is above 1/N = {1 / plan.honest:.2g}: publishing one client's"
-            " data whole, picked at random, would be allowed. Choose delta below 1/N."
+            f"delta {plan.delta:g} is above 1/N = {1 / plan.honest:.2g}: publishing all data"
+            " of one random client would be allowed. Choose delta below 1/N."
         )
 
 
@@ -165,23 +165,23 @@ def _scheduled(sampling: Scheduled) -> str:
         "" if most is None else f", at most {most} times"
     )
     public = (
-        "Who takes part in which round may be known: nothing is gained by sampling."
+        "Participation may be known: sampling does not amplify privacy."
         if sampling.rate == 1
-        else "Whose turn it is may be known; who of these takes part is drawn by independent coin"
-        " flips, which amplification assumes to be secret."
+        else "Whose turn it is may be known; participation is drawn by independent coin flips,"
+        " which amplification assumes to be secret."
     )
-    joining = "" if sampling.joining else ", and clients that join are refused"
+    joining = "" if sampling.joining else ", and new clients are rejected"
     return (
-        f"{public} Accounted is a client that takes part {often}; the sampler guarantees that none"
-        f" does more often{joining}."
+        f"{public} The cost is that of a client that takes part {often}; the sampler guarantees"
+        f" that none does more often{joining}."
     )
 
 
-# Accounting questions of the command line, by numbers of rounds, clients and noise.
+# Accounting queries of the command line, by numbers of rounds, clients and noise.
 
 
 class Question(Budget):
-    """Parameters of a question; exactly one of `noise-multiplier` and `epsilon`."""
+    """Parameters of an accounting query; exactly one of `noise-multiplier` and `epsilon`."""
 
     clients: int = Field(ge=1)
     """Clients that may be drawn (N)."""
@@ -213,25 +213,25 @@ class Question(Budget):
             raise ValueError("separation and secret-cohorts only with the sampler scheduled")
         if scheduled and self.cohort * (self.separation or 1) > self.clients:
             needed = f"{self.cohort:g} x {self.separation or 1}"
-            raise ValueError(f"at least {needed} clients, so many in each of as many groups")
+            raise ValueError(f"at least {needed} clients (cohort x separation)")
         return self
 
     @property
     def failing(self) -> float:
-        """The given or default delta."""
+        """Delta of the query, or the default."""
         return default_delta(self.clients) if self.delta is None else self.delta
 
     def plan(self) -> Plan:
-        """The plan of these rounds, with clip norm 1.
+        """Plan of these rounds, with clip norm 1.
 
         Raises:
-            ExperimentError: there is no bound for such rounds, or no noise reaches the target.
+            ExperimentError: no bound is proven for these rounds, or no noise reaches the target.
         """
         config = PrivacyConfig(
             clip_norm=1.0,
             noise_multiplier=self.noise_multiplier,
             epsilon=self.epsilon,
-            # noise that is given has an epsilon at delta 0, too: an infinite one, if need be
+            # a given noise multiplier has an epsilon at delta 0 too, possibly an infinite one
             delta=self.failing if self.epsilon else self.failing or None,
             mechanism=self.mechanism,
             adjacency=self.adjacency,
@@ -248,7 +248,7 @@ class Question(Budget):
 
     @property
     def schedule(self) -> Scheduled | None:
-        """What is known of a client's rounds; None: there is no schedule."""
+        """Participation bound of the sampler `scheduled`; None for other samplers."""
         if self.sampler != "scheduled":
             return None
         groups = self.separation or 1
@@ -256,15 +256,15 @@ class Question(Budget):
         return Scheduled(self.cohort, groups, rate=rate)
 
     def answer(self, plan: Plan) -> Report:
-        """Cost of the rounds of a plan, and the epsilon of the best known attack."""
+        """Privacy cost of the rounds of a plan, and the epsilon of the best known attack."""
         return report(plan, backend=self.backend, delta=self.failing)
 
 
 def report(plan: Plan, *, backend: str | None = None, delta: float | None = None) -> Report:
-    """Cost of all rounds of a plan.
+    """Privacy cost of all rounds of a plan.
 
     Args:
-        plan: what is done.
+        plan: the plan.
         backend: accountant; default: the plan's own.
         delta: default: the plan's own.
     """
@@ -290,7 +290,7 @@ _WORDS = {
     ),
     "add-remove": ("a user's taking part", "whether a user took part", "without one's data"),
 }
-"""Of each adjacency: what is protected, what an attacker guesses, and the neighbour."""
+"""For each adjacency: the protected unit, the attacker's guess, and the neighbour."""
 _STRENGTHS = (
     (1, "strong", "That is a strong guarantee."),
     (
@@ -310,17 +310,17 @@ _STRENGTHS = (
         "This is practically no guarantee: an attack may succeed almost every time.",
     ),
 )
-"""Largest epsilon of each, how strong the guarantee is in a word, and as a sentence."""
+"""Levels of strength: largest epsilon, word and sentence."""
 
 
 def sentence(report: Report, adjacency: Adjacency) -> str:
-    """One line: unit, epsilon, delta and adjacency, how strong that is, and its meaning for a
-    user."""
+    """State an epsilon in one line: unit, epsilon, delta, adjacency, strength, and its meaning for
+    a user."""
     if math.isinf(report.epsilon):
-        return f"epsilon is infinite at delta {report.delta:g}: nothing is guaranteed to anybody."
+        return f"epsilon is infinite at delta {report.delta:g}: no user has any guarantee."
     unit, question, _ = _WORDS[adjacency]
     ceiling = attack_ceiling(report.epsilon, report.delta)
-    # one that would be rounded to all is not called a bound
+    # a share that rounds to 100 % is not called a bound
     share = f"at most {ceiling:.1%}" if ceiling < 0.9995 else "up to practically all"
     return (
         f"epsilon {report.epsilon:.4g} at delta {report.delta:g} for {unit} ({adjacency}) is"
@@ -330,10 +330,9 @@ def sentence(report: Report, adjacency: Adjacency) -> str:
 
 
 def lines(report: Report, adjacency: Adjacency) -> list[str]:
-    """A whole explanation, one paragraph per line: the meaning, the phases, the method, and what is
-    not covered."""
+    """Explain an epsilon in full, one paragraph per line: meaning, phases, method and caveats."""
     if not report.events:
-        return ["No round was charged to the privacy ledger, so nothing is claimed."]
+        return ["No round was charged to the privacy ledger: there is no epsilon to report."]
     texts = [sentence(report, adjacency)]
     if math.isfinite(report.epsilon):
         factor = math.exp(report.epsilon) if report.epsilon < 700 else math.inf
@@ -374,7 +373,7 @@ def _strength(epsilon: float) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Stated:
-    """Stated and exact privacy of a system.
+    """Epsilon of a system, as its paper states it and exact.
 
     Attributes:
         nominal: epsilon as the paper states it.
@@ -390,7 +389,7 @@ class Stated:
     caveats: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """A description in sentences."""
+        """Describe both in sentences."""
         return [
             (
                 f"epsilon {self.nominal:.4g} as stated, for {self.unit}; the exact total of the"

@@ -21,7 +21,7 @@ _ROW = "row/"
 
 @dataclass(frozen=True, eq=False)
 class ItemRequests:
-    """The items whose rows some clients need.
+    """Items whose rows some clients need.
 
     Attributes:
         clients: `int64 [C]`, ascending.
@@ -35,23 +35,23 @@ class ItemRequests:
 
     @classmethod
     def of(cls, clients: np.ndarray, lists: Sequence[np.ndarray]) -> ItemRequests:
-        """From one array of items `int64 [n]` per client, ascending and distinct."""
+        """Make requests from one array of items `int64 [n]` per client, ascending and distinct."""
         offsets = np.concatenate([[0], np.cumsum([len(items) for items in lists])]).astype(np.int64)
         items = np.concatenate([np.empty(0, dtype=np.int64), *lists])
         return cls(np.asarray(clients, dtype=np.int64), offsets, items.astype(np.int64, copy=False))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """As named arrays."""
+        """Return as named arrays."""
         return {"clients": self.clients, "offsets": self.offsets, "items": self.items}
 
     @classmethod
     def read(cls, arrays: Mapping[str, np.ndarray]) -> ItemRequests:
-        """From named arrays returned by `arrays`."""
+        """Read named arrays returned by `arrays`."""
         return cls(arrays["clients"], arrays["offsets"], arrays["items"])
 
     @classmethod
     def concatenated(cls, parts: Sequence[ItemRequests]) -> ItemRequests:
-        """The clients of several parts, in their order."""
+        """Concatenate the clients of several parts."""
         none = np.empty(0, dtype=np.int64)
         clients = np.concatenate([none, *(part.clients for part in parts)])
         items = np.concatenate([none, *(part.items for part in parts)])
@@ -60,19 +60,19 @@ class ItemRequests:
 
     @classmethod
     def joined(cls, parts: Sequence[ItemRequests]) -> ItemRequests:
-        """The clients of several parts, ascending."""
+        """Join several parts; clients are ascending."""
         every = cls.concatenated(parts)
         return every.take(np.argsort(every.clients))
 
     def rows_of(self, indices: np.ndarray) -> np.ndarray:
-        """`int64 [rows]`: which of the P rows belong to the clients at the given positions, in
-        their order."""
+        """Indices `int64 [rows]` of the P rows of the clients at the given positions, in their
+        order."""
         starts = self.offsets[indices]
         counts = self.offsets[indices + 1] - self.offsets[indices]
         return spans(starts, counts)
 
     def take(self, indices: np.ndarray) -> ItemRequests:
-        """The clients at the given positions, `int64 [n]`."""
+        """Select the clients at the given positions, `int64 [n]`."""
         counts = self.offsets[indices + 1] - self.offsets[indices]
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return ItemRequests(self.clients[indices], offsets, self.items[self.rows_of(indices)])
@@ -83,9 +83,9 @@ class ClientArrays:
     """Parameters or updates of some clients.
 
     Attributes:
-        requests: the clients, and the items that `rows` are of.
+        requests: the clients, and the items of `rows`.
         values: `[C, ...]` per parameter, whole tables included.
-        rows: `[P, ...]` per item table, of the named items only.
+        rows: `[P, ...]` per item table, for the requested items only.
     """
 
     requests: ItemRequests
@@ -96,25 +96,25 @@ class ClientArrays:
     def of(
         cls, requests: ItemRequests, tensors: Mapping[str, Tensor], tables: Collection[str]
     ) -> ClientArrays:
-        """From tensors, `[P, ...]` of tables, of whose items clients have rows, and `[C, ...]` of
-        others."""
+        """Make from tensors: `[P, ...]` for tables with rows per client, `[C, ...]` for other
+        parameters."""
         arrays = {name: value.numpy(force=True) for name, value in tensors.items()}
         rows = {name: arrays.pop(name) for name in tables}
         return cls(requests, arrays, rows)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """As named arrays."""
+        """Return as named arrays."""
         return {**self.requests.arrays(), **add_prefix({_VALUE: self.values, _ROW: self.rows})}
 
     @classmethod
     def read(cls, arrays: Mapping[str, np.ndarray]) -> ClientArrays:
-        """From named arrays returned by `arrays`."""
+        """Read named arrays returned by `arrays`."""
         return cls(
             ItemRequests.read(arrays), strip_prefix(_VALUE, arrays), strip_prefix(_ROW, arrays)
         )
 
     def take(self, indices: np.ndarray) -> ClientArrays:
-        """The clients at the given positions, `int64 [n]`."""
+        """Select the clients at the given positions, `int64 [n]`."""
         rows = self.requests.rows_of(indices)
         return ClientArrays(
             self.requests.take(indices),
@@ -123,15 +123,15 @@ class ClientArrays:
         )
 
     def arranged(self, indices: np.ndarray) -> ClientArrays:
-        """The same as `take` of positions `int64 [n]`, but without a copy if these are all clients
-        in their order, as those of one part are."""
+        """Select like `take`, at positions `int64 [n]`, but without a copy if these are all clients
+        in their order, as within one part."""
         in_order = np.array_equal(indices, np.arange(len(self.requests.clients)))
         return self if in_order else self.take(indices)
 
     @classmethod
     def joined(cls, parts: Sequence[ClientArrays]) -> ClientArrays:
-        """The clients of several parts, ascending; zero where a part lacks a parameter. A table of
-        which one part has rows, and another whole values, becomes rows."""
+        """Join several parts; clients are ascending, and missing parameters zero. A table with rows
+        in one part and whole values in another becomes rows."""
         tables = {name for part in parts for name in part.rows}
         parts = [part._with_rows(tables & part.values.keys()) for part in parts]
         requests = ItemRequests.concatenated([part.requests for part in parts])
@@ -142,7 +142,7 @@ class ClientArrays:
         return cls(requests, values, rows).arranged(order)
 
     def _with_rows(self, names: Collection[str]) -> ClientArrays:
-        """The same with all rows of some tables, and so of all tables."""
+        """Convert whole tables to rows, so that all tables have rows."""
         if not names:
             return self
         count = len(self.values[next(iter(names))][0])
@@ -176,8 +176,8 @@ class ClientArrays:
         return [SparseUpdate(table.shape, items, rows) for items, rows in pairs]
 
     def padded(self, width: int) -> dict[str, np.ndarray]:
-        """All parameters with a leading cohort dimension, the rows of each client filled up to
-        `[C, width, ...]`."""
+        """Pad each client's rows to `[C, width, ...]`; all parameters have a leading cohort
+        dimension."""
         mask = self.real(width)
         filled = dict(self.values)
         for name, value in self.rows.items():
@@ -186,14 +186,14 @@ class ClientArrays:
         return filled
 
     def real(self, width: int) -> np.ndarray:
-        """`bool [C, width]`: which rows of `padded` are not padding."""
+        """Mask `bool [C, width]` of the rows of `padded` that are not padding."""
         return np.arange(width) < np.diff(self.requests.offsets)[:, None]
 
 
 def _filled(
     parts: Sequence[Mapping[str, np.ndarray]], counts: Sequence[int]
 ) -> dict[str, np.ndarray]:
-    """Arrays of several parts end to end, zeros `[count, ...]` for those that a part lacks."""
+    """Concatenate the arrays of several parts, with zeros `[count, ...]` for missing ones."""
     like = {name: value for part in parts for name, value in part.items()}
     return {
         name: np.concatenate(

@@ -5,7 +5,7 @@ Every order carries `arrays` (the shared parameters) and `config`; every answer 
 `metrics`. An order that names no clients means "all clients you host" and is answered in Flower's
 standard form (new parameters and `num-examples`), which is what Flower's own strategies expect. An
 order that names clients is answered with a sum of updates, or with the update of each client if the
-strategy asks for these, so that a round has one reply per node and not one per client. A strategy
+strategy requests these, so that a round has one reply per node and not one per client. A strategy
 whose server generates the parameters of each client asks first which items' rows they need
 (`ITEMS`), and sends all clients of a node their parameters in one message.
 """
@@ -76,7 +76,7 @@ SECURE_UNMASK = "query.secure_unmask"
 _ROWS = "#rows"
 _VALUES = "#values"
 _TABLE = "#table"  # a table of which only some rows changed, in three arrays
-_SHARES = "shares"  # factors of compressed updates, which stand for their sum
+_SHARES = "shares"  # factors of compressed updates, sent in place of their sum
 _SUM = "sum/"  # prefix of the sums over clients in the answer to an evaluation
 _SECURE = "secure-"  # prefix of the settings of a training order for secure aggregation
 OVERRIDES = ("proximal-mu",)
@@ -86,7 +86,7 @@ AnyOrder = TypeVar("AnyOrder")
 
 
 class OrderSetting(NamedTuple):
-    """Type and limit of a setting of an order.
+    """Type and limit of an order's setting.
 
     Attributes:
         kind: its type; a `float` may be an `int`, and members of a `list` are.
@@ -105,7 +105,7 @@ _ORDER = {"server-round": _NUMBER, "clients": OrderSetting(list, 2**24), "step":
 
 
 def _words(kind: type[Words], prefix: str = "") -> dict[str, OrderSetting]:
-    """The settings in which words of secure aggregation are sent."""
+    """Settings of an order for the fields of a message of secure aggregation."""
     kinds = {"int": _NUMBER, "bytes": OrderSetting(bytes, 2**27)}
     return {prefix + field.name: kinds[str(field.type)] for field in fields(kind)}  # type: ignore
 
@@ -133,8 +133,8 @@ def check_settings(kind: str, content: RecordDict) -> None:
         content: its content.
 
     Raises:
-        RefusalError: it has a setting that its type of message does not have, of another type, or
-            larger than allowed.
+        RefusalError: a setting is unknown for this type of message, of another type, or larger than
+            allowed.
     """
     allowed = _SETTINGS.get(kind, {})
     settings = [item for record in content.config_records.values() for item in record.items()]
@@ -145,11 +145,11 @@ def check_settings(kind: str, content: RecordDict) -> None:
     )
     if strange:
         raise RefusalError(
-            f"the order has a setting {strange[0][:100]!r}"
+            f"the order has an invalid setting {strange[0][:100]!r}"
             + (" of another type or size" if strange[0] in allowed else ""),
-            expected="those of fedrec's own orders",
+            expected="settings of fedrec's orders",
             got=", ".join(f"{name[:100]!r}" for name in strange[:5]),
-            fix="run the same version of fedrec on server and node, without settings of others",
+            fix="run the same version of fedrec on server and node, with no other settings",
         )
 
 
@@ -163,8 +163,7 @@ def _fits(value: object, setting: OrderSetting) -> bool:
 
 
 def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
-    """The content of a training message; `arrays` is shared between the messages of a round, not
-    copied."""
+    """Pack a training message; `arrays` is shared between the messages of a round, not copied."""
     config = _order_config(order)
     config["weighting"] = order.weighting
     if order.protection is not None:
@@ -176,7 +175,7 @@ def pack_train(arrays: ArrayRecord, order: TrainOrder) -> RecordDict:
 
 
 def unpack_train(content: RecordDict) -> tuple[dict[str, np.ndarray], TrainOrder]:
-    """Parameters and order of a training message, of ours or of any Flower strategy."""
+    """Unpack parameters and order of a training message of fedrec's or any Flower strategy."""
     return writable_arrays(content), unpack_train_order(content)
 
 
@@ -194,7 +193,7 @@ def _refuses_malformed(
             got = f"{type(error).__name__}: {error}"[:300]
             raise RefusalError(
                 "the order cannot be decoded",
-                expected="one that fedrec sent",
+                expected="an order of the same version of fedrec",
                 got=got,
                 fix="run the same version of fedrec on server and node",
             ) from None
@@ -204,7 +203,7 @@ def _refuses_malformed(
 
 @_refuses_malformed
 def unpack_train_order(content: RecordDict) -> TrainOrder:
-    """The order of a training message without its parameters."""
+    """Unpack the order of a training message without its parameters."""
     config = config_of(content)
     masking = strip_prefix(_SECURE, config)
     overrides = {key: float(config[key]) for key in OVERRIDES if key in config}  # type: ignore
@@ -231,7 +230,7 @@ _SUM_METRICS: Mapping[str, tuple[str, type[int] | type[float]]] = {
 
 
 def pack_sum(reply: TrainSum) -> RecordDict:
-    """The answer to a training message that named clients."""
+    """Pack the reply to a training message that names clients."""
     metrics = MetricRecord(
         {key: kind(getattr(reply, name)) for name, (key, kind) in _SUM_METRICS.items()}
     )
@@ -249,7 +248,7 @@ def pack_sum(reply: TrainSum) -> RecordDict:
 
 
 def unpack_sum(content: RecordDict) -> TrainSum:
-    """A node's sum of updates, or the compressed updates of which it is."""
+    """Unpack a node's sum of updates, or its compressed updates."""
     metrics: Any = content[METRICS]
     arrays = read_arrays(content)
     numbers: Any = {name: kind(metrics[key]) for name, (key, kind) in _SUM_METRICS.items()}
@@ -261,7 +260,7 @@ def unpack_sum(content: RecordDict) -> TrainSum:
 
 
 def pack_each(reply: TrainEach) -> RecordDict:
-    """The answer to a training message that requests the update of each client."""
+    """Pack the reply to a training message that requests the update of each client."""
     arrays = {**reply.updates.arrays(), "examples": reply.examples, "losses": reply.losses}
     return RecordDict(
         {
@@ -272,13 +271,13 @@ def pack_each(reply: TrainEach) -> RecordDict:
 
 
 def unpack_each(content: RecordDict) -> TrainEach:
-    """Each client's update of a node."""
+    """Unpack the update of each of a node's clients."""
     arrays = read_arrays(content)
     return TrainEach(ClientArrays.read(arrays), arrays["examples"], arrays["losses"])
 
 
 def pack_item_query(order: ItemQuery) -> RecordDict:
-    """A request for the items whose rows clients need."""
+    """Pack a request for the items whose rows clients need."""
     config = _order_config(order)
     config["purpose"] = order.purpose
     return RecordDict({CONFIG: config})
@@ -286,28 +285,28 @@ def pack_item_query(order: ItemQuery) -> RecordDict:
 
 @_refuses_malformed
 def unpack_item_query(content: RecordDict) -> ItemQuery:
-    """The request packed by `pack_item_query`."""
+    """Unpack the request packed by `pack_item_query`."""
     config: Any = config_of(content)
     fields = _order_fields(config)
     if fields["clients"] is None or fields["step"] is None:
-        raise ValueError("a query names its clients and its step")
+        raise ValueError("a query needs clients and a step")
     return ItemQuery(**fields, purpose=config["purpose"])
 
 
 def pack_item_requests(requests: ItemRequests) -> RecordDict:
-    """The answer to an item request."""
+    """Pack the reply to an item request."""
     return RecordDict({ARRAYS: to_record(requests.arrays())})
 
 
 def unpack_item_requests(content: RecordDict) -> ItemRequests:
-    """The items that a node's clients need."""
+    """Unpack the items that a node's clients need."""
     return ItemRequests.read(read_arrays(content))
 
 
 def pack_standard(
     arrays: Mapping[str, np.ndarray] | None, metrics: Mapping[str, float | int]
 ) -> RecordDict:
-    """An answer in Flower's standard form: new parameters (training only) and metrics with
+    """Pack a reply in Flower's standard form: new parameters (training only) and metrics with
     `num-examples`."""
     records: dict[str, Any] = {METRICS: MetricRecord(dict(metrics))}
     if arrays is not None:
@@ -316,7 +315,7 @@ def pack_standard(
 
 
 def pack_evaluate(arrays: ArrayRecord, order: EvaluateOrder) -> RecordDict:
-    """The content of an evaluation message."""
+    """Pack an evaluation message."""
     config = _order_config(order)
     config["each"] = order.each
     if order.held_out is not None:
@@ -328,11 +327,11 @@ def pack_evaluate(arrays: ArrayRecord, order: EvaluateOrder) -> RecordDict:
 
 @_refuses_malformed
 def unpack_evaluate(content: RecordDict) -> tuple[dict[str, np.ndarray], EvaluateOrder]:
-    """Parameters and order of an evaluation message, of ours or of any Flower strategy."""
+    """Unpack parameters and order of an evaluation message of fedrec's or any Flower strategy."""
     config = config_of(content)
     held_out: Any = config.get("held-out")
     if held_out not in (None, "test", "validation"):
-        raise ValueError(f"held-out rows {held_out!r}")
+        raise ValueError(f"invalid held-out rows {held_out!r}")
     order = EvaluateOrder(
         **_order_fields(config),
         each=bool(config.get("each", False)),
@@ -347,7 +346,7 @@ def pack_table(
     columns: Mapping[str, np.ndarray],
     sums: Mapping[str, np.ndarray] | None = None,
 ) -> RecordDict:
-    """The answer to an evaluation message that named clients `int64 [clients]`: one column
+    """Pack the reply to an evaluation message that names clients `int64 [clients]`: one column
     `[clients]` per metric, and sums over the clients."""
     values = np.empty((len(clients), len(columns)))
     for index, column in enumerate(columns.values()):
@@ -365,24 +364,24 @@ def pack_table(
 
 
 def unpack_table(content: RecordDict) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The clients `int64 [clients]` of a node's answer, and its columns `float64 [clients]`.
+    """Unpack the clients `int64 [clients]` and columns `float64 [clients]` of a node's reply.
 
     Raises:
-        ValueError: they do not fit each other, or two columns have one name.
+        ValueError: they do not match, or two columns have the same name.
     """
     arrays = writable_arrays(content)
     clients = arrays["clients"]
     values = arrays["values"]
     names = [str(name) for name in config_of(content)["columns"]]  # type: ignore[union-attr]
     if clients.ndim != 1 or values.shape != (len(clients), len(names)):
-        raise ValueError(f"metrics {list(values.shape)} of {len(names)} names")
+        raise ValueError(f"metrics {list(values.shape)} for {len(names)} names")
     if len(set(names)) < len(names):
-        raise ValueError("two columns of one name")
+        raise ValueError("duplicate column names")
     return clients, dict(zip(names, values.T, strict=True))
 
 
 def unpack_sums(content: RecordDict) -> dict[str, np.ndarray]:
-    """The sums over a node's clients in its answer to an evaluation message."""
+    """Unpack the sums over a node's clients in its reply to an evaluation message."""
     return strip_prefix(_SUM, writable_arrays(content))
 
 
@@ -390,7 +389,7 @@ _PRESENCE_ARRAYS = ("training", "evaluated", "work", "validated")
 
 
 def pack_presence(presence: Presence) -> RecordDict:
-    """The reply to a request for a node's clients."""
+    """Pack the reply to a request for a node's clients."""
     every = {name: getattr(presence, name) for name in _PRESENCE_ARRAYS}
     arrays = {name: array for name, array in every.items() if array is not None}
     metrics = MetricRecord({"partition-id": presence.partition})
@@ -399,7 +398,7 @@ def pack_presence(presence: Presence) -> RecordDict:
 
 
 def unpack_presence(content: RecordDict) -> Presence:
-    """A node's description of itself."""
+    """Unpack a node's description of itself."""
     arrays = writable_arrays(content)
     metrics = content[METRICS]
     return Presence(
@@ -413,17 +412,17 @@ def unpack_presence(content: RecordDict) -> Presence:
 
 
 def pack_parameters(arrays: Mapping[str, np.ndarray]) -> RecordDict:
-    """The answer to a request for initial parameters."""
+    """Pack the reply to a request for initial parameters."""
     return RecordDict({ARRAYS: to_record(arrays)})
 
 
 def unpack_parameters(content: RecordDict) -> dict[str, np.ndarray]:
-    """Initial parameters from a node; not necessarily writable."""
+    """Unpack initial parameters from a node; not necessarily writable."""
     return read_arrays(content)
 
 
 def _change_arrays(name: str, change: Change) -> dict[str, np.ndarray]:
-    """A change of one parameter as named arrays."""
+    """Convert a change of one parameter to named arrays."""
     if not isinstance(change, SparseUpdate):
         return {name: change}
     table = np.array([*change.shape, change.drift], dtype=np.float64)
@@ -431,7 +430,7 @@ def _change_arrays(name: str, change: Change) -> dict[str, np.ndarray]:
 
 
 def _changes(arrays: Mapping[str, np.ndarray]) -> dict[str, Change]:
-    """Changes of parameters from their arrays."""
+    """Convert named arrays to changes of parameters."""
     changes: dict[str, Change] = {}
     for key, array in arrays.items():
         name, mark, _ = key.rpartition("#")
@@ -456,10 +455,10 @@ def _order_config(order: TrainOrder | EvaluateOrder | ItemQuery) -> ConfigRecord
 
 
 def _order_fields(config: ConfigRecord) -> dict[str, Any]:
-    """The fields that all orders have."""
+    """Read the fields common to all orders."""
     step = parse_json(str(config["step"])) if "step" in config else None
     if not isinstance(step, dict | None):
-        raise TypeError(f"a step is a table, not {type(step).__name__}")
+        raise TypeError(f"a step must be a table, not {type(step).__name__}")
     clients = np.asarray(config["clients"], dtype=np.int64) if "clients" in config else None
     return {
         "round": int(config.get("server-round", 0)),  # type: ignore[arg-type]
@@ -476,13 +475,13 @@ AnyWords = TypeVar("AnyWords", bound=Words)
 
 
 def pack_masked(masked: np.ndarray) -> RecordDict:
-    """The answer to a training message under secure aggregation: only the masked sum, `uint64
+    """Pack the reply to a training message under secure aggregation: only the masked sum, `uint64
     [length]`."""
     return RecordDict({ARRAYS: to_record({_MASKED: masked})})
 
 
 def unpack_masked(content: RecordDict, length: int) -> np.ndarray:
-    """A node's masked sum, `uint64 [length]`, which is untrusted input.
+    """Unpack a node's masked sum, `uint64 [length]`, which is untrusted input.
 
     Raises:
         ValueError: it has another type or length.
@@ -494,7 +493,7 @@ def unpack_masked(content: RecordDict, length: int) -> np.ndarray:
 
 
 def pack_words(words: Words) -> RecordDict:
-    """Pack an order or an answer of secure aggregation."""
+    """Pack an order or a reply of secure aggregation."""
     return RecordDict({CONFIG: ConfigRecord(words.fields())})  # type: ignore[arg-type]
 
 
@@ -508,12 +507,12 @@ def unpack_words(kind: type[AnyWords], content: RecordDict) -> AnyWords:
 
 
 def pack_channel(key: bytes, proof: bytes = b"") -> RecordDict:
-    """A node's public channel key, and a proof that it is that node's."""
+    """Pack a node's public channel key, and a proof of its origin."""
     return RecordDict({CONFIG: ConfigRecord({"channel": key, "proof": proof})})
 
 
 def unpack_channel(content: RecordDict) -> tuple[bytes, bytes]:
-    """A node's public channel key and its proof, which is untrusted input.
+    """Unpack a node's public channel key and its proof, which is untrusted input.
 
     Raises:
         ValueError: it is malformed.

@@ -16,7 +16,7 @@ from fedrec.protocol.updates import Change
 
 Weighting = Literal["uniform", "examples"]
 Reply = Literal["sum", "each"]
-"""The reply of a node: the sum of its clients' updates, or the update of each."""
+"""Reply of a node: the sum of its clients' updates, or the update of each."""
 
 
 HeldOutPart = Literal["test", "validation"]
@@ -37,7 +37,7 @@ class TrainOrder:
         overrides: additional settings of some of Flower's strategies, such as FedProx's
             `proximal-mu`.
         protection: clip and noise of each client's update; all clients then have weight 1.
-        each: the update of each client is needed, not their sum.
+        each: whether to reply with the update of each client, not their sum.
         secure: how the sum is masked, under secure aggregation.
     """
 
@@ -53,7 +53,7 @@ class TrainOrder:
 
 @dataclass(frozen=True, eq=False)
 class TrainEach:
-    """The updates of single clients.
+    """Updates of single clients.
 
     Attributes:
         updates: each client's update; of item tables the rows that may have changed.
@@ -67,7 +67,7 @@ class TrainEach:
 
     @classmethod
     def joined(cls, parts: Sequence[TrainEach]) -> TrainEach:
-        """The clients of several blocks or nodes, ascending."""
+        """Join several blocks or nodes; clients are ascending."""
         updates = ClientArrays.joined([part.updates for part in parts])
         clients = np.concatenate([updates.requests.clients[:0], *(part.clients for part in parts)])
         order = np.argsort(clients)
@@ -77,11 +77,11 @@ class TrainEach:
 
     @property
     def clients(self) -> np.ndarray:
-        """`int64 [C]`, the clients, ascending."""
+        """Client ids, `int64 [C]`, ascending."""
         return self.updates.requests.clients
 
     def take(self, indices: np.ndarray) -> TrainEach:
-        """The clients at the given positions, `int64 [n]`."""
+        """Select the clients at the given positions, `int64 [n]`."""
         return TrainEach(self.updates.take(indices), self.examples[indices], self.losses[indices])
 
     def changes(self, name: str, table: np.ndarray) -> list[Change]:
@@ -113,7 +113,7 @@ class SentUpdate:
     """A client's compressed update.
 
     Attributes:
-        payloads: the arrays that are sent of each parameter, by name.
+        payloads: arrays sent for each parameter, by name.
         share: factor of the update in the sum.
     """
 
@@ -126,19 +126,18 @@ class TrainSum:
     """A node's sum over the clients that it trained.
 
     Attributes:
-        total: weighted sum of the clients' updates, per parameter; of a table with few changed rows
-            these alone.
+        total: weighted sum of the clients' updates, per parameter; only the changed rows of a table
+            with few of them.
         clients: number of clients in it.
         weight: sum of their weights.
         examples: sum of their numbers of examples.
         loss: sum of the losses of clients with training examples.
         losses: number of clients with training examples.
-        unclipped: number of clients whose update was within the clip norm, if the order asked for
-            it.
-        sent: bytes that its clients would send, each as a device of its own (`compact`); 0 if that
-            is not told.
-        updates: the compressed updates of which it is the sum, which are sent in its place if they
-            are shorter; None: it is sent.
+        unclipped: number of clients whose update was within the clip norm, if requested.
+        sent: bytes that its clients would send, each as a separate device (`compact`); 0 if not
+            reported.
+        updates: the compressed updates, which are sent in place of their sum if they are shorter;
+            None: the sum is sent.
     """
 
     total: dict[str, Change]
@@ -161,9 +160,9 @@ class EvaluateOrder:
         clients: `int64 [clients]`, which of its clients; None: all it hosts that have held-out
             rows, answered in standard form.
         step: the local step of on-device fine-tuning; None: the experiment's own.
-        each: parameters are generated for each client.
+        each: whether parameters are generated for each client.
         held_out: which held-out rows are ranked; None: those that the experiment evaluates.
-        sums: whether to sum up over clients what the metrics of all lists need.
+        sums: whether to compute the sums over clients that list metrics need.
     """
 
     round: int
@@ -179,7 +178,7 @@ class Presence:
     """A node's description of itself.
 
     Attributes:
-        partition: the node's place among the nodes.
+        partition: the node's position among the nodes.
         training: `int64 [clients]`, clients it hosts that may be sampled for training.
         evaluated: `int64 [clients]`, clients it hosts that have held-out rows.
         work: `int64 [clients]`, number of training rows of each of `training`, reported only by
@@ -204,7 +203,7 @@ _OF = "#"
 
 
 def updates_as_arrays(updates: Sequence[SentUpdate]) -> dict[str, np.ndarray]:
-    """All arrays of what clients send, by the client's index, the parameter, and a name."""
+    """Flatten compressed updates to arrays named by client index, parameter and array."""
     return {
         _OF.join((str(index), name, key)): array
         for index, update in enumerate(updates)
@@ -216,20 +215,20 @@ def updates_as_arrays(updates: Sequence[SentUpdate]) -> dict[str, np.ndarray]:
 def arrays_as_updates(
     arrays: Mapping[str, np.ndarray], shares: Sequence[float]
 ) -> list[SentUpdate]:
-    """The inverse of `updates_as_arrays`, of untrusted input.
+    """Invert `updates_as_arrays`, on untrusted input.
 
     Args:
         arrays: the arrays.
         shares: factor of each client's update.
 
     Raises:
-        ValueError: an array is of no client.
+        ValueError: an array has an unknown client index.
     """
     payloads: list[dict[str, dict[str, np.ndarray]]] = [{} for _ in shares]
     for label, array in arrays.items():
         index, of_client = label.split(_OF, 1)
         name, key = of_client.rsplit(_OF, 1)
         if not index.isdecimal() or int(index) >= len(payloads):
-            raise ValueError(f"an array of client {index!r} of {len(payloads)}")
+            raise ValueError(f"unknown client index {index!r}, of {len(payloads)} clients")
         payloads[int(index)].setdefault(name, {})[key] = array
     return [SentUpdate(*pair) for pair in zip(payloads, shares, strict=True)]

@@ -24,15 +24,15 @@ _LENGTH_BYTES = 4
 
 
 class Words:
-    """Base class of these messages: fields of text, integers and bytes."""
+    """Base class of messages of secure aggregation: fields of text, integers and bytes."""
 
     def fields(self) -> dict[str, int | bytes]:
-        """By name."""
+        """Return the fields by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """From the result of `fields`, which is untrusted input.
+        """Read the result of `fields`, which is untrusted input.
 
         Raises:
             ValueError: a field is missing or of another type.
@@ -41,7 +41,7 @@ class Words:
         kinds = {field.name: types[str(field.type)] for field in fields(cls)}  # type: ignore
         for name, kind in kinds.items():
             if type(values.get(name)) is not kind:
-                raise ValueError(f"{name!r} is no {kind.__name__}")
+                raise ValueError(f"{name!r} is not of type {kind.__name__}")
         return cls(**{name: values[name] for name in kinds})
 
 
@@ -51,10 +51,10 @@ class ShareOrder(Words):
 
     Attributes:
         session: 16 bytes, unique for each session.
-        position: of the node that reads this.
+        position: position of the receiving node.
         channels: public channel keys, 32 bytes per node.
         proofs: proofs of their origin, see `listed`; empty without proofs.
-        counts: number of clients that each node is asked for, 4 bytes per node.
+        counts: number of each node's clients in the cohort, 4 bytes per node.
         bits: binary digits after the point.
         training: digest of the training order that follows, see `fedrec.secure.vector.digest_of`.
     """
@@ -74,7 +74,7 @@ class ShareReply(Words):
 
     Attributes:
         mask_key: its public mask key.
-        commitment: of the seed of its self-mask.
+        commitment: commitment to the seed of its self-mask.
         sealed: 92 bytes for each node, zeros for itself: shares of its secrets.
     """
 
@@ -89,8 +89,8 @@ class MaskOrder(Words):
 
     Attributes:
         session: the session.
-        mask_keys: public mask keys, 32 bytes per node; zeros for one that is no longer there.
-        sealed: 92 bytes from each node for the one that reads this.
+        mask_keys: public mask keys, 32 bytes per node; zeros for nodes that dropped out.
+        sealed: 92 bytes from each node for the receiving node.
     """
 
     session: bytes
@@ -100,11 +100,11 @@ class MaskOrder(Words):
 
 @dataclass(frozen=True)
 class UnmaskOrder(Words):
-    """The nodes that sent a masked sum.
+    """Nodes that sent a masked sum.
 
     Attributes:
         session: the session.
-        survivors: one byte per node, 1 if its masked sum is there.
+        survivors: one byte per node, 1 if its masked sum arrived.
     """
 
     session: bytes
@@ -124,10 +124,10 @@ class UnmaskReply(Words):
 
 
 def pieces(joined: bytes, size: int) -> list[bytes]:
-    """Pieces of equal size from their concatenation.
+    """Split a concatenation into pieces of equal size.
 
     Raises:
-        ValueError: the length is no multiple of the size.
+        ValueError: the length is not a multiple of the size.
     """
     if len(joined) % size:
         raise ValueError(f"Expected a multiple of {size} bytes, got {len(joined)}.")
@@ -135,22 +135,22 @@ def pieces(joined: bytes, size: int) -> list[bytes]:
 
 
 def joined(parts: Mapping[int, bytes], nodes: int, size: int) -> bytes:
-    """Concatenated pieces by position; zeros for missing ones."""
+    """Concatenate pieces by position, with zeros for missing ones."""
     return b"".join(parts.get(position, bytes(size)) for position in range(nodes))
 
 
 def there(parts: Iterable[bytes]) -> dict[int, bytes]:
-    """The pieces that are not zeros, by position."""
+    """Non-zero pieces, by position."""
     return {position: part for position, part in enumerate(parts) if any(part)}
 
 
 def listed(parts: Iterable[bytes]) -> bytes:
-    """Concatenated pieces of any length, each after its length."""
+    """Concatenate pieces of any length, each after its length."""
     return b"".join(len(part).to_bytes(_LENGTH_BYTES, "little") + part for part in parts)
 
 
 def unlisted(text: bytes) -> list[bytes]:
-    """The pieces passed to `listed`.
+    """Split the result of `listed` into its pieces.
 
     Raises:
         ValueError: the bytes are malformed.
@@ -167,12 +167,12 @@ def unlisted(text: bytes) -> list[bytes]:
 
 
 def counted(numbers: Iterable[int]) -> bytes:
-    """Concatenated numbers of clients."""
+    """Concatenate numbers of clients as bytes."""
     return b"".join(number.to_bytes(COUNT_BYTES, "little") for number in numbers)
 
 
 def counts_in(text: bytes) -> list[int]:
-    """The numbers passed to `counted`.
+    """Read the numbers passed to `counted`.
 
     Raises:
         ValueError: the length is wrong.

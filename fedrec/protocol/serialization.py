@@ -42,7 +42,7 @@ class PackedArray(NamedTuple):
 
 
 def packed(parts: Iterable[PackedArray]) -> bytes:
-    """The parts as bytes, in order."""
+    """Pack arrays into bytes, in order."""
     parts = list(parts)
     table = [
         [part.name, part.dtype, list(part.shape), part.stype, len(part.data)] for part in parts
@@ -54,7 +54,7 @@ def packed(parts: Iterable[PackedArray]) -> bytes:
 
 
 def opened(data: bytes) -> list[PackedArray]:
-    """The arrays from the result of `packed`, which is untrusted input.
+    """Unpack the arrays from the result of `packed`, which is untrusted input.
 
     Raises:
         ValueError: it is truncated, too long, or names a part twice.
@@ -78,7 +78,7 @@ def opened(data: bytes) -> list[PackedArray]:
         )
         start += length
     if start != len(data) or len({part.name for part in parts}) != len(parts):
-        raise ValueError(f"{len(data) - start} bytes too many, or a name twice")
+        raise ValueError(f"{len(data) - start} excess bytes, or a duplicate name")
     return parts
 
 
@@ -87,8 +87,7 @@ _PACKED = "#packed"
 
 
 class ZeroCopyArray(Array):
-    """A Flower array that holds numpy memory and becomes bytes only where it leaves for another
-    machine.
+    """Flower array that holds numpy memory and becomes bytes only when sent to another machine.
 
     Args:
         live: the array; `float [...]` or another type of any shape; `zero_copy_arrays` returns the
@@ -105,13 +104,13 @@ class ZeroCopyArray(Array):
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
-        """The array in numpy's file format, serialised at each call."""
+        """Serialise the array in numpy's file format, at each call."""
         buffer = io.BytesIO()
         np.save(buffer, np.asarray(self.live, order="C"), allow_pickle=False)
         return buffer.getvalue()
 
     def numpy(self) -> np.ndarray:
-        """The current values, as a writable copy `[...]` in the array's shape."""
+        """Copy the current values, `[...]` in the array's shape; the copy is writable."""
         if isinstance(self.live, SharedArray) and is_shared(self.live):
             return private(*self.live.place)
         return np.array(self.live, order="C", subok=False)
@@ -136,12 +135,12 @@ class _OpenedArray(ZeroCopyArray):
         super().__init__(kept_open(*address))
 
     def numpy(self) -> np.ndarray:
-        """A writable copy of the values, `[...]`; the owner does not see changes."""
+        """Copy the values, `[...]`; the copy is writable, and the owner does not see changes."""
         return private(*self.address)
 
 
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
-    """Named numpy arrays as a Flower record; it holds the arrays themselves."""
+    """Make a Flower record of named numpy arrays; it holds the arrays themselves."""
     record = ArrayRecord()  # its constructor would turn all into bytes
     for name, array in arrays.items():
         record[name] = ZeroCopyArray(np.asanyarray(array))
@@ -149,14 +148,14 @@ def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
 
 
 def from_record(record: ArrayRecord) -> dict[str, np.ndarray]:
-    """Named numpy arrays of a Flower record; copies that may be written (of shared memory, page by
-    page as needed)."""
+    """Copy the named numpy arrays of a Flower record; copies are writable (shared memory is copied
+    page by page as needed)."""
     return {name: array.numpy() for name, array in record.items()}
 
 
 def zero_copy_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
-    """Named numpy arrays of a Flower record, with as few copies as possible; for the owner of the
-    record."""
+    """Return the named numpy arrays of a Flower record, with as few copies as possible; for the
+    record's owner."""
     return {
         name: array.live if isinstance(array, ZeroCopyArray) else array.numpy()
         for name, array in record.items()
@@ -175,11 +174,11 @@ def sent_bytes(record: ArrayRecord) -> int:
 
 
 def for_the_network(content: RecordDict, made: dict[int, ArrayRecord] | None = None) -> RecordDict:
-    """The same content, changed in place, with the arrays of each record as one string of bytes, in
-    Flower's own class.
+    """Pack the arrays of each record into one byte string, in Flower's own class; changes the
+    content in place.
 
     Args:
-        content: what leaves this machine through Flower's own connections.
+        content: content sent to another machine through Flower's connections.
         made: cache of packed records by the identity of their record, for records shared by several
             messages.
     """
@@ -193,7 +192,7 @@ def for_the_network(content: RecordDict, made: dict[int, ArrayRecord] | None = N
 
 
 def from_the_network(content: RecordDict) -> RecordDict:
-    """The inverse of `for_the_network`, in place; other bytes are not changed."""
+    """Invert `for_the_network`, in place; other bytes are not changed."""
     for key, record in list(content.array_records.items()):
         if list(record) == [_PACKED]:
             with contextlib.suppress(Exception):  # untrusted input may be anything

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates as they are sent: changed rows only, symmetric matrices by halves, few bits, and their
-size."""
+"""Sent form of updates (changed rows only, symmetric matrices by halves), and their size."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ _RESERVED = 2**27  # numbers of a table that may be reserved at once
 
 @dataclass(frozen=True, eq=False)
 class SparseUpdate:
-    """A change of a table `[items, d]`: `drift` times the table, and `values` added to some of its
-    rows.
+    """Change of a table `[items, d]`: `drift` times the table, plus `values` on some rows.
 
     Attributes:
         shape: shape of the table.
@@ -40,7 +38,7 @@ class SparseUpdate:
     drift: float = 0.0
 
     def dense(self, table: np.ndarray) -> np.ndarray:
-        """The change as a whole table, `float64 [items, d]`; `table` is what it applies to."""
+        """Return the change as a whole table, `float64 [items, d]`; `table` is the table before."""
         whole = self.drift * table.astype(np.float64) if self.drift else np.zeros(self.shape)
         whole[self.rows] += self.values
         return whole
@@ -57,7 +55,7 @@ class SparseUpdate:
         return table
 
     def __add__(self, other: SparseUpdate) -> SparseUpdate:
-        """Both changes; the order of the operands does not matter beyond the last float64 digit."""
+        """Add two changes; the order matters in the last float64 digit only."""
         rows = distinct(np.concatenate([self.rows, other.rows]))
         values = np.zeros((len(rows), *self.shape[1:]))
         values[np.searchsorted(rows, self.rows)] = self.values
@@ -69,7 +67,7 @@ Change: TypeAlias = "np.ndarray | SparseUpdate"
 
 
 def added(first: Change, second: Change, table: np.ndarray) -> Change:
-    """Sum of two changes of a table `[items, d]`, float64; it names rows when both do."""
+    """Sum of two changes of a table `[items, d]`, float64; sparse if both are."""
     if isinstance(first, SparseUpdate) and isinstance(second, SparseUpdate):
         return first + second
     dense = (c.dense(table) if isinstance(c, SparseUpdate) else c for c in (first, second))
@@ -77,7 +75,7 @@ def added(first: Change, second: Change, table: np.ndarray) -> Change:
 
 
 def dense_change(change: Change, table: np.ndarray) -> np.ndarray:
-    """A change as a whole table, `float64 [items, d]`."""
+    """Return a change as a whole table, `float64 [items, d]`."""
     return (
         change.dense(table)
         if isinstance(change, SparseUpdate)
@@ -86,7 +84,7 @@ def dense_change(change: Change, table: np.ndarray) -> np.ndarray:
 
 
 def scaled(change: Change, factor: float) -> Change:
-    """A change multiplied by a factor."""
+    """Multiply a change by a factor."""
     if not isinstance(change, SparseUpdate):
         return change * factor
     return SparseUpdate(change.shape, change.rows, change.values * factor, change.drift * factor)
@@ -121,8 +119,7 @@ def _add(values: np.ndarray, rate: float, changes: np.ndarray) -> None:
 
 
 class SparseAccumulator:
-    """Running sum of changes to the rows of one table, float64; memory grows with the rows that are
-    touched.
+    """Running sum of changes to rows of a table, float64; memory grows with the rows touched.
 
     Args:
         shape: shape of the table.
@@ -150,7 +147,7 @@ class SparseAccumulator:
         torch.from_numpy(self.values).index_add_(0, slots, torch.from_numpy(values))
 
     def slots_of(self, rows: np.ndarray) -> np.ndarray:
-        """Where the sums of rows `int64 [n]` are, `int64 [n]`; rows without a sum get one."""
+        """Indices `int64 [n]` of the sums of rows `int64 [n]`; rows without a sum get one."""
         fresh = distinct(rows[self.slots[rows] < 0])
         self.reserve(len(fresh))
         self.slots[fresh] = np.arange(self.used, self.used + len(fresh))
@@ -159,7 +156,7 @@ class SparseAccumulator:
         return self.slots[rows]
 
     def total(self, kind: np.dtype | None = None) -> SparseUpdate:
-        """The sum so far, as rows `int64 [R]` and values `[R, d]`, `float64` unless of a `kind`."""
+        """Sum so far: rows `int64 [R]` and values `[R, d]` of type `kind` (default: `float64`)."""
         order = np.argsort(self.rows[: self.used])
         values = self.values[: self.used][order]
         if kind is not None:
@@ -168,8 +165,8 @@ class SparseAccumulator:
         return SparseUpdate(self.shape, rows, values, self.drift)
 
     def change(self, table: np.ndarray) -> Change:
-        """The sum so far as a change of the table `[items, d]`, in its type; sparse if less than
-        half of the rows changed."""
+        """Sum so far as a change of the table `[items, d]`, in its type; sparse if fewer than half
+        of the rows changed."""
         if 2 * self.used < len(table):
             return self.total(table.dtype)
         if self.drift:
@@ -200,17 +197,17 @@ _Rows = TypeVar("_Rows", int, np.ndarray)
 
 
 def numbers_of(rows: _Rows) -> _Rows:
-    """Number of numbers in the triangle of a matrix with `rows` rows, or `int64 [n]` of many."""
+    """Size of the triangle of a matrix with `rows` rows, an integer or `int64 [n]`."""
     return rows * (rows + 1) // 2
 
 
 def upper(matrix: np.ndarray) -> np.ndarray:
-    """The triangle of a matrix `[n, n]`, `[n (n + 1) / 2]`."""
+    """Upper triangle of a matrix `[n, n]`, `[n (n + 1) / 2]`."""
     return matrix[_upper_mask(len(matrix))]
 
 
 def mirrored(triangle: np.ndarray, rows: int) -> np.ndarray:
-    """The symmetric matrix `[rows, rows]` of a triangle `[rows (rows + 1) / 2]`."""
+    """Symmetric matrix `[rows, rows]` with the upper triangle `[rows (rows + 1) / 2]`."""
     matrix = np.empty((rows, rows), dtype=triangle.dtype)
     mask = _upper_mask(rows)
     matrix[mask] = triangle
@@ -246,12 +243,12 @@ _LOOKED_AT = 64  # rows by which most arrays show that they are neither sparse n
 
 
 def network_bytes(arrays: Mapping[str, np.ndarray]) -> int:
-    """Number of bytes that named arrays have in a message."""
+    """Number of bytes of named arrays in a message."""
     return sum(_length(array, *_form(array)) for array in arrays.values())
 
 
 def bytes_of_rows(rows: np.ndarray, row: int, whole: int) -> np.ndarray:
-    """The same of arrays that are not zero in some rows, without having them.
+    """Number of bytes of arrays with some non-zero rows, from the numbers of these rows.
 
     Args:
         rows: `int64 [n]`, the number of these rows in each array.
@@ -265,7 +262,7 @@ def bytes_of_rows(rows: np.ndarray, row: int, whole: int) -> np.ndarray:
 
 
 def bytes_of_triangle(rows: np.ndarray, number: int, whole: int) -> np.ndarray:
-    """The same of symmetric matrices that are not zero in some rows and the columns of these.
+    """Number of bytes of symmetric matrices with some non-zero rows and columns.
 
     Args:
         rows: `int64 [n]`, the number of these rows in each matrix.
@@ -279,7 +276,7 @@ def bytes_of_triangle(rows: np.ndarray, number: int, whole: int) -> np.ndarray:
 
 
 def compacted(array: np.ndarray) -> tuple[str, bytes]:
-    """The name of the shortest form of an array `[...]`, with its number of rows, and its bytes."""
+    """Encode an array `[...]` in its shortest form: its name with the number of rows, and bytes."""
     form, rows = _form(array)
     if form == WHOLE:
         return form, np.ascontiguousarray(array).tobytes()
@@ -291,7 +288,7 @@ def compacted(array: np.ndarray) -> tuple[str, bytes]:
 
 
 def expanded(form: str, data: bytes, kind: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """The array `[...]` from its bytes, which are untrusted input.
+    """Decode an array `[...]` from its bytes, which are untrusted input.
 
     Args:
         form: name of the form, with the number of rows unless it is `WHOLE`.
@@ -303,23 +300,23 @@ def expanded(form: str, data: bytes, kind: np.dtype, shape: tuple[int, ...]) -> 
         ValueError: they do not fit together.
     """
     if kind.kind not in "biuf" or any(length < 0 for length in shape):
-        raise ValueError(f"an array of {kind} with shape {shape}")
+        raise ValueError(f"invalid type {kind} or shape {shape} of an array")
     if form == WHOLE:
         return np.frombuffer(data, kind).reshape(shape).copy()
     form, _, number = form.partition(" ")
     size = math.prod(shape) * kind.itemsize
     square = len(shape) == 2 and shape[0] == shape[1]
     if not shape or size > MOST_EXPANDED or (form != ROWS and not (form == TRIANGLE and square)):
-        raise ValueError(f"form {form!r} of an array with shape {shape}")
+        raise ValueError(f"invalid form {form!r} of an array with shape {shape}")
     count = int(number)
     row = math.prod(shape[1:]) * kind.itemsize
     length = _rows_length(count, row) if form == ROWS else _triangle_length(count, kind.itemsize)
     if not 0 <= count <= shape[0] or len(data) != length:
-        raise ValueError(f"{len(data)} bytes of {count} rows of {shape}")
+        raise ValueError(f"{len(data)} bytes do not match {count} rows of {shape}")
     rows = np.frombuffer(data[: count * ROW_BYTES], "<i8")
     values = np.frombuffer(data[count * ROW_BYTES :], kind)
     if count and (rows[0] < 0 or rows[-1] >= shape[0] or (np.diff(rows) <= 0).any()):
-        raise ValueError(f"rows that are not ascending within {shape[0]}")
+        raise ValueError(f"row numbers are not ascending and below {shape[0]}")
     array = np.zeros(shape, kind)
     if form == ROWS:
         array[rows] = values.reshape(count, *shape[1:])
@@ -329,7 +326,7 @@ def expanded(form: str, data: bytes, kind: np.dtype, shape: tuple[int, ...]) -> 
 
 
 def _form(array: np.ndarray) -> tuple[str, np.ndarray]:
-    """The shortest form of an array, and its rows that are not zero, `int64 [n]`."""
+    """Shortest form of an array, and its non-zero rows, `int64 [n]`."""
     none = np.empty(0, dtype=np.int64)
     plain = array.ndim and array.size and array.nbytes <= MOST_EXPANDED
     if not plain or array.dtype.kind != "f" or not (_sparse(array) or _symmetric(array)):
@@ -356,7 +353,7 @@ def _triangle_length(rows: _Number, number: int) -> _Number:
 
 
 def _sparse(array: np.ndarray) -> bool:
-    """True if leaving out rows of zeros may pay, by some of the rows: looking at all of a large
+    """True if an array may have few non-zero rows, by a sample of the rows: reading all of a large
     table takes as long as a short round."""
     some = array[:: max(1, len(array) // _LOOKED_AT)]
     return not some.reshape(len(some), -1).any(1).all()

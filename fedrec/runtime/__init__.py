@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory, files and compiled code of this machine."""
+"""Files, processes and shared memory."""

@@ -35,7 +35,7 @@ def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) 
 
 @contextmanager
 def open_atomically(path: Path, *, durable: bool = True, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A temporary file that is renamed to `path` if the block ends without an error; see
+    """Open a temporary file that is renamed to `path` if the block ends without an error; see
     `write_atomically`. A new file has the mode, without the bits of the umask."""
     temporary = None
     try:
@@ -57,7 +57,7 @@ def open_atomically(path: Path, *, durable: bool = True, mode: int = 0o666) -> I
             f"cannot write {path}",
             expected="a writable folder with free space",
             got=error.strerror or str(error),
-            fix="free some space or choose another folder; what was written before is intact",
+            fix="free some space or choose another folder; earlier files are intact",
         ) from error
     finally:
         if temporary is not None and os.path.exists(temporary):
@@ -65,12 +65,12 @@ def open_atomically(path: Path, *, durable: bool = True, mode: int = 0o666) -> I
 
 
 def append_durably(path: Path, line: bytes, *, end: int, expected: str) -> None:
-    """Append a line to a file, which is made if there is none; synced to the disk on return.
+    """Append a line to a file, created if missing; synced to disk on return.
 
     Args:
         path: the file.
-        line: with its end.
-        end: number of bytes to keep; what a crash left beyond is cut off.
+        line: the line, with its line end.
+        end: number of bytes before the line; bytes that a crash left after it are cut off.
         expected: why the line is needed, for the error.
 
     Raises:
@@ -95,7 +95,7 @@ def append_durably(path: Path, line: bytes, *, end: int, expected: str) -> None:
 
 
 def _beside(path: Path, mode: int) -> tuple[int, Path]:
-    """A new file in the same folder; `tempfile` would make it with a mode of its own."""
+    """Create a new file in the same folder; `tempfile` would set its own mode."""
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         with suppress(FileExistsError):
@@ -110,8 +110,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-# TOML and JSON from elsewhere: the one way in which files of users, and texts in messages, are
-# parsed. What is too large, no text, malformed or nested too deeply is one kind of error.
+# Parsing of users' TOML and JSON files, and of JSON in messages. Input that is too large, not text,
+# malformed or nested too deeply raises one kind of error.
 
 MOST_TOML = 2**24
 """Largest number of bytes of a TOML file."""
@@ -122,7 +122,7 @@ MOST_TEXT = 2**20
 
 
 def read_toml(file: Path, error: type[FedrecError]) -> dict[str, Any]:
-    """The table in a TOML file.
+    """Read the table of a TOML file.
 
     Args:
         file: the file.
@@ -142,7 +142,7 @@ def read_toml(file: Path, error: type[FedrecError]) -> dict[str, Any]:
         ) from None
     except (ValueError, RecursionError) as e:  # those of TOML and text are ValueErrors
         raise error(
-            f"{file} cannot be read, as it is not TOML",
+            f"{file} is not valid TOML",
             expected="TOML text",
             got=str(e),
             fix="correct it",
@@ -150,7 +150,7 @@ def read_toml(file: Path, error: type[FedrecError]) -> dict[str, Any]:
 
 
 def read_json(file: Path) -> Any:
-    """The content of a JSON file.
+    """Read a JSON file.
 
     Raises:
         OSError: the file cannot be read.
@@ -160,14 +160,13 @@ def read_json(file: Path) -> Any:
 
 
 def parse_json(text: str | bytes, most: float = MOST_TEXT) -> Any:
-    """The content of JSON, of so many characters or bytes of UTF-8 at most; by default of a
-    message.
+    """Parse JSON of at most `most` characters or bytes of UTF-8; default: the limit of a message.
 
     Raises:
         ValueError: it is not JSON, nested too deeply, or longer.
     """
     if len(text) > most:
-        raise ValueError(f"{len(text)} characters of JSON, of at most {most}")
+        raise ValueError(f"JSON of {len(text)} characters is longer than {most}")
     return _parsed(text if isinstance(text, str) else text.decode("utf-8"))
 
 
@@ -175,15 +174,15 @@ def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("JSON that is nested too deeply") from None
+        raise ValueError("JSON is nested too deeply") from None
 
 
 def _text_of(file: Path, most: int) -> str:
-    """The text of a file, of which no more is read than allowed: some files have no end."""
+    """Read the text of a file, at most `most` bytes: some files have no end."""
     with file.open("rb") as opened:
         content = opened.read(most + 1)
     if len(content) > most:
-        raise ValueError(f"more than {most} bytes")
+        raise ValueError(f"the file is larger than {most} bytes")
     return content.decode("utf-8")
 
 
@@ -206,7 +205,7 @@ def require_new_folder(
         usable: whether an existing folder counts as new; default: it is empty.
 
     Raises:
-        RunError: there is something, or the path is no folder.
+        RunError: the folder is not empty, or the path is not a folder.
     """
     if not path.exists() or (path.is_dir() and usable(path)):
         return
@@ -221,15 +220,15 @@ def require_new_folder(
 
 # A SQLite file that is readable by its owner only; in memory without a file.
 
-_PATIENCE = 60.0  # seconds that a connection waits for another one's changes
+_PATIENCE = 60.0  # seconds that a connection waits for a lock
 
 
 class DatabaseFile:
-    """A database.
+    """A SQLite database, in a file or in memory.
 
     Args:
-        file: the file, made with mode 0600 when it is first opened, in a folder of mode 0700 unless
-            there is one; None keeps all in memory.
+        file: the file, created with mode 0600 when first opened, and its folder with mode 0700;
+            None: a database in memory.
 
     Attributes:
         opening: SQL statements that every connection begins with, such as those that create the
@@ -238,7 +237,7 @@ class DatabaseFile:
     """
 
     opening: ClassVar[tuple[str, ...]]
-    fix: ClassVar[str] = "restore it from a backup: what it records is nowhere else"
+    fix: ClassVar[str] = "restore it from a backup; its records exist nowhere else"
 
     def __init__(self, file: Path | None) -> None:
         self.file = file
@@ -248,7 +247,7 @@ class DatabaseFile:
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
-        """A connection whose changes are committed together at the end, or not at all.
+        """Open a connection whose changes are committed together at the end, or not at all.
 
         Raises:
             RunError: the file is damaged, or cannot be read or written.
@@ -261,7 +260,7 @@ class DatabaseFile:
         except (sqlite3.Error, OSError) as error:
             raise RunError(
                 f"{self.file} cannot be used",
-                expected="an SQLite file as fedrec wrote it",
+                expected="an SQLite file written by fedrec",
                 got=str(error),
                 fix=self.fix,
             ) from None

@@ -18,8 +18,8 @@ _SIGNS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def interrupting() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise `KeyboardInterrupt` in the main thread, so that a run records how it
-    ended and its processes are stopped; they and Ctrl-C wait where it is `uninterrupted`.
+    """Raise `KeyboardInterrupt` in the main thread on SIGTERM and SIGHUP, so that a run records how
+    it ended and stops its processes; within `uninterrupted`, they and Ctrl-C wait.
 
     Existing handlers stay, except Ray's, which only ends the process: Flower's processes use theirs
     to unregister from the SuperLink.
@@ -41,10 +41,10 @@ def interrupting() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Context that the main thread finishes before a signal interrupts it.
+    """Context manager that delays signals until the main thread has left it.
 
     For work with locks that other threads need: an exception on the way out of `with lock` leaves
-    it locked, and those threads, and with them the end of the process, would wait for ever.
+    it locked, and those threads, and with them the end of the process, would wait forever.
     """
     interrupts = _present() if threading.current_thread() is threading.main_thread() else set()
     for interrupt in interrupts:
@@ -60,18 +60,18 @@ def uninterrupted() -> Iterator[None]:
 
 def raise_if_interrupted() -> None:
     """Raise `KeyboardInterrupt` again if a signal came since `interrupting` began: native code that
-    calls Python may drop the exception, and what is interrupted would go on."""
+    calls Python may drop the exception and continue."""
     for interrupt in _present():
         if interrupt.received:
             raise KeyboardInterrupt(interrupt.received)
 
 
 class _Interrupt:
-    """Handles a signal by `KeyboardInterrupt`, at once or when it need not wait any more."""
+    """Signal handler that raises `KeyboardInterrupt`, at once or when no longer delayed."""
 
     def __init__(self) -> None:
         self.waiting = 0
-        """Number of blocks of code, one within the other, that must not be interrupted."""
+        """Number of nested blocks of code that must not be interrupted."""
         self.received = ""
         """Name of the last signal."""
         self._late = False
@@ -84,14 +84,14 @@ class _Interrupt:
             raise KeyboardInterrupt(self.received)
 
     def raise_late(self) -> None:
-        """Raise for a signal that had to wait, once no block of code needs that any more."""
+        """Raise for a delayed signal, once no block of code delays signals any more."""
         if self._late and not self.waiting:
             self._late = False
             raise KeyboardInterrupt(self.received)
 
 
 def _present() -> set[_Interrupt]:
-    """The handlers of `interrupting`."""
+    """Installed handlers of `interrupting`."""
     return {h for h in map(signal.getsignal, _SIGNS) if isinstance(h, _Interrupt)}
 
 
@@ -106,11 +106,11 @@ def _only_ends(handler: object) -> bool:
 
 
 class Fork:
-    """A fork of this process that does some work and ends; its status is 0, or what `SystemExit`
-    says, or 1 after an error.
+    """Fork of this process that runs `work` and ends; its status is 0, the code of `SystemExit`, or
+    1 after an error.
 
     Args:
-        work: what it does.
+        work: function that the fork runs.
 
     Attributes:
         pid: its process id.
@@ -123,7 +123,7 @@ class Fork:
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """Its status, negative the signal that ended it; None while it runs."""
+        """Return its status, or minus the signal that ended it; None while it runs."""
         if self._code is None:
             try:
                 ended, status = os.waitpid(self.pid, os.WNOHANG)
@@ -150,11 +150,11 @@ def _end_after(work: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
-# Sleep times of polling loops: short while there is work, and growing without.
+# Sleep times of polling loops: short while there is work, and growing otherwise.
 
 
 class Backoff:
-    """Growing sleep times, so that the delay of an answer is at most a fixed share of the waiting
+    """Growing sleep times, so that the delay of a reply is at most a fixed share of the waiting
     time.
 
     Args:
@@ -170,7 +170,7 @@ class Backoff:
         self._next = first
 
     def next(self) -> float:
-        """Seconds of the next sleep."""
+        """Return the seconds of the next sleep."""
         pause = self._next
         self._next = min(pause * self._growth, self._longest)
         return pause

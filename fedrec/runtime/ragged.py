@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-# Integers in groups: the distinct ones of an array, their numbers, and the members of groups that
-# lie one after the other.
+# Integers in groups: distinct values of an array, their numbers, and members of concatenated
+# groups.
 
-_TABLE = 8  # largest number of values per given one of which there may be a table
+_TABLE = 8  # largest size of a lookup table, per given number
 
 
 def distinct(numbers: np.ndarray) -> np.ndarray:
-    """The same as `np.unique`, ascending, `[n]` -> `[m]`, but much faster for a few thousand
-    numbers, and for integers from 0 on that are not much larger than n."""
+    """Distinct numbers, ascending, `[n]` -> `[m]`: `np.unique`, but much faster for a few thousand
+    numbers, and for non-negative integers not much larger than n."""
     if numbers.dtype.kind in "iu" and numbers.min(initial=0) >= 0:
         most = int(numbers.max(initial=0)) + 1
         if most <= _TABLE * len(numbers):
@@ -32,16 +32,15 @@ def distinct(numbers: np.ndarray) -> np.ndarray:
 def are_distinct(ids: np.ndarray) -> bool:
     """True if no two ids `[n]`, numbers or texts, are equal."""
     if ids.dtype.kind in "iu":
-        ascending = bool((ids[1:] > ids[:-1]).all())  # as most are, which takes no sorting
+        ascending = bool((ids[1:] > ids[:-1]).all())  # the usual case, which needs no sorting
         return ascending or len(distinct(ids)) == len(ids)
     return len(set(ids.tolist())) == len(ids)
 
 
 def numbered(numbers: np.ndarray) -> np.ndarray:
-    """The number of each value among the distinct ones in the order in which they first occur,
-    `int64 [n]`, from values of at least 0, `int64 [n]`."""
+    """Number the values by first occurrence, `int64 [n]`, from non-negative values `int64 [n]`."""
     most = int(numbers.max(initial=-1)) + 1
-    if most > _TABLE * len(numbers):  # a table of them all would be too large
+    if most > _TABLE * len(numbers):  # a lookup table would be too large
         _, numbers = np.unique(numbers, return_inverse=True)
         most = int(numbers.max(initial=-1)) + 1
     first = np.full(most, len(numbers))
@@ -53,14 +52,14 @@ def numbered(numbers: np.ndarray) -> np.ndarray:
 
 
 def within_groups(counts: np.ndarray) -> np.ndarray:
-    """`int64 [sum of counts]`: from 0 on within each group, of the sizes `int64 [groups]`."""
+    """Positions within groups of sizes `int64 [groups]`, from 0, `int64 [sum of counts]`."""
     positions = np.arange(int(counts.sum()))
     positions -= np.repeat(np.cumsum(counts) - counts, counts)
     return positions
 
 
 def spans(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """`int64 [sum of counts]`: from the start of each group on, `int64 [groups]` each."""
+    """Concatenated ranges `int64 [sum of counts]`, of starts and lengths `int64 [groups]`."""
     numbers = within_groups(counts)
     numbers += np.repeat(starts, counts)
     return numbers
@@ -72,7 +71,7 @@ Value = TypeVar("Value")
 
 
 def add_prefix(tables: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
-    """Merge several dictionaries, each under its prefix, in order; `under` extracts one."""
+    """Merge several dictionaries, each under its prefix, in order; `strip_prefix` extracts one."""
     return {
         f"{prefix}{name}": value
         for prefix, table in tables.items()
@@ -81,14 +80,14 @@ def add_prefix(tables: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
 
 
 def strip_prefix(prefix: str, table: Mapping[str, Value]) -> dict[str, Value]:
-    """The entries whose names begin with a prefix, in order, by the rest of their names."""
+    """Select the entries whose names begin with a prefix, and remove it from the names."""
     return {
         name.removeprefix(prefix): value for name, value in table.items() if name.startswith(prefix)
     }
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested dictionaries by their full keys, such as `strategy.server-lr`."""
+    """Iterate over the values of nested dictionaries by full key, such as `strategy.server-lr`."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")

@@ -25,16 +25,16 @@ _WORTH_SHARING = 2**16  # bytes; below, sending a copy costs less than opening
 
 
 class SharedArray(np.memmap):
-    """An array in shared memory, or a view of a part of it."""
+    """Array in shared memory, or a view of a part."""
 
     @property
     def place(self) -> tuple[str, str, tuple[int, ...]]:
-        """The address with which `private` and `kept_open` open the whole array."""
+        """Address with which `private` and `kept_open` open the whole array."""
         return str(self.filename), self.dtype.str, self.shape
 
 
 def share(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same arrays, large ones in shared memory if the system supports it."""
+    """Copy large arrays to shared memory, if the system supports it."""
     if not offered():
         return dict(arrays)
     return {
@@ -49,7 +49,7 @@ def offered() -> bool:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> SharedArray:
-    """Shared zeros, which are allocated on the first write."""
+    """Make a shared array of zeros; memory is allocated on the first write."""
     descriptor = os.memfd_create("fedrec")
     os.ftruncate(descriptor, math.prod(shape) * dtype.itemsize)
     # Others open the memory through this process while it is running.
@@ -77,8 +77,8 @@ def private(filename: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def kept_open(filename: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The same array `[...]`, opened once per process, for reading only, because writes are visible
-    to all users in this process.
+    """Open a shared array `[...]` once per process, for reading only, because writes are visible to
+    all users in this process.
 
     Pages that were read stay mapped, while `private` maps every page again.
     """
@@ -87,7 +87,7 @@ def kept_open(filename: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _opened(filename: str, _inode: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The key includes the inode, because the owner may reuse a name after closing an array."""
+    """Open an array; cached by inode too, as the owner may reuse a name after closing an array."""
     return private(filename, dtype, shape)
 
 
@@ -104,8 +104,8 @@ def _whole(array: SharedArray) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """A JSON value with infinite numbers as text, such as "inf", which `float` reads in most
-    languages, and None for NaN: what no user has a value of."""
+    """Convert a value to JSON: infinite numbers become text, such as "inf", which `float` reads in
+    most languages, and NaN (no user has a value) None."""
     if isinstance(value, dict):
         return {str(key): finite(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -121,10 +121,10 @@ def is_number(value: Any) -> bool:
 
 
 def number(value: float | str | None) -> float:
-    """A number that `finite` wrote: NaN for None, and infinity for its text.
+    """Read a number that `finite` wrote: NaN for None, and infinity for its text.
 
     Raises:
-        ValueError: it is a text that is no number.
-        TypeError: it is no number, text or None.
+        ValueError: it is a text that is not a number.
+        TypeError: it is not a number, text or None.
     """
     return float("nan") if value is None else float(value)

@@ -32,8 +32,8 @@ KEY = "signing.key"
 CERTIFICATE = "signing.crt"
 AUTHORITY = "ca.crt"
 REVOKED = "revoked.txt"
-"""Names of nodes whose certificates are not accepted any more, one a line; from the operator, like
-the authority's certificate."""
+"""Names of nodes with revoked certificates, one per line; from the operator, like the authority's
+certificate."""
 USE = x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH
 """Extended key usage of node certificates, which server certificates do not have."""
 
@@ -45,7 +45,7 @@ class Identity:
         key: private key, PEM.
         certificate: its certificate, PEM.
         authority: certificate of the authority, PEM.
-        revoked: names of nodes whose certificates are not accepted.
+        revoked: names of nodes with revoked certificates.
 
     Raises:
         ValueError: one of them is invalid.
@@ -77,19 +77,19 @@ class Identity:
         return cls(*files, revoked=names)
 
     def proof(self, statement: bytes) -> bytes:
-        """A proof that a statement is from this node."""
+        """Sign a statement, as a proof that it is from this node."""
         return listed([self._certificate, self._key.sign(statement, ECDSA(SHA256()))])
 
     def author(self, proof: bytes, statement: bytes) -> bytes:
-        """The public key of the node that created a proof.
+        """Verify a proof, and return the public key of its node.
 
         Raises:
-            ValueError: it is not from a node certified by the authority, or is for another
+            ValueError: the proof is not from a node certified by the authority, or is for another
                 statement.
         """
         parts = unlisted(proof)
         if len(parts) != 2:
-            raise ValueError("a proof has a certificate and a signature")
+            raise ValueError("a proof needs a certificate and a signature")
         certificate = x509.load_der_x509_certificate(parts[0])
         self._check(certificate)
         key = certificate.public_key()
@@ -106,10 +106,10 @@ class Identity:
             certificate.verify_directly_issued_by(self._authority)
             uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         except (InvalidSignature, TypeError, ValueError, x509.ExtensionNotFound):
-            raise ValueError("a node's certificate is not of the deployment's authority") from None
+            raise ValueError("a node's certificate is not signed by the authority") from None
         now = datetime.now(UTC)
         if list(uses) != [USE]:
-            raise ValueError("a certificate is not one of a node")
+            raise ValueError("a certificate is not for use by a node")
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
             raise ValueError("a node's certificate has expired")
         names = certificate.subject.get_attributes_for_oid(x509.oid.NameOID.COMMON_NAME)

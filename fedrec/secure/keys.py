@@ -11,8 +11,8 @@ used for one session, which is one attempt at one round.
 
 Where this differs from the paper: secrets are 128-bit seeds from which keys are derived, so that
 each fits one Shamir share, and a node commits to the seed of its self-mask, so that false shares
-are detected. Channel keys are kept for a run; mask keys, as in the paper, are not: one that was
-recovered from shares after its node dropped out would unmask the earlier rounds of that node.
+are detected. Channel keys are used for a whole run; mask keys, as in the paper, are not: one that
+was recovered from shares after its node dropped out would unmask the earlier rounds of that node.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _NONCE = bytes(16)  # every key is used for one keystream
 
 
 def fresh_seed() -> bytes:
-    """128 random bits from the operating system."""
+    """Draw 128 random bits from the operating system."""
     return secrets.token_bytes(SEED_BYTES)
 
 
 def derived(secret: bytes, purpose: bytes) -> bytes:
-    """A key of 32 bytes for one purpose (HKDF-SHA256)."""
+    """Derive a key of 32 bytes for one purpose (HKDF-SHA256)."""
     return HKDF(
         algorithm=SHA256(),
         length=KEY_BYTES,
@@ -52,12 +52,12 @@ def derived(secret: bytes, purpose: bytes) -> bytes:
 
 
 def key_of(seed: bytes) -> X25519PrivateKey:
-    """The private mask key of a seed."""
+    """Private mask key of a seed."""
     return X25519PrivateKey.from_private_bytes(derived(seed, b"mask key"))
 
 
 def public_of(key: X25519PrivateKey) -> bytes:
-    """Its public key, 32 bytes."""
+    """Public key of a private key, 32 bytes."""
     return key.public_key().public_bytes_raw()
 
 
@@ -74,7 +74,7 @@ def digest(purpose: bytes, *parts: bytes) -> bytes:
 
 
 def agreed(key: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
-    """A key of 32 bytes that only the owners of the two keys can compute.
+    """Agree on a key of 32 bytes that only the owners of the two keys can compute.
 
     Raises:
         ValueError: the other's public key is invalid.
@@ -83,7 +83,7 @@ def agreed(key: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
 
 
 def keystream(key: bytes, length: int) -> np.ndarray:
-    """`uint64 [length]` of ChaCha20."""
+    """Keystream of ChaCha20, `uint64 [length]`."""
     stream = Cipher(ChaCha20(key, _NONCE), mode=None).encryptor().update(bytes(8 * length))
     return np.frombuffer(stream, dtype="<u8").astype(np.uint64, copy=False)
 
@@ -126,7 +126,7 @@ def unmasked(
     mask_keys: Mapping[int, bytes],
     session: bytes,
 ) -> np.ndarray:
-    """The sum of the survivors' numbers, `uint64 [n]`.
+    """Remove the masks from the sum of the survivors' numbers, `uint64 [n]`.
 
     Args:
         masked: masked numbers `uint64 [n]` of the nodes that sent them, by node.
@@ -160,7 +160,7 @@ def without(keys: Mapping[int, bytes], node: int) -> dict[int, bytes]:
 
 
 def split(secret: bytes, quorum: int, nodes: int) -> list[bytes]:
-    """Shares of a secret of 16 bytes, 16 bytes each, one per node in the order of positions.
+    """Split a secret of 16 bytes into shares of 16 bytes, one per node in the order of positions.
 
     Raises:
         ValueError: not 1 < quorum <= nodes.
@@ -171,8 +171,8 @@ def split(secret: bytes, quorum: int, nodes: int) -> list[bytes]:
 
 
 def combined(shares: Mapping[int, bytes], quorum: int) -> bytes:
-    """The secret, from the shares of at least `quorum` nodes, by node; false shares give a false
-    secret.
+    """Reconstruct a secret from the shares of at least `quorum` nodes, by node; false shares give a
+    false secret.
 
     Raises:
         ValueError: there are fewer than `quorum` shares.
@@ -190,12 +190,12 @@ def sealed(
     pair: tuple[bytes, bytes],
     mask_key: bytes,
 ) -> bytes:
-    """Two shares and the sender's public mask key, encrypted for one node.
+    """Encrypt two shares and the sender's public mask key for one node.
 
     Args:
         channel: the sender's private channel key.
         other: the receiver's public channel key.
-        route: the session with its terms, sender and receiver; never the same twice.
+        route: the session with its terms, sender and receiver; never used twice.
         pair: shares of the seed of the sender's mask key, and of the seed of its self-mask.
         mask_key: its public mask key, so that the server cannot replace it.
     """
@@ -206,7 +206,7 @@ def sealed(
 def opened(
     channel: X25519PrivateKey, other: bytes, route: bytes, message: bytes, mask_key: bytes
 ) -> tuple[bytes, bytes]:
-    """The two shares passed to `sealed`.
+    """Decrypt the two shares passed to `sealed`.
 
     Raises:
         ValueError: the message is not from that sender, not for this session, or has another mask
@@ -217,11 +217,9 @@ def opened(
             message[:NONCE_BYTES], message[NONCE_BYTES:], route
         )
     except InvalidTag:
-        raise ValueError(
-            "a message with shares is not from the node that it is said to be from"
-        ) from None
+        raise ValueError("a message with shares is not from its stated sender") from None
     if plain[2 * SEED_BYTES :] != mask_key:
-        raise ValueError("a node's mask key is not the one that it sent the others")
+        raise ValueError("a node's mask key differs from the one in its shares")
     return plain[:SEED_BYTES], plain[SEED_BYTES : 2 * SEED_BYTES]
 
 

@@ -33,13 +33,13 @@ log = logging.getLogger("fedrec")
 
 
 class Session:
-    """One session.
+    """One session of secure aggregation.
 
     Args:
         channels: public channel key of each node.
         quorum: number of nodes required for a sum, and of shares for a secret.
         bits: binary digits after the point.
-        counts: number of clients that each node is asked for.
+        counts: number of each node's clients in the cohort.
         training: digest of the training order, see `fedrec.secure.vector.digest_of`.
         proofs: proof of the origin of each channel key; empty without proofs.
 
@@ -71,7 +71,7 @@ class Session:
         return len(self.channels)
 
     def share_orders(self) -> dict[int, ShareOrder]:
-        """The first exchange, by node; none when there are fewer nodes than the quorum."""
+        """Orders of the first exchange, by node; empty if there are fewer nodes than the quorum."""
         if self.nodes < self.quorum:
             return {}
         who = b"".join(self.channels), listed(self.proofs), counted(self.counts)
@@ -79,11 +79,11 @@ class Session:
         return {node: ShareOrder(self.identifier, node, *terms) for node in range(self.nodes)}
 
     def take_shares(self, replies: Mapping[int, ShareReply]) -> None:
-        """The answers to the first exchange."""
+        """Store the replies to the first exchange."""
         self.dealt = dict(replies)
 
     def mask_orders(self) -> dict[int, MaskOrder]:
-        """The second exchange, by node; none when fewer than the quorum have dealt shares."""
+        """Orders of the second exchange, by node; empty if fewer than the quorum dealt shares."""
         if len(self.dealt) < self.quorum:
             return {}
         mask_keys = joined(self._mask_keys, self.nodes, KEY_BYTES)
@@ -99,7 +99,7 @@ class Session:
         }
 
     def unmask_orders(self, masked: Mapping[int, np.ndarray]) -> dict[int, UnmaskOrder]:
-        """The third exchange, by node; none when fewer than the quorum sent a masked sum.
+        """Orders of the third exchange, by node; empty if fewer than the quorum sent a masked sum.
 
         Args:
             masked: `uint64 [n]` by node.
@@ -112,7 +112,7 @@ class Session:
     def unmasked(
         self, masked: Mapping[int, np.ndarray], replies: Mapping[int, UnmaskReply]
     ) -> np.ndarray | None:
-        """The sum of the masked sums without the masks, `uint64 [n]`.
+        """Unmask the sum of the masked sums, `uint64 [n]`.
 
         Returns:
             None if fewer than the quorum gave correct shares, so that the sum cannot be unmasked.
@@ -135,7 +135,7 @@ class Session:
         ]
         if not all(announced):
             log.warning(
-                "shares of the secrets of %d nodes do not fit what these nodes announced",
+                "shares of the secrets of %d nodes do not match what these nodes announced",
                 announced.count(False),
             )
             return None

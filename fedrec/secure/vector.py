@@ -59,7 +59,7 @@ def bits_for(bound: float, nodes: int) -> int:
     room = int(limit(nodes) / Fraction(bound)) if 0 < bound < math.inf else 0
     if room < 1:
         raise ExperimentError(
-            "secure aggregation has no room for numbers that large",
+            "invalid bound on the numbers of secure aggregation",
             expected=f"a bound above 0 and at most {float(limit(nodes)):.3g}, with {nodes} nodes",
             got=f"{bound:.6g}",
             fix="lower secure-aggregation.largest, or privacy.clip-norm",
@@ -68,7 +68,7 @@ def bits_for(bound: float, nodes: int) -> int:
 
 
 def to_fixed_point(values: np.ndarray, bits: int, nodes: int) -> np.ndarray:
-    """Numbers as integers modulo 2^64.
+    """Encode numbers as integers modulo 2^64.
 
     Args:
         values: `float64 [n]`.
@@ -99,8 +99,8 @@ def to_fixed_point(values: np.ndarray, bits: int, nodes: int) -> np.ndarray:
 
 
 def from_fixed_point(integers: np.ndarray, bits: int) -> np.ndarray:
-    """`float64 [n]` of sums of `to_fixed_point` numbers, `uint64 [n]`; exact up to float64's own 53
-    digits."""
+    """Decode sums of `to_fixed_point` numbers, `uint64 [n]`, to `float64 [n]`; exact up to
+    float64's 53 digits."""
     return np.ldexp(integers.view(np.int64).astype(np.float64), -bits)
 
 
@@ -119,11 +119,11 @@ _FAR = 64.0  # standard deviations that noise practically never exceeds
 
 @dataclass(frozen=True)
 class SentShape:
-    """The shape of a parameter and of the numbers that are sent of it.
+    """Shape of a parameter, and of the numbers that are sent for it.
 
     Attributes:
         shape: its shape.
-        symmetric: whether every client changes it by a symmetric matrix.
+        symmetric: whether every client's change is a symmetric matrix.
     """
 
     shape: tuple[int, ...]
@@ -135,11 +135,11 @@ class SentShape:
         return numbers_of(self.shape[0]) if self.symmetric else math.prod(self.shape)
 
     def flat(self, change: np.ndarray) -> np.ndarray:
-        """The numbers that are sent of a whole change `[...]`, `[numbers]`."""
+        """Numbers `[numbers]` that are sent for a whole change `[...]`."""
         return upper(change) if self.symmetric else change.ravel()
 
     def whole(self, flat: np.ndarray) -> np.ndarray:
-        """The change `[...]` from the numbers that were sent, `[numbers]`."""
+        """Restore the change `[...]` from the numbers that were sent, `[numbers]`."""
         return mirrored(flat, self.shape[0]) if self.symmetric else flat.reshape(self.shape)
 
 
@@ -151,7 +151,7 @@ def shapes_of(
     protection: Protection | None,
     symmetric: Collection[str] = (),
 ) -> dict[str, SentShape]:
-    """The shape in which each parameter is sent, by name, in order.
+    """Sent shape of each parameter, by name, in order.
 
     Args:
         theta: the parameters.
@@ -168,13 +168,13 @@ def length(shapes: Shapes) -> int:
 
 
 def vector_bytes(shapes: Shapes) -> int:
-    """Bytes of the vector, which is the longest form in which an answer leaves a device."""
+    """Bytes of the vector, the longest form of a reply."""
     return 8 * length(shapes)
 
 
 def session_bits(protection: Protection | None, clients: int, nodes: int, largest: float) -> int:
-    """Binary digits after the point in a session, which the server and every node compute from the
-    same numbers. The bound is that of all clients of a round on one node.
+    """Binary digits after the point in a session, computed alike by server and nodes. The bound is
+    that of all clients of a round on one node.
 
     Args:
         protection: clipping and noise of each client's update; the clip norm bounds every
@@ -196,7 +196,7 @@ def session_bits(protection: Protection | None, clients: int, nodes: int, larges
 def encoded(
     reply: TrainSum, arrays: Mapping[str, np.ndarray], shapes: Shapes, bits: int, nodes: int
 ) -> np.ndarray:
-    """A reply as `uint64 [length]`, see `to_fixed_point`.
+    """Encode a reply as `uint64 [length]`, see `to_fixed_point`.
 
     Args:
         reply: the answer.
@@ -217,8 +217,8 @@ def encoded(
 
 
 def decoded(vector: np.ndarray, shapes: Shapes, bits: int) -> TrainSum:
-    """The reply of all nodes together, from the sum of their vectors, `uint64 [numbers]`; updates
-    are float64."""
+    """Decode the sum of all nodes' vectors, `uint64 [numbers]`, to their joint reply, with updates
+    in float64."""
     numbers, counts = np.split(vector, [len(vector) - len(_COUNTED)])
     sizes = [shape.numbers for shape in shapes.values()]
     updates = np.split(from_fixed_point(numbers, bits), np.cumsum(sizes))

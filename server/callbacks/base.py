@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of callbacks, and the callbacks of a run.
+"""Interface of callbacks, and the callbacks of a run.
 
 The callbacks of a run: those that its experiment names, and those that its caller brings.
 
@@ -30,14 +30,13 @@ from fedrec.runs.result import Result
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Something in a run beside a round.
+    """Event of a run other than a round.
 
     Attributes:
-        text: a line for the user: what begins next, or why the run ends early.
+        text: a line for the user: the next step, or the reason why the run ends early.
         system: the centralised system that is fitted next and then evaluated.
-        done: number of users that are evaluated, of a centralised system or in the final
-            evaluation.
-        total: of so many; 0: no users are evaluated.
+        done: number of users evaluated, by a centralised system or in the final evaluation.
+        total: number of users to evaluate; 0: no evaluation.
     """
 
     text: str = ""
@@ -63,29 +62,29 @@ class Callback:
         self.config = config
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
-        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
+        """Called at the start, before round `first_round` (above 1 when resumed) of `rounds`."""
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        """A round is complete and saved; `row` is its line in rounds.csv, and `seconds` how long it
-        took, NaN in privacy mode `secure`. Return True to end the run here."""
+        """Called after a round is saved; `row` is its line in rounds.csv, and `seconds` its
+        duration, NaN in privacy mode `secure`. Return True to end the run here."""
         return False
 
     def on_event(self, event: RunEvent) -> None:
-        """Something other than a round begins, or users are evaluated."""
+        """Called when something other than a round begins, and after users are evaluated."""
 
     def on_end(self, result: Result) -> None:
-        """The run is finished."""
+        """Called at the end of the run."""
 
 
 class Observer(Callback):
-    """A callback that sees what the strategy makes of each round, such as an audit."""
+    """Callback that observes the strategy's updates, such as an audit."""
 
     def observe(self, strategy: Strategy) -> None:
-        """The run begins; methods of the strategy may be wrapped."""
+        """Called at the start of the run; methods of the strategy may be wrapped."""
 
 
 class Tracker(Callback):
-    """A callback that only reports to another program: if it fails, the run goes on without it. The
+    """Callback that only reports to another program: if it fails, the run continues without it. The
     failure of another callback ends the run."""
 
 
@@ -94,7 +93,7 @@ _LONGEST = 300  # characters of a reason
 
 
 def callbacks_of(experiment: Experiment) -> list[Callback]:
-    """The callbacks that an experiment names, made from their settings.
+    """Make the callbacks that an experiment names.
 
     Raises:
         ComponentError: one cannot be made.
@@ -103,7 +102,7 @@ def callbacks_of(experiment: Experiment) -> list[Callback]:
 
 
 class CallbackList:
-    """All callbacks of a run as one; they are called in order.
+    """All callbacks of a run, called in order.
 
     Args:
         callbacks: the callbacks.
@@ -111,26 +110,26 @@ class CallbackList:
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks = tuple(callbacks)
-        self._failed: list[Callback] = []  # trackers that are not called any more
+        self._failed: list[Callback] = []  # trackers that failed and are no longer called
         self.ended_by: list[str] = []  # classes of those that end the run after the last round
 
     @classmethod
     def of(cls, callbacks: Sequence[Callback] | CallbackList) -> CallbackList:
-        """Callbacks as one, which they may be already."""
+        """Make a list of callbacks, or return the list itself."""
         return callbacks if isinstance(callbacks, CallbackList) else cls(callbacks)
 
     def observe(self, strategy: Strategy) -> None:
-        """See `Observer`."""
+        """Call `observe` of all observers."""
         for callback in self.callbacks:
             if isinstance(callback, Observer):
                 self._call(callback, "observe", strategy)
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
-        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
+        """Called at the start, before round `first_round` (above 1 when resumed) of `rounds`."""
         self._call_all("on_start", run, first_round, rounds)
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        """A round is complete and saved; `row` is its line in rounds.csv. Returns whether the run
+        """Called after a round is saved; `row` is its line in rounds.csv. Returns True if the run
         ends here. Each callback gets its own copy of the row."""
         self.ended_by = [
             type(callback).__name__
@@ -140,16 +139,16 @@ class CallbackList:
         return bool(self.ended_by)
 
     def on_event(self, event: RunEvent) -> None:
-        """Something other than a round begins, or users are evaluated."""
+        """Called when something other than a round begins, and after users are evaluated."""
         self._call_all("on_event", event)
 
     def evaluated(self, done: int, total: int) -> None:
-        """`done` of `total` users of a centralised system or of the final evaluation are
-        evaluated."""
+        """Report that `done` of `total` users of a centralised system or of the final evaluation
+        are evaluated."""
         self.on_event(RunEvent(done=done, total=total))
 
     def on_end(self, result: Result) -> None:
-        """The run is finished."""
+        """Called at the end of the run."""
         self._call_all("on_end", result)
 
     def _call_all(self, hook: str, *arguments: Any) -> None:
@@ -168,5 +167,5 @@ class CallbackList:
             self._failed.append(callback)
             reason = " ".join(str(error.got or error.problem).split())[:_LONGEST]
             name = type(callback).__name__
-            log.warning("%s failed, and the run goes on without it: %s", name, reason)
+            log.warning("%s failed, and the run continues without it: %s", name, reason)
             return None

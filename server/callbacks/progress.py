@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A live line on the terminal: round, loss, Hits@10, elapsed, time left; elsewhere plain lines."""
+"""Progress of a run: a live line on a terminal (round, loss, Hits@10, times), else plain lines."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Progress(Callback):
         self._timed = True
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
-        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
+        """Called at the start, before round `first_round` (above 1 when resumed) of `rounds`."""
         self._rounds = rounds
         self._first = first_round
-        self._timed = not run.experiment.hides_cohorts  # which times depend on
+        self._timed = not run.experiment.hides_cohorts  # secret cohorts, which times reveal
         self._started = time.monotonic()
-        left = f"rounds {first_round} to {rounds}" if first_round <= rounds else "no round left"
+        left = f"rounds {first_round} to {rounds}" if first_round <= rounds else "no rounds left"
         self._say(f"{run.experiment.name}: {left}, folder {run.path}")
         self._show("training", rounds, first_round - 1)
 
     def on_event(self, event: RunEvent) -> None:
-        """Something other than a round begins, or users are evaluated."""
+        """Called when something other than a round begins, and after users are evaluated."""
         if event.text:
             self._say(event.text)
         if event.system:
@@ -61,8 +61,7 @@ class Progress(Callback):
             self._evaluated(event.done, event.total)
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        """A round is complete and saved; `row` is its line in rounds.csv. Return True to end the
-        run here. Never ends the run."""
+        """Called after a round is saved; `row` is its line in rounds.csv. Never ends the run."""
         number = int(row["round"])
         if self._bars is not None:
             self._bars.update(self._task, completed=number, figures=_figures(row))
@@ -77,7 +76,7 @@ class Progress(Callback):
         if self._bars is None:
             if done == total or time.monotonic() > self._spoke + _SECONDS_BETWEEN_LINES:
                 self._say(f"evaluated {done}/{total} users")
-        elif self._bars.tasks[-1].total is None:  # a baseline is fitted, whose duration is unknown
+        elif self._bars.tasks[-1].total is None:  # after fitting a baseline, of unknown duration
             self._bars.update(self._task, total=total, completed=done)
         elif self._bars.tasks[-1].total != total or self._bars.tasks[-1].finished:
             self._show("evaluation", total, done)
@@ -85,7 +84,7 @@ class Progress(Callback):
             self._bars.update(self._task, completed=done)
 
     def on_end(self, result: Result) -> None:
-        """The run is finished."""
+        """Called at the end of the run."""
         self.close()
 
     def close(self) -> None:
@@ -95,8 +94,8 @@ class Progress(Callback):
             self._bars = None
 
     def _has_own_line(self, number: int) -> bool:
-        """Whether a round gets a line of its own where there is no terminal: one in ten, the first
-        and the last."""
+        """True if a round gets its own line without a terminal: one in ten, the first and the
+        last."""
         return number in (self._first, self._rounds) or number % _ROUNDS_BETWEEN_LINES == 0
 
     def _show(self, label: str, total: int | None, completed: int) -> None:
@@ -121,7 +120,7 @@ class Progress(Callback):
 
 
 def _figures(row: dict[str, Any]) -> str:
-    """Loss and the first known metric of a round, in a few words."""
+    """Loss and first metric of a round, as a short text."""
     watched = [name for name in row if name.startswith("validation-")]
     wanted = ["loss", "hits@10", *(name for name in row if name.startswith(("hits@", "rmse")))]
     shown = [

@@ -6,9 +6,9 @@ Runs in MLflow (extra `track`): `callbacks = [{ name = "mlflow" }]`.
 Settings become parameters, rounds metrics, final figures metrics with the prefix `final/`. A
 resumed run continues the same MLflow run, whose id is stored in `mlflow.json`. MLflow allows no `@`
 in names: `hits@10` is `hits-at-10`. Its own usage statistics are switched off unless the user has
-switched them on. A server that does not answer within 5 s, twice, is given up, and the run goes on
-without it (`$MLFLOW_HTTP_REQUEST_TIMEOUT` and `$MLFLOW_HTTP_REQUEST_MAX_RETRIES` change this), and
-so is a database that cannot be opened at once.
+switched them on. If a server twice does not reply within 5 s (`$MLFLOW_HTTP_REQUEST_TIMEOUT` and
+`$MLFLOW_HTTP_REQUEST_MAX_RETRIES` change this), or a database cannot be opened at once, the run
+continues without MLflow.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ class TensorBoardConfig(Config):
 
 
 class MetricTracker(Tracker):
-    """Reports each round, and the metrics of the whole run at its end."""
+    """Tracker of each round's metrics, and of the final metrics of the run."""
 
     def log(self, prefix: str, values: Mapping[str, float], step: int) -> None:
-        """Report numbers of a round, whose prefix is empty, or of a system."""
+        """Report the metrics of a round (empty prefix) or of a system."""
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
-        """A round is complete and saved; `row` is its line in rounds.csv. Never ends the run."""
+        """Called after a round is saved; `row` is its line in rounds.csv. Never ends the run."""
         self.log("", numbers({**row, "seconds": seconds}), int(row["round"]))
         return False
 
     def on_end(self, result: Result) -> None:
-        """The run is finished."""
+        """Called at the end of the run."""
         systems = {"final": result.metrics, "before fine-tuning": result.before_fine_tuning}
         systems |= {f"baseline/{name}": metrics for name, metrics in result.baselines.items()}
         for system, metrics in systems.items():
@@ -69,7 +69,7 @@ class MetricTracker(Tracker):
 
 
 class TensorBoard(MetricTracker):
-    """Writes each round's metrics, and those of the whole run at its end, for TensorBoard.
+    """Writes the metrics of each round and the final ones for TensorBoard.
 
     Raises:
         ExperimentError: TensorBoard is not installed.
@@ -89,7 +89,7 @@ class TensorBoard(MetricTracker):
         self._writer = None
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
-        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
+        """Called at the start, before round `first_round` (above 1 when resumed) of `rounds`."""
         chosen = self.config.folder
         folder = run.path / "tensorboard" if chosen is None else chosen.expanduser() / run.path.name
         self._writer = self._make(str(folder), purge_step=first_round)
@@ -101,20 +101,20 @@ class TensorBoard(MetricTracker):
                 self._writer.add_scalar(f"{prefix or 'round/'}{name}", value, step)
 
     def on_end(self, result: Result) -> None:
-        """The run is finished."""
+        """Called at the end of the run."""
         super().on_end(result)
         if self._writer is not None:
             self._writer.close()
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
-    """The finite numbers of a row, without the number of the round."""
+    """Finite numbers of a row, without the round number."""
     values = {n: float(v) for n, v in row.items() if isinstance(v, int | float) and n != "round"}
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def missing(package: str) -> ExperimentError:
-    """The error where a package of the extra `track` is not installed."""
+    """Error if a package of the extra `track` is not installed."""
     return ExperimentError(
         f"callback {package!r} needs a package that is not installed",
         expected=f"the package {package}",
@@ -172,7 +172,7 @@ class Mlflow(MetricTracker):
         return f"sqlite:///{folder / 'mlflow.db'}"
 
     def on_start(self, run: RunFolder, first_round: int, rounds: int) -> None:
-        """The run begins with round `first_round` (more than 1 when resumed) of `rounds`."""
+        """Called at the start, before round `first_round` (above 1 when resumed) of `rounds`."""
         from mlflow.entities import Param, RunTag
 
         uri = self._uri()
@@ -209,7 +209,7 @@ class Mlflow(MetricTracker):
             self._client.log_batch(self._run, metrics=metrics)
 
     def on_end(self, result: Result) -> None:
-        """The run is finished."""
+        """Called at the end of the run."""
         super().on_end(result)
         if self._run:
             self._client.set_terminated(self._run)

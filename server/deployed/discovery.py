@@ -4,14 +4,14 @@
 Before each round the server looks for new nodes and asks them which clients they host; these may be
 sampled from that round on. The reply is stored under the node's Flower id, which belongs to its
 registered key, and written into the run folder. Nodes are never removed: clients of an offline node
-are drawn like all others and count as not having answered, so that the sampling probability does
-not depend on who is online.
+are drawn like all others and count as missing, so that the sampling probability does not depend on
+which nodes are online.
 
-A client id belongs to the node that announced it first. An id that two nodes announce at the same
-time is given to neither.
+A client id belongs to the node that announced it first. An id announced by two nodes at the same
+time belongs to neither.
 
-Initial parameters are asked of a few nodes: a function of the experiment, so that honest nodes
-return the same bits, up to differences in rounding between machines.
+Initial parameters are requested from a few nodes; they are a function of the experiment, so honest
+nodes return the same bits, up to rounding differences between machines.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from server.exchange import is_refusal, reason_of
 log = logging.getLogger("fedrec")
 MOST_CLIENTS = 1_000_000
 """Largest number of clients per node, unless the deployment sets a smaller one."""
-_ASK_AGAIN = 3  # polls before a node that gave no valid answer is asked again
+_ASK_AGAIN = 3  # polls before a node without a valid reply is asked again
 _LONGEST = 500  # characters of an error text about a node
 _NAMED = 5  # nodes in an error
 ASKED = 5
-"""Number of nodes that are asked for initial parameters."""
+"""Number of nodes asked for initial parameters."""
 
 
 def read_roster(file: Path) -> dict[int, Presence]:
-    """The nodes that a run has seen and the clients that each announced, by Flower's ids, in the
-    order in which they joined; none if there is no file.
+    """Read the nodes that a run has seen and their announced clients, by Flower's id, in the order
+    in which they joined; empty without a file.
 
     Raises:
         RunError: the file is damaged.
@@ -72,7 +72,7 @@ def read_roster(file: Path) -> dict[int, Presence]:
 
 
 def write_roster(file: Path, nodes: Mapping[int, Presence]) -> None:
-    """Write what `read_roster` reads, readable by its owner only."""
+    """Write the roster for `read_roster`, readable by its owner only."""
     arrays = {
         f"{node}/{name}": np.asarray(getattr(presence, name))
         for node, presence in nodes.items()
@@ -83,17 +83,17 @@ def write_roster(file: Path, nodes: Mapping[int, Presence]) -> None:
 
 
 class Discovery:
-    """The roster of a federation whose nodes join and leave.
+    """Roster of a federation whose nodes join and leave.
 
     Args:
-        grid: reaches the nodes.
-        file: of the roster; read first, if it exists.
-        timeout: seconds that a node has to answer.
+        grid: connection to the nodes.
+        file: file of the roster; read first, if it exists.
+        timeout: seconds that a node has to reply.
         most: clients that a node may host; a node that announces more is ignored.
-        sleep: waits.
+        sleep: function that waits.
 
     Raises:
-        RunError: the file is not a roster.
+        RunError: the file is not a valid roster.
     """
 
     def __init__(
@@ -117,17 +117,17 @@ class Discovery:
 
     @property
     def roster(self) -> Roster:
-        """All nodes that were ever seen, ordered by reported partition and id."""
+        """All nodes seen so far, ordered by reported partition and id."""
         ordered = sorted(self._known.items(), key=lambda pair: (pair[1].partition, pair[0]))
         return Roster(
             tuple(node for node, _ in ordered), tuple(presence for _, presence in ordered)
         )
 
     def wait_for(self, nodes: int) -> Roster:
-        """The roster, once this many nodes have joined.
+        """Wait until `nodes` nodes have joined, and return the roster.
 
         Raises:
-            EngineError: they did not join in time.
+            EngineError: they did not join before the timeout.
         """
         pause = 0.2
         waited = 0.0
@@ -150,27 +150,27 @@ class Discovery:
             pause = min(2 * pause, 2.0)
 
     def _check_refusals(self, nodes: int) -> None:
-        """End a run at once that as many nodes as it needs refuse, while none is still to answer;
-        they will refuse it again."""
+        """Raise an error at once if too many nodes refuse the run and no reply is outstanding; they
+        will refuse it again."""
         online = set(self.grid.get_node_ids())
         if not self._refused or online - self._refused - self._known.keys():
             return
         if len(self._known) + len(self._refused) >= nodes:
             raise EngineError(
-                "nodes refuse this run",
-                expected=f"at least {nodes} nodes that take part",
+                "too many nodes refuse this run",
+                expected=f"at least {nodes} participating nodes",
                 got=self._joined_and_not(),
                 fix="change the experiment, or what the nodes' owners allow (node.toml)",
             )
 
     def _joined_and_not(self) -> str:
-        """The number of nodes that have joined, and the reasons why others have not."""
+        """Number of nodes that have joined, and the reasons why others have not, as text."""
         texts = [f"node {node}: {why}" for node, why in self._trouble.items()]
         more = [f"{len(texts) - _NAMED} others"] if len(texts) > _NAMED else []
         return "; ".join([f"{len(self._known)} joined", *texts[:_NAMED], *more])
 
     def refresh_roster(self) -> bool:
-        """Ask the new nodes that are online; whether any joined."""
+        """Ask new online nodes for their clients; returns True if any joined."""
         strangers = [
             node
             for node in self.grid.get_node_ids()
@@ -190,7 +190,7 @@ class Discovery:
             try:
                 announced[node] = self._presence_in(reply.content)
             except Exception as error:  # untrusted input may be anything
-                trouble[node] = f"sent no list of clients: {error}"
+                trouble[node] = f"sent an invalid list of clients: {error}"
         for node in strangers:
             if node in announced:
                 self._trouble.pop(node, None)
@@ -208,17 +208,17 @@ class Discovery:
         return bool(joined)
 
     def _presence_in(self, content: RecordDict) -> Presence:
-        """The clients that a node announces.
+        """Read the clients that a node announces.
 
         Raises:
-            ValueError: they are no ids, or too many.
+            ValueError: they are not ids, or too many.
         """
         unpacked = unpack_presence(content)
         clients = _clean(unpacked.training), _clean(unpacked.evaluated)
         presence = Presence(unpacked.partition, *clients)
         claimed = len(_ids([presence]))
         if claimed > self.most:
-            raise ValueError(f"claims {claimed} clients, of the {self.most} that it may host")
+            raise ValueError(f"claims {claimed} clients, more than the {self.most} it may host")
         return presence
 
     def _waits(self, node: int) -> bool:
@@ -227,7 +227,7 @@ class Discovery:
         return left > 0
 
     def _owned(self, announced: dict[int, Presence]) -> dict[int, Presence]:
-        """The replies of new nodes, without ids that also belong to others."""
+        """Remove ids that also belong to other nodes from the replies of new nodes."""
         before = _ids(self._known.values())
         ids = [_ids([presence]) for presence in announced.values()]
         named, times = np.unique(np.concatenate(ids or [before[:0]]), return_counts=True)
@@ -236,9 +236,7 @@ class Discovery:
         for node, presence in announced.items():
             foreign = np.isin(_ids([presence]), taken)
             if foreign.any():
-                log.warning(
-                    "node %d names %d clients that it does not own alone", node, int(foreign.sum())
-                )
+                log.warning("node %d announces %d clients of other nodes", node, int(foreign.sum()))
             training, evaluated = (
                 ids[~np.isin(ids, taken)] for ids in (presence.training, presence.evaluated)
             )
@@ -256,7 +254,7 @@ def _clean(ids: np.ndarray) -> np.ndarray:
         raise ValueError(f"expected at most {MOST_CLIENTS} whole numbers >= 0")
     distinct = np.unique(ids)
     if len(distinct) != len(ids):
-        raise ValueError("a client is named twice")
+        raise ValueError("duplicate client")
     return distinct
 
 
@@ -266,8 +264,8 @@ def _ids(presences: Iterable[Presence]) -> np.ndarray:
 
 
 def most_common_parameters(grid: Grid, roster: Roster, *, timeout: float) -> dict[str, np.ndarray]:
-    """The initial parameters that most of up to five nodes return; in a tie, those of the first
-    node.
+    """Request the initial parameters of up to five nodes, and return the most common ones; in a
+    tie, those of the first node.
 
     Raises:
         ClientError: no node returns finite parameters.
@@ -281,7 +279,7 @@ def most_common_parameters(grid: Grid, roster: Roster, *, timeout: float) -> dic
             if node in asked and not reply.has_error():
                 arrays[node] = _finite(unpack_parameters(reply.content))
         except Exception as error:  # untrusted input may be anything
-            log.warning("node %d gave no initial parameters: %s", node, error)
+            log.warning("node %d returned no valid initial parameters: %s", node, error)
     if not arrays:
         raise ClientError("no node returned finite initial parameters", fix="see the log")
     votes = {
@@ -292,13 +290,13 @@ def most_common_parameters(grid: Grid, roster: Roster, *, timeout: float) -> dic
     best = max(votes, key=votes.__getitem__)
     for node, count in votes.items():
         if count < votes[best]:
-            log.warning("node %d gave other initial parameters than most", node)
+            log.warning("node %d returned initial parameters unlike those of most nodes", node)
     return arrays[best]
 
 
 def _finite(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     if not arrays or not all(a.dtype.kind == "f" and np.isfinite(a).all() for a in arrays.values()):
-        raise ValueError("a parameter is not finite, or there are none")
+        raise ValueError("a parameter is not finite, or all are missing")
     return arrays
 
 

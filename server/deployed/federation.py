@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real nodes, which join and leave and are not trusted, as the loop sees them."""
+"""Federation of real nodes, which join and leave and are untrusted."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from server.federation import Federation
 
 
 def federation_of(run: RunFolder, grid: Grid) -> Federation:
-    """The nodes that a grid reaches.
+    """Make the federation of a grid's nodes, simulated or real.
 
     Raises:
         ExperimentError: the nodes are real, the noise depends on their number of clients, and the
-            deployment sets no largest number of clients per node.
+            deployment does not limit the number of clients per node.
     """
     if isinstance(grid, DeployedGrid):
         return DeployedFederation(run, grid)
@@ -38,11 +38,11 @@ def federation_of(run: RunFolder, grid: Grid) -> Federation:
 
 
 class DeployedFederation(Federation):
-    """The nodes of a deployment.
+    """Federation of a deployment's nodes.
 
     Args:
-        run: the run folder; keeps the roster.
-        grid: reaches the nodes.
+        run: the run folder; contains the roster.
+        grid: connection to the nodes.
     """
 
     untrusted = True
@@ -63,7 +63,7 @@ class DeployedFederation(Federation):
         self.validator = ReplyValidator(self.dropped, experiment)
 
     def refresh_roster(self) -> bool:
-        """Look for new nodes; whether `roster` has changed."""
+        """Look for new nodes; returns True if `roster` has changed."""
         if not self.discovery.refresh_roster():
             return False
         self.roster = self.discovery.roster
@@ -72,18 +72,18 @@ class DeployedFederation(Federation):
         return True
 
     def timeline(self, strategy: Strategy) -> None:
-        """As in `Federation`: nothing, as real nodes answer when they do."""
+        """Return None: real nodes have no simulated time."""
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
-        """The parameters that the majority of a few nodes return.
+        """Return the initial parameters of the majority of a few nodes.
 
         Raises:
-            ClientError: there is no majority.
+            ClientError: no node returns finite parameters.
         """
         return most_common_parameters(self.grid, self.roster, timeout=self.timeout)
 
     def train(self, messages: Sequence[Message], theta: Mapping[str, np.ndarray]) -> list[Message]:
-        """As in `Federation`.
+        """Train as in `Federation`.
 
         Raises:
             ExperimentError: a node would get several messages in one round.
@@ -93,7 +93,7 @@ class DeployedFederation(Federation):
         return super().train(messages, theta)
 
     def _exchange(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Iterable[Message]]:
-        """As in `Federation`; with `[closing]`, those that come before the round closes."""
+        """Send messages as in `Federation`; with `[closing]`, until the round closes."""
         closing = self.experiment.closing
         if closing is None or not messages:
             return super()._exchange(messages)
@@ -119,23 +119,23 @@ class DeployedFederation(Federation):
 
 
 def _check_simulated(experiment: Experiment) -> None:
-    """Refuse tables of simulated devices."""
+    """Check that the experiment has no table for simulated devices."""
     for name in ("devices", "asynchronous"):
         if getattr(experiment, name) is not None:
             raise ExperimentError(
-                f"[{name}] is for simulated devices, and these nodes are real",
+                f"[{name}] applies only to simulated devices, and these nodes are real",
                 fix="leave it out; [closing] with a deadline does not wait for slow devices",
             )
 
 
 def _check_registered(experiment: Experiment, grid: DeployedGrid) -> None:
-    """Refuse noise that a node could reduce by false claims: with more clients, each is assumed to
-    be sampled less often."""
+    """Check that no node can reduce the noise by claiming more clients, which seems to lower the
+    sampling rate."""
     privacy = experiment.privacy
     if privacy is not None and privacy.placement != "local" and grid.most_clients is None:
         raise ExperimentError(
-            "noise depends on the number of clients, and this deployment does not limit how many a"
-            " node may claim",
+            "noise depends on the number of clients, and this deployment does not limit the clients"
+            " per node",
             fix="set most-clients in deployment.toml to the largest number of users of a node",
         )
 
@@ -147,14 +147,13 @@ def _clients_in(message: Message) -> int:
 
 
 def _check_single_messages(messages: Sequence[Message]) -> None:
-    """Refuse a strategy that sends a node several messages: of its replies, only one would be
-    accepted."""
+    """Check that a strategy sends each node one message, as only one reply is accepted."""
     counts = Counter(message.metadata.dst_node_id for message in messages)
     for node, count in counts.items():
         if count > 1:
             raise ExperimentError(
-                f"the strategy sends node {node} {count} messages in one round, of which one would"
-                " be answered",
+                f"the strategy sends node {node} {count} messages in one round; only one reply is"
+                " accepted",
                 fix="for the update of each client, set `reply = 'each'` in the strategy's class"
                 " (docs/plugins.md); or set strategy.name = 'reptile'",
             )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flower's grid over real nodes, for the loop: arrays as bytes, frequent polls, no messages to
-offline nodes.
+"""Flower's grid over real nodes, with packed arrays, frequent polls, and no messages to offline
+nodes.
 
-Flower's own `send_and_receive` polls for replies every 3 s, and waits for a node that is known to
-be offline until its message expires.
+Flower's own `send_and_receive` polls for replies every 3 s, and waits for a node known to be
+offline until its message expires.
 """
 
 from __future__ import annotations
@@ -29,25 +29,24 @@ _LAST_POLL = 2.0
 _GROWTH = 1.3
 _LONGEST_PAUSE = 16
 _AT_ONCE = 4
-"""Number of messages that are announced at a time. A node polls for the pieces of its message once
-it is announced, and a hundred polling nodes keep the SuperLink from receiving these pieces."""
+"""Number of messages sent at a time. A node polls for the pieces of its message once it is
+announced, and a hundred polling nodes keep the SuperLink from receiving these pieces."""
 _EXPIRED = (3, 4)
-"""Flower's error codes for a message or reply that did not arrive in time; errors of a node have
-other codes."""
+"""Flower's error codes for an expired message or reply; errors of a node have other codes."""
 SUPERLINK = 1
-"""Flower's number of its SuperLink, which answers for nodes that are gone."""
-_SERVER_PATIENCE = 120.0  # seconds for which failing calls to the SuperLink are repeated
+"""Flower's id of its SuperLink, which replies for lost nodes."""
+_SERVER_PATIENCE = 120.0  # seconds to repeat failing calls to the SuperLink
 
 
 class DeployedGrid(WrappedGrid):
-    """Flower's grid with the loop's timeouts.
+    """Flower's grid over real nodes, with the loop's timeouts.
 
     Args:
         grid: Flower's.
-        most_clients: clients that a node may host; None: nobody has registered how many.
+        most_clients: largest number of clients of a node; None: not registered.
         node_names: names of the nodes for people, by Flower's id.
         clock: monotonic seconds.
-        sleep: waits.
+        sleep: function that waits.
     """
 
     def __init__(
@@ -67,15 +66,15 @@ class DeployedGrid(WrappedGrid):
         self._pauses: dict[int, int] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """Nodes with a recent heartbeat."""
+        """Ids of the nodes with a recent heartbeat."""
         return self._patiently(lambda: list(self._grid.get_node_ids()))
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         return self._push(list(messages), math.inf)
 
     def _push(self, messages: list[Message], deadline: float) -> list[str]:
-        """Push messages that live until a deadline; repeated while the server is offline. For those
-        that are left when it has come, the identifier is empty."""
+        """Push messages that expire at a deadline; repeated while the server is offline. Messages
+        not sent by then have an empty identifier."""
         packed: dict[int, ArrayRecord] = {}
         for message in messages:
             for_the_network(message.content, packed)
@@ -112,16 +111,16 @@ class DeployedGrid(WrappedGrid):
         timeout: float | None = None,
         enough: Callable[[Sequence[Message]], bool] | None = None,
     ) -> Iterable[Message]:
-        """The replies that arrive before the deadline, at most one per message; sending the
-        messages is part of the time. A message to an
-        offline node is not sent and counts as unanswered. A node that missed a deadline gets no
-        message the next 1, 2, 4, ... up to 16 times, because every round would wait for it.
+        """Send messages, and return the replies that arrive before the deadline, at most one per
+        message; sending is part of the time. A message to an offline node is not sent and counts as
+        unanswered. A node that missed a deadline gets no message the next 1, 2, 4, ... up to 16
+        times, as every round would wait for it.
 
         Args:
             messages: one for each node.
             timeout: seconds; None: without a deadline.
-            enough: whether the replies without errors so far are enough, so that none is awaited
-                any more; nodes that have not replied by then have missed nothing.
+            enough: returns True if the replies without errors so far are enough and waiting ends;
+                other nodes then have not missed a deadline.
         """
         messages = list(messages)
         if not messages:
@@ -141,8 +140,7 @@ class DeployedGrid(WrappedGrid):
         return replies
 
     def _ready(self, nodes: Iterable[int], timeout: float | None) -> set[int]:
-        """Those of the nodes that get a message this time: they are online, and have not just
-        missed a deadline.
+        """Select the nodes to send a message: online, and without a recently missed deadline.
 
         Args:
             nodes: Flower's ids.
@@ -152,16 +150,15 @@ class DeployedGrid(WrappedGrid):
         return {node for node in dict.fromkeys(nodes) if self._asks(node, there)}
 
     def _arriving(self, waiting: dict[str, Message], deadline: float) -> Iterator[list[Message]]:
-        """The replies that each poll finds, until no message waits for one, or the deadline has
-        passed.
+        """Poll for replies until all messages have one, or the deadline has passed.
 
         Args:
-            waiting: messages by identifier; answered ones are taken out.
+            waiting: messages by identifier; those with a reply are removed.
             deadline: by the grid's clock; infinity: never.
 
         Yields:
-            Replies, which may be errors of nodes. Each has the group of its message, whatever the
-            node said.
+            Replies of each poll, which may be errors of nodes. Each has the group of its message,
+            whatever the node sent.
         """
         pauses = Backoff(_FIRST_POLL, _LAST_POLL, _GROWTH)
         while waiting:
@@ -178,7 +175,7 @@ class DeployedGrid(WrappedGrid):
                     continue
                 reply.metadata.group_id = asked.metadata.group_id
                 if reply.has_error() and reply.metadata.src_node_id == SUPERLINK:
-                    # the SuperLink answers for a lost node in its own name
+                    # the SuperLink replies for a lost node
                     reply.metadata.__dict__["_src_node_id"] = node
                 arrived.append(reply)
                 self._missed[node] = 0
@@ -192,15 +189,13 @@ class DeployedGrid(WrappedGrid):
                 self._sleep(max(0.0, min(pauses.next(), deadline - self._clock())))
 
     def _missed_by(self, node: int) -> None:
-        """A node has let a deadline pass."""
+        """Record that a node missed a deadline."""
         self._missed[node] = self._missed.get(node, 0) + 1
         self._pauses[node] = min(2 ** (self._missed[node] - 1), _LONGEST_PAUSE)
-        log.warning(
-            "node %d let the deadline pass; it is not asked %d times", node, self._pauses[node]
-        )
+        log.warning("node %d missed the deadline; it is skipped %d times", node, self._pauses[node])
 
     def _present(self, timeout: float | None) -> set[int]:
-        """The nodes that are online. If there are none, or none replied recently, the server was
+        """Return the online nodes. If none is online, or none replied recently, the server was
         offline and not the nodes. Then this waits for the first node, up to the deadline; otherwise
         rounds without participants would follow each other immediately, and each would be
         charged."""
@@ -214,8 +209,8 @@ class DeployedGrid(WrappedGrid):
         return there
 
     def _patiently(self, call: Callable[[], list[Any]]) -> list[Any]:
-        """A call of Flower's, repeated when the SuperLink fails; Flower itself repeats only calls
-        that reach no server."""
+        """Repeat a call of Flower's when the SuperLink fails; Flower itself repeats only calls that
+        reach no server."""
         until = self._clock() + _SERVER_PATIENCE
         pauses = Backoff(1.0, 10.0, growth=2.0)
         while True:
@@ -224,7 +219,7 @@ class DeployedGrid(WrappedGrid):
             except Exception as error:
                 if not _passes(error) or self._clock() >= until:
                     raise
-                log.warning("the SuperLink failed (%s); asking again", error)
+                log.warning("the SuperLink failed (%s); retrying", error)
             self._sleep(pauses.next())
 
     def _asks(self, node: int, there: set[int]) -> bool:
@@ -234,7 +229,7 @@ class DeployedGrid(WrappedGrid):
 
 
 def _live(metadata: Metadata, seconds: float) -> None:
-    """Set a message's time to live; one that is valid for half of it keeps its value, and so its
+    """Set a message's time to live; one valid for at least half of it keeps its value, and so its
     id: a SuperLink that already has a part of the message takes the rest under the same id."""
     age = time.time() - metadata.created_at
     if not seconds / 2 <= metadata.ttl - age <= seconds:

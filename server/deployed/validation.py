@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedrec")
 Key = tuple[int, int | None]
-"""A node, and one of its clients; None: their sum."""
+"""A node and one of its clients, or None for their sum."""
 LARGER = 10.0
 """Largest size of a reply, in units of the usual one."""
 LARGEST_LOSS = 1e6  # per client; the mean loss is only reported
-_ENOUGH = 3  # replies whose median one of them cannot determine
+_ENOUGH = 3  # replies whose median no single one determines
 _REMEMBERED = 200  # number of earlier replies
 _FAR_ERROR = 1000.0
 _FAR_ROWS = 100.0
@@ -60,16 +60,16 @@ _LARGEST = 1e9  # of metrics without a bound
 
 
 def norm_bounds(sizes: Mapping[Key, float], earlier: deque[float]) -> dict[Key, float]:
-    """Factors in (0, 1) by which replies above the usual size are to be scaled (norm bounding, Sun
-    et al. 2019, with a bound that follows the replies).
+    """Scale factors in (0, 1) of replies above the usual size (norm bounding, Sun et al. 2019, with
+    a bound that follows the replies).
 
-    Nobody knows in advance how large updates are that are not clipped. The bound is `LARGER` times
-    the median of the positive sizes of this round; where these are fewer than three, of them and
-    those of earlier rounds. In case of an even number it is the smaller of the two middle ones.
+    The size of unclipped updates is unknown in advance. The bound is `LARGER` times the median of
+    the positive sizes of this round; if these are fewer than three, of these and those of earlier
+    rounds. For an even number it is the smaller of the two middle ones.
 
     Args:
-        sizes: of each reply of a round, finite, at least 0.
-        earlier: sizes of earlier replies, to which these are appended.
+        sizes: size of each reply of a round, finite, at least 0.
+        earlier: sizes of earlier replies; the new sizes are appended.
     """
     positive = [size for size in sizes.values() if size > 0]
     usual = sorted(positive if len(positive) >= _ENOUGH else [*earlier, *positive])
@@ -84,8 +84,8 @@ class ReplyValidator:
     """Accepts, scales down or rejects nodes' replies.
 
     Args:
-        dropped: records the rejected and the scaled ones.
-        experiment: whose compression nodes use; None: they send sums.
+        dropped: records rejected and scaled replies.
+        experiment: defines the nodes' compression; None: they send sums.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ReplyValidator:
     ) -> None:
         self._experiment = experiment
         self._dropped = dropped or DroppedReplies()
-        # by step, because updates of one phase say nothing about those of another
+        # by step, as updates of different phases are not comparable
         earlier = partial(deque[float], maxlen=_REMEMBERED)
         self._norms: defaultdict[str, deque[float]] = defaultdict(earlier)
         self._examples: defaultdict[str, deque[float]] = defaultdict(earlier)
@@ -104,11 +104,11 @@ class ReplyValidator:
         replies: Sequence[Message],
         theta: Mapping[str, np.ndarray],
     ) -> list[Message]:
-        """The accepted replies to training messages, in their order.
+        """Validate replies to training messages, and return the accepted ones, in their order.
 
         Args:
             sent: the messages.
-            replies: the answers, none of them an error.
+            replies: the replies, without errors.
             theta: the parameters of the round.
         """
         orders = {
@@ -121,7 +121,7 @@ class ReplyValidator:
             node = reply.metadata.src_node_id
             try:
                 if node in good:
-                    raise ValueError("a second answer")
+                    raise ValueError("duplicate reply")
                 order = orders[node]
                 if order.each:
                     norms |= self._sizes_of_each(reply, order, theta)
@@ -131,8 +131,8 @@ class ReplyValidator:
                         norms[node, None] = norm
                         examples[node, None] = count
             except Exception as error:  # untrusted input may be anything
-                reason = "not asked for" if node not in orders else _reason(error)
-                log.warning("node %d: the answer is left out: %s", node, reason)
+                reason = "unrequested" if node not in orders else _reason(error)
+                log.warning("node %d: the reply is dropped: %s", node, reason)
                 self._dropped.dropped(node, reason)
                 continue
             good[node] = reply
@@ -157,12 +157,12 @@ class ReplyValidator:
     def _sizes_of_each(
         self, reply: Message, order: TrainOrder, theta: Mapping[str, np.ndarray]
     ) -> dict[Key, float]:
-        """The norm of each client's update; clients that do not count are taken out in place."""
+        """Norm of each client's update; invalid clients are removed in place."""
         node = reply.metadata.src_node_id
         asked = [] if order.clients is None else order.clients.tolist()
         each, left_out = sound_clients(unpack_each(reply.content), asked, theta)
         for client in left_out:
-            reason = f"client {client}: its update is not finite, or its counts are impossible"
+            reason = f"client {client}: its update is not finite, or its counts are invalid"
             log.warning("node %d: %s", node, reason)
             self._dropped.dropped(node, reason)
         reply.content = pack_each(each)
@@ -173,11 +173,11 @@ class ReplyValidator:
     def _size(
         self, reply: Message, order: TrainOrder, theta: Mapping[str, np.ndarray]
     ) -> tuple[float, float]:
-        """Norm of a valid sum per unit of weight, and number of examples per client; a sum that was
-        sent compressed is decoded in place.
+        """Norm of a valid sum per unit of weight, and number of examples per client; a compressed
+        sum is decoded in place.
 
         Raises:
-            ValueError: the reply is not what was asked for.
+            ValueError: the reply does not match the order.
         """
         if self._experiment is not None and self._experiment.compression is not None:
             reply.content = decompressed(reply.content, self._experiment, order, theta)
@@ -229,7 +229,7 @@ def _size_of_sum(
     """Norm of a sum per unit of weight, and its number of examples per client.
 
     Raises:
-        ValueError: it is not what was asked for.
+        ValueError: it does not match the order.
     """
     asked = 0 if order.clients is None else len(order.clients)
     _check_counts(reply, order, asked)
@@ -238,7 +238,7 @@ def _size_of_sum(
     if strange:
         raise ValueError(f"unknown or missing parameters {sorted(strange)[:3]}")
     if not 0 <= reply.sent <= asked * vector_bytes(shapes_of(theta, None)):
-        raise ValueError(f"{reply.sent} bytes of {asked} clients")
+        raise ValueError(f"invalid number of bytes, {reply.sent}, for {asked} clients")
     for name, change in reply.total.items():
         if not is_change(change, theta[name]):
             raise ValueError(f"{name!r} has a wrong shape or is not finite")
@@ -261,20 +261,20 @@ def _squares(change: Change, table: np.ndarray) -> float:
 
 def _check_counts(reply: TrainSum, order: TrainOrder, asked: int) -> None:
     if not all(0 <= count <= asked for count in (reply.clients, reply.losses, reply.unclipped)):
-        raise ValueError(f"{reply.clients} clients where {asked} were asked for")
+        raise ValueError(f"{reply.clients} clients, but {asked} were requested")
     if reply.examples < 0 or not abs(reply.loss) <= LARGEST_LOSS * max(reply.losses, 1):
-        raise ValueError("impossible counts or losses")
+        raise ValueError("invalid counts or losses")
     weighted = order.protection is None and order.weighting == "examples"
     expected = float(reply.examples if weighted else reply.clients)
     if not math.isclose(reply.weight, expected, rel_tol=1e-9, abs_tol=1e-9):
         raise ValueError(
-            f"weight {reply.weight} of {reply.clients} clients with {reply.examples} examples"
+            f"invalid weight {reply.weight} of {reply.clients} clients, {reply.examples} examples"
         )
 
 
 def _bounded_sum(reply: TrainSum, update: float, examples: float, *, weighted: bool) -> TrainSum:
-    """A node's sum with factors of the updates and of the number of examples, by which clients may
-    be weighted."""
+    """Scale a node's sum of updates, and the number of examples by which clients may be
+    weighted."""
     share = examples if weighted else 1.0
     return replace(
         reply,
@@ -288,11 +288,10 @@ def _bounded_sum(reply: TrainSum, update: float, examples: float, *, weighted: b
 
 
 def _size_of_mean(reply: Message, theta: Mapping[str, np.ndarray]) -> tuple[float, float]:
-    """The distance of a reply's parameters from those that were sent, and its number of
-    examples."""
+    """Distance of a reply's parameters from the sent ones, and its number of examples."""
     arrays = unpack_parameters(reply.content)
     if list(arrays) != list(theta):
-        raise ValueError("other parameters than were sent")
+        raise ValueError("unknown or missing parameters")
     squares = 0.0
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray) or not is_change(array, theta[name]):
@@ -302,7 +301,7 @@ def _size_of_mean(reply: Message, theta: Mapping[str, np.ndarray]) -> tuple[floa
     (metrics,) = reply.content.metric_records.values()
     examples = metrics["num-examples"]
     if not isinstance(examples, int | float) or not 0 <= examples < 1e12:
-        raise ValueError(f"num-examples {examples!r}")
+        raise ValueError(f"invalid num-examples {examples!r}")
     return math.sqrt(squares), float(examples)
 
 
@@ -310,7 +309,7 @@ def _bound_mean(
     reply: Message, theta: Mapping[str, np.ndarray], update: float, examples: float
 ) -> None:
     """Scale down, in place, the change of the parameters, and the number of examples; `theta` are
-    the parameters that were sent."""
+    the sent parameters."""
     moved = {
         name: (theta[name] + update * (value.astype(np.float64) - theta[name])).astype(value.dtype)
         for name, value in read_arrays(reply.content).items()
@@ -323,22 +322,22 @@ def _bound_mean(
 
 # The updates of single clients.
 #
-# A reply with other clients or parameters than were asked for is left out as a whole; of a sound
-# reply, a client whose update is not finite, or whose counts are impossible, is left out alone.
+# A reply with unrequested clients or parameters is dropped as a whole; from a valid reply, only
+# clients whose update is not finite, or whose counts are invalid, are dropped.
 
 
 def sound_clients(
     reply: TrainEach, asked: Sequence[int], theta: Mapping[str, np.ndarray]
 ) -> tuple[TrainEach, list[int]]:
-    """The clients of a reply that count, and those that are left out.
+    """Split a reply into its valid clients, and the ids of those that are dropped.
 
     Args:
-        reply: of a node.
-        asked: the clients that this node was asked for.
+        reply: a node's reply.
+        asked: the clients requested from this node.
         theta: the parameters that were sent.
 
     Raises:
-        ValueError: the reply has other clients or parameters.
+        ValueError: the reply has unrequested clients or parameters.
     """
     _check_clients(reply, asked)
     _check_parameters(reply.updates, theta)
@@ -349,7 +348,7 @@ def sound_clients(
 
 
 def _scaled_clients(reply: TrainEach, factors: np.ndarray) -> TrainEach:
-    """The updates times the factor of each client, `float64 [C]`."""
+    """Scale the updates by the factor of each client, `float64 [C]`."""
     updates = reply.updates
     of_rows = np.repeat(factors, np.diff(updates.requests.offsets))
     moved = ClientArrays(
@@ -369,13 +368,13 @@ def _check_clients(reply: TrainEach, asked: Sequence[int]) -> None:
     clients = requests.clients
     integers = all(a.ndim == 1 and a.dtype.kind == "i" for a in vars(requests).values())
     if not integers or (np.diff(clients) <= 0).any() or not np.isin(clients, asked).all():
-        raise ValueError("clients that were not asked for")
+        raise ValueError("unrequested clients")
     offsets = requests.offsets
     fits = len(offsets) == len(clients) + 1 and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
     if not fits or offsets[-1] != len(requests.items):
-        raise ValueError("numbers of rows that do not fit the clients")
+        raise ValueError("numbers of rows do not match the clients")
     if reply.examples.shape != clients.shape or reply.losses.shape != clients.shape:
-        raise ValueError("numbers of examples or losses that do not fit the clients")
+        raise ValueError("numbers of examples or losses do not match the clients")
 
 
 def _check_parameters(updates: ClientArrays, theta: Mapping[str, np.ndarray]) -> None:
@@ -387,14 +386,14 @@ def _check_parameters(updates: ClientArrays, theta: Mapping[str, np.ndarray]) ->
     shapes |= {name: (len(requests.items), *theta[name].shape[1:]) for name in updates.rows}
     for name, value in (updates.values | updates.rows).items():
         if value.shape != shapes[name] or value.dtype.kind != "f":
-            raise ValueError(f"{name!r} has a wrong shape or no numbers")
+            raise ValueError(f"{name!r} has a wrong shape or type")
     steps = np.diff(requests.items)
     last = requests.offsets[1:-1] - 1  # from one client to the next, items may fall
     steps[last[(last >= 0) & (last < len(steps))]] = 1
     least = min((len(theta[name]) for name in updates.rows), default=np.inf)
     items = requests.items
     if len(items) and ((steps <= 0).any() or items.min() < 0 or items.max() >= least):
-        raise ValueError("rows that the tables do not have, or twice")
+        raise ValueError("unknown or duplicate rows")
 
 
 def _squares_of_each(updates: ClientArrays) -> np.ndarray:
@@ -417,19 +416,17 @@ def _squares_of_each(updates: ClientArrays) -> np.ndarray:
 def decompressed(
     content: RecordDict, experiment: Experiment, order: TrainOrder, theta: Mapping[str, np.ndarray]
 ) -> RecordDict:
-    """A node's answer with the sum of its clients' updates in place of what they sent compressed;
-    an answer with a sum is returned as it is. What a client sent is clipped here too, if its node
-    has not, and its bytes are counted here.
+    """Replace the compressed updates in a node's reply by their sum; a reply with a sum is returned
+    unchanged. Updates are clipped here too, if the node has not, and their bytes are counted here.
 
     Args:
-        content: the answer, which is untrusted input.
-        experiment: says how updates are compressed.
-        order: what the node was asked for.
-        theta: the parameters that it was sent, by name, of any shapes.
+        content: the reply, which is untrusted input.
+        experiment: defines the compression of updates.
+        order: the node's order.
+        theta: the sent parameters, by name, of any shapes.
 
     Raises:
-        ValueError: it cannot be decoded, is of more clients than were asked for, or weighs them
-            otherwise.
+        ValueError: it cannot be decoded, has more clients than requested, or other weights.
         Exception: an array is malformed.
     """
     reply = unpack_sum(content)
@@ -453,13 +450,13 @@ def decompressed(
 def _check_weights(updates: Sequence[SentUpdate], order: TrainOrder, weight: float) -> None:
     most = 0 if order.clients is None else len(order.clients)
     if len(updates) > most:
-        raise ValueError(f"updates of {len(updates)} clients where {most} were asked for")
+        raise ValueError(f"updates of {len(updates)} clients, but {most} were requested")
     shares = [update.share for update in updates]
     weighted = order.protection is None and order.weighting == "examples"
     if weighted and not (min(shares, default=0.0) >= 0 and sum(shares) <= weight):
-        raise ValueError("weights of updates that are not those of the clients")
+        raise ValueError("weights of updates do not match those of the clients")
     if not weighted and any(share != 1 for share in shares):
-        raise ValueError("weights of updates that all count the same")
+        raise ValueError("weights of updates are not uniform")
 
 
 def _decoded(
@@ -479,7 +476,7 @@ def _decoded(
 
 
 def _sum(changes: Sequence[Change], table: np.ndarray) -> Change:
-    """Sum of changes of a table `[...]`, in its type; rows if these are less than half of it."""
+    """Sum of changes of a table `[...]`, in its type; sparse if less than half of it changed."""
     if not changes:
         return np.zeros_like(table)
     total = changes[0]
@@ -507,14 +504,14 @@ def evaluated(
             `Metrics.ranges`.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the table does not match the order.
     """
     if not table.index.is_unique or not np.isin(table.index.to_numpy(), asked).all():
-        raise ValueError("clients that were not asked for")
+        raise ValueError("unrequested clients")
     if not len(table):
         return table
     if list(table.columns) != list(ranges):
-        raise ValueError("other metrics than were asked for")
+        raise ValueError("unrequested or missing metrics")
     values = table.to_numpy()
     low, high = np.clip(np.array(list(ranges.values())), -_LARGEST, _LARGEST).T
     inside = (values >= low) & (values <= high)
@@ -524,13 +521,13 @@ def evaluated(
         raise ValueError("a metric is out of its range")
     rows = table[ROWS].to_numpy() if ROWS in table else np.ones(1)
     if not ((rows >= 1) & (rows % 1 == 0)).all():
-        raise ValueError("a number of held-out rows that is not a whole number of at least 1")
+        raise ValueError("a number of held-out rows is not a whole number of at least 1")
     return table
 
 
 def of_usual_size(table: pd.DataFrame, ranges: Mapping[str, tuple[float, float]]) -> pd.DataFrame:
-    """Metrics of all nodes without clients whose errors, or numbers of held-out rows, are outliers;
-    for `ranges` see `evaluated`."""
+    """Drop clients whose errors, or numbers of held-out rows, are outliers among the metrics of all
+    nodes; for `ranges` see `evaluated`."""
     if not len(table):
         return table
     usual = np.ones(len(table), dtype=bool)
@@ -539,5 +536,5 @@ def of_usual_size(table: pd.DataFrame, ranges: Mapping[str, tuple[float, float]]
         larger = _FAR_ROWS if name == ROWS else _FAR_ERROR
         usual &= ~(values > larger * max(np.nanmedian(values), np.finfo(float).tiny))
     if not usual.all():
-        log.warning("metrics of %d clients are left out: far from the others'", int((~usual).sum()))
+        log.warning("metrics of %d clients are dropped as outliers", int((~usual).sum()))
     return table.iloc[np.flatnonzero(usual)]

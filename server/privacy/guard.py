@@ -37,7 +37,7 @@ _DAMAGE = (OSError, ValueError, AttributeError, TypeError, ArithmeticError)
 
 
 def guard_of(run: RunFolder, strategy: Strategy) -> Guard | None:
-    """The guard of a run; None without a `[privacy]` table.
+    """Make the guard of a run; None without a `[privacy]` table.
 
     Raises:
         ExperimentError: the strategy is one of Flower's own, whose sums the guard cannot clip.
@@ -49,15 +49,15 @@ def guard_of(run: RunFolder, strategy: Strategy) -> Guard | None:
 
 
 class Guard(RunExtension):
-    """Makes a run differentially private and keeps its ledger.
+    """Guard that makes a run differentially private and writes its ledger.
 
     Args:
-        run: the run folder; holds the ledger.
+        run: the run folder; contains the ledger.
         config: the experiment's `[privacy]` table.
         strategy: the strategy; each of its phases gets its own plan.
 
     Raises:
-        ExperimentError: the settings do not fit together, or clients do not all count the same.
+        ExperimentError: the settings contradict each other, or clients have different weights.
     """
 
     name = "privacy"
@@ -80,7 +80,7 @@ class Guard(RunExtension):
             delta=self.phases.delta,
         )
         self._noise = NoiseFiles(run)
-        self._lost: set[str] = set()  # phases whose noise of earlier rounds is lost
+        self._lost: set[str] = set()  # phases that lost the noise of earlier rounds
         self._beside: list[str] = []
         self._lines_before = 0  # lines of the ledger before the present round
         if config.mode == "reproducible":
@@ -91,29 +91,29 @@ class Guard(RunExtension):
 
     @property
     def delta(self) -> float:
-        """The largest delta of the phases' plans."""
+        """Largest delta of the phases' plans."""
         return self.phases.delta
 
     def begin(self, rounds: int) -> None:
-        """Check that the ledger has a charge where rounds were done before.
+        """Check that the ledger has a charge if rounds were run before.
 
         Raises:
-            RunError: it holds none.
+            RunError: it has none.
         """
         if rounds:
             self.check_charges(1)
 
     def why_stop(self, round_number: int) -> str:
-        """The reason to stop if the budget does not cover a round; else empty."""
+        """Return the reason to stop if the budget does not cover a round; else empty."""
         event = self._due(round_number)
         return "the privacy budget is spent" if self.ledger.would_exceed(event) else ""
 
     def columns(self) -> dict[str, float]:
-        """The epsilon spent so far."""
+        """Epsilon spent so far."""
         return {"epsilon": self.epsilon()}
 
     def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
-        """The privacy cost of the run, as sentences and as JSON values."""
+        """Report the privacy cost of the run, as sentences and as JSON values."""
         report = self.phases.report(self.ledger.accountant)
         first, *rest = self.phases.lines(report)
         again = self._charged_again()
@@ -135,7 +135,7 @@ class Guard(RunExtension):
         }
 
     def _unit(self) -> str:
-        """Whose data the guarantee is about, where that is a column of the user's own table."""
+        """Sentence with the unit of privacy, if it is a column of the user's table."""
         experiment = self.run.experiment
         if experiment.dataset.name != "table":
             return ""
@@ -144,8 +144,8 @@ class Guard(RunExtension):
         return f" It is per value of {column}; {trained:,} of them train."
 
     def _charged_again(self) -> list[int]:
-        """The round of each charge for a repeated round, in the order of the ledger. What an
-        earlier charge covers costs nothing and is left out."""
+        """Round of each charge for a repeated round, in the order of the ledger. Covered rounds
+        cost nothing and are left out."""
         seen: set[int] = set()
         again = []
         for line in self.ledger.charges:
@@ -156,7 +156,7 @@ class Guard(RunExtension):
 
     def before_upload(self, round_number: int) -> None:
         """Charge a round before its messages are sent if the clients' replies are the release:
-        without noise, and if clients add the noise. Central noise is charged by `DpFedAvg`.
+        without noise, or if clients add it. Central noise is charged by `DpFedAvg`.
         """
         self._lines_before = len(self.ledger.charges)
         phase = self._phase(round_number)
@@ -165,29 +165,28 @@ class Guard(RunExtension):
         self._check_joined(phase)
 
     def _check_joined(self, phase: str) -> None:
-        """Check that no clients joined where the cost rests on a schedule that is only that of the
-        clients with which the run began.
+        """Check that no clients joined if the cost is that of a schedule of the initial clients.
 
         Raises:
-            RunError: there are others.
+            RunError: there are new clients.
         """
         plan = self.plans[phase]
         present = len(self.strategy.phases()[phase].cohorts.clients)
         fixed = isinstance(plan.sampling, Scheduled) and not plan.sampling.joining
         if fixed and present != plan.clients:
             raise RunError(
-                f"the schedule of phase {phase!r} is for other clients",
-                expected=f"the {plan.clients} clients of the run's beginning",
+                f"the schedule of phase {phase!r} does not cover new clients",
+                expected=f"the {plan.clients} clients at the start of the run",
                 got=f"{present}, so that some would take part more often than is charged",
                 fix="start a new run; the previous checkpoint is intact",
             )
 
     def _due(self, round_number: int) -> Event:
-        """What a round has to be charged for. Of correlated rounds the first one is charged for
-        all that are planned, and so is the first one beyond these if the run is made longer; if a
-        round is repeated, or the noise of earlier ones is lost, its noise and that of all later
-        ones is drawn anew (unless it is a function of the seed), which costs no more than all of
-        them once more."""
+        """Event to charge for a round. With correlated noise, the first round is charged for all
+        planned rounds, and so is the first one after these if the run is extended; if a round is
+        repeated, or the noise of earlier ones is lost, its noise and that of all later ones is
+        drawn anew (unless it is a function of the seed), which costs no more than all of them once
+        more."""
         phase = self._phase(round_number)
         event = self.phases.events[phase]
         if not isinstance(event, CorrelatedRounds):
@@ -212,7 +211,7 @@ class Guard(RunExtension):
         return phase_at(self._schedule, round_number).name
 
     def after_training(self, round_number: int, arrays: ArrayRecord) -> None:
-        """Refuse the result of a round that was not charged as planned.
+        """Check that the round was charged as planned.
 
         Raises:
             RunError: no line of the ledger since the round's messages were sent has the round and
@@ -234,17 +233,17 @@ class Guard(RunExtension):
             )
 
     def epsilon(self) -> float:
-        """The epsilon spent so far."""
+        """Epsilon spent so far."""
         return self.ledger.spent(self.delta).epsilon
 
     def announce(self, theta: Mapping[str, np.ndarray]) -> list[str]:
-        """Noise compared with the signal, see `PhasePlans.noise_lines`."""
+        """Compare the noise with the signal, see `PhasePlans.noise_lines`."""
         self._beside = self.phases.noise_lines(theta)
         return self._beside
 
     def _populations(self) -> dict[str, int]:
-        """Number of clients of each phase when the run began; clients that join later do not change
-        it."""
+        """Number of clients of each phase at the start of the run, without clients that joined
+        later."""
         file = self.run.path / "populations.json"
         if not file.exists():
             counts = {
@@ -262,8 +261,8 @@ class Guard(RunExtension):
             ) from None
 
     def memory(self) -> dict[str, np.ndarray]:
-        """State for a resumed run beside the ledger, with the number of charges in it. The noise
-        that later rounds take back goes into a file of its own."""
+        """Return the state of a resumed run besides the ledger, with its number of charges. Noise
+        that later rounds cancel goes into a separate file."""
         state = add_prefix({f"{phase}/": part.state() for phase, part in self._guarded()})
         noise = {f"{phase}/": part.memory for phase, part in self._guarded() if part.keeps_noise}
         if noise:
@@ -275,14 +274,14 @@ class Guard(RunExtension):
         return sum(charge.count for charge in self.ledger.charges)
 
     def check_charges(self, charges: int, spent: float = 0.0) -> None:
-        """Check that the ledger has as many charges as the run is known to have made.
+        """Check that the ledger has all known charges of the run.
 
         Args:
-            charges: number of charges that it had.
-            spent: epsilon that they came to.
+            charges: known number of charges.
+            spent: their total epsilon.
 
         Raises:
-            RunError: it has lost some.
+            RunError: some are missing.
         """
         if self._charges < charges or (charges and self.epsilon() < spent * (1 - 1e-9)):
             raise RunError(
@@ -300,8 +299,8 @@ class Guard(RunExtension):
         """Restore the state that `memory` returned.
 
         Raises:
-            RunError: the ledger has fewer charges than at that time, or the file of the noise that
-                later rounds take back is damaged.
+            RunError: the ledger has fewer charges than at that time, or the file of noise that
+                later rounds cancel is damaged.
         """
         if _CHARGES in memory:
             self.check_charges(int(memory[_CHARGES]), float(memory[_SPENT]))
@@ -311,8 +310,8 @@ class Guard(RunExtension):
             part.memory = strip_prefix(f"{phase}/", noise)
 
     def _saved_noise(self, charges: int) -> dict[str, np.ndarray]:
-        """The noise that later rounds take back, at the checkpoint with so many charges. If its
-        file is gone, as that of a finished run, noise begins anew and is charged once more."""
+        """Noise that later rounds cancel, at the checkpoint with `charges` charges. If its file is
+        missing, as after a finished run, noise is drawn anew and charged once more."""
         keeping = [phase for phase, part in self._guarded() if part.keeps_noise]
         noise = self._noise.read(charges) if keeping else {}
         if noise is None:
@@ -334,7 +333,7 @@ class Guard(RunExtension):
 
 
 def _interruption(again: Sequence[int], rounds: int, missing: int) -> str:
-    """What a resumed run paid for repeated rounds, and how many rounds its budget left out.
+    """Sentences about charges for repeated rounds, and rounds that the budget did not cover.
 
     Args:
         again: the round of each charge for a repeated round.
@@ -344,8 +343,8 @@ def _interruption(again: Sequence[int], rounds: int, missing: int) -> str:
     texts = []
     if again:
         texts.append(
-            "Charged again after an interruption, as what may have been released before is not"
-            f" refunded: round {', '.join(map(str, again))}."
+            "Charged again after an interruption, as earlier releases are not refunded:"
+            f" round {', '.join(map(str, again))}."
         )
     if missing:
         texts.append(f"The budget ended the run after {rounds} of {rounds + missing} rounds.")

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budgets of users who add their own noise, and files of noise that later rounds take back.
+"""Privacy budgets of users who add their own noise, and files of noise that later rounds cancel.
 
 Privacy budgets of users who add their own noise: guarantees, exhausted budgets, and the epsilon
 of each user.
 
-The cohorts are known from the sampler; a sampled user is charged whether or not its upload arrived,
-when it is asked: clients that join later change the cohorts that the sampler would draw. With noise
-from the operating system a repeated round is another release and is charged again; `uploads.txt` in
-the run folder has a line for each round in which clients were asked, and a run that lost lines is
-not resumed.
+The cohorts are known from the sampler; a sampled user is charged when it is asked, whether or not
+its upload arrives: clients that join later change the cohorts that the sampler would draw. With
+noise from the operating system a repeated round is another release and is charged again;
+`uploads.txt` in the run folder has a line for each round in which clients were asked; a run with
+missing lines is not resumed.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ log = logging.getLogger("fedrec")
 
 
 def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> PersonalAccounts | None:
-    """The accounts of a run; None where users have no noise of their own.
+    """Make the accounts of a run; None if users add no noise.
 
     Raises:
-        ExperimentError: cohorts are drawn from the operating system, so that nobody could count who
-            was in them, or some rounds have another step or sampler.
+        ExperimentError: cohorts are drawn from the operating system and so cannot be counted, or
+            some rounds have another step or sampler.
     """
     settings = run.experiment.settings(registry.STEP)
     if not isinstance(settings, PersonalNoise):
@@ -60,7 +60,7 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> Persona
     if run.experiment.hides_cohorts:
         raise ExperimentError(
             "uploads of single users cannot be counted where cohorts are secret",
-            expected="no [privacy] table with mode = 'secure' beside users' own noise",
+            expected="no [privacy] table with mode = 'secure' with users' own noise",
             fix="leave out [privacy] and set step.noise = 'secure'",
         )
     return PersonalAccounts(
@@ -69,7 +69,7 @@ def accounts_of(run: RunFolder, strategy: Strategy, cohorts: Cohorts) -> Persona
 
 
 def check_no_phases(experiment: Experiment) -> None:
-    """Check that users upload by the experiment's own step alone, at their cost.
+    """Check that users upload only by the experiment's step, whose cost is known.
 
     Raises:
         ExperimentError: its strategy has phases.
@@ -78,20 +78,20 @@ def check_no_phases(experiment: Experiment) -> None:
     if len(phases) > 1:
         raise ExperimentError(
             "users' own budgets do not cover the uploads of other phases",
-            expected="a strategy without phases beside a step with users' own noise",
+            expected="a strategy without phases for a step with users' own noise",
             got=f"{experiment.strategy.name!r} with {', '.join(phase.name for phase in phases)}",
             fix="set strategy.name = 'reptile', or choose a step without users' own noise",
         )
 
 
 class PersonalAccounts(RunExtension):
-    """What each user of a run has spent.
+    """Privacy budget spent by each user of a run.
 
     Args:
-        run: the run folder; gets `epsilons.csv`.
+        run: the run folder, for `epsilons.csv`.
         settings: the users' noise.
-        cohorts: who is drawn; None: everybody in every round.
-        clients: `int64 [clients]`, ascending: all who may be drawn.
+        cohorts: the drawn clients; None: all clients in every round.
+        clients: `int64 [clients]`, ascending: all clients that may be drawn.
     """
 
     name = "personal"
@@ -118,16 +118,16 @@ class PersonalAccounts(RunExtension):
             )
 
     def begin(self, rounds: int) -> None:
-        """A run starts at round 1; what was asked before is charged.
+        """Start at round 1, and charge earlier requests.
 
         Raises:
-            RunError: rounds were done before, and no upload is recorded.
+            RunError: rounds were run before, and no upload is recorded.
         """
         self._charge_since(0, least=min(rounds, 1))
 
     def memory(self) -> dict[str, np.ndarray]:
-        """How often each client was asked, `clients` and `asked`, both `int64 [clients]`, and the
-        number of lines in `uploads.txt`."""
+        """Return the number of requests to each client, `clients` and `asked`, both `int64
+        [clients]`, and the number of lines in `uploads.txt`."""
         return {
             "clients": self.clients[self._asked > 0],
             "asked": self._asked[self._asked > 0],
@@ -135,7 +135,7 @@ class PersonalAccounts(RunExtension):
         }
 
     def restore(self, memory: dict[str, np.ndarray]) -> None:
-        """Restore what `memory` returned; rounds that were asked for since then are charged.
+        """Restore what `memory` returned, and charge the rounds recorded since then.
 
         Raises:
             RunError: `uploads.txt` has fewer lines than at that time.
@@ -145,7 +145,7 @@ class PersonalAccounts(RunExtension):
         self._charge_since(lines, least=lines)
 
     def _charge_since(self, start: int, *, least: int) -> None:
-        """Charge the recorded rounds from a line on; refuse fewer lines than `least`."""
+        """Charge the recorded rounds from a line on; fewer lines than `least` raise an error."""
         rounds = self._rounds()
         if self.settings.noise == "secure" and len(rounds) < least:
             raise RunError(
@@ -162,7 +162,7 @@ class PersonalAccounts(RunExtension):
         self._add(drawn, np.ones(len(drawn), dtype=np.int64))
 
     def _add(self, clients: np.ndarray, times: np.ndarray) -> None:
-        """Charge clients, both `int64 [clients]`; some of them may have joined since the start."""
+        """Charge clients, both `int64 [clients]`; some may have joined since the start."""
         everyone = np.union1d(self.clients, clients)
         asked = np.zeros(len(everyone), dtype=np.int64)
         asked[np.searchsorted(everyone, self.clients)] = self._asked
@@ -171,7 +171,7 @@ class PersonalAccounts(RunExtension):
         self._asked = asked
 
     def before_upload(self, round_number: int) -> None:
-        """Charge the clients of a round, and record that they are asked, before they are; synced to
+        """Charge the clients of a round, and record the round, before they are asked; synced to
         disk on return.
 
         Raises:
@@ -183,30 +183,30 @@ class PersonalAccounts(RunExtension):
 
     def _write_down(self, round_number: int) -> None:
         before = self._file.read_bytes() if self._file.exists() else b""
-        whole = before[-1:] in (b"", b"\n")  # else a crash cut the last line off
+        whole = before[-1:] in (b"", b"\n")  # otherwise a crash cut off the last line
         line = (b"" if whole else b"\n") + f"{round_number}\n".encode()
-        wanted = "a line on the disk before clients are asked"
+        wanted = "a line on disk before clients are asked"
         append_durably(self._file, line, end=len(before), expected=wanted)
 
     def why_stop(self, round_number: int) -> str:
-        """The reason to stop if no user's budget covers another round; else empty."""
+        """Return the reason to stop if no user's budget covers another round; else empty."""
         if self.settings.participations is None or self.cohorts is None:
             return ""
         anybody = len(self.cohorts.sample(round_number))
         return "" if anybody else "every user's budget is spent"
 
     def table(self) -> pd.DataFrame:
-        """One row per user, see `epsilon_table`."""
+        """Return one row per user, see `epsilon_table`."""
         if self.cohorts is not None:  # clients that joined and were not asked
             self._add(self.cohorts.clients, np.zeros(len(self.cohorts.clients), dtype=np.int64))
         return epsilon_table(self.settings, self.clients.tolist(), self._asked.tolist())
 
     def _rounds(self) -> list[int]:
-        """The rounds in which clients were asked, in their order, if they are recorded."""
+        """Rounds in which clients were asked, in order, if recorded."""
         return uploads_in(self._file) if self._file.exists() else []
 
     def report(self, rounds: int) -> tuple[list[str], dict[str, Any]]:
-        """Write `epsilons.csv`; gives the report in words and as JSON values."""
+        """Write `epsilons.csv`, and return the report in words and as JSON values."""
         table = self.table()
         write_atomically(self.run.path / "epsilons.csv", table.to_csv())
         lines = words(self.settings, table)
@@ -214,7 +214,7 @@ class PersonalAccounts(RunExtension):
 
 
 def uploads_in(file: Path) -> list[int]:
-    """The rounds in which clients were asked, in their order, from the file that records them.
+    """Read the rounds in which clients were asked, in order, from their file.
 
     Raises:
         RunError: it is damaged; the users' spent budgets would be underestimated.
@@ -222,7 +222,7 @@ def uploads_in(file: Path) -> list[int]:
     try:
         rounds = [int(line) for line in file.read_bytes().decode("ascii").splitlines()]
         if any(number < 1 for number in rounds):
-            raise ValueError("rounds begin with 1")
+            raise ValueError("round number below 1")
     except (OSError, ValueError) as error:
         raise RunError(
             f"{file} is damaged",
@@ -233,20 +233,20 @@ def uploads_in(file: Path) -> list[int]:
     return rounds
 
 
-# The noise of earlier rounds that later rounds take back, in files of their own: whoever reads it
-# can remove noise from a model, so it must not be in a checkpoint, which is one.
+# Separate files of noise that later rounds cancel: whoever reads it can remove noise from a model,
+# so it must not be in a checkpoint, which contains one.
 #
 # A file belongs to the checkpoint with the same number of charges in the ledger. Noise is charged
-# before it is drawn, so that no other noise has that number, and a round that is repeated after an
-# interruption starts with the noise that it had. The files are in `private/` of the run folder,
-# readable by their owner only; a finished run keeps none (`fedrec.runs.folder`).
+# before it is drawn, so that the number identifies it, and a round that is repeated after an
+# interruption starts with the same noise. The files are in `private/` of the run folder, readable
+# by their owner only; a finished run keeps none (`fedrec.runs.folder`).
 
 _DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError)
-"""What reading a damaged file may raise."""
+"""Errors from reading a damaged file."""
 
 
 class NoiseFiles:
-    """The noise of a run's checkpoints.
+    """Files of the noise of a run's checkpoints.
 
     Args:
         run: the run folder.
@@ -256,12 +256,12 @@ class NoiseFiles:
         self.run = run
 
     def file(self, charges: int) -> Path:
-        """The file of the checkpoint with so many charges in the ledger."""
+        """File of the checkpoint with `charges` charges in the ledger."""
         return self.run.path / "private" / f"noise-{charges:09d}.npz"
 
     def save(self, charges: int, noise: Mapping[str, np.ndarray]) -> None:
-        """Write the noise of a checkpoint, before the checkpoint itself, and drop that of
-        checkpoints which are no longer kept.
+        """Write the noise of a checkpoint, before the checkpoint itself, and delete that of deleted
+        checkpoints.
 
         Args:
             charges: number of charges in the ledger at this checkpoint.
@@ -281,7 +281,7 @@ class NoiseFiles:
             old.unlink()
 
     def read(self, charges: int) -> dict[str, np.ndarray] | None:
-        """The noise of the checkpoint with so many charges in the ledger; None if there is no file.
+        """Read the noise of the checkpoint with `charges` charges; None without a file.
 
         Raises:
             RunError: the file is damaged.
@@ -295,7 +295,7 @@ class NoiseFiles:
         except _DAMAGE as error:
             raise RunError(
                 f"{file} is damaged",
-                expected="the noise of earlier rounds, as fedrec wrote it",
+                expected="the noise of earlier rounds, as written by fedrec",
                 got=f"{type(error).__name__}: {error}",
                 fix="restore it from a backup, or delete it: later noise is then drawn anew, and"
                 " all rounds of its phase are charged once more",

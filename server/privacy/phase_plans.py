@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The privacy plan of each phase of a strategy, and the total cost of its rounds, both before and
-during a run."""
+"""Privacy plan of each phase of a strategy, and the total cost of its rounds, before and during a
+run."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from strategies.dp import DpFedAvg
 
 @dataclass(frozen=True)
 class PhasePlans:
-    """The plans of all phases, and the phase of each round.
+    """Plans of all phases, and the phase of each round.
 
     Attributes:
         config: the experiment's `[privacy]` table.
         plans: plan of each phase, in the order of the strategy's phases.
-        events: what a round of each phase is charged for; of correlated rounds, the first one for
+        events: event charged for a round of each phase; with correlated noise, the first round for
             all.
         order: phase of each round of the experiment, from round 1.
         volunteers: for each phase without noise, a description of the clients who agreed to it and
@@ -61,17 +61,17 @@ class PhasePlans:
         strategy: CohortStrategy,
         populations: Mapping[str, int] | None = None,
     ) -> PhasePlans:
-        """The plans of an experiment whose strategy knows its clients.
+        """Make the plans of an experiment whose strategy knows its clients.
 
         Args:
             experiment: the experiment.
             config: its `[privacy]` table.
             strategy: its strategy.
-            populations: number of clients of each phase that noise and charges are for; default:
-                the present ones.
+            populations: number of clients of each phase for noise and charges; default: the current
+                clients.
 
         Raises:
-            ExperimentError: the settings do not fit together, or there is no such phase.
+            ExperimentError: the settings contradict each other, or name an unknown phase.
         """
         parts = strategy.phases()
         _check_phases(config, parts)
@@ -117,11 +117,11 @@ class PhasePlans:
 
     @classmethod
     def before_a_run(cls, experiment: Experiment, clients: np.ndarray) -> PhasePlans:
-        """The plans of an experiment with these training clients, `int64 [clients]`, ascending; no
-        node is needed.
+        """Make the plans of an experiment with training clients `int64 [clients]`, ascending,
+        without nodes.
 
         Raises:
-            ExperimentError: it has no `[privacy]` table, or see `of`.
+            ExperimentError: the table `[privacy]` is missing, or see `of`.
         """
         if experiment.privacy is None:
             raise ExperimentError(
@@ -143,7 +143,7 @@ class PhasePlans:
 
         Args:
             strategy: the strategy of the plans.
-            source: where noise comes from.
+            source: source of the noise.
             charge: charges a round, see `DpFedAvg`.
 
         Raises:
@@ -155,12 +155,12 @@ class PhasePlans:
 
     @property
     def delta(self) -> float:
-        """The largest delta of the phases' plans."""
+        """Largest delta of the phases' plans."""
         return max(plan.delta for plan in self.plans.values())
 
     @property
     def budget(self) -> float | None:
-        """Epsilon that no round may exceed; None if a phase runs without noise, which no budget
+        """Largest epsilon after any round; None if a phase runs without noise, which no budget
         covers."""
         return None if self._uncovered else next(iter(self.plans.values())).budget
 
@@ -175,22 +175,22 @@ class PhasePlans:
         )
 
     def forecast(self) -> Report:
-        """The cost of all rounds that the budget covers, before the run."""
+        """Compute the cost of all rounds that the budget covers, before the run."""
         return self.report(self.planned())
 
     def planned(self) -> Accountant:
-        """The charges of all rounds that the budget covers."""
+        """Count the charges of all rounds that the budget covers."""
         return self._accountant(self.paid_rounds())
 
     def report(self, accountant: Accountant) -> Report:
-        """The report of an accountant, with the best known attack and the caveats of all plans."""
+        """Report of an accountant, with the best known attack and the caveats of all plans."""
         others = [plan for phase, plan in self.plans.items() if phase not in self.volunteers]
         lines = dict.fromkeys(line for plan in others for line in caveats(plan))
         attackable = self.config.noise_multiplier != 0
         return accountant.epsilon(self.delta, attack=attackable, caveats=lines)
 
     def lines(self, report: Report) -> list[str]:
-        """A report as sentences."""
+        """Describe a report in sentences."""
         first, *rest = statement.lines(report, self.config.adjacency)
         if self.config.mode == "reproducible":
             first = f"{first} {SIMULATION}"
@@ -207,7 +207,7 @@ class PhasePlans:
         return [first, *reversed(given), *reversed(trained), *rest]
 
     def phase_lines(self) -> Iterator[str]:
-        """A line for each phase, and one for the rounds that the budget does not cover."""
+        """Describe each phase in a line, and the rounds that the budget does not cover."""
         paid = self.paid_rounds()
         for phase, rounds in Counter(self.order[:paid]).items():
             plan = self.plans[phase]
@@ -215,7 +215,7 @@ class PhasePlans:
             yield f"Phase {phase}: {rounds} round{'s' if rounds > 1 else ''}, {_drawn(plan)}; " + (
                 _noise(plan)
                 if noisy
-                else "no noise, so there is no guarantee for those whose data it trains on."
+                else "no noise, so no guarantee for the users whose data it trains on."
             )
         if paid < len(self.order):
             yield (
@@ -223,7 +223,7 @@ class PhasePlans:
             )
 
     def noise_lines(self, theta: Mapping[str, np.ndarray]) -> list[str]:
-        """The noise of a round compared with the largest possible sum of clipped updates, a line
+        """Compare the noise of a round with the largest possible sum of clipped updates, in a line
         per phase with noise."""
         return [
             line
@@ -249,14 +249,14 @@ class PhasePlans:
 
 
 def _malicious(experiment: Experiment) -> np.ndarray:
-    """`int64 [malicious]`: the clients of an adversary, in a simulation with one."""
+    """Clients of a simulation's adversary, `int64 [malicious]`."""
     attacked = experiment.adversary is not None
     adversary = POPULATIONS.population(experiment).adversary if attacked else None
     return np.empty(0, dtype=np.int64) if adversary is None else adversary.malicious
 
 
 def private_strategy(strategy: Strategy) -> CohortStrategy:
-    """The strategy, if it can be made private.
+    """Check that a strategy can be made private, and return it.
 
     Raises:
         ExperimentError: it is one of Flower's own, whose sums cannot be clipped and noised.
@@ -303,16 +303,16 @@ def _noise_and_signal(phase: str, plan: Plan, theta: Mapping[str, np.ndarray]) -
 
 
 def _check_consecutive(events: Mapping[str, Event], order: tuple[str, ...]) -> None:
-    """Check that correlated noise is in no phase whose rounds those of others interrupt. Samplers
-    bound the distance of a client's rounds in rounds of the experiment; in rounds of the phase,
-    which are those that noise is correlated between, it is less.
+    """Check that the rounds of phases with correlated noise are consecutive. Samplers bound the
+    distance of a client's rounds in rounds of the experiment; in rounds of the phase, which are
+    those that noise is correlated between, it is less.
 
     Args:
         events: what a round of each phase is charged for.
         order: phase of each round, from round 1.
 
     Raises:
-        ExperimentError: there is such a phase.
+        ExperimentError: they are not.
     """
     for phase in dict.fromkeys(order):
         rounds = [number for number, name in enumerate(order, 1) if name == phase]
@@ -333,7 +333,7 @@ def _check_phases(config: PrivacyConfig, parts: Mapping[str, CohortStrategy]) ->
     for phase in config.phases:
         if phase not in parts:
             raise ExperimentError(
-                f"there is no phase {phase!r}",
+                f"unknown phase {phase!r}",
                 expected="phases of the strategy in privacy.phases",
                 fix=did_you_mean(phase, parts),
             )

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training rounds in which the server learns the sum over the nodes, but no node's contribution
-(Bonawitz et al. 2017).
+"""Secure aggregation of training rounds: the server learns the sum over the nodes, but no node's
+contribution (Bonawitz et al. 2017).
 
 The strategy sees one node that trains the whole cohort and replies with one sum; so strategies, the
 validation of replies and differential privacy work as without it, and bound the sum of all clients.
 Each training order becomes a session of three exchanges with the online nodes that host the cohort:
 
-1. they get each other's channel keys (asked for once per node and run), and answer with a fresh
+1. they get each other's channel keys (requested once per node and run), and reply with a fresh
    mask key and with shares of two secrets, sealed for each other;
-2. they get mask keys, shares and the training order, and answer with a masked sum;
-3. they get the list of nodes whose masked sum arrived, and answer with shares of these nodes'
+2. they get mask keys, shares and the training order, and reply with a masked sum;
+3. they get the list of nodes whose masked sum arrived, and reply with shares of these nodes'
    self-masks and of the other nodes' mask keys, with which the masks are removed from the sum.
 
-A node that fails before its second answer counts as not having answered in this round. If fewer
-nodes than the quorum complete the session, the round has no sum, as if no node had answered:
-nothing is revealed.
+A node that fails before its second reply counts as missing in this round. If fewer nodes than the
+quorum complete the session, the round has no sum, as if no node had replied: nothing is revealed.
 
 Where this differs from the paper: see `fedrec.secure.keys`; mask keys and shares come in one
 exchange instead of two. The paper's exchange of signatures on the list of survivors, against a
@@ -70,10 +69,10 @@ Read = TypeVar("Read")
 
 
 class WholeFederation(Roster):
-    """A roster whose nodes train as one."""
+    """Roster whose nodes train as one."""
 
     def for_training(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """All clients as one group."""
+        """Return all clients as one group."""
         if len(clients):
             yield FEDERATION, clients
 
@@ -81,17 +80,17 @@ class WholeFederation(Roster):
 def secure_sums(
     experiment: Experiment, grid: Grid, roster: Roster, dropped: DroppedReplies | None = None
 ) -> SecureSums | None:
-    """The secure aggregation of an experiment; None without it.
+    """Make the secure aggregation of an experiment; None without it.
 
     Raises:
-        ExperimentError: there are fewer nodes than a sum must have.
+        ExperimentError: there are fewer nodes than a sum needs.
     """
     settings = experiment.secure_aggregation
     if not settings:
         return None
     if len(roster.nodes) < settings.least_nodes:
         raise ExperimentError(
-            "secure aggregation needs more nodes: the sum of a single one is that node's own",
+            "too few nodes for secure aggregation",
             expected=f"at least {settings.least_nodes} nodes (secure-aggregation.least-nodes)",
             got=f"{len(roster.nodes)}",
             fix=f"set engine.nodes = {settings.least_nodes} or more",
@@ -100,15 +99,15 @@ def secure_sums(
 
 
 class SecureSums:
-    """Answers training orders with the sum of all nodes.
+    """Secure aggregation that replies to training orders with the sum of all nodes.
 
     Args:
         experiment: the resolved experiment.
-        settings: of secure aggregation.
-        grid: reaches the nodes.
+        settings: settings of secure aggregation.
+        grid: connection to the nodes.
         roster: the nodes and their clients; replaced when nodes join.
-        dropped: records the nodes that are not in a sum.
-        sleep: waits.
+        dropped: records the nodes missing from a sum.
+        sleep: function that waits.
     """
 
     def __init__(
@@ -130,15 +129,15 @@ class SecureSums:
 
     @property
     def whole(self) -> WholeFederation:
-        """The roster as strategies see it."""
+        """Roster as strategies see it."""
         return WholeFederation(self.roster.nodes, self.roster.presences)
 
     def send_and_receive(self, messages: Iterable[Message]) -> list[Message]:
-        """Answers to training orders, one each.
+        """Send training orders, and return one reply to each.
 
         Raises:
             ClientError: more nodes failed than engine.max-failures allows.
-            ExperimentError: an order needs more than a sum.
+            ExperimentError: an order requests more than a sum.
         """
         return [
             Message(pack_sum(self._summed(message.content)), reply_to=message)
@@ -149,8 +148,8 @@ class SecureSums:
         order = unpack_train_order(content)
         if order.clients is None or order.each:
             raise ExperimentError(
-                "a training order asks for more than a sum of updates",
-                expected="an order that names clients and asks for their sum",
+                "a training order requests more than a sum of updates",
+                expected="an order that names clients and requests their sum",
                 fix=(
                     "leave out secure-aggregation, or choose an additive strategy such as 'reptile'"
                 ),
@@ -193,8 +192,8 @@ class SecureSums:
             for rank in masked:
                 self.dropped.dropped(nodes[rank], "the round has no sum")
             log.warning(
-                "round %d has no sum: %d of the %d nodes that took part sent one, and %d are needed"
-                " to the end",
+                "round %d has no sum: %d of the %d participating nodes sent one, and %d must"
+                " complete the session",
                 order.round,
                 len(masked),
                 len(nodes),
@@ -204,9 +203,9 @@ class SecureSums:
         return vector.decoded(total, shapes, bits)
 
     def _present(self, nodes: Sequence[int]) -> list[int]:
-        """The online ones of some nodes; if they are too few for a sum, this waits for more, up to
-        the deadline. Otherwise rounds without a sum would follow each other immediately, and each
-        would be charged."""
+        """Select the online nodes; if they are too few for a sum, wait for more, up to the
+        deadline. Otherwise rounds without a sum would follow each other immediately, and each would
+        be charged."""
         waited = 0.0
         pause = _FIRST_LOOK
         while True:
@@ -222,7 +221,7 @@ class SecureSums:
             pause = min(2 * pause, _LAST_LOOK)
 
     def _meet(self, nodes: Iterable[int]) -> list[Message]:
-        """Ask new nodes for their channel keys; returns the errors among the replies."""
+        """Request the channel keys of new nodes; returns the errors among the replies."""
         new = [node for node in nodes if node not in self._channels]
         contents = {rank: RecordDict() for rank in range(len(new))}
         keys, replies = self._ask(new, contents, SECURE_CHANNEL, unpack_channel)
@@ -230,7 +229,7 @@ class SecureSums:
         return [reply for reply in replies if reply.has_error()]
 
     def _deal(self, session: Session, nodes: Sequence[int]) -> list[Message]:
-        """The first exchange of a session; returns the errors among the replies."""
+        """Run the first exchange of a session; returns the errors among the replies."""
         orders = {rank: pack_words(order) for rank, order in session.share_orders().items()}
         dealt, replies = self._ask(
             nodes, orders, SECURE_SHARES, lambda content: _shares(content, session.nodes)
@@ -244,7 +243,7 @@ class SecureSums:
     def _unmask(
         self, session: Session, nodes: Sequence[int], masked: Mapping[int, np.ndarray]
     ) -> np.ndarray | None:
-        """The third exchange of a session, and the sum; None without one."""
+        """Run the third exchange of a session, and return the sum; None if it fails."""
         orders = {rank: pack_words(order) for rank, order in session.unmask_orders(masked).items()}
         answers, replies = self._ask(
             nodes, orders, SECURE_UNMASK, lambda content: _seeds(content, session.nodes)
@@ -268,13 +267,13 @@ class SecureSums:
         """Send a message to each of some nodes.
 
         Args:
-            nodes: Flower's id of each node, by place.
-            contents: content of each message, by place of the node.
-            kind: type of the messages.
-            read: parses a reply; raises where it is malformed.
+            nodes: Flower's id of each node, by position.
+            contents: content of each message, by position of the node.
+            kind: message type.
+            read: parses a reply; raises an error if it is malformed.
 
         Returns:
-            What was read, by place; and the replies, with an error for each that could not be read.
+            Parsed replies, by position; and all replies, with an error for each malformed one.
         """
         messages = [Message(content, nodes[rank], kind) for rank, content in contents.items()]
         if not messages:
@@ -287,9 +286,9 @@ class SecureSums:
             node = reply.metadata.src_node_id
             if not reply.has_error():
                 try:
-                    parsed[ranks.pop(node)] = read(reply.content)  # a second answer is refused
+                    parsed[ranks.pop(node)] = read(reply.content)  # a second reply is rejected
                 except Exception as error:  # untrusted input may be anything
-                    reason = f"the answer to {kind} is left out: {error}"
+                    reason = f"the reply to {kind} is dropped: {error}"
                     log.warning("node %d: %s", node, reason)
                     reply = Message(Error(_UNREADABLE, reason), reply_to=sent[node])
             replies.append(reply)
@@ -297,7 +296,7 @@ class SecureSums:
 
 
 def _shares(content: RecordDict, nodes: int) -> ShareReply:
-    """A node's reply to the first exchange.
+    """Read a node's reply to the first exchange.
 
     Raises:
         ValueError: a key or share has a wrong length.
@@ -308,24 +307,24 @@ def _shares(content: RecordDict, nodes: int) -> ShareReply:
         KEY_BYTES,
         nodes * SEALED_BYTES,
     ):
-        raise ValueError("keys or shares of a wrong length")
+        raise ValueError("wrong length of keys or shares")
     return reply
 
 
 def _seeds(content: RecordDict, nodes: int) -> UnmaskReply:
-    """A node's shares of the others' secrets.
+    """Read a node's shares of the others' secrets.
 
     Raises:
         ValueError: they have a wrong length.
     """
     reply = unpack_words(UnmaskReply, content)
     if len(reply.shares) != nodes * SEED_BYTES:
-        raise ValueError("shares of a wrong length")
+        raise ValueError("wrong length of shares")
     return reply
 
 
 def _nothing(shapes: vector.Shapes) -> TrainSum:
-    """The sum of a round without replies."""
+    """Sum of a round without replies."""
     return TrainSum(
         {name: np.zeros(shape_of.shape) for name, shape_of in shapes.items()}, 0, 0.0, 0, 0.0, 0
     )

@@ -91,7 +91,7 @@ def _flwr_run(run: RunFolder, app: Path) -> list[str]:
         "init-args-num-cpus": nodes,
     }
     federation = " ".join(f"{key}={value}" for key, value in sizes.items())
-    config = app.parent / "run.toml"  # in a file, where a path may contain any characters
+    config = app.parent / "run.toml"  # in a file, as a path may contain any characters
     config.write_text(
         tomli_w.dumps({"experiment": str(run.path / "experiment.toml"), "output": str(run.path)})
     )
@@ -110,7 +110,7 @@ def _flwr_run(run: RunFolder, app: Path) -> list[str]:
 
 @contextmanager
 def _superlink(run: RunFolder, environment: dict[str, str], port: int) -> Iterator[None]:
-    """A SuperLink for this run only."""
+    """Start a SuperLink for this run only."""
     command = [script("flower-superlink"), "--simulation", "--insecure", "--port", str(port)]
     command.append("--disable-runtime-dependency-installation")
     with open(run.path / "flower.txt", "ab") as log:
@@ -136,13 +136,13 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, run: RunFol
         "Flower's SuperLink did not start",
         expected=f"an answer on port {port} within {_SUPERLINK_START_SECONDS:.0f} s",
         got=last_lines(run.path / "flower.txt"),
-        fix="--engine ray or --engine serial run without it",
+        fix="use --engine ray or --engine serial, which need no SuperLink",
     )
 
 
 def _stop_group(process: subprocess.Popen[bytes]) -> None:
-    """End a SuperLink and what it has started (its executor, the ServerApp, Flower's Ray), which
-    are in a session of their own and would go on with the run."""
+    """End a SuperLink and its child processes (executor, ServerApp, Flower's Ray), which are in a
+    separate session and would continue the run."""
     groups = groups_below(process.pid)
     for sign in (signal.SIGTERM, signal.SIGKILL):
         signal_groups(groups, sign)
@@ -172,11 +172,11 @@ def _wait(process: subprocess.Popen[bytes], run: RunFolder, watch: RunWatch) -> 
 
 
 class RunWatch:
-    """Tells callbacks what a ServerApp writes into a run folder.
+    """Watches a run folder, and calls callbacks for the rounds that a ServerApp writes.
 
     Args:
         folder: the run folder.
-        callbacks: are told of the start, of each round, and of the final evaluation.
+        callbacks: called at the start, after each round, and before the final evaluation.
     """
 
     def __init__(self, folder: RunFolder, callbacks: Sequence[Callback]) -> None:
@@ -186,7 +186,7 @@ class RunWatch:
         self._started = False
 
     def look(self) -> None:
-        """Tell what is new; what is just being written is told later."""
+        """Report new rounds; rows that are still being written are reported later."""
         with suppress(RunError):
             status = self._folder.status()
             rounds = self._folder.experiment.rounds
@@ -204,8 +204,7 @@ class RunWatch:
 
 
 def app_folder(folder: Path) -> Path:
-    """A copy of the files that the app bundle needs; Flower requires a folder named like the
-    project."""
+    """Copy the files that the app bundle needs; Flower requires a folder named like the project."""
     root = Path(__file__).resolve().parent.parent.parent
     if not (root / "pyproject.toml").is_file():
         raise EngineError(
@@ -223,8 +222,8 @@ def app_folder(folder: Path) -> Path:
 
 
 def _environment(home: Path, port: int) -> dict[str, str]:
-    """The environment of Flower's processes, with a home and a connection for this run only. The
-    user's settings for Ray are for a cluster; Flower starts a Ray for this run."""
+    """Environment of Flower's processes, with a home and a connection for this run only. The user's
+    settings for Ray are for a cluster; Flower starts a Ray for this run."""
     home.mkdir(parents=True)
     (home / "config.toml").write_text(connection(f"127.0.0.1:{port}"), encoding="utf-8")
     return environment_with({**settings_of_a_local_ray(), "FLWR_HOME": str(home)})
@@ -237,7 +236,7 @@ def _free_port() -> int:
 
 
 def _last_error(run: RunFolder) -> str:
-    """The error that ended the run, from its log; empty if there was none."""
+    """Error that ended the run, from its log; empty if there was none."""
     file = run.log_file
     lines = file.read_text(errors="replace").splitlines() if file.exists() else []
     starts = [number for number, line in enumerate(lines) if line[24:30] == "ERROR "]

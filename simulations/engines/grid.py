@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of fedrec's grids, a node in a process of Ray, and the private modules of Flower that both
+"""Base of fedrec's grids, the actor of a Ray node, and the private modules of Flower that both
 import."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedrec.runtime.shared_memory import share
 if TYPE_CHECKING:
     from fedrec.data.population import Population
 
-# The only imports of Flower's private modules, for grids of our own.
+# The only imports of Flower's private modules, for fedrec's grids.
 #
 # Flower makes messages inside a running task and lets its SuperLink number them. fedrec's grids
 # have neither, so they set an identity and number the messages themselves. A test reports what
@@ -48,7 +48,7 @@ def number(message: Message, identifier: str) -> None:
 
 
 def rebuilt(metadata: Metadata, content: RecordDict) -> Message:
-    """A message from its parts."""
+    """Make a message from its parts."""
     return Message(content, metadata=metadata)  # type: ignore[call-overload]
 
 
@@ -58,7 +58,7 @@ FIRST_NODE_ID = 2  # 1 is the server
 
 
 class LocalGrid(Grid):
-    """A grid over local nodes. A subclass submits messages and collects replies.
+    """Grid over local nodes. A subclass submits messages and collects replies.
 
     Args:
         nodes: number of nodes; node i has the id `FIRST_NODE_ID + i`.
@@ -72,16 +72,16 @@ class LocalGrid(Grid):
 
     @abstractmethod
     def _submit(self, batch: list[Message]) -> None:
-        """Start work on messages."""
+        """Start to process messages."""
 
     @abstractmethod
     def _collect(self, message_ids: set[str], timeout: float | None) -> list[Message]:
-        """Replies to the messages with these ids that arrive within `timeout` seconds; None waits
-        for all."""
+        """Collect the replies to the messages with these ids that arrive within `timeout` seconds;
+        None waits for all."""
 
     def share(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The same parameters in memory that the nodes can read without a copy; here, shared memory
-        of this machine."""
+        """Put parameters into memory that the nodes can read without a copy; here, shared memory of
+        this machine."""
         return share(arrays)
 
     def set_run(self, run: Any) -> None:
@@ -129,14 +129,14 @@ class LocalGrid(Grid):
 
 
 def index_of(message: Message) -> int:
-    """The index of the node that a message is for."""
+    """Index of the node that a message is for."""
     return message.metadata.dst_node_id - FIRST_NODE_ID
 
 
 def contexts_of(
     resolved: str, output: str, nodes: int
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Node configuration and run configuration of each node, as Flower would give them."""
+    """Context of each node, with node and run configuration as Flower would set them."""
     run_config = {"resolved": resolved, "output": output}
     return [
         ({"partition-id": index, "num-partitions": nodes}, run_config) for index in range(nodes)
@@ -144,7 +144,7 @@ def contexts_of(
 
 
 class NodeActor:
-    """One node in its own process, see `simulations.engines.ray`.
+    """Ray actor of one node, in its own process, see `simulations.engines.ray`.
 
     Args:
         node_id: the node's id.
@@ -184,7 +184,7 @@ class NodeActor:
 
 
 def answer_or_error(message: Message, work: Callable[[Message], Message]) -> Message:
-    """The answer to a message, or the error of the work on it as an answer."""
+    """Process a message, and return the reply, or an error as the reply."""
     try:
         return work(message)
     except KeyboardInterrupt as error:  # of a plug-in; Ray would take it for a cancelled task

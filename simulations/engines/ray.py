@@ -66,13 +66,13 @@ _TOKEN_BYTES = 32
 
 @functools.cache
 def _token() -> str:
-    """The token of this process: Ray reads it once, so a second local Ray must use that of the
+    """Token of this process: Ray reads it once, so a second local Ray must use that of the
     first."""
     return secrets.token_hex(_TOKEN_BYTES)
 
 
 def settings_of_a_local_ray() -> dict[str, str]:
-    """Environment variables of Ray's processes."""
+    """Environment variables of a local Ray's processes."""
     return {
         # without clusters Ray takes 127.0.0.1 for the machine's address, on Linux too
         _LOOPBACK: "0",
@@ -86,8 +86,8 @@ def settings_of_a_local_ray() -> dict[str, str]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """The environment in which a local Ray is started, used and stopped; the user's own settings
-    are kept."""
+    """Context manager of the environment in which a local Ray is started, used and stopped;
+    restores the user's settings."""
     before = dict(os.environ)
     configured = _MODE in before or _TOKEN in before
     settings = settings_of_a_local_ray()
@@ -108,7 +108,7 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def _seen_by_ray() -> Iterator[None]:
-    """Ray reads its address when it is imported, which may have happened before."""
+    """Disable Ray's clusters in its constants, if Ray is already imported."""
     constants: Any = sys.modules.get("ray._private.ray_constants")
     if constants is None or os.environ[_LOOPBACK] != "0":
         yield
@@ -153,7 +153,7 @@ _OBJECT_STORE_BYTES = 256 * 2**20
 def started(
     actors: Mapping[int, Any], start: Callable[[int], Any], patience: float = _PATIENCE
 ) -> dict[int, Any]:
-    """The actors of a run by the index of their node, once all have started.
+    """Wait until all actors have started, and return them by the index of their node.
 
     A cluster detects the loss of a machine by checks that fail for some seconds. Until then it
     still assigns actors to it; these never run, die when the machine is declared dead, and are
@@ -195,14 +195,14 @@ def _never_ran(actors: Mapping[int, Any], patience: float) -> list[int]:
 
 
 class RayGrid(LocalGrid):
-    """Sends messages to actors.
+    """Grid that sends messages to Ray actors.
 
     Args:
         nodes: number of nodes.
         start: starts the actor of the node with an index, without waiting for it.
         indices: of the nodes that have an actor.
         here: a grid of the same nodes in this process.
-        thread: where nodes without an actor work, one message after the other.
+        thread: executor of nodes without an actor, one message at a time.
         local: whether all actors run on this machine.
     """
 
@@ -226,22 +226,22 @@ class RayGrid(LocalGrid):
         self._pending: dict[Future[Message], Message] = {}
 
     def actors(self) -> dict[int, Any]:
-        """The actors by the index of their node; the first call waits until they have started."""
+        """Return the actors by node index; the first call waits until they have started."""
         if not self._started:
             self._actors = started(self._actors, self._start)
             self._started = True
         return self._actors
 
     def close(self) -> None:
-        """End all actors, so that a Ray that stays has their cores for the next run."""
+        """End all actors, so that a Ray that keeps running has their cores for the next run."""
         import ray
 
         for actor in self._actors.values():
             ray.kill(actor)
 
     def share(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The same parameters where the nodes can read them without a copy; here, shared memory of
-        this machine. Other machines of a cluster get copies."""
+        """Put parameters where the nodes can read them without a copy; here, shared memory of this
+        machine. Other machines of a cluster get copies."""
         return super().share(arrays) if self._local else dict(arrays)
 
     def send_and_receive(
@@ -258,7 +258,7 @@ class RayGrid(LocalGrid):
     def _submit(self, batch: list[Message]) -> None:
         actors = self.actors()
         stored: dict[int, Any] = {}
-        # those to this process at last, because it then works
+        # messages to this process last, because it then trains
         for message in sorted(batch, key=lambda message: index_of(message) not in actors):
             actor = actors.get(index_of(message))
             if actor is None:
@@ -318,7 +318,7 @@ def _sent(actor: Any, message: Message, stored: dict[int, Any]) -> Future[Messag
 
 
 def _reason_of(error: Any) -> str:
-    """The text of Ray's error, and what to do if a process was killed."""
+    """Describe Ray's error, with a fix if a process was killed."""
     from ray.exceptions import ActorDiedError, OutOfMemoryError, WorkerCrashedError
 
     text = f"{type(error).__name__}: {error}"
@@ -328,14 +328,14 @@ def _reason_of(error: Any) -> str:
     return EngineError(
         "the process of this node was killed",
         got=text,
-        fix="if memory or /dev/shm is full, free some, or take fewer nodes (engine.nodes) or less"
+        fix="if memory or /dev/shm is full, free some, or set fewer engine.nodes or a smaller"
         " engine.memory-gib; then fedrec resume",
     ).text()
 
 
 @contextmanager
 def open_grid(run: RunFolder) -> Iterator[RayGrid]:
-    """The grid of a run; a local Ray is started for it and stopped after it, a cluster is left
+    """Open the grid of a run; a local Ray is started for it and stopped after it, a cluster is left
     running.
 
     Raises:
@@ -374,7 +374,7 @@ def _opened(run: RunFolder) -> Iterator[RayGrid]:
 
 
 def _grid(run: RunFolder, population: Any) -> Iterator[RayGrid]:
-    """The grid of a run whose data are in Ray's object store."""
+    """Open the grid of a run whose data are in Ray's object store."""
     import ray
 
     engine = run.experiment.engine
@@ -407,10 +407,10 @@ def _bytes_of(population: Population) -> int:
 
 
 def _stored(population: Population) -> Any:
-    """Ray's reference of a population.
+    """Put a population into Ray's object store, and return its reference.
 
     Raises:
-        EngineError: there is no room for it.
+        EngineError: the object store is full.
     """
     import ray
     from ray.exceptions import ObjectStoreFullError, OutOfDiskError
@@ -419,7 +419,7 @@ def _stored(population: Population) -> Any:
         return ray.put(population)
     except (ObjectStoreFullError, OutOfDiskError) as error:
         raise EngineError(
-            "Ray's object store has no room for the data of this run",
+            "Ray's object store is too small for the data of this run",
             got=f"{type(error).__name__}: {error}",
             fix="remove files from /dev/shm, or give it more (docker run --shm-size), then fedrec"
             " resume; --engine serial needs none",
@@ -458,5 +458,5 @@ def connect(address: str | None, actors: int, data_bytes: int) -> None:
     raise EngineError(
         f"the Ray cluster at {address!r} cannot be reached" if address else "Ray cannot be started",
         got=trouble,
-        fix="--engine serial runs without Ray",
+        fix="use --engine serial, which runs without Ray",
     )

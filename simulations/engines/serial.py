@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The serial engine: every node in this process, one after the other. For debugging and tests: an
-error in a client keeps its traceback."""
+"""The serial engine: all nodes run sequentially in this process. For debugging and tests: an error
+in a client keeps its traceback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulations.engines.grid import FIRST_NODE_ID, LocalGrid, contexts_of, inde
 
 
 class SerialGrid(LocalGrid):
-    """Runs a ClientApp in this process.
+    """Grid that runs a ClientApp in this process.
 
     Args:
         app: the ClientApp of every node.
@@ -34,7 +34,7 @@ class SerialGrid(LocalGrid):
             self._replies[message.metadata.message_id] = self.answer(message)
 
     def answer(self, message: Message) -> Message:
-        """The answer of the node that a message is for."""
+        """Process a message at its node, and return the reply."""
         # One record is shared between messages; a client that edits its copy must not edit the
         # others'.
         records = {name: _copied(record) for name, record in message.content.items()}
@@ -60,7 +60,7 @@ def _copied(record):
 
 @contextmanager
 def open_grid(run: RunFolder) -> Iterator[SerialGrid]:
-    """The grid of a run."""
+    """Open the grid of a run."""
     from clients.app import app
 
     experiment = run.experiment

@@ -58,7 +58,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(run_tiny, caplog):
         result = run_tiny("callbacks=" + str([f"{__name__}:Unreachable"]))
     assert len(result.rounds) == 2 and TOLD == ["start"]
     (line,) = [record.getMessage() for record in caplog.records if record.name == "fedrec"]
-    assert line.startswith("Unreachable failed, and the run goes on without it: ConnectionError")
+    assert line.startswith("Unreachable failed, and the run continues without it: ConnectionError")
     assert "\n" not in line and "no route to host" in line
 
 
@@ -150,7 +150,7 @@ def test_a_run_does_not_depend_on_an_mlflow_server(run_tiny, monkeypatch, caplog
             result = run_tiny(NAMED.format("mlflow"))
     assert result.metrics and os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "5"
     (line,) = [record.getMessage() for record in caplog.records if record.name == "fedrec"]
-    assert line.startswith("Mlflow failed, and the run goes on without it") and "\n" not in line
+    assert line.startswith("Mlflow failed, and the run continues without it") and "\n" not in line
 
 
 @pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils"), ("mlflow", "mlflow")])

@@ -403,7 +403,7 @@ def test_fewer_rounds_are_charged_and_the_report_names_who_is_not_covered(run_ti
     assert spent.iloc[-1] <= 8.0
     text = " ".join(result.privacy)
     assert f"{rounds} of {ROUNDS} rounds were run, and these alone are charged" in text
-    assert "6 validation users, without noise" in text and "no epsilon here is about them" in text
+    assert "6 validation users, without noise" in text and "no epsilon here covers them" in text
     assert fedrec.Result.load(result.folder).privacy == result.privacy
 
 

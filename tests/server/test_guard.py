@@ -222,8 +222,8 @@ def test_a_repeated_charge_does_not_exceed_the_target_and_is_told(
     privacy = json.loads((result.folder / "result.json").read_text())["privacy"]
     assert privacy["charged-again"] == 1 and privacy["rounds-not-run"] == 1
     told = (
-        "Charged again after an interruption, as what may have been released before is not"
-        " refunded: round 3. The budget ended the run after 4 of 5 rounds."
+        "Charged again after an interruption, as earlier releases are not refunded:"
+        " round 3. The budget ended the run after 4 of 5 rounds."
     )
     assert result.privacy[1] == told
     print_table(result)
@@ -458,12 +458,12 @@ def test_a_target_is_calibrated_to_the_rounds_of_the_covered_stage(run_tiny):
     [
         (
             "name='flwr.serverapp.strategy:FedAvg'",
-            "one of Flower's, whose averaging of updates cannot be controlled",
+            "a strategy of Flower's, whose averaging of updates cannot be controlled",
         ),
-        ("name='fedavg'", "weighting 'examples': one client's share of the sum has no bound"),
+        ("name='fedavg'", "weighting 'examples': a client's share of the sum is unbounded"),
         (
             f"name='two-stage', main={{name='fedavg'}}, stage-one={{rounds=1, {STEP}}}",
-            "has no bound",
+            "is unbounded",
         ),
     ],
 )
@@ -792,5 +792,5 @@ def test_the_result_of_a_round_with_another_charge_is_not_used(run_tiny, tmp_pat
 def test_a_run_without_charges_claims_nothing(run_tiny):
     result = run_tiny("privacy={clip-norm=1.0, noise-multiplier=0.1, budget=1e-3}", *CHEAP)
     told = " ".join(result.privacy)
-    assert "nothing is claimed" in told
+    assert "no epsilon to report" in told
     assert "guarantee" not in told and "epsilon 0" not in told

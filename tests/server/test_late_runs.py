@@ -74,7 +74,7 @@ def test_early_closing_takes_less_time_and_a_whole_cohort(run_tiny):
     assert ends[1] < ends[0] / 2
     said = json.loads((early.folder / "result.json").read_text())["devices"]
     assert (said["asked"], said["late"]) == (54, 18)
-    assert any("18 of 54 answers (33.3%) were late" in line for line in early.privacy)
+    assert any("18 of 54 replies (33.3%) were late" in line for line in early.privacy)
     charts = "".join(curves(named([early, waiting])))
     assert "hits@5 by round" in charts and "hits@5 by simulated hour" in charts
 
@@ -159,8 +159,8 @@ def test_who_takes_part_does_not_depend_on_data_under_a_guarantee(run_tiny, monk
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ((EARLY,), "needs the time at which devices answer"),
-        ((BUFFERED,), "[asynchronous] needs the time at which devices answer"),
+        ((EARLY,), "needs simulated or real reply times of devices"),
+        ((BUFFERED,), "[asynchronous] needs simulated or real reply times of devices"),
         ((UNEVEN, EARLY, BUFFERED), "[asynchronous] cannot be combined with [closing]"),
         ((UNEVEN, BUFFERED, "sampler={name='poisson'}"), "sampler.name = 'fixed-size'"),
         ((UNEVEN, "asynchronous={concurrency=14}"), "at most 13"),
@@ -179,7 +179,7 @@ def test_who_takes_part_does_not_depend_on_data_under_a_guarantee(run_tiny, monk
             (TIMED, BUFFERED, PRIVATE, "privacy.placement=distributed"),
             "cannot be combined with privacy.placement = 'distributed'",
         ),
-        ((UNEVEN, "closing={over-selection=1.3}", "sampler={name='full'}"), "has no cohort"),
+        ((UNEVEN, "closing={over-selection=1.3}", "sampler={name='full'}"), "'full' has none"),
         ((UNEVEN, "closing={over-selecton=1.5}"), "over-selection"),
         (("devices={nightly={hours=0.001}}",), "is impossible"),
     ],

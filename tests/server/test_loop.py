@@ -239,7 +239,7 @@ def test_dropped_replies_are_in_rounds_csv_and_stated_at_the_end(load_tiny, tmp_
         execute(run, grid)
     found = run.read_result()
     assert found.rounds["dropped-replies"].tolist()[1:] == [1, 0]
-    assert found.rounds["dropped-or-bounded"][1] == "node 2: no answer in time"
+    assert found.rounds["dropped-or-bounded"][1] == "node 2: no reply before the deadline"
     assert any(line.startswith("Replies of nodes: 1 dropped") for line in found.privacy)
 
 
@@ -317,7 +317,7 @@ def test_in_mode_secure_nothing_is_recorded():
     """A node can fail only if a client of it was drawn."""
     record = DroppedReplies(always=True, secret=True)
     untouched = record.memory()["totals"].tobytes()
-    record.dropped(7, "no answer in time")
+    record.dropped(7, "no reply before the deadline")
     record.bounded(7, "norm of the update")
     assert record.columns() == {} and record.report(1) == ([], {})
     assert record.memory()["totals"].tobytes() == untouched
@@ -367,8 +367,8 @@ def test_a_share_of_failures_is_tolerated(share, fine, caplog):
 @pytest.mark.usefixtures("identity")
 def test_a_missing_reply_is_a_failure(caplog):
     error = refused(replies(3), sent=[2, 3, 4, 5], max_failures=0.0)
-    assert error.problem == "1 of 4 nodes failed" and error.got == "no answer in time"
-    assert "engine.timeout" in error.fix and "1 of 4 nodes did not answer in time" in caplog.text
+    assert error.problem == "1 of 4 nodes failed" and error.got == "no reply before the deadline"
+    assert "engine.timeout" in error.fix and "1 of 4 nodes did not reply before" in caplog.text
     assert len(answers(replies(3), sent=[2, 3, 4, 5], max_failures=0.3)) == 3
 
 
@@ -379,7 +379,7 @@ def test_failed_and_missing_replies_are_recorded_with_their_nodes():
     assert dropped.columns() == {
         "dropped-replies": 2,
         "bounded-replies": 0,
-        "dropped-or-bounded": "node 2: failed: no room; node 9: no answer in time",
+        "dropped-or-bounded": "node 2: failed: no room; node 9: no reply before the deadline",
     }
 
 

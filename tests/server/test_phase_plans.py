@@ -200,7 +200,7 @@ def test_a_budget_that_ends_the_run_early_is_reported(plans):
                 "privacy={clip-norm=1.0, noise-multiplier=1.0}",
                 "privacy.phases.manes={clip-norm=2.0}",
             ),
-            "no phase 'manes'",
+            "unknown phase 'manes'",
         ),
         (
             (
@@ -261,7 +261,7 @@ def test_clients_of_an_adversary_change_nobodys_charge(plans, run_tiny, override
     assert (plan.clients, plan.honest, alone.honest) == (honest + 3, honest, honest)
     assert found.forecast().epsilon == pytest.approx(plans(*private).forecast().epsilon)
     assert any(
-        f"made up 3 of the {honest + 3} clients" in line for line in found.forecast().caveats
+        f"controls 3 of the {honest + 3} clients" in line for line in found.forecast().caveats
     )
     if "epsilon" not in budget:
         ran = run_tiny(*attacked, CHEAP, "evaluation.every=0").rounds["epsilon"].iloc[-1]

@@ -174,6 +174,6 @@ def test_an_object_store_that_refuses_itself_is_an_error_with_a_fix(monkeypatch)
             raise kind("it is full")
 
         monkeypatch.setattr("ray.put", refuse)
-        with pytest.raises(EngineError, match="no room") as error:
+        with pytest.raises(EngineError, match="too small for the data") as error:
             _stored(b"x")
         assert kind.__name__ in error.value.text()

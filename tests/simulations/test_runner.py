@@ -83,7 +83,7 @@ STAGES = (
                 "strategy={name='gpfedrec'}",
                 "split={name='leave-one-out'}",
             ],
-            "step 'gpfedrec' are not fine-tuned",
+            "step 'gpfedrec' cannot be fine-tuned",
         ),
         (["positive-above=5.0"], "no client has rows of evaluation.held-out = 'test'"),
     ],

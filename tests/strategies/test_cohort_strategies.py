@@ -261,8 +261,8 @@ def test_protection_and_orders_for_nobody_by_name_are_refused(load_tiny):
     [
         ("median trimmed-mean krum norm-bound union bulyan", "update of each client"),
         ("metamf gpfedrec fedgnn", "update of each client"),
-        ("flwr.serverapp.strategy:FedAdam", "one of Flower's"),
-        ("two-stage means-start", "aggregate_train of its own"),
+        ("flwr.serverapp.strategy:FedAdam", "a strategy of Flower's"),
+        ("two-stage means-start", "overrides configure_train or aggregate_train"),
         ("reptile fedavg fed-adam gram transitions fcf fed-als fold-in", "^$"),
     ],
 )

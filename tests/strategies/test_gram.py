@@ -473,7 +473,7 @@ def test_a_flower_strategy_cannot_follow(run_tiny):
 
 
 def test_only_one_strategy_has_a_first_round(run_tiny):
-    with pytest.raises(ExperimentError, match="would never run its first round"):
+    with pytest.raises(ExperimentError, match="would never run its own first round"):
         run_tiny("strategy={name='means-start', main={name='popularity-start'}}", *CHEAP)
 
 

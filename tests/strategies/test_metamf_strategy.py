@@ -478,7 +478,7 @@ def test_gradients_are_weighted_by_examples():
     [
         (
             {"split": {"name": "user-holdout"}, "sampler": {"name": "fixed-size", "cohort": 5}},
-            "no parameters for some of the test users",
+            "no parameters for some test users",
         ),
         ({"strategy": {"name": "reptile"}}, "need parameters that the server generates"),
         ({"step": {"name": "sgd"}}, "cannot start from generated parameters"),

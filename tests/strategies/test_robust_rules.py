@@ -354,7 +354,7 @@ def test_a_strategy_that_is_not_fedrecs_own_cannot_be_a_stage(made):
 
 @pytest.mark.parametrize("at", ["strategy.main", "strategy.stage-one.strategy"])
 def test_a_strategy_with_phases_of_its_own_cannot_be_a_stage(made, at):
-    with pytest.raises(ExperimentError, match=r"phases of its own(.*\n)*.*around the two stages"):
+    with pytest.raises(ExperimentError, match=r"has phases and cannot(.*\n)*.*wrap the two stages"):
         made(f"{at}={{name='popularity-start'}}", "model.item-bias=true")
 
 

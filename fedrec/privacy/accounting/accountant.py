@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The accountant, which counts events and computes their total cost; calibrated noise; and the cost
-of choosing settings by private results.
+"""Accountant of privacy events, noise calibration, and the cost of selecting settings by private
+results.
 
 Costs add over events and phases. One `NonPrivate` event makes the total infinite; the epsilon of
 each phase is still reported, as if everything else were public. `Volunteered` events cost nothing:
@@ -58,8 +58,8 @@ class RandomTrials:
     """A random number of trials.
 
     Attributes:
-        law: its distribution: geometric and logarithmic are at least 1; Poisson may be 0, and is
-            the least spread.
+        law: its distribution: geometric and logarithmic are at least 1; Poisson may be 0, and has
+            the smallest variance.
         mean: its mean, from 1 (above 1 if logarithmic) to 1000.
 
     Raises:
@@ -80,7 +80,7 @@ class RandomTrials:
             )
 
     def draw(self, random: np.random.Generator) -> int:
-        """The number of trials K; it must not be published."""
+        """Draw the number of trials K, which must not be published."""
         if self.law == "poisson":
             return int(random.poisson(self.mean))
         if self.law == "geometric":
@@ -98,7 +98,7 @@ class RandomTrials:
         return float(root)
 
     def curve(self, trial: np.ndarray) -> np.ndarray:
-        """The Rényi curve of the best trial, `float64 [INTEGER_ORDERS]`, from that of one."""
+        """Rényi curve of the best trial, `float64 [INTEGER_ORDERS]`, from that of one trial."""
         orders = INTEGER_ORDERS
         grown = trial + math.log(self.mean) / (orders - 1)
         if self.law == "poisson":
@@ -109,12 +109,12 @@ class RandomTrials:
         return np.minimum.accumulate(whole[::-1])[::-1]
 
     def epsilon(self, trial: np.ndarray, delta: float) -> float:
-        """Epsilon at delta of the best trial, from the Rényi curve of one, `[INTEGER_ORDERS]`."""
+        """Epsilon of the best trial, from the Rényi curve `[INTEGER_ORDERS]` of one trial."""
         return float(epsilon_of(np.append(self.curve(trial), np.inf), delta)[0])
 
 
 def _above(gamma: float, mean: float) -> float:
-    """By how much the mean of the logarithmic distribution is above a number."""
+    """Difference between the mean of the logarithmic distribution and `mean`."""
     return (1 / gamma - 1) / -math.log(gamma) - mean
 
 
@@ -125,20 +125,20 @@ def _deltas(curve: np.ndarray, epsilons: np.ndarray) -> np.ndarray:
     return np.minimum(np.exp(logs.min(axis=1)), 1.0)
 
 
-_GRID = 2e-3  # relative error of numbers that are found on a grid
+_GRID = 2e-3  # relative error of values computed on a grid
 
 
 @dataclass(frozen=True)
 class Report:
-    """Cost of a number of releases.
+    """Privacy cost of a set of releases.
 
     Attributes:
         epsilon: upper bound; infinite if an event was not private.
         delta: the additive term of the guarantee.
         method: description of the method.
-        order: Rényi order at which it was found; None for other methods.
-        attack: epsilon that the best known attack reaches, a lower bound; None when it was not
-            asked for, or cannot be computed.
+        order: optimal Rényi order; None for other methods.
+        attack: epsilon that the best known attack reaches, a lower bound; None if it was not
+            requested, or cannot be computed.
         phases: epsilon of each phase alone, without phases that train on volunteers only.
         events: number of events.
         caveats: limits of the guarantee, as sentences.
@@ -175,7 +175,7 @@ class Accountant:
         self._counts[event] += n
 
     def step_rounds(self, event: Event, rounds: int) -> None:
-        """Count the charges of some rounds of a phase, of which the first has this event."""
+        """Count the charges of `rounds` rounds of a phase, the first of which has this event."""
         if isinstance(event, CorrelatedRounds) and rounds:
             self.step(event)
             self.step(CoveredRound(event.phase), rounds - 1)
@@ -187,7 +187,7 @@ class Accountant:
 
         Args:
             delta: in [0, 1); at 0 only Laplace noise has a finite epsilon.
-            attack: also compute what the best known attack reaches (a fraction of a second).
+            attack: also compute the epsilon of the best known attack (a fraction of a second).
             caveats: sentences for the report.
 
         Raises:
@@ -206,7 +206,7 @@ class Accountant:
         return Report(epsilon, delta, self.backend.method, order, reached, phases, *counted)
 
     def _attacked(self, reached: float | None, bound: float) -> float | None:
-        """The epsilon of the best known attack, a lower bound for any valid epsilon; both are
+        """Check the epsilon of the best known attack, a lower bound for any valid epsilon; both are
         computed on a grid, to about three digits.
 
         Raises:
@@ -225,14 +225,14 @@ class Accountant:
         return min(reached, bound)
 
     def would_exceed(self, event: Event, budget: float, delta: float, n: int = 1) -> bool:
-        """Whether the total would exceed a budget after n more such events."""
+        """True if the total would exceed a budget after n more such events."""
         _check(delta)
         _check_adjacencies([*self._counts, event])
         return self._bound(self._counts + Counter({event: n}), delta)[0] > budget
 
     @property
     def releases(self) -> dict[Release, int]:
-        """All releases of the events so far, and how often each took place."""
+        """Number of times of each release, over all events so far."""
         return releases_of(self._counts)
 
     @property
@@ -272,7 +272,7 @@ def _check_adjacencies(events: Iterable[Event]) -> None:
     }
     if len(adjacencies) > 1:
         raise ExperimentError(
-            "events under different adjacencies do not add up to a guarantee",
+            "events under different adjacencies cannot be composed",
             expected="replace-one for all events, or add-remove for all",
             got=" and ".join(sorted(adjacencies)),
             fix="use one adjacency for the whole run",
@@ -282,7 +282,7 @@ def _check_adjacencies(events: Iterable[Event]) -> None:
 def _check(delta: float) -> None:
     if not 0 <= delta < 1:
         raise ExperimentError(
-            "wrong value for delta",
+            "invalid delta",
             expected="a probability, 0 <= delta < 1",
             got=f"{delta}",
             fix="set a delta well below 1 / number of users, such as 1e-5",
@@ -333,10 +333,10 @@ def calibrate(
 
     if spent(_MOST) > epsilon:
         tightest = backend == "pld"
-        orders = "Rényi orders up to 64 prove none below about 0.1 at delta 1e-5"
+        orders = "Rényi orders up to 64 give at least about 0.1 at delta 1e-5"
         raise ExperimentError(
-            "this accountant cannot prove that epsilon for any noise",
-            expected=f"a target that noise of up to {_MOST:,.0f} sensitivities reaches"
+            "target epsilon is not reachable with this accountant",
+            expected=f"a target reachable with a noise multiplier of at most {_MOST:,.0f}"
             + ("" if tightest else f": {orders}"),
             got=f"epsilon {epsilon:g} at delta {delta:g}",
             fix="raise epsilon or delta" + ("" if tightest else ", or use the backend pld"),

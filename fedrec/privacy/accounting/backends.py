@@ -49,8 +49,8 @@ class Autodp(Backend):
         return Bound(float(epsilon), float(order) if np.isfinite(epsilon) else None)
 
     def total(self, releases: Mapping[Release, int]) -> np.ndarray:
-        """R of all releases together at `ORDERS`, `float64 [orders]`; the last is the pure
-        epsilon."""
+        """Rényi curve of all releases together at `ORDERS`, `float64 [orders]`; the last value is
+        the pure epsilon."""
         total = np.zeros(len(ORDERS))
         for release, count in releases.items():
             if release not in self._curves:
@@ -59,7 +59,7 @@ class Autodp(Backend):
         return total
 
     def _curve(self, release: Release) -> np.ndarray:
-        """R of one release at the integer orders, `float64 [INTEGER_ORDERS]`."""
+        """Rényi curve of one release at the integer orders, `float64 [INTEGER_ORDERS]`."""
         if isinstance(release.sampling, Full):
             return unsampled(INTEGER_ORDERS.astype(np.float64), release)
         from autodp.rdp_acct import anaRDPacct
@@ -99,14 +99,14 @@ class Pld(Backend):
         """Smallest epsilon that the method proves for all releases together.
 
         Raises:
-            ExperimentError: there are more than 1e9, whose rounding errors add up to too much.
+            ExperimentError: more than 1e9 releases, as their rounding errors add up.
         """
         from fedrec.privacy.accounting.losses import composed_epsilon  # imports dp-accounting
 
         if sum(releases.values()) > _MOST_RELEASES:
             raise ExperimentError(
                 "too many releases for the accountant 'pld'",
-                expected=f"at most {_MOST_RELEASES:,} in all",
+                expected=f"at most {_MOST_RELEASES:,} in total",
                 got=f"{sum(releases.values()):,}",
                 fix="use the accountant 'autodp'",
             )
@@ -141,7 +141,7 @@ _ORDERS = np.arange(2, 129)
 
 
 class Paper(Backend):
-    """The arithmetic of PrivRec's tables."""
+    """Arithmetic of PrivRec's tables."""
 
     method = (
         "as PrivRec's tables 4 and 5 (every client of a round counted as a release); for comparison"
@@ -170,7 +170,7 @@ def _curve_of_all_clients(release: Release) -> np.ndarray:
     sampling = release.sampling
     if release.mechanism != GAUSSIAN or not isinstance(sampling, FixedSize):
         raise ExperimentError(
-            "the paper's arithmetic is for Gaussian noise and cohorts of fixed size only",
+            "accountant 'paper' supports only Gaussian noise and cohorts of fixed size",
             expected="mechanism gaussian, sampler fixed, adjacency replace-one, cohort < clients",
             got=f"{release.mechanism} noise, {sampling}",
             fix="choose the backend autodp or pld",
@@ -188,11 +188,11 @@ def _curve_of_all_clients(release: Release) -> np.ndarray:
 
 @cache
 def backend_of(name: str) -> Backend:
-    """The accountant `autodp`, `pld` or `paper`. All of a process share it, with the curves and
-    distributions that it has computed.
+    """Return the accountant `autodp`, `pld` or `paper`, shared within the process with its cached
+    curves and distributions.
 
     Raises:
-        ExperimentError: there is no such accountant.
+        ExperimentError: the name is unknown.
     """
     backends: dict[str, type[Backend]] = {"autodp": Autodp, "pld": Pld, "paper": Paper}
     if name not in backends:

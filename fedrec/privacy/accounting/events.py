@@ -36,17 +36,17 @@ epsilons are above 1e17, and practically 0."""
 
 @dataclass(frozen=True)
 class Release(InLedger):
-    """The parameters of an event that accountants need.
+    """Parameters of an event that accountants need.
 
     Attributes:
         mechanism: its noise, `gaussian` or `laplace`.
         sampling: how the cohort was drawn.
-        adjacency: which data sets are neighbours.
+        adjacency: definition of neighbouring datasets.
         noise_multiplier: noise scale / sensitivity under that adjacency, in [1e-9, 1e9].
 
     Raises:
-        ExperimentError: the noise is another one, the noise multiplier is outside of that range, or
-            no bound is proven for the sampling under that adjacency.
+        ExperimentError: the noise is unknown, the noise multiplier is out of range, or no bound is
+            proven for the sampling under that adjacency.
     """
 
     mechanism: str
@@ -57,8 +57,8 @@ class Release(InLedger):
     def __post_init__(self) -> None:
         if self.mechanism not in (GAUSSIAN, LAPLACE):
             raise ExperimentError(
-                "a release of unknown noise",
-                expected=f"{GAUSSIAN} or {LAPLACE}, of which all costs are made up",
+                "unknown noise mechanism",
+                expected=f"{GAUSSIAN} or {LAPLACE}",
                 got=self.mechanism,
                 fix="account for the run with the version of fedrec that wrote it",
             )
@@ -67,7 +67,7 @@ class Release(InLedger):
                 "invalid noise multiplier",
                 expected=f"a noise multiplier from {LEAST_MULTIPLIER:g} to {MOST_MULTIPLIER:g}",
                 got=f"{self.noise_multiplier:g}",
-                fix="0 is for no noise at all",
+                fix="use 0 for no noise",
             )
         samplings.check_proven(self.sampling, self.adjacency)
         object.__setattr__(self, "sampling", samplings.simplest(self.sampling))
@@ -81,10 +81,10 @@ class NoisyRound(InLedger):
     Attributes:
         mechanism: the noise, `gaussian` or `laplace`.
         sampling: how the cohort was drawn.
-        adjacency: which data sets are neighbours.
+        adjacency: definition of neighbouring datasets.
         noise_multiplier: noise scale (standard deviation, or Laplace's b) of the sum / its
             sensitivity in the norm of the clip.
-        count_multiplier: the same for the count released beside it; None without one.
+        count_multiplier: the same for the count released with it; None without a count.
         phase: name of the training phase.
     """
 
@@ -98,8 +98,8 @@ class NoisyRound(InLedger):
 
     @property
     def release(self) -> Release:
-        """Sum and count of one cohort are one Gaussian release: squared sensitivities in units of
-        noise add up."""
+        """Sum and count of a cohort as one Gaussian release: their squared sensitivities in units
+        of noise add up."""
         alone = Release(self.mechanism, self.sampling, self.adjacency, self.noise_multiplier)
         if self.count_multiplier is None:
             return alone
@@ -108,7 +108,7 @@ class NoisyRound(InLedger):
 
     @property
     def releases(self) -> Mapping[Release, int]:
-        """The one release."""
+        """This release, once."""
         return {self.release: 1}
 
 
@@ -118,9 +118,9 @@ class CorrelatedRounds(InLedger):
 
     Attributes:
         mechanism: name of the mechanism.
-        adjacency: which data sets are neighbours.
+        adjacency: definition of neighbouring datasets.
         rounds: number of rounds.
-        counted: the releases that they cost together, and how often.
+        counted: number of times of each release that they cost together.
         phase: name of the training phase.
     """
 
@@ -184,30 +184,30 @@ _RECORDS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator=
 
 
 def releases_in(event: Event) -> Mapping[Release, int]:
-    """The releases of an event, and how often each took place; none of events without noise."""
+    """Number of times of each release of an event; empty for events without noise."""
     return event.releases if isinstance(event, NoisyRound | CorrelatedRounds) else {}
 
 
 def to_record(event: Event) -> dict[str, Any]:
-    """An event as a JSON object; `from_record` gives back an equal event."""
+    """Return an event as a JSON object; `from_record` returns an equal event."""
     return _RECORDS.dump_python(event, mode="json")
 
 
 def from_record(record: dict[str, Any]) -> Event:
-    """The event described by a JSON object.
+    """Return the event described by a JSON object.
 
     Raises:
         RunError: the object was not written by `to_record`.
     """
     try:
         event = _RECORDS.validate_json(json.dumps(record, allow_nan=False), strict=True)
-        releases_in(event)  # refuses multipliers and samplings for which there is no bound
+        releases_in(event)  # raises an error without a proven bound
     except (ValueError, TypeError, ArithmeticError, ExperimentError) as error:
         raise RunError(
-            "this is not a privacy event",
+            "invalid privacy event",
             expected="a record written by fedrec",
             got=f"{record!r} ({error})",
-            fix="restore the ledger from a backup: without it nobody knows what was spent",
+            fix="restore the ledger from a backup; without it the privacy spent is unknown",
         ) from None
     return event
 
@@ -220,11 +220,11 @@ DEFAULT_BACKEND: BackendName = "pld"
 
 @dataclass(frozen=True)
 class Bound:
-    """An epsilon and where it comes from.
+    """An epsilon and its Rényi order.
 
     Attributes:
         epsilon: upper bound, >= 0; infinite when there is none.
-        order: Rényi order at which it was found; None for other methods.
+        order: optimal Rényi order; None for other methods.
     """
 
     epsilon: float
@@ -242,7 +242,7 @@ class Backend(ABC):
         """Smallest epsilon that the method proves for all releases together.
 
         Args:
-            releases: how often each took place; all of one adjacency.
+            releases: number of times of each; all of one adjacency.
             delta: in [0, 1).
 
         Raises:

@@ -86,7 +86,7 @@ Counted = tuple[tuple[Release, int], ...]
 
 
 def of_rounds(event: dp_event.DpEvent, rounds: int, sampling: Sampling) -> dp_event.DpEvent:
-    """The event of independent rounds, from that of one round without sampling.
+    """Event of independent rounds, from the event of one round without sampling.
 
     Raises:
         ExperimentError: the cost is not known for such cohorts.
@@ -108,7 +108,7 @@ def of_rounds(event: dp_event.DpEvent, rounds: int, sampling: Sampling) -> dp_ev
 def releases_of_event(
     event: dp_event.DpEvent, adjacency: Adjacency, sampling: Sampling | None = None
 ) -> Counter[Release]:
-    """The releases of an event of dp-accounting, and how often each takes place.
+    """Number of times of each release in an event of dp-accounting.
 
     Args:
         event: Gaussian and Laplace events, sampled or not, and compositions of them; their noise
@@ -117,7 +117,7 @@ def releases_of_event(
         sampling: of the event; None: it is not sampled.
 
     Raises:
-        ComponentError: there is another event in it.
+        ComponentError: it contains an unsupported event.
         ExperimentError: see `Release`.
     """
     if isinstance(event, dp_event.ComposedDpEvent):
@@ -146,16 +146,16 @@ def releases_of_event(
     )
 
 
-@lru_cache(maxsize=64)  # a run asks for each round twice, and for what the best attack reaches
+@lru_cache(maxsize=64)  # a run queries each round twice, and the attack
 def composed_epsilon(counted: Counted, delta: float, *, attack: bool = False) -> float | None:
     """Epsilon of all releases together.
 
     Args:
         counted: releases and how often each took place.
         delta: in [0, 1).
-        attack: what the best known attack reaches, to about three digits, in place of an upper
-            bound. Where the range of losses is too wide for a grid of three digits, every loss is
-            rounded down to a grid point: that is an attack which sees less.
+        attack: return the epsilon of the best known attack, to about three digits, not a bound.
+            Where the range of losses is too wide for a grid of three digits, every loss is rounded
+            down to a grid point: that is an attack which sees less.
 
     Returns:
         Epsilon >= 0; None if no attack on so little noise can be computed.
@@ -183,8 +183,8 @@ def composed_epsilon(counted: Counted, delta: float, *, attack: bool = False) ->
 
 
 def _repeated(losses: PrivacyLossDistribution, count: int, tail: float) -> PrivacyLossDistribution:
-    """The sum of so many losses, of which tails of a mass may be cut off; very many in blocks, as
-    dp-accounting takes its number of points to the power of their number."""
+    """Distribution of the sum of `count` losses with tails of mass `tail` cut off; large counts in
+    blocks, as dp-accounting raises its number of points to that power."""
     blocks, rest = divmod(count, _BLOCK)
     if not blocks:
         return losses.self_compose(count, tail)
@@ -194,7 +194,7 @@ def _repeated(losses: PrivacyLossDistribution, count: int, tail: float) -> Priva
 
 
 def _merged(counted: Counted, attack: bool) -> Counted:
-    """The same cost in fewer releases: Gaussian ones without sampling are one, whose squared
+    """Merge releases at equal cost: Gaussian ones without sampling are one, whose squared
     sensitivities in units of the noise add up. For an attack on cohorts of fixed size, as if they
     were drawn by independent coins."""
     alike: Counter[Release] = Counter()
@@ -229,8 +229,8 @@ def _without_sampling(counted: Counted, delta: float) -> float:
 
 
 def _step(counted: Counted) -> tuple[float, bool]:
-    """A grid step far below the spread of each release's loss, limited by the number of points, and
-    whether results on it have three digits."""
+    """Grid step far below the spread of each release's loss, limited by the number of points; True
+    if results on it have three digits."""
     mean = variance = 0.0
     spread = math.inf
     for release, count in counted:
@@ -249,8 +249,8 @@ def _step(counted: Counted) -> tuple[float, bool]:
 
 
 def _moments(release: Release) -> tuple[float, float]:
-    """Rough mean and variance of one release's loss: those without sampling, or those of a small
-    rate if less."""
+    """Approximate mean and variance of one release's loss: those without sampling, or those of a
+    small rate if less."""
     z = release.noise_multiplier
     mean = 0.5 / z**2 if release.mechanism == GAUSSIAN else 1 / z
     sampled = release.sampling.rate**2 * math.expm1(min(z**-2, 50.0))  # q^2 (E_Q[(P/Q)^2] - 1)
@@ -258,7 +258,7 @@ def _moments(release: Release) -> tuple[float, float]:
 
 
 def _pair(release: Release) -> AdditiveNoisePrivacyLoss:
-    """(mix, Q) of a release."""
+    """Pair (mix, Q) of a release."""
     make = GaussianPrivacyLoss if release.mechanism == GAUSSIAN else LaplacePrivacyLoss
     return make(
         release.noise_multiplier,
@@ -276,7 +276,7 @@ def _largest_loss(release: Release) -> float:
 
 @lru_cache(maxsize=8)  # the releases of a run are of few kinds
 def _losses(release: Release, step: float, upper: bool) -> PrivacyLossDistribution:
-    """Loss distribution of one release on a grid, from above or from below."""
+    """Loss distribution of one release on a grid, rounded up or down."""
     if isinstance(release.sampling, FixedSize):
         return _fixed_size(release, step)
     make = from_gaussian_mechanism if release.mechanism == GAUSSIAN else from_laplace_mechanism

@@ -33,7 +33,7 @@ def epsilon_of(curves: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray
         delta: in [0, 1).
 
     Returns:
-        Epsilon `[...]`, >= 0, and the order where it was found `[...]`.
+        Epsilon `[...]`, >= 0, and its optimal order `[...]`.
     """
     orders = INTEGER_ORDERS
     with np.errstate(divide="ignore"):
@@ -44,8 +44,8 @@ def epsilon_of(curves: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray
 
 
 def unsampled(orders: np.ndarray, release: Release) -> np.ndarray:
-    """RDP of a release without sampling, `[orders]`, at orders > 1: a / (2 z^2) of Gaussian noise;
-    of Laplace noise Mironov 2017, proposition 6."""
+    """RDP of a release without sampling, `[orders]`, at orders > 1: a / (2 z^2) for Gaussian noise;
+    Mironov 2017, proposition 6, for Laplace noise."""
     z = release.noise_multiplier
     if release.mechanism == GAUSSIAN:
         return orders / (2 * z**2)
@@ -58,16 +58,15 @@ def unsampled(orders: np.ndarray, release: Release) -> np.ndarray:
 
 
 def pure_epsilon(release: Release) -> float:
-    """Pure epsilon of one release, amplified by sampling, ln(1 + q (e^(1 / z) - 1)) of Laplace
-    noise; infinite of Gaussian noise."""
+    """Pure epsilon of one release, amplified by sampling: ln(1 + q (e^(1 / z) - 1)) for Laplace
+    noise; infinite for Gaussian noise."""
     if release.mechanism == GAUSSIAN:
         return math.inf
     return amplified(1 / release.noise_multiplier, release.sampling.rate)
 
 
 def amplified(epsilon: float, rate: float) -> float:
-    """Epsilon on the whole data of an epsilon-DP release of a sample (Balle, Barthe and Gaboardi
-    2018).
+    """Amplified epsilon of an epsilon-DP release of a sample (Balle, Barthe and Gaboardi 2018).
 
     Args:
         epsilon: on the sample, >= 0.
@@ -118,7 +117,7 @@ def gdp_parameter(epsilon: float, delta: float) -> float:
 def smallest_epsilon(
     spent: Callable[[float], float], delta: float, *, largest: float = _LARGEST
 ) -> float:
-    """The smallest epsilon in [0, about `largest`] at which a falling function is at most delta;
+    """The smallest epsilon in [0, about `largest`] at which a decreasing function is at most delta;
     else infinity."""
     if spent(0.0) <= delta:
         return 0.0

@@ -51,8 +51,8 @@ from fedrec.errors import ExperimentError
 
 Adjacency = Literal["replace-one", "add-remove"]
 Contributions = Literal["signed", "non-negative"]
-"""`non-negative`: all vectors without a negative coordinate, or rotated from such, or all positive
-semi-definite matrices; `signed`: anything."""
+"""`non-negative`: all vectors without a negative coordinate, or rotations of such vectors, or all
+positive semi-definite matrices; `signed`: anything."""
 
 
 class InLedger:
@@ -109,21 +109,21 @@ class Poisson(InLedger):
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
-            raise _wrong_cohort("a probability to take part in (0, 1]: cohort / clients", self.rate)
+            raise _wrong_cohort("a sampling probability, cohort / clients, in (0, 1]", self.rate)
 
 
 @dataclass(frozen=True)
 class Scheduled(InLedger):
-    """Who may take part in which round does not depend on data and need not be secret: a bound on
-    the rounds of each client.
+    """Bounded participation: the rounds a client may take part in do not depend on data and need
+    not be secret.
 
     Attributes:
         cohort: clients per round, or their largest number: what sums are divided by.
         separation: smallest distance between two rounds of a client, at least 1.
         participations: largest number of rounds of a client; None: no bound but the separation.
-        rate: probability that a client whose turn it is takes part, in (0, 1]. 1: who takes part
-            may be known, so that nothing is gained by sampling; below 1: independent coin flips,
-            which have to be secret.
+        rate: probability that a client whose turn it is takes part, in (0, 1]. 1: participation may
+            be known, and sampling does not amplify privacy; below 1: independent coin flips, which
+            must be secret.
         joining: whether clients may join without another client's coming more often.
     """
 
@@ -135,7 +135,7 @@ class Scheduled(InLedger):
     name: Literal["scheduled"] = "scheduled"
 
     def most(self, rounds: int) -> int:
-        """Largest number of rounds of a client among so many."""
+        """Largest number of rounds of a client in a run of `rounds` rounds."""
         spread = -(-rounds // self.separation)
         return spread if self.participations is None else min(spread, self.participations)
 
@@ -144,21 +144,21 @@ Sampling = Full | FixedSize | Poisson | Scheduled
 
 
 def simplest(sampling: Sampling) -> Sampling:
-    """The same sampling; `Full` if nothing is gained by it."""
+    """Return the sampling, or `Full` if it does not amplify privacy."""
     return Full() if sampling.rate == 1 else sampling
 
 
 def unknown_cost(needed: str, sampling: Sampling) -> ExperimentError:
-    """The error of a mechanism whose cost is not known for the cohorts of a sampler."""
+    """Error for a mechanism whose cost is unknown for a sampling."""
     return ExperimentError(
-        f"no cost, nor privacy amplification, is proven for this mechanism and {sampling}",
+        f"the privacy cost of this mechanism is unknown for {sampling}",
         expected=needed,
         fix="set another sampler.name, or another privacy.mechanism",
     )
 
 
 def check_proven(sampling: Sampling, adjacency: Adjacency) -> None:
-    """Refuse a sampler and an adjacency for which fedrec has no proven bound.
+    """Check that a bound is proven for a sampler and an adjacency.
 
     Raises:
         ExperimentError: Poisson with replace-one, or a fixed size with add-remove.
@@ -167,7 +167,7 @@ def check_proven(sampling: Sampling, adjacency: Adjacency) -> None:
     fixed = isinstance(sampling, FixedSize) and sampling.rate < 1
     if (coins and adjacency == "replace-one") or (fixed and adjacency == "add-remove"):
         raise ExperimentError(
-            f"the sampler {sampling.name!r} and {adjacency} adjacency have no proven bound here",
+            f"no privacy bound is proven for sampler {sampling.name!r} with {adjacency} adjacency",
             expected="a cohort of fixed size with replace-one, or coin flips with add-remove",
             fix="set privacy.adjacency, or another sampler.name",
         )
@@ -182,7 +182,7 @@ def of_sampler(
     known: bool = False,
     malicious: int = 0,
 ) -> tuple[Sampling, float]:
-    """The sampling scheme of an experiment's sampler, and the fixed denominator of sums.
+    """Sampling scheme of an experiment's sampler, and the fixed denominator of sums.
 
     Malicious clients do not amplify the privacy of the H = N - `malicious` honest ones. They know
     when they are drawn. Given that k of them are in a cohort of fixed size M, the others are M - k
@@ -199,9 +199,9 @@ def of_sampler(
         settings: its settings; `cohort` is the (expected) number of clients per round; `full` needs
             none.
         clients: number of clients that may be drawn (N).
-        schedule: what the sampler itself guarantees; None: nothing.
-        known: whether who takes part depends on more than the sampler, or may be known.
-        malicious: number of these clients that an adversary made up.
+        schedule: participation bound that the sampler guarantees; None: none.
+        known: whether participation depends on more than the sampler, or may be known.
+        malicious: number of an adversary's fake clients among these.
 
     Returns:
         The sampling, without amplification if participation is known, and M for a fixed size, qN
@@ -240,8 +240,8 @@ def of_sampler(
 
 def _wrong_cohort(expected: str, got: float) -> ExperimentError:
     return ExperimentError(
-        "a cohort of that size cannot be drawn",
+        "invalid cohort size",
         expected=expected,
         got=f"{got:g}",
-        fix="choose another cohort",
+        fix="change sampler.cohort",
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gaussian noise of a banded matrix factorisation: later rounds take back parts of the noise of
-earlier ones, so that running sums have less of it; no secret cohort is needed (Choquette-Choo et
-al. 2023, "(Amplified) Banded Matrix Factorization").
+"""Banded matrix factorisation: Gaussian noise that later rounds partly cancel, so that prefix sums
+are less noisy; cohorts need not be secret (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix
+Factorization").
 
 Noise is C^-1 z, where C is lower triangular and Toeplitz with `bands` coefficients, those of the
 square root of the workload of prefix sums, and z is independent Gaussian noise. The noise of a
@@ -51,13 +51,13 @@ def square_root(bands: int) -> np.ndarray:
 
 def inverse(column: np.ndarray, rounds: int) -> np.ndarray:
     """The first column of the inverse, `float64 [rounds]`; missing coefficients are 0."""
-    from scipy.signal import lfilter  # importing it is slow, and most mechanisms do without
+    from scipy.signal import lfilter  # slow to import, and unused by most mechanisms
 
     return np.asarray(lfilter([1.0], column[:rounds], np.eye(1, rounds)[0]))
 
 
 def has_known_cost(column: np.ndarray, schedule: Scheduled) -> bool:
-    """Whether `sensitivity` or `norms` of a column `[bands]` is exact for a schedule.
+    """True if `sensitivity` or `norms` of a column `[bands]` is exact for a schedule.
 
     Columns of C at least as far apart as C has bands have no row in common, so that they are
     orthogonal. Where they overlap, the coefficients must not increase, which those of `square_root`
@@ -86,8 +86,8 @@ def sensitivity(column: np.ndarray, rounds: int, schedule: Scheduled) -> float:
 
 
 def norms(column: np.ndarray, rounds: int, schedule: Scheduled) -> np.ndarray:
-    """The norms of the columns of those rounds, `float64 [participations]`; the last are cut off by
-    the end of the run. `schedule` as for separate bands."""
+    """Norms of the columns of a client's rounds, `float64 [participations]`; the last ones are cut
+    off by the end of the run. `schedule` is that of separate bands."""
     left = np.minimum(rounds - _first_rounds(rounds, schedule), len(column))
     return np.sqrt(np.cumsum(np.square(column)))[left - 1]
 
@@ -100,13 +100,13 @@ class BandedConfig(Config):
     """Settings of banded noise."""
 
     bands: int = Field(default=16, ge=1, le=1000)
-    """Number of bands b of C: the noise of a round takes back parts of that of the b - 1 rounds
-    before it; 1 is independent noise. Best is the separation of a client's rounds."""
+    """Number of bands b of C: the noise of a round partly cancels that of the b - 1 rounds before
+    it; 1: independent noise. Best: the separation of a client's rounds."""
 
 
 class Banded(Mechanism):
-    """Noise of which later rounds take parts back, for clients whose rounds are b or more apart, or
-    everybody in each round."""
+    """Noise that later rounds partly cancel, for clients whose rounds are at least b apart, or full
+    participation."""
 
     name = "banded"
     Config = BandedConfig
@@ -125,12 +125,12 @@ class Banded(Mechanism):
         return _largest_row(self.config.bands)
 
     def mixing(self, rounds: int) -> np.ndarray:
-        """The first column of C^-1, `float64 [rounds]`: shares of the independent noise of that
-        round and of those before in the noise of a round, for audits."""
+        """First column of C^-1, `float64 [rounds]`: weights of the independent noise of the round
+        and of earlier rounds in a round's noise, for audits."""
         return inverse(self.column, rounds)
 
     def dp_event(self, noise_multiplier: float, rounds: int, sampling: Sampling) -> DpEvent:
-        """One Gaussian release; of secret cohorts, one for each of a client's rounds.
+        """One Gaussian release; with secret cohorts, one for each of a client's rounds.
 
         Raises:
             ExperimentError: there are more than a million rounds, or a client's rounds are neither
@@ -141,7 +141,7 @@ class Banded(Mechanism):
         if rounds > _MOST_ROUNDS:
             raise ExperimentError(
                 f"too many rounds for the correlated noise {self.name!r}",
-                expected=f"at most {_MOST_ROUNDS:,} rounds, which it takes seconds to account",
+                expected=f"at most {_MOST_ROUNDS:,} rounds, whose accounting takes seconds",
                 got=f"{rounds:,}",
                 fix="set fewer rounds, or another mechanism",
             )
@@ -168,8 +168,8 @@ class Banded(Mechanism):
     def draw(
         self, name: str, size: int, memory: Memory, source: NoiseSource, *address: int
     ) -> np.ndarray:
-        """A row of C^-1 z, `float64 [size]`; `memory` has the b - 1 last ones, each in the position
-        of one that is no longer needed, and the number of rows so far."""
+        """Draw a row of C^-1 z, `float64 [size]`; `memory` has the last b - 1 rows, in a ring
+        buffer, and the number of rows so far."""
         drawn = source.gaussian(size, name, *address)
         cached = self.memory_arrays
         if not cached:

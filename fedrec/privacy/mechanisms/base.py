@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a privacy mechanism, noise on the sum of clipped updates and its cost, and the
-Gaussian and the Laplace mechanism."""
+"""Base class of privacy mechanisms (noise on the sum of clipped updates, and its cost), and the
+Gaussian and Laplace mechanisms."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 Placement = Literal["central", "distributed", "local"]
 Memory = dict[str, np.ndarray]
-"""Arrays that earlier rounds of a phase left; in mode `secure` they are saved with each checkpoint,
-in a file of their own that only its owner can read."""
+"""Arrays from earlier rounds of a phase; in mode `secure` they are saved with each checkpoint, in a
+separate file that only its owner can read."""
 
 
 class Mechanism(ABC):
-    """Noise of a round, and what the rounds of a run cost together.
+    """Noise of a round, and the privacy cost of all rounds of a run together.
 
     A built-in has a `name` and lives in `fedrec/privacy/mechanisms/`, its configuration class
     above it. Updates are clipped to norm S in the norm of `order`; between neighbours their sum
@@ -46,8 +46,8 @@ class Mechanism(ABC):
     order: ClassVar[int] = 2
     """Norm in which updates are clipped: 1 or 2."""
     placements: ClassVar[tuple[Placement, ...]] = ("central",)
-    """Where its noise may be added. `distributed`: n shares of 1 / sqrt(n) of the scale are as good
-    as the whole; `local`: each client's noise is of its own. Clients have no memory, and their
+    """Allowed placements of the noise. `distributed`: n shares of 1 / sqrt(n) of the scale add up
+    to the whole; `local`: each client adds all of its noise. Clients have no memory, and their
     noise is not longer than `longest_noise`."""
     memory_arrays: int = 0
     """Largest number of arrays of a parameter's size in `memory`, whatever the number of rounds."""
@@ -65,7 +65,7 @@ class Mechanism(ABC):
         Args:
             name: of the parameter.
             size: number of its values.
-            memory: what earlier rounds left; set new arrays, and change none in place.
+            memory: arrays of earlier rounds; set new arrays, and change none in place.
             source: of all random numbers.
             address: the round, and the client if clients add the noise.
         """
@@ -77,10 +77,10 @@ class Mechanism(ABC):
 
     @abstractmethod
     def dp_event(self, noise_multiplier: float, rounds: int, sampling: Sampling) -> DpEvent:
-        """The cost of all rounds of a phase together, as an event of dp-accounting: Gaussian and
+        """Cost of all rounds of a phase together, as an event of dp-accounting: Gaussian and
         Laplace events, sampled or not, and compositions of them
-        (`fedrec.privacy.accounting.losses`). Unless it is as many times that of one round, as of
-        noise that is correlated between rounds, all of it is charged with the first round.
+        (`fedrec.privacy.accounting.losses`). Unless it is `rounds` times the cost of one round, all
+        of it is charged with the first round, as for noise that is correlated between rounds.
 
         Args:
             noise_multiplier: noise scale / sensitivity of the sum of one round; those of the event
@@ -100,13 +100,13 @@ class Mechanism(ABC):
         *address: int,
         memory: Memory | None = None,
     ) -> dict[str, np.ndarray]:
-        """Arrays with noise on every coordinate, including those that no client changed: noise on
-        changed rows only would reveal the items. It is added in float64, and the result is rounded.
+        """Add noise to every coordinate, including those that no client changed: noise on changed
+        rows only would reveal the items. It is added in float64, and the result is rounded.
 
         Args:
             arrays: named sums, or one client's update; taken as float64.
             scale: factor of the noise; 0 adds nothing.
-            source: where the noise comes from.
+            source: source of the noise.
             address: the round, and the client if clients add noise. An address must not be used
                 twice.
             memory: see `draw`; default: none.
@@ -121,7 +121,7 @@ class Mechanism(ABC):
         if not 0 <= scale < float("inf") or not address:
             raise ExperimentError(
                 "invalid noise",
-                expected="a finite scale >= 0, and the round it is for",
+                expected="a finite scale >= 0, and the address of a round",
                 got=f"scale {scale}, address {address}",
                 fix="give both; a scale of 0 adds no noise",
             )
@@ -146,9 +146,9 @@ _TAIL = 72.0
 
 
 def longest_noise(order: int, scale: float, clients: int, values: int) -> float:
-    """A norm that the noise of so many clients, of so many values each, exceeds with a probability
-    of at most e^-72: Laplace noise in L1 (Gamma's distribution; Boucheron, Lugosi and Massart 2013,
-    section 2.4), Gaussian noise in L2 (Laurent and Massart 2000, lemma 1)."""
+    """Norm that the summed noise of `clients` clients exceeds with a probability of at most e^-72:
+    Laplace noise in L1 (Gamma's distribution; Boucheron, Lugosi and Massart 2013, section 2.4),
+    Gaussian noise in L2 (Laurent and Massart 2000, lemma 1)."""
     if order == 1:
         count = clients * values
         return scale * (count + math.sqrt(2 * count * _TAIL) + _TAIL)
@@ -163,10 +163,10 @@ def cost_of(
     sampling: Sampling,
     adjacency: Adjacency,
 ) -> Mapping[Release, int]:
-    """The releases of all rounds together, from `dp_event`, and how often each takes place.
+    """Number of times of each release of all rounds together, from `dp_event`.
 
     Raises:
-        ComponentError: the event is not one that can be accounted.
+        ComponentError: the event cannot be accounted.
         ExperimentError: see `Mechanism.dp_event`.
     """
     from fedrec.privacy.accounting.losses import releases_of_event  # imports dp-accounting
@@ -175,7 +175,7 @@ def cost_of(
 
 
 def mechanism_of(chosen: str | Mapping[str, Any]) -> Mechanism:
-    """The mechanism with a name, or of a table with its name and settings.
+    """Return the mechanism with a name, or of a table with its name and settings.
 
     Raises:
         ExperimentError: it is unknown, or one of its settings is.
@@ -203,8 +203,8 @@ def _made(text: str) -> Mechanism:
 
 
 class Laplace(Mechanism):
-    """The Laplace mechanism: its scale is b. Updates are clipped in the L1 norm, which costs far
-    more noise in many dimensions."""
+    """The Laplace mechanism, of scale b. Updates are clipped in the L1 norm, which costs far more
+    noise in many dimensions."""
 
     name = "laplace"
     order = 1
@@ -212,13 +212,13 @@ class Laplace(Mechanism):
 
     @property
     def std(self) -> float:
-        """sqrt(2) b."""
+        """Standard deviation at scale 1, sqrt(2)."""
         return math.sqrt(2)
 
     def draw(
         self, name: str, size: int, memory: Memory, source: NoiseSource, *address: int
     ) -> np.ndarray:
-        """Laplace of scale 1, `float64 [size]`."""
+        """Draw Laplace noise of scale 1, `float64 [size]`."""
         return source.laplace(size, name, *address)
 
     def dp_event(self, noise_multiplier: float, rounds: int, sampling: Sampling) -> DpEvent:
@@ -229,7 +229,7 @@ class Laplace(Mechanism):
 
 
 class Gaussian(Mechanism):
-    """The Gaussian mechanism: its scale is the standard deviation."""
+    """The Gaussian mechanism, whose scale is the standard deviation."""
 
     name = "gaussian"
     placements = ("central", "distributed", "local")
@@ -237,7 +237,7 @@ class Gaussian(Mechanism):
     def draw(
         self, name: str, size: int, memory: Memory, source: NoiseSource, *address: int
     ) -> np.ndarray:
-        """Standard normal `float64 [size]`."""
+        """Draw standard normal noise, `float64 [size]`."""
         return source.gaussian(size, name, *address)
 
     def dp_event(self, noise_multiplier: float, rounds: int, sampling: Sampling) -> DpEvent:

@@ -342,7 +342,7 @@ def test_noise_for_a_target_epsilon(load_tiny):
 )
 def test_cohorts_without_a_known_cost_are_refused(run_tiny, sampler, adjacency, tmp_path):
     """Amplification is proven for rounds without a row in common, and for coin flips in turn."""
-    with pytest.raises(ExperimentError, match="no cost") as refused:
+    with pytest.raises(ExperimentError, match="this mechanism is unknown") as refused:
         run_tiny(PRIVATE, sampler, f"privacy.adjacency={adjacency}", BY_CLIENT)
     assert "separates a client's rounds by 3" in str(refused.value)
     assert not (tmp_path / "run" / "privacy.jsonl").exists()
@@ -383,7 +383,7 @@ def test_clients_that_join_change_nobodys_group(joining):
 
 def test_clients_that_join_are_refused_where_they_change_the_rate(joining):
     """Noise of a run that continues would be for another rate."""
-    with pytest.raises(RunError, match="for other clients") as refused:
+    with pytest.raises(RunError, match="does not cover new clients") as refused:
         joining("sampler.draw=poisson", "privacy.adjacency=add-remove", BY_CLIENT)
     assert "18 clients" in str(refused.value) and "60" in str(refused.value)
 
@@ -449,7 +449,7 @@ def test_secret_cohorts_in_turn_cost_what_dp_accounting_says(rounds, separation,
 
 
 def test_secret_cohorts_under_replace_one_are_refused(run_tiny):
-    with pytest.raises(ExperimentError, match="no proven bound"):
+    with pytest.raises(ExperimentError, match="no privacy bound is proven"):
         run_tiny(PRIVATE, SAMPLER, "sampler.draw=poisson")
 
 

@@ -496,7 +496,7 @@ def test_reports_of_a_run():
     assert not any("no finite" in line for line in promises(one))
     said = words(one, epsilon_table(one, range(10), [5] * 10))
     assert any("10 of 10 users spent more" in line for line in said)
-    assert any("one upload alone" in line for line in said)
+    assert any("calibrated to one upload" in line for line in said)
 
 
 def test_noise_on_priors_is_refused_where_it_would_be_drawn_anew():

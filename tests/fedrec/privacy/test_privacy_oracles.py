@@ -213,7 +213,7 @@ def test_cells_come_out_as_printed_and_the_releases_cost_less(case):
     ids=["laplace", "poisson"],
 )
 def test_the_papers_arithmetic_is_for_its_own_case_only(event):
-    with pytest.raises(ExperimentError, match="paper's arithmetic"):
+    with pytest.raises(ExperimentError, match="accountant 'paper' supports only"):
         spent("paper", event).epsilon(1e-5)
 
 

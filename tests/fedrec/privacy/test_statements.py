@@ -78,7 +78,7 @@ def test_no_sentence_bounds_single_outcomes_by_delta(epsilon):
 
 def test_without_charges_nothing_is_claimed():
     assert lines(Accountant().epsilon(1e-5), "replace-one") == [
-        "No round was charged to the privacy ledger, so nothing is claimed."
+        "No round was charged to the privacy ledger: there is no epsilon to report."
     ]
 
 
@@ -86,7 +86,7 @@ def test_without_charges_nothing_is_claimed():
     ("settings", "expected"),
     [
         ({}, "server is trusted"),
-        ({"placement": "distributed", "max_dropouts": 4}, "when 4 clients"),
+        ({"placement": "distributed", "max_dropouts": 4}, "if 4 clients"),
         ({"placement": "local"}, "all 20 rounds"),
         ({"delta": 0.01}, "above 1/N"),
         ({}, "simulation, not a release"),
@@ -94,9 +94,9 @@ def test_without_charges_nothing_is_claimed():
         ({"sampler": "poisson", "adjacency": "add-remove"}, "drawn independently"),
         (
             {"sampler": "poisson", "adjacency": "add-remove"},
-            "The number of clients, 500, is public all the same",
+            "Nevertheless the number of clients, 500, is public",
         ),
-        ({"private_phases": ["main"]}, "item sequences are users' data"),
+        ({"private_phases": ["main"]}, "item sequences are users'"),
         ({"backend": "paper"}, "comparison only"),
         ({"noise_multiplier": 0.0}, "epsilon is infinite"),
     ],

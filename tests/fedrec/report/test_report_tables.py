@@ -338,6 +338,14 @@ def test_the_total_is_that_of_all_ledgers(two):
     assert shown_together([two[0].folder] * 2) == []  # one run, named twice
 
 
+def test_a_charge_of_several_events_counts_each(two):
+    ledger = two[0].folder / "privacy.jsonl"
+    *lines, last = ledger.read_text().splitlines()
+    ledger.write_text("\n".join([*lines, json.dumps({**json.loads(last), "count": 20}), ""]))
+    (line,) = shown_together([run.folder for run in two])
+    assert f"cost epsilon {added_up(two, 1e-5):.4g} at delta" in line
+
+
 @pytest.mark.slow
 def test_a_run_and_its_private_baselines_have_a_joint_epsilon(run_tiny, tmp_path):
     """By all ledgers of the run, added up by hand; above either, below their sum."""

@@ -266,7 +266,7 @@ def test_rejected_replies_are_recorded_with_node_and_reason():
     assert record.columns() == {
         "dropped-replies": 3,
         "bounded-replies": 0,
-        "dropped-or-bounded": "node 2: a second answer; node 9: not asked for;"
+        "dropped-or-bounded": "node 2: duplicate reply; node 9: unrequested;"
         " node 2: 'w' has a wrong shape or is not finite",
     }
     assert record.columns()["dropped-replies"] == 0
