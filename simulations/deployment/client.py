@@ -50,9 +50,10 @@ class ClientPlan:
         superlink: HOST:PORT of the deployment's gateway.
         data: CSV file of the hosted users; not needed by a SuperNode alone.
         state: folder of the private state: private parameters, spent budgets, logs.
-        host: address at which the executor reaches the SuperNode. bind: address that the SuperNode
-            listens on for it; default: the same. port: port of this connection. config: further
-            settings of the node, for Flower's node configuration.
+        host: address at which the executor reaches the SuperNode.
+        bind: address that the SuperNode listens on for it; default: the same.
+        port: port of this connection.
+        config: further settings of the node, for Flower's node configuration.
     """
 
     join: Path
