@@ -28,7 +28,7 @@ from uvicorn import Server
 
 from fedrec.runtime.process import Backoff, Fork
 
-# Replaces the sleep times of Flower's polling loops, and of the web server in a SuperNode.
+# Sleep times of Flower's polling loops, and of the web server in a SuperNode.
 #
 # Missing in Flower: settings for them. A SuperNode polls every 3 s, and looks for a reply every .5
 # s.
@@ -39,7 +39,7 @@ an idle SuperNode)."""
 
 
 class PacedTime:
-    """Replaces the module `time` in one of Flower's loops.
+    """Replacement of the module `time` in one of Flower's loops.
 
     Args:
         pace: maps the loop's sleep time to the actual one, in seconds.
@@ -57,7 +57,7 @@ class PacedTime:
 
 
 async def ticking(self: Server) -> None:
-    """Replaces uvicorn's `Server.main_loop`."""
+    """Run as uvicorn's `Server.main_loop`, with longer sleeps."""
     while not await self.on_tick(0):
         await asyncio.sleep(TICK)
 
@@ -202,11 +202,11 @@ class NodeHeartbeats:
     """State of a SuperLink whose nodes count as lost after two intervals `HEARTBEAT`."""
 
     def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
-        """As Flower's."""
+        """Activate a node with a heartbeat interval of at most `HEARTBEAT`."""
         return super().activate_node(node_id, min(heartbeat_interval, HEARTBEAT))  # type: ignore[misc]
 
     def acknowledge_node_heartbeat(self, node_id: int, heartbeat_interval: float) -> bool:
-        """As Flower's."""
+        """Acknowledge a heartbeat with an interval of at most `HEARTBEAT`."""
         return super().acknowledge_node_heartbeat(  # type: ignore[misc]
             node_id, min(heartbeat_interval, HEARTBEAT)
         )

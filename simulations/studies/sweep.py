@@ -99,7 +99,7 @@ class SweepPlan(BaseModel, frozen=True, extra="forbid"):
 
     @cached_property
     def space(self) -> Space:
-        """What is varied."""
+        """Search space of the sweep."""
         return space_of(self.vary)
 
     @cached_property

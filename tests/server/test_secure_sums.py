@@ -455,7 +455,7 @@ def test_a_node_gives_no_bare_sum_in_such_a_run(federation):
     for order in (made.order(), replace(made.order(), clients=None)):
         content = pack_train(to_record(made.theta), order)
         (reply,) = made.grid.send_and_receive([Message(content, FIRST_NODE_ID, "train")])
-        assert reply.has_error() and "asks for an unmasked sum" in reply.error.reason
+        assert reply.has_error() and "requests an unmasked sum" in reply.error.reason
 
 
 class Dialogue:
@@ -663,7 +663,7 @@ def test_attack_others_have_no_clients(dialogue):
     talk.deal()
     nobody = replace(talk.made.order(), clients=np.empty(0, np.int64), secure=talk.mask_orders[1])
     # although the others were given six
-    with pytest.raises(RefusalError, match="other clients than the 6"):
+    with pytest.raises(RefusalError, match="clients differ from the 6"):
         secure.masked_sum(talk.nodes[1], talk.made.theta, nobody)
 
 
@@ -696,7 +696,7 @@ def test_attack_the_point_stands_where_nothing_is_left_of_the_others(dialogue, b
         assert talk.train(1).dtype == np.uint64
         return
     for place in range(3):
-        with pytest.raises(RefusalError, match=f"{bits} binary digits, where 41|not from the node"):
+        with pytest.raises(RefusalError, match=f"{bits} binary digits instead of the experiment's 41|not from the node"):
             talk.train(place)
 
 
@@ -864,7 +864,7 @@ def test_attack_a_round_is_repeated_with_one_client_fewer(repeated, caplog):
     with caplog.at_level(logging.WARNING, "fedrec"):
         found = made.secure(fewer)
     assert found.clients == 0 and not any(value.any() for value in found.total.values())
-    assert "node 2 failed: this node refuses another sum of round 1" in caplog.text
+    assert "node 2 failed: a second, different sum of round 1" in caplog.text
     assert made.secure(replace(fewer, round=2)).clients == 17
 
 

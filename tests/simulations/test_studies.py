@@ -101,7 +101,7 @@ def test_a_task_for_each_value_and_case_with_everything_filled_in(written):
         ("[sets]", "[sets]\ndeep = " + "[" * 100_000, "is not TOML"),
         ('like = "table1"', 'like = "tabel1"', "did you mean 'table1'"),
         ('set = ["@both"]', 'set = ["@bot"]', "did you mean 'both'"),
-        ('"@mf"', '"@fm"', "nothing is named 'fm'"),
+        ('"@mf"', '"@fm"', "unknown name 'fm'"),
         ("seconds = 2", "", "'seconds'"),
         ("seconds = 2", "", "see docs/how-to.md, Studies of your own"),
     ],

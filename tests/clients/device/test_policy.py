@@ -724,7 +724,7 @@ def test_no_loss_and_no_number_of_examples_goes_beside_local_noise(victim):
     ],
 )
 def test_too_much_work_is_refused(victim, override):
-    refused(lambda: victim(override).theta(), "is more than this node does")
+    refused(lambda: victim(override).theta(), "is above this node's limit")
 
 
 def timers(monkeypatch):
