@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 AUDIT = """Run an experiment with canary clients and test its privacy claim; the exit status is 1 on
 FAIL.
 
-The claim is that of the run's privacy ledger for each phase with noise, or that of --clip and"
-" --noise-std.
+The claim is that of the run's privacy ledger for each phase with noise, or that of --clip and
+--noise-std.
 """
 _KEY = "Override a key: --set rounds=20"
 _FOLDER = "Folder of the runs; finished runs are reused."

@@ -200,8 +200,8 @@ def _relative(file: str) -> str:
 
 
 def _print(listed: dict[str, list[Entry]]) -> None:
-    """Print entries as a table: one line each in a pipe, for `grep`; without the widest columns on
-    a narrow terminal."""
+    """Print entries as a table: one line each in a pipe, for `grep`; without papers and
+    files on a narrow terminal."""
     console = Console() if sys.stdout.isatty() else Console(width=_IN_A_PIPE)
     shown = _COLUMNS[: 2 + (console.width >= _WITH_PAPER) + (console.width >= _WITH_FILE)]
     table = Table(box=None, show_header=False, pad_edge=False)

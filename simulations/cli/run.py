@@ -135,7 +135,7 @@ def _wanted(
         " --time-format, --header, --system, --epsilon, --item-vectors)",
         got="neither"
         if experiment is None and data is None
-        else "both, or options of --data without --data",
+        else "both, or table options without --data",
         fix="fedrec run privrec-synthetic (for a private one, --set privacy.epsilon=5), or fedrec"
         " run --data ratings.csv",
     )

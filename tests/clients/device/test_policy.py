@@ -143,7 +143,7 @@ def refused(attack, match="."):
 )
 def test_sections_of_simulations_are_refused(victim, section, table):
     changes = {section: table}
-    refused(lambda: victim().theta(changes=changes), rf"\[{section}\] is for simulations")
+    refused(lambda: victim().theta(changes=changes), rf"\[{section}\] is only for simulations")
 
 
 VAE = {"name": "vae", "latent": 4, "hidden": 8}
