@@ -150,7 +150,7 @@ def test_settings_with_other_data_are_refused(plan, varied):
 
 
 def test_several_seeds_and_scores_of_training_users_are_refused(plan):
-    with pytest.raises(ExperimentError, match="one run for each trial"):
+    with pytest.raises(ExperimentError, match="one run per trial"):
         privately(plan, seeds=2)
     with pytest.raises(ExperimentError, match="not of training users"):
         cost(privately(plan, aim="popularity@5"))

@@ -199,7 +199,7 @@ def test_tasks_are_selected_by_name_or_pattern(tmp_path, only, names):
         with pytest.raises(ExperimentError, match="no task") as error:
             selected(jobs, unknown)
         assert "one, one more" in error.value.text()
-    with pytest.raises(ExperimentError, match="nothing to run"):
+    with pytest.raises(ExperimentError, match="no tasks to run"):
         selected([], only)
 
 
@@ -208,7 +208,7 @@ def test_a_run_of_other_settings_is_not_taken_for_the_studys(tmp_path, tiny_expe
     job = TaskJob(tmp_path, 0, False, Task("a", 1, counting([])))
     finished(job, tiny_experiment(), ())
     assert finished(job, tiny_experiment(), ()).metrics
-    with pytest.raises(RunError, match="other settings"):
+    with pytest.raises(RunError, match="different settings"):
         finished(job, tiny_experiment(), ("strategy.server-lr=0.5",))
 
 

@@ -600,9 +600,9 @@ def test_parameters_that_are_not_finite_are_refused_before_anyone_takes_part(vic
     order = node.order(protection=local(names=theta))
     theta[next(iter(theta))][1] = value
     content = pack_train(to_record(theta), order)
-    refused(lambda: node.ask("train", content), "parameters of an order")
+    refused(lambda: node.ask("train", content), "invalid parameters in an order")
     content = pack_evaluate(to_record(theta), EvaluateOrder(1, np.arange(24), None))
-    refused(lambda: node.ask("evaluate", content), "parameters of an order")
+    refused(lambda: node.ask("evaluate", content), "invalid parameters in an order")
     assert node.train(order).clients == 18
 
 
