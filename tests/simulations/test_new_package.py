@@ -46,7 +46,7 @@ def test_an_attack_of_ones_own_runs_by_its_name(fedrec, tmp_path, tiny_file, mon
         (["strategy", "Mine"], ["invalid component name", "lower-case"]),
         (["strategy", "my--idea"], ["invalid component name"]),
         (["strategy", "class"], ["invalid component name", "Python keyword"]),
-        (["strategy", "numpy"], ["is taken", "imported already"]),
+        (["strategy", "numpy"], ["is taken", "importable module"]),
     ],
 )
 def test_the_error_for_a_bad_name_states_the_reason(arguments, words, fedrec, tmp_path):

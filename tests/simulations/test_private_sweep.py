@@ -50,7 +50,7 @@ def test_a_private_choice_costs_what_dp_accounting_says_before_anything_runs(pla
     assert found.epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
     noisier = cost(privately(plan, everybody, vary=["privacy.noise-multiplier=[1.0, 3.0]"]))
     assert noisier.epsilon == found.epsilon  # the costliest setting counts
-    assert "no epsilon is about them" in " ".join(found.lines())
+    assert "no epsilon covers them" in " ".join(found.lines())
 
 
 @pytest.mark.slow

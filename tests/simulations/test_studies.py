@@ -196,7 +196,7 @@ def test_tasks_are_selected_by_name_or_pattern(tmp_path, only, names):
     jobs = study.jobs(tmp_path, 1, quick=False)
     assert [job.task.name for job in selected(jobs, only)] == names
     for unknown in ("nothing", "on"):
-        with pytest.raises(ExperimentError, match="no task") as error:
+        with pytest.raises(ExperimentError, match="task") as error:
             selected(jobs, unknown)
         assert "one, one more" in error.value.text()
     with pytest.raises(ExperimentError, match="no tasks to run"):

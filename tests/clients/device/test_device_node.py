@@ -208,7 +208,7 @@ def test_categories_that_the_catalogue_lacks_are_told(shards, caplog):
     interactions, names, _ = read_own(data, shards[0] / "catalogue.json")
     row = interactions.user_features[name].padded()[names.index(first)]
     assert [code for code in row.tolist() if code >= 0] == [len(categories) - 1]
-    assert f"1 values of feature {name!r} are no categories" in caplog.text
+    assert f"ignored 1 values of feature {name!r} that are not categories" in caplog.text
     assert "'nowhere'" in caplog.text
 
 
@@ -409,7 +409,7 @@ print([name for name in sys.modules if name.partition(".")[0] == "simulations"])
     done = subprocess.run(
         [sys.executable, "-c", code], input=table, capture_output=True, text=True, check=True
     )
-    assert "simulations alone" in done.stdout and done.stdout.endswith("[]\n")
+    assert "only for simulations" in done.stdout and done.stdout.endswith("[]\n")
 
 
 def test_an_owner_may_insist_on_secure_aggregation(load_tiny, shards):
