@@ -167,8 +167,7 @@ def assert_equal(value: Any, wanted: Any, what: str) -> None:
 
 
 def assert_numbers(values: torch.Tensor, shape: tuple[int, ...], what: str) -> None:
-    """Fail unless a tensor has the expected shape and no NaN; `what` names it in the
-    explanation."""
+    """Fail unless a tensor `[*shape]` has this shape and no NaN; `what` names it in the text."""
     assert_equal(tuple(values.shape), shape, f"shape of {what}")
     assert_that(not bool(values.isnan().any()), f"{what} has NaN values")
 

@@ -247,7 +247,7 @@ def test_points_of_ranges_stay_within_and_are_a_function_of_the_number():
 
 
 BAD = {
-    "no list": ("rounds=5", "one value only"),
+    "no list": ("rounds=5", "single value"),
     "no key": ("[1, 2]", "cannot read"),
     "empty": ("rounds=[]", "at least one value"),
     "twice": ("rounds=[1, 1]", "without duplicates"),
