@@ -257,7 +257,7 @@ WRONG_HOSTS = ("", "exämple.org", "-x.org", "a b", "a" * 64, "x;y", "fl.example
         (["--port", "9000", "--superlink-port", "9000"], "different ports"),
         (["--port", "19101"], "different ports"),
         (["--superlink-port", "19100"], "different ports"),
-        (["--node-port", "65535"], "up to 65535"),
+        (["--node-port", "65535"], "exceed 65535"),
     ],
 )
 def test_addresses_and_ports_that_cannot_be_are_refused(tmp_path, arguments, words):
