@@ -49,12 +49,12 @@ from fedrec.protocol.serialization import for_the_network, from_the_network
 from fedrec.protocol.updates import apply_changes
 
 MOST_SECONDS = 3600.0
-"""Processor seconds after which a real node's process that works on a message is ended."""
+"""CPU seconds after which a real node's process for one message is ended."""
 
 
 def is_real(context: Context) -> bool:
-    """Whether a context is that of a real node; determined by the node's own configuration, not by
-    the server."""
+    """True if a context belongs to a real node; decided by the node's configuration, not the
+    server."""
     return "private-dir" in context.node_config
 
 
@@ -83,8 +83,8 @@ def _node(experiment: str, partition: int, nodes: int, output: str) -> Node:
 
 @contextmanager
 def ended_after(processor: float, elapsed: float) -> Iterator[None]:
-    """End this process after so many seconds of processor time of all its threads (by the signal
-    SIGVTALRM), or of elapsed time (SIGALRM); 0 sets no limit.
+    """End this process after `processor` seconds of CPU time of all threads (by the signal
+    SIGVTALRM) or `elapsed` seconds (SIGALRM); 0: no limit.
 
     This also ends work in native code, which no exception would interrupt. The executor reports the
     failure.
@@ -99,13 +99,13 @@ def ended_after(processor: float, elapsed: float) -> Iterator[None]:
 
 
 def seconds_left(sent: float, lives: float, now: float) -> float:
-    """Seconds until nobody waits for the answer to a message.
+    """Seconds until the deadline for the reply to a message.
 
     Args:
         sent: the server's time when the message was created, in seconds.
-        lives: seconds that it is valid after that.
-        now: this machine's time. If the clocks differ so much that the message would be of the
-            future or no longer valid, all its seconds are left, as if it were created now.
+        lives: seconds until the message expires.
+        now: this machine's time. If by this clock the message is from the future or expired, the
+            clocks differ, and it counts as created now.
     """
     left = sent + lives - now
     return left if 0 < left < lives else lives
@@ -118,7 +118,7 @@ ClientAppCallable = Callable[[Message, Context], Message]
 
 
 def _at_the_border(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Decodes messages to a real node, and removes error texts from its replies: an error may quote
+    """Decode messages to a real node, and remove error texts from its replies: an error may quote
     the node's files, or reveal which files exist, so its text stays in the node's log."""
     if not is_real(context):
         return call_next(message, context)
@@ -136,7 +136,7 @@ def _at_the_border(message: Message, context: Context, call_next: ClientAppCalla
     except Exception as error:
         log.error("a message failed", exc_info=error)
         raise ClientError(
-            "the node failed to process this message", fix="see executor.txt in the node's own logs"
+            "the node failed to process this message", fix="see executor.txt in the node's logs"
         ) from None
     if answer.has_content():
         for_the_network(answer.content)

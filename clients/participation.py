@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's record of participation: client ids, rounds, evaluations and uploads of its users.
-
-State of a node beyond a run: its users' client ids, how often each took part and was evaluated,
-and each run's experiment.
+"""A node's record over all runs: client ids, rounds, evaluations and uploads, and each run's
+experiment.
 
 One SQLite file, readable by its owner only. A client id is drawn once per user from the operating
 system's generator and reveals nothing of the user; the server never learns the name. A user's
@@ -28,7 +26,7 @@ NUMBER_BITS = 62
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest numbers of rounds that a client takes part in, and largest cost; None: any.
+    """Limits on a client's rounds and privacy cost; None: no limit.
 
     Attributes:
         rounds: over all runs.
@@ -43,7 +41,8 @@ class Limits:
     rho: float | None = None
 
     def allow(self, rounds: int, in_run: int, noisy: int, rho: float) -> bool:
-        """Whether one more round is allowed after so many, with which the cost becomes `rho`."""
+        """True if one more round is allowed, given the rounds so far and the cost `rho` including
+        it."""
         done = ((self.rounds, rounds), (self.in_run, in_run), (self.noisy, noisy))
         affordable = self.rho is None or rho <= self.rho
         return affordable and all(most is None or number < most for most, number in done)
@@ -63,11 +62,11 @@ class Participation(DatabaseFile):
     )
 
     def place(self) -> int:
-        """This node's place, a random number drawn once."""
+        """Random number of this node, drawn once."""
         return int(self.numbers([""])[0])
 
     def numbers(self, names: list[str]) -> np.ndarray:
-        """`int64 [names]`: the number of each user; drawn for users without one."""
+        """Client ids of users, `int64 [names]`; drawn for new users."""
         with self._connect() as connection:
             known = dict(connection.execute("SELECT name, number FROM numbers").fetchall())
             for name in names:
@@ -86,7 +85,7 @@ class Participation(DatabaseFile):
         *,
         again: bool = True,
     ) -> np.ndarray:
-        """Record that clients take part in a round.
+        """Record that clients take part in a round, if their limits allow it.
 
         Args:
             run: the run.
@@ -94,9 +93,9 @@ class Participation(DatabaseFile):
             clients: their numbers, `int64 [clients]`.
             rho: zero-concentrated cost of the client's own noise in this round; 0 where it adds
                 none, None for noise without such a cost.
-            limits: how often a client may, and at what cost.
-            again: whether a repeated round counts again, because it is another release; if not,
-                what is recorded of this round and of later ones (a broken run's) is taken back.
+            limits: limits on rounds and cost.
+            again: whether a repeated round counts again, as another release; if not, records of
+                this and later rounds (of an interrupted run) are removed.
 
         Returns:
             The clients that may, in the same order.
@@ -123,11 +122,11 @@ class Participation(DatabaseFile):
         return np.array(allowed, dtype=np.int64)
 
     def evaluate(self, clients: np.ndarray, most: int) -> np.ndarray:
-        """Record one more evaluation of clients, in any run.
+        """Record an evaluation of clients, if their limit over all runs allows it.
 
         Args:
             clients: their numbers, `int64 [clients]`.
-            most: evaluations that a client may have, over all runs.
+            most: largest number of evaluations of a client over all runs.
 
         Returns:
             The clients that may, in the same order.
@@ -140,8 +139,7 @@ class Participation(DatabaseFile):
         return np.array(allowed, dtype=np.int64)
 
     def accept(self, run: str, digest: str) -> bool:
-        """Whether a run has this experiment; the first experiment of a run is recorded as its
-        own."""
+        """True if a run has this experiment; the first experiment of a run is recorded."""
         with self._connect() as connection:
             connection.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (run, digest))
             (recorded,) = connection.execute(
@@ -158,9 +156,9 @@ class Participation(DatabaseFile):
         return {int(client): (int(rounds), float(rho)) for client, rounds, rho in rows}
 
 
-# How often each client has uploaded, kept on the node that hosts it: a device refuses more uploads
-# than planned. A server that asks too often gets nothing; the guarantee of a user's own noise
-# depends on this and not on the server's sampler. One SQLite file per node beside the private
+# Uploads of each client, recorded by its node: a device refuses more uploads than planned, so the
+# guarantee of a user's own noise does not depend on the server's sampler. One SQLite file per node
+# beside the private
 # state.
 #
 # A repeated round counts once if its noise comes from the seed, because the upload has the same
@@ -180,11 +178,11 @@ class UploadLedger(Participation):
         Args:
             clients: `int64 [clients]`.
             round_number: the round.
-            limit: uploads that a client may make in all.
+            limit: largest number of uploads of a client.
             fresh: whether a repeated round is another release.
 
         Returns:
-            `bool [clients]`, for each client whether it may.
+            `bool [clients]`: True for clients that may upload.
         """
         limits = Limits(rounds=limit)
         return np.isin(clients, self.spend("", round_number, clients, 0.0, limits, again=fresh))
@@ -193,15 +191,14 @@ class UploadLedger(Participation):
 def permitted(
     ledger: UploadLedger, step: Step, clients: np.ndarray, round_number: int
 ) -> np.ndarray:
-    """Those of the clients, `int64 [clients]`, whose devices upload in a round; all, where the step
-    sets no limit."""
+    """Clients whose devices upload in a round, `int64 [clients]`; all if the step sets no limit."""
     if step.uploads is None:
         return clients
     fresh = isinstance(step.config, PersonalNoise) and step.config.noise == "secure"
     may = ledger.take(clients, round_number, step.uploads, fresh=fresh)
     if not may.all():
         log.warning(
-            "round %d: %d devices refuse, having made %d uploads",
+            "round %d: %d devices refuse, after %d uploads each",
             round_number,
             int((~may).sum()),
             step.uploads,

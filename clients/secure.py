@@ -2,16 +2,16 @@
 """A node's side of secure aggregation: its keys, shares of its secrets, a masked sum, and shares of
 others' secrets.
 
-The node does not trust the server with more than the sum over a quorum of nodes. In each session,
-which it begins only once, it masks one sum and answers one request for shares, with one kind of
-share for each node, and then deletes its secrets. It counts the quorum itself, from the list of
-nodes that it received and the experiment's settings. It also checks the other terms of the sum, the
-number of clients of each node and the fixed-point precision, and binds them to its messages to
-other nodes: a server that sends different terms to different nodes gets no sum. The training order
-and its parameters are among the terms. A real node takes channel keys only from nodes that the
-deployment's authority has certified. It takes part in a repeated round only with the same clients,
-and unmasks it only for the same nodes and survivors, unless clients add noise: the difference of
-two sums is what the others contribute.
+The server learns only the sum over a quorum of nodes. In each session, which begins only once, the
+node masks one sum and answers one request for shares, with one kind of share for each node, and
+then deletes its secrets. It counts the quorum itself, from the list of nodes that it received and
+the experiment's settings. It also checks the other terms of the sum, the number of clients of each
+node and the fixed-point precision, and binds them to its messages to other nodes: a server that
+sends different terms to different nodes gets no sum. The training order and its parameters are
+among the terms. A real node takes channel keys only from nodes that the deployment's authority has
+certified. It takes part in a repeated round only with the same clients, and unmasks it only for the
+same nodes and survivors, unless clients add noise: the difference of two sums is what the others
+contribute.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _PLACE_BYTES = 4
 
 
 def channel_key(node: Node) -> tuple[bytes, bytes]:
-    """The node's public channel key of this run, and a proof that it is this node's; empty without
-    a certificate.
+    """The node's public channel key of this run, and a proof of its origin; empty without a
+    certificate.
 
     Raises:
         ClientError: the run has no secure aggregation.
@@ -69,7 +69,7 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
     """Begin a session: new secrets, and encrypted shares of them for each node.
 
     Raises:
-        ClientError: the order is not one of a sound session, or of one that was begun before.
+        ClientError: the session is invalid or began before.
     """
     channels = _channels(node, order)
     _check_terms(node, order, len(channels))
@@ -109,19 +109,18 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
 
 
 def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> np.ndarray:
-    """Train the clients of an order; returns their masked sum and counts, `uint64 [length]`. On a
+    """Train the clients of an order and return their masked sum and counts, `uint64 [length]`. On a
     real node, a sum that is too large for the fixed point counts as zero.
 
     Raises:
-        RefusalError: the order is not one of the node's present session or has other terms, a sum
-            was masked in it before, none of its clients takes part, or the sum is another one of
-            its round.
+        RefusalError: the order's session or terms differ from the node's, the session already has a
+            masked sum, no client takes part, or it is a second, different sum of the round.
         ClientError: a client of a simulated node failed, or the node's sum is too large.
     """
     secure = order.secure
     if secure is None:
         raise RefusalError(
-            "this run has secure aggregation, but the order asks for an unmasked sum",
+            "the order requests an unmasked sum in a run with secure aggregation",
             expected="a session of secure aggregation",
             fix="none; the server must follow the experiment",
         )
@@ -132,7 +131,7 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
     bits = _read(secrets["bits"])
     _check_order(node, order, counts, rank, bits)
     if vector.digest_of(order, arrays) != secrets["training"]:
-        raise _unsound("a training order other than the one that the nodes agreed on")
+        raise _unsound("a training order that differs from the one that the nodes agreed on")
     state = _received(node, secure, secrets, mask_keys)
     accepted = node.accept(order)
     if node.real and not (order.protection and order.protection.noise_scale):
@@ -141,15 +140,12 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
         if not node.session_secrets.first_sum(order.round, clients, group):
             raise _second_sum(order.round)
         state |= {"round": _number(order.round), "group": group}
-    # before anything is masked: a node killed after this has dropped out
+    # before masking: a node killed after this has dropped out
     node.session_secrets.masked(secure.session, state)
     shapes = vector.shapes_of(arrays, order.protection, symmetric_of(node.experiment, order.step))
     reply = train_clients(node, arrays, accepted)
     if node.real and not reply.clients:
-        raise _unsound(
-            f"an order in which {reply.clients} of its clients take part: the sum would have only"
-            " other nodes' clients"
-        )
+        raise _unsound(f"an order in which {reply.clients} clients of this node take part")
     numbers = _encoded(node, reply, arrays, shapes, bits, len(counts))
     numbers += keys.own_mask(secrets["self-seed"], len(numbers))
     others = keys.without(mask_keys, rank)
@@ -159,12 +155,11 @@ def masked_sum(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
 
 
 def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
-    """Shares of the survivors' self-masks and of the others' mask keys; the session is over for
-    this node.
+    """Return shares of the survivors' self-masks and of the others' mask keys, and end the session.
 
     Raises:
-        ClientError: the session was unmasked before, or too few nodes are said to have survived,
-            or another sum of the round was unmasked before.
+        ClientError: the session or another sum of the round was unmasked before, or the reported
+            survivors are too few.
     """
     secrets = node.session_secrets.waiting(order.session)
     rank = _read(secrets["place"])
@@ -191,9 +186,9 @@ def unmask(node: Node, order: UnmaskOrder) -> UnmaskReply:
 
 def _second_sum(round_number: int) -> RefusalError:
     return RefusalError(
-        f"this node refuses another sum of round {round_number}",
-        expected="the nodes, clients and survivors of the first one, or noise that clients add",
-        got="others: the difference of the sums would be what some of them contribute",
+        f"a second, different sum of round {round_number}",
+        expected="the nodes, clients and survivors of the first sum, or client-side noise",
+        got="other ones: the difference of both sums would reveal contributions of some clients",
         fix="Nothing to do: this round is skipped and the run continues.",
     )
 
@@ -206,7 +201,8 @@ def _encoded(
     bits: int,
     nodes: int,
 ) -> np.ndarray:
-    """A reply as integers; zero where it is too large and the node must not reveal this."""
+    """Encode a reply as integers; a sum that is too large counts as zero if the node must not
+    reveal this."""
     try:
         return vector.encoded(reply, arrays, shapes, bits, nodes)
     except ClientError as error:
@@ -221,7 +217,7 @@ def _encoded(
 def _received(
     node: Node, order: MaskOrder, secrets: Mapping[str, bytes], mask_keys: Mapping[int, bytes]
 ) -> dict[str, bytes]:
-    """State of a session after its sum is masked: the node's place, and shares of each node's two
+    """State of a session after its sum is masked: the node's index, and shares of each node's
     secrets."""
     channels = pieces(secrets["channels"], KEY_BYTES)
     sealed = pieces(order.sealed, SEALED_BYTES)
@@ -248,7 +244,7 @@ def _received(
 
 
 def _channels(node: Node, order: ShareOrder) -> list[bytes]:
-    """Public channel keys of all nodes, of a session that this node takes part in."""
+    """Check and return the public channel keys of all nodes of a session."""
     sound = len(order.session) == SESSION_BYTES and len(order.channels) % KEY_BYTES == 0
     channels = pieces(order.channels, KEY_BYTES) if sound else []
     if not 0 <= order.position < len(channels) or channels[order.position] != keys.public_of(
@@ -256,15 +252,15 @@ def _channels(node: Node, order: ShareOrder) -> list[bytes]:
     ):
         raise _unsound("a list of nodes without this one")
     if len(set(channels)) < len(channels) or _quorum(node, len(channels)) > len(channels):
-        raise _unsound(f"{len(channels)} nodes, {len(set(channels))} of them different ones")
+        raise _unsound(f"{len(channels)} nodes with {len(set(channels))} distinct keys")
     if node.identity is not None:
         try:
             proofs = zip(unlisted(order.proofs), channels, strict=True)
             authors = {node.identity.author(proof, _statement(node, key)) for proof, key in proofs}
         except ValueError as error:
-            raise _unsound(f"keys without a valid proof of their nodes: {error}") from None
+            raise _unsound(f"channel keys without a valid proof of origin: {error}") from None
         if len(authors) < len(channels):
-            raise _unsound(f"{len(channels)} channel keys of {len(authors)} nodes")
+            raise _unsound(f"{len(channels)} channel keys from {len(authors)} nodes")
     return channels
 
 
@@ -273,7 +269,7 @@ def _check_terms(node: Node, order: ShareOrder, nodes: int) -> None:
     round their sums away."""
     counts = counts_in(order.counts) if len(order.counts) == COUNT_BYTES * nodes else []
     if len(counts) < nodes or min(counts) < 1:
-        raise _unsound("nodes that contribute no client")
+        raise _unsound("nodes without clients in the sum")
     if not 0 <= order.bits <= vector.MOST_BITS:
         raise _unsound(f"{order.bits} binary digits")
 
@@ -281,16 +277,15 @@ def _check_terms(node: Node, order: ShareOrder, nodes: int) -> None:
 def _check_order(
     node: Node, order: TrainOrder, counts: Sequence[int], rank: int, bits: int
 ) -> None:
-    """Refuse an order whose terms differ from those of the session, or do not follow from the
-    experiment."""
+    """Check that an order's terms match those of the session and of the experiment."""
     if order.clients is None or len(set(order.clients.tolist())) != counts[rank]:
         raise _unsound(
-            f"an order for other clients than the {counts[rank]} that the other nodes were given"
+            f"an order whose clients differ from the {counts[rank]} announced to the other nodes"
         )
     largest = _settings(node).largest
     expected = vector.session_bits(order.protection, sum(counts), len(counts), largest)
     if bits != expected:
-        raise _unsound(f"{bits} binary digits, where {expected} follow from the experiment")
+        raise _unsound(f"{bits} binary digits instead of the experiment's {expected}")
 
 
 def _terms(order: ShareOrder) -> bytes:
@@ -300,7 +295,7 @@ def _terms(order: ShareOrder) -> bytes:
 
 
 def _statement(node: Node, key: bytes) -> bytes:
-    """The statement that a node signs: this channel key is its own in this run."""
+    """The statement that a node signs: this is its channel key in this run."""
     return b"fedrec secure aggregation: channel key" + listed([node.run.encode(), key])
 
 
@@ -324,14 +319,14 @@ def _quorum(node: Node, nodes: int) -> int:
     quorum = _settings(node).quorum(nodes)
     if quorum < node.least_nodes:
         raise _unsound(
-            f"sums of {quorum} nodes, where this node's owner requires at least {node.least_nodes}"
+            f"sums of {quorum} nodes; this node's owner requires at least {node.least_nodes}"
         )
     return quorum
 
 
 def _unsound(got: str) -> RefusalError:
     return RefusalError(
-        "invalid message of secure aggregation",
+        "invalid secure-aggregation message",
         expected=(
             "distinct nodes including this one, as many as the experiment requires, each with"
             " its own keys"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes to a started run: more rounds, and settings that do not affect training. A run folder
-documents its run, so settings that would have changed its completed rounds are fixed; until the
-first round is complete, all settings may change, and the run begins anew. The digests of earlier
-versions stay in run.json, because checkpoints contain them.
+documents its run, so settings that affect completed rounds are fixed; before the first round is
+complete, all settings may change, and the run restarts. The digests of earlier versions stay in
+run.json, because checkpoints contain them.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ CHANGEABLE = (
 
 
 def amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
-    """A run with some settings changed, ready to resume; a finished run continues with the added
-    rounds.
+    """Change settings of a run, which is then resumed; a finished run continues with added rounds.
 
     Args:
         run: the run folder.
         overrides: texts such as `"rounds=200"`.
 
     Raises:
-        ExperimentError: a setting is wrong, or may not change any more.
-        RunError: no round is complete, and the ledger has charges of a release.
+        ExperimentError: a setting is invalid, or may no longer change.
+        RunError: no round is complete, but the ledger has charges of a release.
     """
     texts = list(overrides)
     before = run.experiment
@@ -61,23 +60,23 @@ def amend(run: RunFolder, overrides: Iterable[str]) -> RunFolder:
 
 
 def write_amended(run: RunFolder, experiment: Experiment) -> None:
-    """Change the experiment of a started run; its result is removed."""
+    """Change the experiment of a started run, and remove its result."""
     about = read_json(run.path / "run.json")
     earlier = [digest for digest in run.digests if digest != experiment.digest()]
     about |= {"experiment-sha256": experiment.digest(), "earlier-sha256": earlier}
     (run.path / "result.json").unlink(missing_ok=True)
-    # The file that accepts both versions is written first, so that a crash in between leaves the
-    # earlier one valid.
+    # Write the file that accepts both versions first, so that after a crash the earlier one is
+    # valid.
     write_atomically(run.path / "run.json", json.dumps(about, indent=2) + "\n")
     write_atomically(run.path / "experiment.toml", experiment.toml())
     run.set_status("interrupted", run.status()["round"])
 
 
 def discard(path: Path) -> None:
-    """Remove a run folder, and nothing else, so that another run can take its place.
+    """Remove a run folder, and no other folder, to replace it by another run.
 
     Raises:
-        RunError: it is in use, or it holds the ledger of a real release.
+        RunError: the folder is in use, or holds the ledger of a real release.
     """
     run = RunFolder(path)
     with run.lock():

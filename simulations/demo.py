@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demonstration: PrivRec by REPTILE on Ray, in one stage, in two, and under user-level
-differential privacy, beside linear systems and popularity, in one table and a report.
-
-All runs are of the same synthetic users, and test the same of them.
+"""The demonstration: PrivRec by REPTILE on Ray, in one stage, two stages and with user-level
+differential privacy, and linear systems and popularity, in a table and a report. All runs have the
+same synthetic users and test users.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class DemoRow:
     Attributes:
         system: its name in the table.
         experiment: the shipped experiment that has it.
-        label: of the baseline; None: the federated system.
-        what: what it is, in one line.
+        label: label of the baseline; None: the federated system.
+        what: description in one line.
     """
 
     system: str
@@ -40,11 +39,11 @@ class DemoRow:
 
 
 ROWS = (
-    DemoRow("popularity", "linear-synthetic", "popularity", "one list for everybody"),
+    DemoRow("popularity", "linear-synthetic", "popularity", "one list for all users"),
     DemoRow("PrivRec", "privrec-synthetic", None, "REPTILE, adapts on device"),
     DemoRow("PrivRec, two stages", "privrec-two-stage-synthetic", None, "after self-supervision"),
     DemoRow("linear", "linear-synthetic", None, "two sums over devices"),
-    DemoRow("EASE, centralised", "linear-synthetic", "ease", "the same, data central"),
+    DemoRow("EASE, centralised", "linear-synthetic", "ease", "the same with central data"),
     DemoRow("private popularity", "linear-private-synthetic", "dp-popularity", "noisy counts"),
     DemoRow("DP-PrivRec", "dp-privrec-synthetic", None, "two stages under noise"),
     DemoRow("linear, private", "linear-private-synthetic", None, "two noisy sums"),
@@ -62,16 +61,16 @@ def demo(
 
     Args:
         output: a folder; each run gets a folder below it.
-        callbacks: makes those of a run.
+        callbacks: creates the callbacks of a run.
         overrides: texts such as `"dataset.users=400"`, for all experiments.
         show: called with each result.
 
     Returns:
-        Metrics of each row of `ROWS`, with `epsilon` (None: not private) and `inputs` (what it had
-        to learn from), by system; and the page, `report.html` in `output`.
+        Metrics of each row of `ROWS`, with `epsilon` (None: not private) and `inputs` (training
+        inputs), by system; and the path of the report, `report.html` in `output`.
 
     Raises:
-        RunError: there are runs in `output` already.
+        RunError: `output` has runs.
     """
     results: dict[str, Result] = {}
     for name in dict.fromkeys(row.experiment for row in ROWS):
@@ -85,13 +84,12 @@ def demo(
 
 
 def _two_nodes(name: str) -> list[str]:
-    """Settings of an experiment on Ray: two nodes also where one would be faster, as it is for such
-    short runs."""
+    """Overrides for two nodes on Ray, although one node is faster for such short runs."""
     return ["engine.nodes=2"] if load(name).engine.name == "ray" else []
 
 
 def table(results: Mapping[str, Result]) -> dict[str, dict[str, Any]]:
-    """Metrics of each row of `ROWS`, with `epsilon` and `inputs`, by system; results are by
+    """Metrics of each row of `ROWS` by system, with `epsilon` and `inputs`, from results by
     experiment."""
     rows = {}
     for row in ROWS:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flower's commands in this process or as processes of their own, without telemetry; groups of
-processes, and their health, also as a program for the health checks of containers:
+"""Flower's commands in this process or in separate ones, without telemetry; process groups and
+their health, also as a program for the health checks of containers:
 
     python -m simulations.flower_commands answers URL AUTHORITY
     python -m simulations.flower_commands alive FOLDER
@@ -27,8 +27,7 @@ from typing import NamedTuple
 from fedrec.errors import EngineError
 from fedrec.runtime.files import read_json
 
-# Switches off telemetry and automatic installations of Flower and Ray, unless the user has set
-# them.
+# Variables that switch off telemetry and automatic installations of Flower and Ray by default.
 
 _SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -39,29 +38,29 @@ _SETTINGS = {
 
 
 def disable_telemetry(environment: MutableMapping[str, str]) -> None:
-    """Set the switches that an environment does not set already."""
+    """Set the variables that an environment does not set."""
     for name, value in _SETTINGS.items():
         environment.setdefault(name, value)
 
 
 def load(name: str) -> Callable[[], None]:
-    """The function of one of Flower's commands, such as `flower-superlink`: a console script that
-    its package declares."""
+    """Load the function of one of Flower's commands (console scripts), such as
+    `flower-superlink`."""
     return distribution("flwr").entry_points.select(name=name)[name].load()
 
 
 def run(name: str, arguments: Sequence[str]) -> None:
-    """Run a command in this process with arguments, as a terminal would."""
+    """Run a command with arguments in this process."""
     command = load(name)
     sys.argv = [name, *arguments]
     command()
 
 
 def script(name: str) -> str:
-    """The path of one of Flower's commands.
+    """Path of one of Flower's commands.
 
     Raises:
-        EngineError: it is not installed.
+        EngineError: the command is not installed.
     """
     installed = Path(sys.executable).parent / name
     path = str(installed) if installed.exists() else shutil.which(name)
@@ -73,8 +72,8 @@ def script(name: str) -> str:
 
 
 def environment_with(values: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that starts Flower's commands by their names, in a working
-    directory of its own: this process's, without telemetry, and with some values."""
+    """Environment of a process that starts Flower's commands by name in another working directory:
+    this process's without telemetry, updated with values."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment = {**os.environ, "PATH": path, **values}
     disable_telemetry(environment)
@@ -84,8 +83,8 @@ def environment_with(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def connection(address: str, authority: Path | None = None) -> str:
-    """Flower's configuration of how its commands reach the SuperLink at HOST:PORT: over TLS, with
-    the certificate of an authority, or unprotected on this machine."""
+    """Flower's configuration for the connection of its commands to the SuperLink at HOST:PORT: over
+    TLS, with the certificate of an authority, or insecure on this machine."""
     trust = "insecure = true" if authority is None else f'root-certificates = "{authority}"'
     return (
         f'[superlink]\ndefault = "fedrec"\n\n[superlink.fedrec]\naddress = "{address}"\n{trust}\n'
@@ -93,7 +92,7 @@ def connection(address: str, authority: Path | None = None) -> str:
 
 
 def last_lines(file: Path, lines: int = 12) -> str:
-    """The end of a log."""
+    """Last lines of a log."""
     text = file.read_text(errors="replace") if file.exists() else ""
     return "\n".join(text.splitlines()[-lines:]) or "no log"
 
@@ -111,7 +110,7 @@ class _Process(NamedTuple):
 
 
 def groups_below(pid: int) -> set[int]:
-    """Groups of a process and of all that it has started, directly or not."""
+    """Process groups of a process and its descendants."""
     processes = list(_processes())
     family: set[int] = set()
     more = {pid}
@@ -122,15 +121,14 @@ def groups_below(pid: int) -> set[int]:
 
 
 def signal_groups(groups: Iterable[int], sign: int) -> None:
-    """Send a signal to groups; those that have ended are left out."""
+    """Send a signal to process groups, except to those that have ended."""
     for group in groups:
         with suppress(ProcessLookupError):
             os.killpg(group, sign)
 
 
 def groups_end(groups: set[int], seconds: float) -> bool:
-    """Return True if all processes of some groups end in a time; those that nobody has waited for
-    count as ended."""
+    """Return True if all processes of some groups end before a timeout; zombies count as ended."""
     until = time.monotonic() + seconds
     while any(process.group in groups and process.state not in "ZX" for process in _processes()):
         if time.monotonic() >= until:
@@ -150,7 +148,7 @@ def _processes() -> Iterator[_Process]:
 
 
 def is_healthy(url: str, authority: Path) -> bool:
-    """Return True if a server answers, with a certificate of an authority."""
+    """Return True if a server with a certificate of an authority answers."""
     context = ssl.create_default_context(cafile=str(authority))
     try:
         with urllib.request.urlopen(url, timeout=3, context=context) as answer:
@@ -160,7 +158,7 @@ def is_healthy(url: str, authority: Path) -> bool:
 
 
 def are_alive(logs: Path) -> bool:
-    """Return True if all processes of a supervisor run, by the list in its folder."""
+    """Return True if all processes in the list of a supervisor's folder run."""
     try:
         running = read_json(logs / "processes.json")["processes"].values()
         return bool(running) and all(Path(f"/proc/{entry['pid']}").exists() for entry in running)
@@ -169,7 +167,7 @@ def are_alive(logs: Path) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status: 0 if all is healthy, 1 if not."""
+    """Check health and return the exit status: 0 if healthy, else 1."""
     what, *given = arguments
     well = is_healthy(given[0], Path(given[1])) if what == "answers" else are_alive(Path(given[0]))
     return int(not well)

@@ -25,8 +25,8 @@ from server.callbacks.base import Callback
 from simulations.amend import amend
 from strategies.base import CohortStrategy
 
-_CLIENTS_OF_A_NODE = 8  # in a round; fewer do not keep a node busy
-_FEW_ROUNDS = 20  # a run of fewer is over before another node has started
+_CLIENTS_OF_A_NODE = 8  # minimum per round to keep a node busy
+_FEW_ROUNDS = 20  # shorter runs end before a second node has started
 
 
 def run(
@@ -45,8 +45,8 @@ def run(
         callbacks: called on each event of the run.
 
     Raises:
-        FedrecError: something that you can fix; the message says how. If settings or data are wrong
-            and no work was done yet, the run folder is removed.
+        FedrecError: an error that you can fix; the message says how. If settings or data are
+            invalid and no work was done, the run folder is removed.
     """
     settled = settle(with_private_popularity(load(experiment, overrides)))
     folder = RunFolder.create(settled, Path(output) if output else default_folder(settled))
@@ -65,12 +65,12 @@ def resume(
 
     Args:
         folder: the run folder.
-        overrides: settings that change, such as `"rounds=200"` for a run that is to be longer; see
+        overrides: changed settings, such as `"rounds=200"` for a longer run; see
             `simulations.amend`.
         callbacks: called on each event of the run.
 
     Raises:
-        FedrecError: the folder is not a run folder, or something else that you can fix.
+        FedrecError: the folder is not a run folder, or another error that you can fix.
     """
     run = amend(RunFolder(Path(folder)), overrides)
     if run.status()["state"] == "finished":
@@ -81,8 +81,8 @@ def resume(
 
 
 def execute(folder: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
-    """Run the remaining part of a run folder on the engine of its experiment; centralised systems
-    in this process. A signal that ends the process stops the engine's other processes, too.
+    """Run the remaining part of a run folder on its experiment's engine, and centralised systems in
+    this process. A signal that ends the process stops the engine's other processes, too.
 
     Raises:
         KeyboardInterrupt: the run was interrupted, by Ctrl-C or a signal.
@@ -93,7 +93,7 @@ def execute(folder: RunFolder, callbacks: Sequence[Callback] = ()) -> Result:
     try:
         with interrupting():
             result = _executed(folder, callbacks)
-    except (KeyboardInterrupt, SystemExit):  # the latter is what Ray's start makes of a signal
+    except (KeyboardInterrupt, SystemExit):  # the latter by Ray's signal handler
         status = folder.status()
         if status["state"] in ("created", "running"):  # before the first round, or elsewhere
             folder.set_status("interrupted", status["round"])
@@ -123,9 +123,9 @@ def _executed(folder: RunFolder, callbacks: Sequence[Callback]) -> Result:
 
 
 def with_private_popularity(experiment: Experiment) -> Experiment:
-    """The same experiment with private popularity as an additional baseline for a private system
-    with a target epsilon, because popularity itself is not private. Nothing is added if the
-    experiment has no baselines, already has it or is it.
+    """Add private popularity as a baseline to a private experiment with a target epsilon, because
+    popularity is not private. It is not added if the experiment has no baselines, already has it or
+    is it.
     """
     privacy = experiment.privacy
     evaluation = experiment.evaluation
@@ -144,15 +144,13 @@ def with_private_popularity(experiment: Experiment) -> Experiment:
 
 
 def settle(experiment: Experiment, known: EngineConfig | None = None) -> Experiment:
-    """The same experiment with the number of nodes, the threads and the device of this machine
-    filled in.
-
-    They go into the run folder, because sums depend on the number of nodes in their last digits.
+    """Fill in an experiment's number of nodes, threads and device for this machine. They are saved
+    in the run folder, because the last digits of sums depend on the number of nodes.
 
     Args:
         experiment: the resolved experiment.
-        known: has nodes and threads for an experiment without; default: as `engine.nodes` and
-            `engine.threads` say.
+        known: nodes and threads of an experiment that does not set them; default: chosen for this
+            machine.
     """
     from fedrec.device import resolve_device
 
@@ -171,8 +169,8 @@ def settle(experiment: Experiment, known: EngineConfig | None = None) -> Experim
 
 
 def _workers(experiment: Experiment, device: str, cores: int) -> int:
-    """A node for each core or GPU; on Ray on this machine no more than a cohort keeps busy, where
-    the number of nodes changes only the last digits of results."""
+    """Number of nodes: one per core or GPU; on Ray on this machine at most as many as a cohort
+    keeps busy, where the number changes only the last digits of results."""
     if device.startswith("cuda"):
         import torch
 

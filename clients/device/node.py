@@ -43,28 +43,27 @@ LARGEST_PARAMETER = 1e9
 def check_parameters(
     arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Refuse received parameters that are not those of the experiment, or not finite and bounded,
-    before a client's data are read.
+    """Check that received parameters match the experiment and are finite and bounded, before any
+    client's data are read.
 
-    With NaN in some rows of a table, or with rows missing, the work of a client that uses these
-    rows fails and that of others does not: a server would learn from a failure which items a client
-    has.
+    NaN or missing rows of a table would make training fail only for clients that use these rows,
+    and a server would learn from the failure which items a client has.
 
     Args:
         arrays: the received parameters.
         shapes: shape of each parameter of the experiment.
 
     Raises:
-        RefusalError: a parameter is missing or unknown, or has another shape, other numbers than
-            `float32`, or a number that is NaN, infinite or too large.
+        RefusalError: a parameter is missing or unknown, has a wrong shape or is not `float32`, or
+            contains a NaN, infinite or too large number.
     """
     wrong = sorted(set(arrays) ^ set(shapes)) or [
         name for name, value in arrays.items() if not _is_sound(value, shapes[name])
     ]
     if wrong:
         raise RefusalError(
-            "this node refuses the parameters of an order",
-            expected="the experiment's, in their shapes, as finite float32 numbers of at most"
+            "invalid parameters in an order",
+            expected="the experiment's parameters and shapes, finite float32 numbers of at most"
             f" {LARGEST_PARAMETER:g}",
             got=", ".join(map(repr, wrong[:3])),
             fix="continue from an earlier checkpoint with a lower learning rate, if training"
@@ -93,9 +92,8 @@ class DeviceNode(Node):
         catalogue: the operator's catalogue.
         partition: the node's index among the nodes; None for a random one of its own.
         numbers: whether the names in the file are the users' numbers; then they are not secret.
-        policy: what its owner allows; default: the default settings.
-        join: folder that it joined with, for its identity; None: it takes part in no secure
-            aggregation.
+        policy: the owner's policy; default: the default settings.
+        join: folder from the operator, for the node's identity; None: no secure aggregation.
 
     Raises:
         RefusalError: the node does not take part in the experiment.
@@ -121,9 +119,9 @@ class DeviceNode(Node):
         self.memory = Participation(state / "node.sqlite")
         if not self.memory.accept(run, experiment.digest()):
             raise RefusalError(
-                "the run is of another experiment",
-                expected="the experiment that the run began with",
-                got=f"run {run} with another",
+                "this run began with another experiment",
+                expected="the experiment of the run's first order",
+                got=f"a different experiment for run {run}",
                 fix="start a new run",
             )
         super().__init__(
@@ -143,12 +141,12 @@ class DeviceNode(Node):
 
     @property
     def name(self) -> str:
-        """That of its folder, as its owner and the operator know it, such as `node-2`."""
+        """Name of the node's folder, such as `node-2`."""
         return super().name if self._join is None else self._join.name
 
     @property
     def named_steps(self) -> dict[str, Section]:
-        """The experiment's own, and those of phases: a strategy of the server's is not imported."""
+        """Steps of the experiment and of its phases; the server's strategy is not imported."""
         step = step_table(self.experiment.step)
         others = {
             f"phase {phase.name}": Section.model_validate(phase.step)
@@ -205,14 +203,14 @@ class DeviceNode(Node):
         check_parameters(arrays, {name: tuple(v.shape) for name, v in self.fresh.items()})
 
     def accept(self, order: TrainOrder) -> TrainOrder:
-        """The order with the clients that this node hosts and that may still take part; their
-        participation is recorded. No client takes part twice in an order.
+        """Restrict an order to the clients that this node hosts and that may still take part, and
+        record their participation. No client takes part twice in an order.
 
         Where clients add noise themselves, they upload no more often than the experiment has
         rounds, over all runs unless the owner sets `most-rounds`, and at no larger cost than
         `most-epsilon`: noise is fresh each time, and a server that repeats a round or a run could
-        average it out. Losses and numbers of examples,
-        which have no noise, stay on the device then.
+        average it out. Losses and numbers of examples, which have no noise, then stay on the
+        device.
         """
         asked = (
             self.training if order.clients is None else np.intersect1d(order.clients, self.training)
@@ -252,7 +250,7 @@ class DeviceNode(Node):
             return self.memory.numbers(names)
         if not all(name.isdecimal() and len(name) < 20 and int(name) < 2**62 for name in names):
             raise ClientError(
-                "a user's name is not a number",
+                "a user name is not a number",
                 expected="whole numbers",
                 fix="leave out numbers = true",
             )
@@ -306,9 +304,9 @@ def device_node_of(context: Context) -> DeviceNode:
 
 @contextmanager
 def at_multiples_of(interval: float) -> Iterator[None]:
-    """End at a multiple of so many seconds after the begin, also with an error; 0 waits for
-    nothing. Who sees when a reply leaves learns which multiple it was, and not how many rows the
-    node's clients have."""
+    """Delay the end of a block to a multiple of `interval` seconds after its start, also after an
+    error; 0: no delay. The time of a reply then does not reveal how many rows the node's clients
+    have."""
     began = time.monotonic()
     try:
         yield

@@ -3,10 +3,10 @@
 
 Columns: `user`, `item`; `rating` and `time` where the catalogue has them; one column per user
 feature (several values separated by `|`), or none; and, if the data are already split, `part`:
-`train`, `tune` (what a test user's device may learn from), `validation` or `test`. Without it the
-experiment's split divides the node's own rows.
+`train`, `tune` (rows with which a test user's device fine-tunes), `validation` or `test`. Without
+it the experiment's split divides the node's own rows.
 
-Interactions with items outside the catalogue are ignored. None of this is ever sent.
+Interactions with items outside the catalogue are ignored. These data are never sent.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def own_population(
 
 
 def read_own(data: Path, catalogue: Path) -> tuple[Interactions, list[str], np.ndarray | None]:
-    """Interactions of a node's users, the users' names, and the part of each row, `[rows]`, if the
-    file has this column. Cached until one of the files changes.
+    """Read the interactions of a node's users, the users' names, and the part of each row,
+    `[rows]`, if the file has this column. Cached until one of the files changes.
 
     Raises:
         DataError: see `own_population`.
@@ -104,14 +104,14 @@ def _read_own(
     listed = items >= 0
     if not listed.all():
         log.warning(
-            "%d interactions with items outside the catalogue are left out", int((~listed).sum())
+            "ignored %d interactions with items outside the catalogue", int((~listed).sum())
         )
     if not listed.any():
         raise DataError(
-            f"{data} has no item of the catalogue",
-            expected="items of the catalogue",
-            got="none of them",
-            fix="give this deployment's catalogue, and name items as it does",
+            f"no item in {data} is in the catalogue",
+            expected="item names of the catalogue",
+            got="only unknown items",
+            fix="use this deployment's catalogue and its item names",
         )
     column = {name: values.loc[listed].reset_index(drop=True) for name, values in frame.items()}
     codes, names = pd.factorize(column["user"].astype(str), sort=True)
@@ -136,7 +136,7 @@ def _parts(column: Columns, data: Path) -> np.ndarray | None:
     wrong = sorted(set(part.tolist()) - set(PARTS))
     if wrong:
         raise DataError(
-            f"{data}: a row is in no part",
+            f"{data}: unknown value in column part",
             expected=", ".join(PARTS),
             got=repr(wrong[0]),
             fix="correct the column part, or leave it out",
@@ -170,7 +170,7 @@ def _user_features(
         unknown = [label for _, others in parsed for label in others]
         if unknown:
             log.warning(
-                "%d values of feature %r are no categories of the catalogue and are left out, such"
+                "ignored %d values of feature %r that are not categories of the catalogue, such"
                 " as %r",
                 len(unknown),
                 name,
@@ -184,7 +184,7 @@ def _user_features(
 
 
 def _reordered(interactions: Interactions, order: np.ndarray) -> Interactions:
-    """The same interactions with the users in another order."""
+    """Interactions with the users reordered."""
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
     features = interactions.user_features.renumbered(order, len(order))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owner's policy of a node: the experiments and orders that it accepts, and the privacy cost
-that its limit counts.
+"""A node owner's policy: the experiments and orders that are accepted, and the privacy cost of
+uploads.
 
 Everything is decided before anything of an experiment is imported, opened or trained. The server
 writes the experiment. The node's owner decides by a few settings which experiments the node takes
@@ -47,18 +47,18 @@ _DELTA = 1e-5
 
 
 def client_noise(phase: Phase) -> PersonalNoise | None:
-    """The settings of noise of each client's own in the step of a phase; None: it has none."""
+    """Settings of the noise that each client adds in a phase's step; None: no noise."""
     settings = component_settings(registry.STEP, Section.model_validate(phase.step))
     return settings if isinstance(settings, PersonalNoise) else None
 
 
 def rho_of(protection: Protection | None, noise: PersonalNoise | None) -> float | None:
-    """mu^2 / 2 of one upload, which is zero-concentrated DP (Bun and Steinke 2016) for Gaussian
-    noise; of the user with the largest budget; None: the noise has no known cost.
+    """Cost rho = mu^2 / 2 of one upload, which is zero-concentrated DP (Bun and Steinke 2016) for
+    Gaussian noise, of the user with the largest budget; None: unknown cost.
 
     Args:
         protection: of the order, with a noise scale above 0 where clients add noise.
-        noise: that of the step, which counts instead.
+        noise: noise settings of the step, which take precedence.
     """
     if noise is not None:
         cost = noise.of_largest_budget().cost(0, "replace-one", 1)
@@ -71,13 +71,13 @@ def rho_of(protection: Protection | None, noise: PersonalNoise | None) -> float 
         return multiplier**-2 / 2
     if name != LAPLACE:
         return None
-    from scipy.special import ndtri  # importing it is slow, and most noise is Gaussian
+    from scipy.special import ndtri  # slow import, and most noise is Gaussian
 
     return float(-2 * ndtri(1 / (1 + math.exp(min(1 / multiplier, 700.0))))) ** 2 / 2
 
 
 def largest_rho(epsilon: float) -> float:
-    """mu^2 / 2 of all uploads together that cost epsilon at delta 1e-5."""
+    """Largest total rho = mu^2 / 2 of all uploads for an epsilon at delta 1e-5."""
     from fedrec.privacy.accounting.rdp import gdp_parameter  # likewise
 
     return gdp_parameter(epsilon, _DELTA) ** 2 / 2
@@ -133,29 +133,28 @@ class Policy(Config):
 
     @property
     def reply_seconds(self) -> float:
-        """`reply_interval`, or its default."""
+        """Value of `reply_interval`, or its default."""
         default = 1.0 if self.least_noise or self.least_nodes else 0.0
         return default if self.reply_interval is None else self.reply_interval
 
     @property
     def largest_rho(self) -> float | None:
-        """Largest cost of a user's own noise over all runs, see `rho_of`; None: any."""
+        """Limit on a user's total cost over all runs, see `rho_of`; None: no limit."""
         default = _EPSILON_WITH_LEAST_NOISE if self.least_noise else None
         epsilon = self.most_epsilon or default
         return None if epsilon is None else largest_rho(epsilon)
 
     def accepted(self, experiment: Experiment) -> tuple[Phase, ...]:
-        """The phases of an experiment that the node takes part in; its components may be resolved
-        from then on.
+        """Check an experiment and return its phases; its components may be resolved afterwards.
 
         Raises:
-            RefusalError: the node does not take part in it.
+            RefusalError: the policy does not allow the experiment.
         """
         for section in SIMULATED:
             if getattr(experiment, section) is not None:
-                raise _refused(f"[{section}] is for simulations alone", "run it with fedrec run")
+                raise _refused(f"[{section}] is only for simulations", "run it with fedrec run")
         if (experiment.engine.threads or 1) > (os.cpu_count() or 1):
-            raise _refused("engine.threads is more than this node does")
+            raise _refused("engine.threads is above this node's limit")
         for at, kind, section in self._run_by_nodes(experiment):
             self._examine(at, kind, section)
         if self.least_nodes and not experiment.secure_aggregation:
@@ -170,7 +169,7 @@ class Policy(Config):
         if any(phase.volunteers for phase in phases) and not self.opted_in:
             raise _refused(
                 "the users of this node have not opted in to phases for volunteers",
-                "the owner of the node sets opted-in = true",
+                "ask the node's owner to set opted-in = true",
             )
         for phase in phases:
             self._check_noise(experiment, phase)
@@ -183,16 +182,16 @@ class Policy(Config):
         order: TrainOrder,
         names: Iterable[str],
     ) -> None:
-        """Refuse a training order that is not that of the experiment.
+        """Check that a training order matches the experiment.
 
         Args:
             experiment: an accepted experiment.
             phases: its phases.
             order: the order.
-            names: of the parameters that came with it.
+            names: names of the parameters in the message.
 
         Raises:
-            RefusalError: its round, step, settings or protection is another.
+            RefusalError: its round, step, settings or protection differ.
         """
         _check_same(train_differences(experiment, phases, order, names))
         ordered = order.protection
@@ -200,16 +199,16 @@ class Policy(Config):
             raise self._too_little()
 
     def check_evaluate(self, experiment: Experiment, order: EvaluateOrder) -> None:
-        """Refuse an evaluation that is not that of an accepted experiment.
+        """Check that an evaluation order matches an accepted experiment.
 
         Raises:
-            RefusalError: its round, step or rows are others, or it asks for sums over the lists of
-                this node's users, which tell the server their items.
+            RefusalError: its round, step or rows differ, or it requests sums over the lists of this
+                node's users, which would reveal their items.
         """
         _check_same(evaluation_differences(experiment, order))
 
     def _run_by_nodes(self, experiment: Experiment) -> Iterator[tuple[str, registry.Kind, Section]]:
-        """The components of an experiment that a node runs: where it names them, and their kind."""
+        """Components of an experiment that a node runs: their key, kind and settings."""
         yield "model", registry.MODEL, experiment.model
         yield "split", registry.SPLIT, experiment.split
         yield "step", registry.STEP, experiment.step
@@ -226,14 +225,13 @@ class Policy(Config):
             yield "strategy", registry.STRATEGY, experiment.strategy
 
     def _examine(self, at: str, kind: registry.Kind, section: Section) -> None:
-        """Refuse a component (or one within it) from a package that the owner did not allow, such
-        as `simulations` with those of attacks, or with a file in its settings; none is imported
-        before its name is checked."""
+        """Check that a component and those within it come from allowed packages (not from
+        `simulations` with its attacks, for example) and name no files; none is imported before."""
         if not self._runs(kind, section.name):
             raise _refused(
                 f"this node does not run {section.name!r} ({at})",
-                "the owner of the node starts the client with --set plugins=PACKAGE, and again"
-                " after a package was installed (fedrec deploy down, then up)",
+                "ask the node's owner to restart the client with --set plugins=PACKAGE after"
+                " installing the package (fedrec deploy down, then up)",
             )
         component = registry.resolve(kind, section.name)
         config_class = getattr(component, "Config", None)
@@ -245,7 +243,7 @@ class Policy(Config):
         for field, most in MOST.items():
             value = getattr(settings, field, 0)
             if isinstance(value, int) and value > most:
-                raise _refused(f"{at}.{field} is more than this node does: {most}")
+                raise _refused(f"{at}.{field} is above this node's limit of {most}")
         for _, inner, section_within in sections_within(settings):
             self._examine(f"{at}: {inner.name}", inner, section_within)
 
@@ -287,13 +285,13 @@ class Policy(Config):
 
 
 def experiment_of(run_config: Mapping[str, Any]) -> Experiment:
-    """The experiment of a run on a real node, which is sent complete.
+    """Read the complete experiment of a run on a real node.
 
     Raises:
-        RefusalError: there is none, or it is invalid.
+        RefusalError: the experiment is missing or invalid.
     """
     if not run_config.get("resolved"):
-        raise _refused("there is no experiment", "start the run with fedrec deploy run")
+        raise _refused("the run has no experiment", "start the run with fedrec deploy run")
     try:
         return from_run_config({"resolved": run_config["resolved"]})
     except (ExperimentError, ValueError, TypeError, RecursionError) as error:
@@ -326,16 +324,16 @@ def _package(path: str) -> str:
     return path.partition(":")[0].partition(".")[0]
 
 
-# An order is that of the experiment, or it is refused.
+# Differences between an order and the experiment, for which the order is refused.
 
 
 def _check_same(differences: Iterator[str]) -> None:
-    """Refuse an order that differs from the experiment."""
+    """Raise an error if an order differs from the experiment."""
     difference = next(differences, None)
     if difference is not None:
         raise RefusalError(
-            "the order is not that of the experiment",
-            expected="its rounds, steps, settings and protection",
+            "the order does not match the experiment",
+            expected="the experiment's rounds, steps, settings and protection",
             got=difference,
             fix="start a separate run for another experiment",
         )
@@ -344,8 +342,8 @@ def _check_same(differences: Iterator[str]) -> None:
 def train_differences(
     experiment: Experiment, phases: Sequence[Phase], order: TrainOrder, names: Iterable[str]
 ) -> Iterator[str]:
-    """What is not the experiment's in a training order, in words; for the arguments see
-    `Policy.check_train`. More noise than the experiment has is no difference."""
+    """Descriptions of the differences between a training order and the experiment; for the
+    arguments see `Policy.check_train`. More noise than the experiment's is not a difference."""
     if not 1 <= order.round <= experiment.rounds:
         yield f"round: {order.round}"
         return
@@ -359,7 +357,7 @@ def train_differences(
     privacy = experiment.privacy
     if privacy is None or not privacy.covers(phase.name):
         if ordered is not None:
-            yield "protection: one that the experiment does not have"
+            yield "protection: not in the experiment"
         return
     # the reply to an order for all clients is a plain mean
     if ordered is None or order.clients is None:
@@ -391,13 +389,13 @@ def train_differences(
 
 
 def evaluation_differences(experiment: Experiment, order: EvaluateOrder) -> Iterator[str]:
-    """What is not the experiment's in an order to evaluate, in words."""
+    """Descriptions of the differences between an evaluation order and the experiment."""
     if not 0 <= order.round <= experiment.rounds:
         yield f"round: {order.round}"
     if order.held_out is not None:
         yield f"held-out rows: {order.held_out!r}"
     if order.each:
-        yield "parameters: of each client"
+        yield "parameters: one set per client"
     if order.sums:
         yield "sums: over the lists of users"
     step = step_table(experiment.fine_tune_step())

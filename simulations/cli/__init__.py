@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line. The module of a command is imported when it runs, so that `fedrec --help`
-answers at once."""
+"""The command line: a command's module is imported when it runs, so that `fedrec --help` is
+fast."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from simulations.flower_commands import disable_telemetry
 _GROUPS = {
     "Run": {
         "run": ("run:run", "Run an experiment, or a recommender on your own table."),
-        "demo": ("run:demo", "PrivRec beside others; no data needed."),
+        "demo": ("run:demo", "Compare PrivRec with other systems; no data needed."),
         "resume": ("run:resume", "Continue a run or a sweep."),
         "sweep": ("studies:sweep", "Run an experiment with many settings and seeds."),
         "reproduce": ("studies:reproduce", "Reproduce a table or figure of a paper."),
@@ -44,8 +44,8 @@ _GROUPS = {
         ),
     },
     "Privacy": {
-        "privacy": ("privacy:app", "Epsilon of a run, noise for a target, explanations."),
-        "attack": ("attacks:app", "Membership and attribute inference attacks."),
+        "privacy": ("privacy:app", "Compute epsilons and noise, and explain guarantees."),
+        "attack": ("attacks:app", "Run membership and attribute inference attacks."),
         "audit": ("attacks:audit", "Test the privacy claim of an experiment with canary clients."),
     },
     "Deployment": {
@@ -57,11 +57,11 @@ _GROUPS = {
             "listing:show",
             "List components and experiments, or the settings of one.",
         ),
-        "new": ("results:new", "Create a component of your own and its test."),
+        "new": ("results:new", "Create a new component and its test."),
         "doctor": ("doctor:doctor", "Check the installation."),
     },
 }
-"""Commands by the heading below which the help lists them: function or group, and one line."""
+"""Commands by their heading in the help: function or group, and a one-line description."""
 START = """fedrec demo                     PrivRec, without and with privacy, on synthetic data
 fedrec run --data ratings.csv   a federated recommender on your own table
 fedrec run privrec-synthetic    a shipped experiment; fedrec list experiment names all
@@ -70,14 +70,14 @@ fedrec --help                   all commands"""
 
 
 class Commands(typer.core.TyperGroup):
-    """All commands, whose help lists them in groups."""
+    """All commands, listed in groups by the help."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names, in the order of the help."""
+        """Names of the commands, in the order of the help."""
         return [name for group in _GROUPS.values() for name in group]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """A command, of which the module is imported; None: there is none."""
+        """Import a command; None if it is unknown."""
         for group in _GROUPS.values():
             if cmd_name in group:
                 path, about = group[cmd_name]
@@ -87,7 +87,7 @@ class Commands(typer.core.TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """`fedrec try TABLE` is short for `fedrec run --data TABLE`."""
+        """Resolve `fedrec try TABLE` as `fedrec run --data TABLE`."""
         if args[0] == "try":
             table = args[1:] if args[1:2] and args[1].startswith("-") else ["--data", *args[1:]]
             args = ["run", *table]
@@ -142,8 +142,7 @@ def _options(
 
 
 def main() -> None:
-    """Entry point: an error that the user can fix is printed without a traceback, with a non-zero
-    exit."""
+    """Entry point; print errors that the user can fix without a traceback, with a non-zero exit."""
     disable_telemetry(os.environ)
     try:
         with _warnings_shown(), _unusable_files_told():
@@ -157,9 +156,8 @@ def main() -> None:
 
 @contextmanager
 def _unusable_files_told() -> Iterator[None]:
-    """A path that the operating system does not allow, because it is too long, has a zero byte or
-    leads through a file, is one of the command's arguments. A file that cannot be read or written
-    is one that somebody has removed, replaced or protected."""
+    """Turn the operating system's errors about paths (too long, with a zero byte or through a file)
+    and about missing or protected files into errors that the user can fix."""
     try:
         yield
     except OSError as error:
@@ -183,16 +181,16 @@ def _unusable_files_told() -> Iterator[None]:
 def _impossible(problem: str, got: str) -> DataError:
     return DataError(
         f"a path {problem}",
-        expected="a file or folder with a name that this system allows",
+        expected="a valid path of a file or folder",
         got=got,
-        fix="choose another one",
+        fix="choose another path",
     )
 
 
 @contextmanager
 def _warnings_shown() -> Iterator[None]:
-    """Warnings (a damaged checkpoint, a failed node) go to standard error too, each text once,
-    however many runs a command has; errors are printed by `main`."""
+    """Print warnings (a damaged checkpoint, a failed node) to standard error, each text once per
+    command; errors are printed by `main`."""
     logger = logging.getLogger("fedrec")
     handler = logging.StreamHandler()
     shown = set[str]()

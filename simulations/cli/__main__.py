@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m simulations.cli` is `fedrec`."""
+"""Run `fedrec` as `python -m simulations.cli`."""
 
 from simulations.cli import main
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec attack NAME EXPERIMENT`, for every attack, built-in or from a plug-in, and `fedrec
-audit`. An attack's settings are options of its command."""
+"""Commands `fedrec attack NAME EXPERIMENT` for all attacks, also from plug-ins, and `fedrec audit`.
+An attack's settings are options of its command."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 AUDIT = """Run an experiment with canary clients and test its privacy claim; the exit status is 1 on
 FAIL.
 
-The claim is what the run's privacy ledger states for each phase with noise, or the one given by
---clip and --noise-std.
+The claim is that of the run's privacy ledger for each phase with noise, or that of --clip and
+--noise-std.
 """
 _KEY = "Override a key: --set rounds=20"
-_FOLDER = "Folder of the runs; finished runs in it are reused."
+_FOLDER = "Folder of the runs; finished runs are reused."
 _COLOURS = {"PASS": typer.colors.GREEN, "WARN": typer.colors.YELLOW, "FAIL": typer.colors.RED}
 
 
@@ -41,7 +41,7 @@ def attack(
     engine: Annotated[str | None, setting_option("engine.name")] = None,
     output: Annotated[Path | None, options.output(_FOLDER)] = None,
     as_json: AsJson = False,
-    quiet: Annotated[bool, options.quiet("No progress.")] = False,
+    quiet: Annotated[bool, options.quiet("Hide progress.")] = False,
 ) -> None:
     """Attack an experiment; the exit status is 1 if a claim is refuted."""
     from fedrec.experiment.loading import load
@@ -95,10 +95,10 @@ def _print(outcome: AttackOutcome, folder: Path) -> None:
 
 
 class AttackCommand(typer.core.TyperCommand):
-    """The command of the attack of its name."""
+    """Command that runs the attack of its name."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The arguments, the attack's settings, and the options of all attacks."""
+        """Arguments, options for the attack's settings, and common options."""
         from simulations.cli.options import options_of
 
         first, *others = super().get_params(ctx)
@@ -106,17 +106,17 @@ class AttackCommand(typer.core.TyperCommand):
 
 
 class AttackGroup(typer.core.TyperGroup):
-    """A command for each attack."""
+    """Group with a command for each attack."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of the attacks."""
+        """Names of the attacks."""
         from fedrec.components.registry import ATTACK, available_names
 
         return available_names(ATTACK)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        """The command of an attack, also if it is named by module and class; of one that is unknown
-        or broken, a command that says so."""
+        """Command of an attack by name or by module and class; an unknown or broken attack has a
+        command that raises its error."""
         from fedrec.components.registry import ATTACK, resolve
         from fedrec.errors import ExperimentError
 
@@ -130,7 +130,7 @@ class AttackGroup(typer.core.TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """`fedrec attack run NAME` is `fedrec attack NAME`."""
+        """Resolve `fedrec attack run NAME` as `fedrec attack NAME`."""
         named = args[1:] if args[0] == "run" else args
         if not named or named[0] in ctx.help_option_names:
             typer.echo(ctx.get_help())
@@ -139,7 +139,7 @@ class AttackGroup(typer.core.TyperGroup):
 
 
 def _broken(name: str, error: FedrecError) -> click.Command:
-    """A command that raises an error, whatever its arguments are."""
+    """Command that raises an error for any arguments."""
 
     def fail() -> None:
         raise error
@@ -150,7 +150,7 @@ def _broken(name: str, error: FedrecError) -> click.Command:
 
 
 app = options.group(
-    "Membership and attribute inference attacks, and audits.",
+    "Run membership and attribute inference attacks, and audits.",
     cls=AttackGroup,
     callback=lambda: None,
 )

@@ -159,23 +159,22 @@ def _with_bar(work):
         return work(lambda done, size: bars.update(task, completed=done, total=size))
 
 
-# Tables that commands write: CSV or Parquet, by the ending of the file.
+# Output tables: CSV or Parquet, by the file's extension.
 
 _PARQUET = (".parquet", ".pq")
 
 
 def check_output(output: Path) -> None:
-    """Check that a file has a known, writable format, before the work is done.
+    """Check that an output file has a known, writable format, before the work starts.
 
     Raises:
-        ExperimentError: the format is unknown, needs a package that is not installed, or the path
-            is that of a folder.
+        ExperimentError: the format is unknown or needs a missing package, or the path is a folder.
     """
     if output.is_dir() or output.suffix not in (".csv", *_PARQUET):
         raise ExperimentError(
             f"cannot write the table to {output}",
             expected="a file that ends in .csv or .parquet",
-            got="a folder" if output.is_dir() else output.suffix or "no ending",
+            got="a folder" if output.is_dir() else output.suffix or "no extension",
             fix="--output table.csv",
         )
     if output.suffix in _PARQUET and find_spec("pyarrow") is None:
@@ -207,14 +206,14 @@ Overrides = Annotated[
 
 
 _TITLES = {
-    "kept": "kept, share of the real rows that are in the table",
+    "kept": "retained, share of the real rows that are in the table",
     "replaced": "replaced, share of the table's rows whose item the user does not have",
-    "linked": "linked, share of users found by their profile in the table",
+    "linked": "linked, share of users identified by their profile in the table",
     "chance": "linked by guessing",
-    "recovered": "original named by a trained attacker, share of replaced rows",
-    "frequent": "original named by frequency alone",
+    "recovered": "original item inferred by a trained attacker, share of replaced rows",
+    "frequent": "original item inferred from frequencies alone",
 }
-"""Labels for people; programs (`--json`) get the keys."""
+"""Printed labels; `--json` has the keys."""
 
 
 def perturb(experiment: Named, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -239,7 +238,7 @@ def synthesise(
     as_json: AsJson = False,
 ) -> None:
     """Write the synthetic training rows of an experiment with a table [perturb], and measure what
-    they reveal of the real ones.
+    they reveal about the real rows.
 
     For example: fedrec synthesise upc-sdg-office --output synthetic.csv
     """
@@ -269,11 +268,11 @@ def perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]
     """The population of an experiment, and its perturbed training rows.
 
     Raises:
-        ExperimentError: it perturbs nothing.
+        ExperimentError: the experiment has no perturbation.
     """
     if experiment.perturb is None:
         raise ExperimentError(
-            f"experiment {experiment.name!r} perturbs nothing",
+            f"experiment {experiment.name!r} has no perturbation",
             expected="a table [perturb]",
             fix="--set perturb.name=random-replacement, or another of `fedrec list perturbation`",
         )
@@ -282,7 +281,7 @@ def perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]
 
 
 def print_figures(figures: dict[str, Any], indent: str = "") -> None:
-    """Counts, shares and spreads line by line, and last the sentences."""
+    """Print counts, shares and spreads line by line, and the sentences last."""
     for name, value in figures.items():
         if isinstance(value, dict):
             typer.echo(f"{indent}{name}:")
@@ -299,8 +298,7 @@ def _shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-# `fedrec data glove-subset`: the few vectors of a GloVe file that an experiment's users need, as a
-# small table.
+# `fedrec data glove-subset`: the vectors of a GloVe file that an experiment's users need.
 
 
 @app.command(short_help="Extract the GloVe vectors of users' metadata.")
@@ -332,13 +330,13 @@ def glove_subset(
     typer.echo(output)
 
 
-@app.command(short_help="Write the rows of a run and the part of each.")
+@app.command(short_help="Write the rows of a run with their split.")
 def split(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     output: Annotated[Path, options.output("Output file: .csv or .parquet.")],
 ) -> None:
-    """Write the rows of a run with the part that each is in: training, known (of a user who does
-    not train), validation or test.
+    """Write the rows of a run with the part of each: training, known (of a user who does not
+    train), validation or test.
 
     For example: fedrec data split runs/films -o split.csv
     """
@@ -349,10 +347,10 @@ def split(
     now = rows.user_ids.astype(str), rows.item_ids.astype(str)
     if not all(map(np.array_equal, now, read_ids(folder.path) or now)):
         raise DataError(
-            f"the data of {run} have changed since",
-            expected="the users and items of the run, which its split is of",
-            got=f"{rows.num_users:,} users and {rows.num_items:,} items, not all the same",
-            fix="restore the data as they were, or run again",
+            f"the data of {run} have changed since the run",
+            expected="the users and items of the run",
+            got=f"{rows.num_users:,} users and {rows.num_items:,} items, some of them different",
+            fix="restore the original data, or run again",
         )
     table = rows.frame()
     table["part"] = population.partition.parts(rows)

@@ -34,7 +34,7 @@ def _deployment(folder: str) -> Deployment:
 Folder = Annotated[
     Any, typer.Argument(metavar="FOLDER", parser=_deployment, help="Deployment folder.")
 ]
-"""A deployment, by its folder."""
+"""Deployment in a folder given as an argument."""
 
 
 Setting = partial(options.setting_option, of="simulations.deployment.layout:DeploymentConfig")
@@ -46,7 +46,7 @@ def init(
     nodes: Annotated[str | None, Setting("nodes")] = None,
     host: Annotated[
         list[str] | None,
-        typer.Option(help="Name or address under which clients reach this machine; may repeat."),
+        typer.Option(help="Name or address at which clients reach this machine; may repeat."),
     ] = None,
     bind: Annotated[str | None, Setting("bind")] = None,
     port: Annotated[str | None, Setting("port")] = None,
@@ -121,21 +121,21 @@ def down(deployment: Folder) -> None:
 
 @app.command(short_help="Register the nodes whose keys are in the folder.")
 def register(deployment: Folder) -> None:
-    """Register all nodes whose keys are in the deployment folder; `up` does so, too."""
+    """Register all nodes whose keys are in the deployment folder; `up` also does this."""
     from simulations.deployment import operator
 
     for name, node in operator.register_nodes(deployment).items():
         typer.echo(f"{name} {node}")
 
 
-@app.command("add-nodes", short_help="Create keys for further nodes.")
+@app.command("add-nodes", short_help="Create keys for new nodes.")
 def add_nodes(
     deployment: Folder,
     count: Annotated[
-        int, typer.Argument(min=0, help="Number of new nodes; 0 only writes .env again.")
+        int, typer.Argument(min=0, help="Number of new nodes; 0 only rewrites .env.")
     ] = 1,
 ) -> None:
-    """Create folders with keys for further nodes; `register` then admits them."""
+    """Create folders with keys for new nodes; then `register` admits them."""
     from simulations.deployment.initialise import add_nodes as add
 
     grown = add(deployment, count)
@@ -150,10 +150,10 @@ def page(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8444,
 ) -> None:
     """Serve a read-only page about processes, nodes and runs until Ctrl-C, with the gateway's
-    certificate, for the user `operator` with the key in `server/page.secret`."""
+    certificate. The user is `operator`, the password is in `server/page.secret`."""
     from simulations.deployment import page
 
-    typer.echo(f"https://{bind}:{port}/ user {page.USER}, key in {page.key_file(deployment)}")
+    typer.echo(f"https://{bind}:{port}/ user {page.USER}, password in {page.key_file(deployment)}")
     page.serve(deployment, bind, port)
 
 
@@ -175,7 +175,8 @@ def gateway(
 
 
 def _show(deployment: Deployment) -> list[ProcessState]:
-    """Print processes, nodes, runs and the end of the certificates; returns the processes."""
+    """Print processes, nodes, runs and the certificates' remaining days, and return the
+    processes."""
     from rich.console import Console
     from rich.table import Table
 
@@ -247,7 +248,7 @@ def stop(
     deployment: Folder,
     run: Annotated[int, typer.Argument(help="Id of a run, as shown by `status`.")],
 ) -> None:
-    """Stop a run; its reported rounds are kept, and it can be resumed."""
+    """Stop a run; its reported rounds remain, and it can be resumed."""
     from simulations.deployment.flower import Control
 
     with closing(Control(deployment.superlink, deployment.authority)) as control:
@@ -272,8 +273,8 @@ def _follow(deployment, run_folder) -> None:
 
 
 def _next(folder: Path) -> str:
-    """The commands for the results of a run. A container may write into its volumes only, so there
-    the report goes into the run folder, which is then copied."""
+    """Commands for the results of a run. A container writes only into its volumes, so its report
+    goes into the run folder, which is then copied."""
     from simulations.deployment.processes import IN_CONTAINER
 
     name = quote(str(folder))
@@ -291,7 +292,7 @@ def _next(folder: Path) -> str:
 def client(
     join: Annotated[
         Path,
-        typer.Option(help="Folder received from the operator: node.key, ca.crt, catalogue.json."),
+        typer.Option(help="Folder from the operator: node.key, ca.crt, catalogue.json."),
     ],
     superlink: Annotated[str, typer.Option(help="HOST:PORT of the deployment's gateway.")],
     data: Annotated[
@@ -302,7 +303,7 @@ def client(
         Path | None, typer.Option(help="Folder of the private state; default: JOIN/state.")
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address on which the executor reaches the SuperNode.")
+        str, typer.Option(help="Address at which the executor reaches the SuperNode.")
     ] = "127.0.0.1",
     bind: Annotated[
         str | None, typer.Option(help="Address that the SuperNode listens on; default: the same.")
@@ -334,13 +335,12 @@ def client(
     )
 
 
-# `fedrec deploy renew` and `revoke`: new certificates, and keys that are not accepted any more.
+# `fedrec deploy renew` and `revoke`: new certificates, and revoked keys.
 
 
-@app.command(short_help="Replace the certificates by new ones for the same keys.")
+@app.command(short_help="Renew the certificates, with the same keys.")
 def renew(deployment: Folder) -> None:
-    """Replace the certificates of SuperLink, gateway and nodes by new ones, which are valid for 825
-    days, for the same keys."""
+    """Renew the certificates of SuperLink, gateway and nodes for 825 days, with the same keys."""
     from simulations.deployment.initialise import renew as renewed
 
     files = renewed(deployment)
@@ -354,23 +354,23 @@ def renew(deployment: Folder) -> None:
         typer.echo(file)
 
 
-@app.command(short_help="Refuse the keys of a node from now on.")
+@app.command(short_help="Revoke a node's keys.")
 def revoke(
     deployment: Folder,
     node: Annotated[str, typer.Argument(help="Name of the node's folder, such as node-3.")],
 ) -> None:
-    """Refuse the keys of a node from now on, for example after they were stolen."""
+    """Revoke a node's keys, for example because they were stolen."""
     from simulations.deployment import operator
     from simulations.deployment.initialise import revoke as revoked
 
     changed = revoked(deployment, node)
     if operator.supervisor_of(changed) is not None:
         operator.register_nodes(changed)
-        typer.echo(f"{node} is refused")
+        typer.echo(f"{node} is revoked")
     else:
-        typer.echo(f"{node} is refused from the next `fedrec deploy up` or `register` on")
+        typer.echo(f"{node} is revoked from the next `fedrec deploy up` or `register`")
     typer.echo(
-        f"Transfer {changed.revoked} to the other nodes, into the folders that they joined with:"
-        " with secure aggregation they then refuse its certificate, too.",
+        f"Transfer {changed.revoked} to the folders of the other nodes, which then refuse its"
+        " certificate in secure aggregation, too.",
         err=True,
     )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fedrec doctor`: check the installation and the resources of this machine. Each check imports
-what it checks, so that one that fails does not hide the others."""
+"""`fedrec doctor`: check the installation and the machine's resources. Each check has its own
+imports, so that one failure does not hide other results."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def _version(package: str) -> str:
 
 
 def _origins() -> str:
-    """Four of the five package names are common words; another package of that name must not
-    precede ours on the path."""
+    """Check that no other packages precede ours on the path, as four of our package names are
+    common words."""
     from fedrec.errors import ROOT, require_own_packages
 
     require_own_packages()
@@ -48,7 +48,7 @@ def _flower() -> str:
     from simulations.flower_commands import script
 
     identify_server()
-    return f"messages can be made (run {TaskIdentity.run_id}), commands as {script('flwr')}"
+    return f"messages work (run {TaskIdentity.run_id}), commands as {script('flwr')}"
 
 
 def _devices() -> str:
@@ -60,19 +60,19 @@ def _devices() -> str:
 
 
 def _kernel() -> str:
-    """The kernel is compiled on first use and then cached."""
+    """Check the kernel, which is compiled on first use and then cached."""
     from fedrec.kernel.compiled import cache_folder, is_compiled
 
     folder = cache_folder()
     if is_compiled():
-        return f"compiled, in {folder}"
-    fix = "so each process compiles the kernel again (a minute); set FEDREC_CACHE"
+        return f"compiled, cached in {folder}"
+    fix = "so each process recompiles the kernel (a minute); set FEDREC_CACHE"
     _require_writable(folder.parent, fix)
     return f"will be compiled once (a minute), into {folder}"
 
 
 def _shared_memory() -> str:
-    """Ray's object store needs space in /dev/shm."""
+    """Check the space in /dev/shm for Ray's object store."""
     if not Path("/dev/shm").exists():
         return "no /dev/shm; Ray will use files"
     free = shutil.disk_usage("/dev/shm").free / 2**20
@@ -97,7 +97,7 @@ def _runs() -> str:
 
 
 def _require_writable(folder: Path, fix: str) -> Path:
-    """The folder or the nearest one above it that exists."""
+    """Return the folder or its nearest existing parent, which must be writable."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(existing, os.W_OK):
         raise OSError(f"{existing} is not writable, {fix}")

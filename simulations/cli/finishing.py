@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by all commands that run experiments: progress, interruptions, results and errors."""
+"""Progress, interruptions, results and errors of all commands that run experiments."""
 
 from __future__ import annotations
 
@@ -74,8 +74,7 @@ def watched(folder: Path, quiet: bool, work: Callable[[list], Result]) -> Result
 
 @contextmanager
 def interruptible(how: str) -> Iterator[None]:
-    """Work on experiments: after Ctrl-C, print how the work is continued, and end with status
-    130."""
+    """On Ctrl-C, print how to continue the work, and exit with status 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -87,11 +86,11 @@ def check_page(output: Path | None) -> None:
     """Check that a page is an HTML file.
 
     Raises:
-        ExperimentError: it is none.
+        ExperimentError: the file does not end in .html.
     """
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
         raise ExperimentError(
-            "a report is an HTML page",
+            "the report must be an HTML file",
             expected="a file that ends in .html",
             got=str(output),
             fix=f"-o {output.with_suffix('.html')}, and print it to PDF from a browser",
@@ -99,7 +98,7 @@ def check_page(output: Path | None) -> None:
 
 
 def wide_console(width: int) -> Console:
-    """Console for tables; in a file or a pipe it has so many columns."""
+    """Console for tables, `width` columns wide in a file or a pipe."""
     console = Console()
     return console if console.is_terminal else Console(width=width)
 
@@ -109,12 +108,12 @@ def print_table(result: Result) -> None:
     console = Console()
     console.print(summary_table(result))
     for line in result_lines(result):
-        # a line of a private run stays one, so that few are read
+        # without wrapping, so that a private run has few lines
         console.print(line, highlight=False, soft_wrap=result.experiment.privacy is not None)
 
 
 def _print_next(result: Result) -> None:
-    """Suggested next commands after a finished run, on standard error."""
+    """Print suggested next commands after a finished run to standard error."""
     lines = [
         f"fedrec report {quote(str(result.folder))} -o report.html",
         f"fedrec compare {quote(str(result.folder))} OTHER-RUN",
@@ -136,9 +135,8 @@ def _print_next(result: Result) -> None:
 
 
 def _can_learn_more(experiment: Experiment) -> bool:
-    """True if another round may follow and change the parameters; not if the noise was calibrated
-    to all rounds, or if clients send statistics of their histories, which are the same in each
-    round."""
+    """True if another round may follow and change the parameters; False if the noise was calibrated
+    to all rounds, or if clients send the same statistics of their histories in each round."""
     if experiment.privacy is not None and experiment.privacy.epsilon is not None:
         return False
     return experiment.federated and not issubclass(

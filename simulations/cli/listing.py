@@ -76,14 +76,14 @@ def show(
     ] = None,
     word: Annotated[
         str | None,
-        typer.Argument(help="Name of a component, or a word in name, description or paper."),
+        typer.Argument(help="Name of a component, or a word in its name, description or paper."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List components and shipped experiments; with KIND and NAME, show the settings of one
     component.
 
-    The kind `section` has the tables of an experiment: `fedrec list section privacy`. A single
+    The kind `section` lists the tables of an experiment: `fedrec list section privacy`. A single
     argument that is not a kind is a search word: `fedrec list noisy`. In a pipe, each entry is one
     line that starts with its kind.
     """
@@ -114,10 +114,10 @@ def show(
 
 
 def _component(kind: Kind | None, name: str, word: str | None) -> type | None:
-    """The component or table with a kind and a name; None for a search word.
+    """Component or table of a kind and name; None for a search word.
 
     Raises:
-        ExperimentError: there is no table of this name, or no name.
+        ExperimentError: the table is unknown, or the name is missing.
     """
     if name == "section":
         if word not in SECTIONS:
@@ -130,7 +130,7 @@ def _component(kind: Kind | None, name: str, word: str | None) -> type | None:
 
 def _unknown(word: str, names: Iterable[str]) -> ExperimentError:
     return ExperimentError(
-        f"nothing is called {word!r} or mentions it",
+        f"no entry matches {word!r}",
         expected="a kind and the name of a component or table, or a word of its description",
         got=repr(word),
         fix=did_you_mean(word, names),
@@ -194,14 +194,14 @@ def _entry(*texts: str) -> Entry:
 
 
 def _relative(file: str) -> str:
-    """A path relative to the project's root; of a plug-in the absolute path."""
+    """Path relative to the project's root; absolute for a plug-in."""
     path = Path(file).resolve()
     return str(path.relative_to(ROOT)) if file and path.is_relative_to(ROOT) else file
 
 
 def _print(listed: dict[str, list[Entry]]) -> None:
-    """Print a line per entry, in columns of any width in a pipe, for `grep`; on a terminal without
-    the columns that would be narrow ones of folded words."""
+    """Print entries as a table: one line each in a pipe, for `grep`; without papers and
+    files on a narrow terminal."""
     console = Console() if sys.stdout.isatty() else Console(width=_IN_A_PIPE)
     shown = _COLUMNS[: 2 + (console.width >= _WITH_PAPER) + (console.width >= _WITH_FILE)]
     table = Table(box=None, show_header=False, pad_edge=False)

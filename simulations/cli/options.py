@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options and arguments that several commands share, options that stand for settings, and commands
-made of functions.
-
-Meaning, type, range and default of an option for a setting are those of the setting.
+"""Shared options and arguments, options for settings, and commands made of functions. Description,
+type, range and default of an option for a setting are those of the setting.
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ _TYPES = {bool: click.BOOL, int: click.INT, float: click.FLOAT}
 
 
 class Argument(typer.core.TyperArgument):
-    """An argument that keeps its help text: click's own has one since 8.5, and overwrites that of
-    typer 0.20 with None."""
+    """Argument with a help text, which click since 8.5 would overwrite with None under typer
+    0.20."""
 
     def __init__(self, *, help: str | None = None, **options: Any) -> None:
         super().__init__(help=help, **options)
@@ -44,7 +42,7 @@ typer.core.HAS_RICH = False  # nothing here removes the backslashes that it has 
 
 
 def group(about: str, **more: Any) -> typer.Typer:
-    """A group of commands."""
+    """Typer application for a group of commands."""
     quiet = {"add_completion": False, "rich_markup_mode": None}
     return typer.Typer(help=about, no_args_is_help=True, **quiet, **more)  # type: ignore[arg-type]
 
@@ -55,11 +53,11 @@ def command_of(
     short_help: str,
     **more: Any,
 ) -> click.Command:
-    """A command or group of commands.
+    """Click command or group of commands.
 
     Args:
-        source: a function with annotations of typer, or the group.
-        name: of the command.
+        source: a function with typer annotations, or a group.
+        name: name of the command.
         short_help: one line about it.
         more: `cls` and `help` of a function's command.
     """
@@ -76,17 +74,17 @@ def command_of(
 
 
 def overrides(about: str = "Override a key of the experiment.") -> Any:
-    """`--set`, with a help text."""
+    """Option `--set` with a help text."""
     return typer.Option("--set", "-s", help=about)
 
 
 def output(about: str) -> Any:
-    """`--output`, with a help text."""
+    """Option `--output` with a help text."""
     return typer.Option("--output", "-o", help=about, parser=_path_of, metavar="PATH")
 
 
 def _path_of(text: str) -> Path:
-    if not text:  # as an empty variable of a shell; a path of it is the current folder
+    if not text:  # for example an empty shell variable; Path("") would be the current folder
         raise ExperimentError(
             "the path of --output is empty",
             expected="a path, such as runs/films, or . for the current folder",
@@ -96,12 +94,12 @@ def _path_of(text: str) -> Path:
 
 
 def quiet(about: str) -> Any:
-    """`--quiet`, with a help text."""
+    """Option `--quiet` with a help text."""
     return typer.Option("--quiet", "-q", help=about)
 
 
 def workers(what: str) -> Any:
-    """`--workers`, of runs or tasks."""
+    """Option `--workers` for runs or tasks."""
     return typer.Option(min=1, help=f"Number of parallel {what}; more than 1 use Ray.")
 
 
@@ -115,13 +113,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 
 
 def setting_option(key: str, *flags: str, of: str = _EXPERIMENT) -> Any:
-    """An option for a setting. Its value is a text, as in `--set KEY=VALUE`, which the setting's
-    class checks.
+    """Option for a setting; its value is a text, as in `--set KEY=VALUE`, checked by the setting's
+    class.
 
     Args:
-        key: of the setting, such as `engine.nodes`.
-        flags: names of the option; default: that of the parameter.
-        of: the configuration class, as `package.module:Class`.
+        key: key of the setting, such as `engine.nodes`.
+        flags: names of the option; default: the parameter's name.
+        of: configuration class, as `package.module:Class`.
     """
     setting = _settings(of)[key]
     default = "" if setting.default in ("", "required") else f"default: {setting.default}"
@@ -131,20 +129,20 @@ def setting_option(key: str, *flags: str, of: str = _EXPERIMENT) -> Any:
 
 @cache
 def _settings(name: str) -> dict[str, Setting]:
-    """The settings of a configuration class by key."""
+    """Settings of a configuration class by key."""
     from fedrec.components.registry import settings_of
 
     return {setting.key: setting for setting in settings_of(resolve_name(name))}
 
 
 def overrides_of(values: dict[str, str | None]) -> list[str]:
-    """The options that were given, by the keys of their settings, as texts for `--set`."""
+    """Options with a value, as texts `KEY=VALUE` for `--set`."""
     return [f"{key}={value}" for key, value in values.items() if value is not None]
 
 
 def options_of(config: type[Config]) -> Iterator[click.Option]:
-    """An option for each setting of a component that is no table, with the same name, type,
-    description and default. The values that are given are in `ctx.obj`, as in TOML."""
+    """Options for the settings of a component except tables, with the same names, types,
+    descriptions and defaults. The given values are in `ctx.obj`, as in TOML."""
     from fedrec.components.registry import settings_of
 
     for setting, field in zip(

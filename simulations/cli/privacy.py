@@ -31,7 +31,7 @@ from simulations.own_table import personal_epsilons, personal_noise
 
 # `fedrec privacy`: epsilon of a number of rounds, noise for a target epsilon, and explanations.
 
-app = options.group("Epsilon of a run, noise for a target, explanations.")
+app = options.group("Compute epsilons and noise, and explain guarantees.")
 
 AsJson = Annotated[
     bool,
@@ -43,10 +43,10 @@ _COMPUTED = {"epsilon": "epsilon", "calibrate": "noise_multiplier", "explain": "
 
 
 class QuestionCommand(typer.core.TyperCommand):
-    """A command with an option for each parameter of a question, but the one that it computes."""
+    """Command with an option for each parameter of a question except the computed one."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Its own arguments and options, and those of a question."""
+        """Arguments and options of the command and of the question."""
 
         computed = _COMPUTED[str(self.name)]
         asked = (option for option in options_of(Question) if option.name != computed)
@@ -63,8 +63,8 @@ def epsilon(ctx: typer.Context, as_json: AsJson = False) -> None:
     cls=QuestionCommand, short_help="Compute the smallest noise multiplier for an epsilon."
 )
 def calibrate(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """Compute the smallest noise multiplier z for a target epsilon; relative to 2S under
-    replace-one, S under add-remove."""
+    """Compute the smallest noise multiplier z for a target epsilon; the noise's standard deviation
+    is z * 2S under replace-one and z * S under add-remove."""
     _answer(ctx, as_json)
 
 
@@ -111,8 +111,8 @@ def _explain_experiment(source: str, overrides: list[str], given: dict[str, Any]
     clients = given.pop("clients", None)
     if given or (clients is not None and clients < 1):
         raise ExperimentError(
-            "an experiment already has its settings",
-            expected="an experiment, or options; beside an experiment only --clients, at least 1",
+            "options cannot be combined with an experiment",
+            expected="an experiment or options; with an experiment only --clients, at least 1",
             got=", ".join(f"--{key}" for key in given) or f"--clients {clients}",
             fix="change a key of the experiment with --set, such as --set privacy.delta=1e-6",
         )
@@ -126,7 +126,7 @@ def _explain_experiment(source: str, overrides: list[str], given: dict[str, Any]
 
 
 def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
-    """The printed values, by their names in the JSON object."""
+    """Printed values by their names in the JSON object."""
     return {
         "epsilon": report.epsilon,
         "delta": report.delta,
@@ -175,11 +175,11 @@ def users(
     ],
     overrides: Annotated[list[str] | None, options.overrides(_KEY)] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="Number of rounds; default: all of the experiment.")
+        int | None, typer.Option(help="Number of rounds; default: all rounds of the experiment.")
     ] = None,
     output: Annotated[Path | None, options.output("Output CSV file with one row per user.")] = None,
 ) -> None:
-    """Compute each user's true epsilon beside the requested one; no training is needed."""
+    """Compute each user's true and requested epsilon, without training."""
     loaded = load(experiment, overrides or [])
     table = personal_epsilons(loaded, rounds)
     shown = Table("", "least", "10%", "median", "90%", "most", box=None, padding=(0, 2, 0, 0))

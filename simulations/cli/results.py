@@ -36,8 +36,8 @@ def recommend(
     history: Annotated[
         Path | None,
         typer.Option(
-            help="Table of rows that are not in the data, with its columns, such as those of new"
-            " users; its users are served."
+            help="Table of new rows with the columns of the data, for example of new users; its"
+            " users get recommendations."
         ),
     ] = None,
     new_items: Annotated[
@@ -60,7 +60,7 @@ def recommend(
     for user in users or []:
         if user not in served:
             typer.echo(
-                f"User {user!r} has a row of every item, so there is nothing new to recommend.",
+                f"User {user!r} has rows for all items, so there are no new items to recommend.",
                 err=True,
             )
     if output is None:
@@ -103,7 +103,7 @@ def compare(
         str | None, typer.Option(help="Metric (column of users.csv); default: hits@10.")
     ] = None,
     against: Annotated[
-        str | None, typer.Option(help="System to compare with; default: that of the first run.")
+        str | None, typer.Option(help="Reference system; default: the system of the first run.")
     ] = None,
     form: Annotated[
         str | None,
@@ -116,7 +116,7 @@ def compare(
     wanted = form or (_FORMATS.get(output.suffix) if output is not None else None)
     if wanted not in (None, *_FORMATS.values()) or (output is not None and wanted is None):
         raise ExperimentError(
-            "no such format",
+            "unknown format",
             expected="csv, markdown or latex; files that end in .csv, .md or .tex",
             got=form or str(output),
             fix="--format csv, or --output comparison.md",
@@ -137,7 +137,7 @@ def compare(
     else:
         write_atomically(output, comparison_text(comparison, wanted))  # type: ignore[arg-type]
         typer.echo(output)
-    if wanted is not None:  # in addition to a table for a program
+    if wanted is not None:  # in addition to the formatted table
         for line in together:
             typer.echo(line, err=True)
 
@@ -158,13 +158,13 @@ def new(
     name: Annotated[
         str, typer.Argument(help="Name of the component, such as my-idea, which is my_idea:MyIdea.")
     ],
-    into: Annotated[Path, typer.Option(help="Folder in which both files are made.")] = Path(),
+    into: Annotated[Path, typer.Option(help="Folder of both new files.")] = Path(),
 ) -> None:
-    """Create a working component in a module of its own, and the test of its contract."""
+    """Create a module with a working component, and its contract test."""
     file, test, full_name = write_component(kind, name, into)
     typer.echo(f"wrote {file} and {test}")
-    typer.echo(f'Its name in experiments is "{full_name}", with its folder on Python\'s path')
-    typer.echo("(export PYTHONPATH=.); pytest runs the test of its contract.")
+    typer.echo(f'Use it in experiments as "{full_name}", with its folder on Python\'s path')
+    typer.echo("(export PYTHONPATH=.); pytest runs its contract test.")
 
 
 # `fedrec export`: the model of a finished run for devices.
@@ -176,8 +176,8 @@ def export(
     user: Annotated[
         str | None,
         typer.Option(
-            help="User id as in the data, whose device it is for; needed where devices hold"
-            " parameters of their own."
+            help="Id, as in the data, of the user of the device; required if devices have private"
+            " parameters."
         ),
     ] = None,
     new_items: Annotated[
@@ -185,8 +185,8 @@ def export(
         typer.Option(help="Items that the run did not have, as of `fedrec recommend`."),
     ] = None,
 ) -> None:
-    """Write the model of a finished run with its scoring as ONNX, and a script that scores one
-    user's rows with numpy and onnxruntime alone."""
+    """Write a finished run's model and scoring as ONNX, and a script that scores one user's rows
+    with only numpy and onnxruntime."""
     write(Result.load(folder), output, user, new_items)
     size = (output / "model.onnx").stat().st_size
     typer.echo(f"{size / 1e6:,.1f} MB: {output / 'model.onnx'}")

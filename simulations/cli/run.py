@@ -28,25 +28,25 @@ from simulations.own_table import OwnTable
 
 Column = Annotated[str | None, typer.Option(help="Name of the column, if it is not recognised.")]
 Unrated = Annotated[
-    bool, typer.Option("--no-rating", help="No column holds ratings: every row counts as liked.")
+    bool, typer.Option("--no-rating", help="The table has no ratings: every row counts as liked.")
 ]
 Header = Annotated[
     bool | None,
     typer.Option(
-        help="Whether the first line of a CSV file has the names of the columns; without them they"
-        " are named 1, 2 and so on. Default: as it looks."
+        help="Whether the first line of a CSV file has column names; otherwise columns are named"
+        " 1, 2 and so on. Default: detected."
     ),
 ]
 Epsilon = Annotated[
     float | None,
     typer.Option(
         help="Target epsilon of user-level differential privacy; default: no privacy. With ratings,"
-        " --set positive-above=... or --no-rating says which are liked."
+        " add --set positive-above=... or --no-rating to define liked items."
     ),
 ]
 System = Annotated[
     str | None,
-    typer.Option(help="linear, als or popularity; default: the best one on validation users."),
+    typer.Option(help="System: linear, als or popularity; default: the best on validation users."),
 ]
 TimeFormat = Annotated[
     str | None, setting_option("time-format", of="fedrec.data.readers.table:TableConfig")
@@ -124,18 +124,18 @@ def run(
 def _wanted(
     experiment: str | None, data: Path | None, table: OwnTable, overrides: list[str], quiet: bool
 ) -> Experiment:
-    """The experiment to run: the named one, or one on the user's own table."""
+    """Experiment to run: the named one, or one on the user's own table."""
     if data is not None and experiment is None:
         return table.experiment(data, overrides, quiet)
     if experiment is not None and data is None and table.is_empty():
         return load(experiment, overrides)
     raise ExperimentError(
         "give either an experiment or --data, not both",
-        expected="an experiment, or a table with --data (and --user, --item, --rating, --time,"
+        expected="an experiment, or --data TABLE (with --user, --item, --rating, --time,"
         " --time-format, --header, --system, --epsilon, --item-vectors)",
         got="neither"
         if experiment is None and data is None
-        else "both, or options of a table without one",
+        else "both, or table options without --data",
         fix="fedrec run privrec-synthetic (for a private one, --set privacy.epsilon=5), or fedrec"
         " run --data ratings.csv",
     )
@@ -149,9 +149,9 @@ def resume(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a run from its newest checkpoint, or a sweep with its unfinished runs."""
+    """Continue a run from its newest checkpoint, or the unfinished runs of a sweep."""
     if (folder / "sweep.json").is_file():
-        from simulations.cli import studies  # takes longer than a short run
+        from simulations.cli import studies  # slow import
 
         studies.resume(folder, quiet)
         return
@@ -168,8 +168,8 @@ _METRICS = ("hits@10",)
 def demo(
     output: Annotated[Path | None, options.output("Folder of the runs and the report.")] = None,
 ) -> None:
-    """Train PrivRec on Ray, in one stage, in two, and under differential privacy, beside linear
-    systems and popularity on synthetic data; print one table and write a report. Works offline."""
+    """Train PrivRec on Ray in one stage, in two stages and with differential privacy, and linear
+    systems and popularity, on synthetic data; print a table and write a report. Works offline."""
     from simulations.demo import demo as demonstrate
 
     folder = output or runs_directory() / f"demo-{stamp()}"
@@ -192,7 +192,7 @@ def demo(
 def _print(rows: Mapping[str, Mapping[str, Any]], results: list[Result]) -> None:
     from simulations.demo import ROWS
 
-    table = Table("system", *_METRICS, "epsilon", "what it is")
+    table = Table("system", *_METRICS, "epsilon", "description")
     for row in ROWS:
         values = rows[row.system]
         epsilon = values["epsilon"]

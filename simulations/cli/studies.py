@@ -65,21 +65,22 @@ def sweep(
     optimise: Annotated[
         list[str] | None,
         typer.Option(
-            help="Metric to optimise with Optuna; two make a Pareto front: hits@10 and epsilon."
+            help="Metric to optimise with Optuna; give two for a Pareto front, such as hits@10"
+            " and epsilon."
         ),
     ] = None,
     choose: Annotated[
         list[str] | None,
         typer.Option(
-            help="Metric to select the best setting of the grid, or of the random settings, by."
+            help="Metric that selects the best setting of the grid or of the random settings."
         ),
     ] = None,
     private_choice: Annotated[
         str | None,
         typer.Option(
             "--private-choice",
-            help="Choose one setting privately, as the best of a random number of trials of mean "
-            "--trials: geometric, logarithmic or poisson.",
+            help="Select one setting privately, as the best of a random number of trials with"
+            " mean --trials: geometric, logarithmic or poisson.",
         ),
     ] = None,
     workers: Annotated[int, options.workers("runs")] = 1,
@@ -96,7 +97,7 @@ def sweep(
 ) -> None:
     """Run an experiment with many settings and seeds, each in its own run folder. Without --trials,
     all combinations of the --vary values are run. The same command, or `fedrec resume FOLDER`,
-    continues an interrupted sweep and repeats runs that failed. Settings are selected on validation
+    continues an interrupted sweep and repeats failed runs. Settings are selected on validation
     rows, never on test rows of the same seed.
     """
     plan = plan_of(
@@ -137,7 +138,7 @@ def _run(
 
 
 def _print_cost(plan: SweepPlan) -> None:
-    """Print the cost of a private choice before anything runs."""
+    """Print the cost of a private choice before the first run."""
     for line in plan.cost.lines() if plan.cost else ():
         typer.echo(line, err=True)
 
@@ -150,7 +151,7 @@ def _print_plan(plan: SweepPlan) -> None:
     runs = plan.trials * len(plan.seeds)
     typer.echo(f"{plan.trials} settings ({plan.method}), {len(plan.seeds)} seeds: {runs} runs")
     for point in grid(plan.space) if plan.method == "grid" else ():
-        typer.echo("  " + (" ".join(texts_of(point)) or "as the experiment is"))
+        typer.echo("  " + (" ".join(texts_of(point)) or "unchanged experiment"))
 
 
 def _print_result(result: SweepResult) -> None:
@@ -170,21 +171,21 @@ def _print_result(result: SweepResult) -> None:
 
 
 def _choice(result: SweepResult) -> list[str]:
-    """The selected setting, and the command that evaluates it."""
+    """Lines about the selected setting, and the command that evaluates it."""
     aims = " and ".join(result.plan.aims)
     if not aims:
         return [
-            "No setting was selected; the table is in the order of the runs. To select one: "
-            "--choose METRIC with --set evaluation.held-out=validation."
+            "No setting was selected, and the table is in the order of the runs. To select one,"
+            " use --choose METRIC with --set evaluation.held-out=validation."
         ]
     if not result.chosen:
-        return [f"No setting has a value of {aims} for all seeds: none was selected."]
+        return [f"No setting was selected, because none has {aims} for all seeds."]
     if (cost := result.plan.cost) is not None:  # the number of the trial is not published
         setting = " ".join(texts_of(result.point(result.chosen[0])))
         folder = result.folder / CHOSEN
         return [
-            f"Selected by {aims}: {setting}. To be published: {folder}; all else in the folder of"
-            " the sweep is private.",
+            f"Selected by {aims}: {setting}. Publish only {folder}; all other files of the sweep"
+            " are private.",
             f"Another run with this setting, such as one on the test rows, costs epsilon"
             f" {cost.once:.4g} in addition:",
             f"  fedrec run {folder / 'experiment.toml'} --set evaluation.held-out=test",
@@ -197,7 +198,7 @@ def _choice(result: SweepResult) -> list[str]:
 
 
 def _settings_table(result: SweepResult) -> Table:
-    """The settings, by the first aim where there is one."""
+    """Table of the settings, ordered by the first aim if there is one."""
     settings = result.settings
     metrics = _metrics(result)
     keys = list(result.plan.space)
@@ -222,7 +223,7 @@ def _settings_table(result: SweepResult) -> Table:
 
 
 def _metrics(result: SweepResult) -> list[str]:
-    """The metrics of the table; of centralised systems alone those of each."""
+    """Metrics of the table; if all systems are centralised, those of each system."""
     names = list(result.settings.columns)
     preferred = [*result.plan.aims, "hits@10", "ndcg@10", "rmse", "mae", "epsilon"]
     shown = [name for name in dict.fromkeys(preferred) if name in names]
@@ -254,18 +255,20 @@ def reproduce(
     ] = None,
     item: Annotated[
         str | None,
-        typer.Argument(help="Table or figure, such as table2; default: all of the paper."),
+        typer.Argument(
+            help="Table or figure, such as table2; default: all tables and figures of the paper."
+        ),
     ] = None,
     listed: Annotated[
         bool,
         typer.Option(
             "--list",
-            help="List all tables and figures: what they show, our numbers, command and expected "
-            "duration, or why they are not here.",
+            help="List all tables and figures with title, our numbers, command and expected"
+            " duration, or the reason why they are missing.",
         ),
     ] = False,
     quick: Annotated[
-        bool, typer.Option(help="Test that it runs, with few rounds on synthetic data.")
+        bool, typer.Option(help="Do a test run with few rounds on synthetic data.")
     ] = False,
     seeds: Annotated[
         int | None,
@@ -274,8 +277,8 @@ def reproduce(
     only: Annotated[
         str,
         typer.Option(
-            help="Only run the tasks of this name or pattern, such as 'mf-*'; --list PAPER TABLE "
-            "prints the names."
+            help="Run only tasks with this name or pattern, such as 'mf-*'; --list PAPER TABLE"
+            " prints the names."
         ),
     ] = "",
     workers: Annotated[int, options.workers("tasks")] = 1,
@@ -283,9 +286,9 @@ def reproduce(
         Path | None, options.output("Folder of the study: new, or of the same study.")
     ] = None,
 ) -> None:
-    """Run the experiments of a paper's table or figure, and print its numbers beside ours, with
+    """Run the experiments of a paper's table or figure, and print the paper's and our numbers with
     intervals. The expected duration is printed first. The same command continues an interrupted
-    study. Studies of your own are declared in a TOML file in the same way.
+    study. Declare your own studies in a TOML file.
     """
     if listed or paper is None:
         listed_studies = find(paper, item) if paper else list(studies())
@@ -296,7 +299,7 @@ def reproduce(
         return
     if only and item is None:
         raise ExperimentError(
-            "--only names a task of one table or figure",
+            "--only needs a table or figure",
             expected=f"fedrec reproduce {paper} TABLE --only NAME",
             got="no table or figure",
             fix=f"fedrec reproduce --list {paper} lists them",
@@ -317,14 +320,14 @@ def reproduce(
 def _reproduce(
     study: Study, path: Path, seeds: int, quick: bool, only: str, workers: int
 ) -> dict[str, str]:
-    """Run and print a study, or some of its tasks; returns the errors of tasks that failed."""
+    """Run and print a study, or some of its tasks, and return the errors of failed tasks."""
     folder = folder_of(study, path, quick=quick)
     jobs = selected(study.jobs(folder.path, seeds, quick=quick), only)
 
     def say(text: str) -> None:
         typer.echo(f"{study.name}: {text}", err=True)
 
-    with interruptible("the same command continues"):
+    with interruptible("repeat the command to continue"):
         failures = run_study(folder, jobs, workers=workers, quiet=False, say=say)
     printed = published(study.paper, study.item, study.published)
     _print_tables(study, tables.write(study, folder.path, jobs, printed, quick=quick))
@@ -352,8 +355,8 @@ def _print_tables(study: Study, results: Tables) -> None:
 
 
 def _print_list(studies: list[Study], file: str | None) -> None:
-    """Print what each table and figure shows, one of our numbers, and how to make it; of a file of
-    other studies no numbers are known."""
+    """Print the title of each table and figure, one of our numbers (unknown for a file of other
+    studies), and the command that reproduces it."""
     numbers = recorded() if file is None else {}
     seconds: dict[str, float] = defaultdict(float)
     for study in studies:
@@ -373,7 +376,7 @@ def _print_list(studies: list[Study], file: str | None) -> None:
     for name, why in NOT_HERE.items():
         if name.partition(" ")[0] in seconds and file is None:
             paper, item = name.split()
-            typer.echo(f"{paper:12} {item:15} not here: {why}")
+            typer.echo(f"{paper:12} {item:15} not reproduced: {why}")
     for paper, total in seconds.items():
         words = f"fedrec reproduce {file or paper}"
-        typer.echo(f"{words} makes all of these, in about {duration(total)} on two cores")
+        typer.echo(f"{words} reproduces all of these in about {duration(total)} on two cores")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of all contracts: a small experiment with the component in it, and checks of its name
-and settings."""
+"""Base of all contracts: a small experiment with the component, and checks of its name and
+settings."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Contract:
     """Base of the contracts. A subclass names the component and, if needed, settings.
 
     Attributes:
-        component: the class, or a name that `fedrec list` shows.
+        component: the class, or a name shown by `fedrec list`.
         settings: its settings, as in TOML.
-        experiment: whole sections of the small experiment that this component needs to differ, such
-            as the model of a step that trains only one model.
+        experiment: sections that replace those of the small experiment, such as the model of a step
+            that trains only one model.
         random: whether its result depends on the seed.
     """
 
@@ -80,13 +80,13 @@ class Contract:
         }
 
     def config(self, **others: Any) -> Any:
-        """The component's settings, checked; some of them replaced."""
+        """The component's validated settings, with replacements."""
         section = Section.model_validate({**self.section(), **others})
         return component_settings(self.kind, section)
 
     def placed(self) -> dict[str, Any]:
-        """The sections that put the component into an experiment; none for a baseline or a metric,
-        which `[evaluation]` names, or for an attack."""
+        """Sections of an experiment with the component; empty for a baseline or metric, which
+        `[evaluation]` names, or for an attack."""
         named_elsewhere = self.kind in (ATTACK, BASELINE, METRIC)
         return {} if named_elsewhere else {self.kind.key: self.section()}
 
@@ -99,21 +99,21 @@ class Contract:
         )
 
     def test_every_setting_has_a_description(self) -> None:
-        """Each field of the configuration has a docstring."""
+        """Check that each field of the configuration has a docstring."""
         config = getattr(self.cls, "Config", Config)
         described = config.descriptions()
         bare = [name for name in config.model_fields if name not in described]
-        assert_that(not bare, f"no docstring below {', '.join(bare)} of {config.__name__}")
+        assert_that(not bare, f"missing docstring below {', '.join(bare)} of {config.__name__}")
 
 
 class RunContract(Contract):
-    """Base of the contracts of components that a whole run depends on."""
+    """Base of the contracts of components that are tested in whole runs."""
 
     _plain: ClassVar[Result]
 
     def test_a_run_is_a_function_of_its_seed(self, tmp_path: Path) -> None:
-        """One seed gives the same bits, also to a run that is interrupted after two of three rounds
-        and resumed."""
+        """Check that one seed gives the same bits, also after an interruption and resumption after
+        two of three rounds."""
         from simulations import runner
 
         whole = self.run(tmp_path / "whole", "rounds=3").parameters
@@ -122,17 +122,19 @@ class RunContract(Contract):
         resumed = runner.resume(tmp_path / "broken").parameters
         if not same_bits(whole, resumed):
             again = self.run(tmp_path / "again", "rounds=3").parameters
-            assert_that(same_bits(whole, again), "two runs with one seed end with other parameters")
-            fail("a resumed run ends with other parameters: what is not saved?")
+            assert_that(
+                same_bits(whole, again), "two runs with one seed end with different parameters"
+            )
+            fail("a resumed run ends with different parameters; is its state saved?")
 
     def plain(self, folder: Path) -> Result:
-        """The run of the small experiment as it is, which the first test that needs it makes."""
+        """Run the small experiment unchanged, once for all tests."""
         if "_plain" not in vars(type(self)):
             type(self)._plain = self.run(folder / "plain")
         return type(self)._plain
 
     def run(self, folder: Path, *overrides: str, callbacks: Any = ()) -> Result:
-        """A run of the small experiment with this component, evaluated at its end only."""
+        """Run the small experiment with this component, evaluated only at its end."""
         from simulations import runner
 
         small = self.small("evaluation.every=0", *overrides)
@@ -140,7 +142,7 @@ class RunContract(Contract):
 
 
 class _BreakOff(Callback):
-    """Ctrl-C after the second round."""
+    """Callback that interrupts a run (as Ctrl-C does) after the second round."""
 
     def after_round(self, row: dict[str, Any], seconds: float) -> bool:
         if row["round"] == 2:
@@ -154,30 +156,30 @@ def fail(text: str) -> NoReturn:
 
 
 def assert_that(true: bool, otherwise: str) -> None:
-    """Fail the test with an explanation unless something holds."""
+    """Fail the test with an explanation unless a condition holds."""
     if not true:
         fail(otherwise)
 
 
 def assert_equal(value: Any, wanted: Any, what: str) -> None:
-    """Fail unless something is as it must be."""
+    """Fail unless a value equals the expected one."""
     assert_that(value == wanted, f"{what}: {value}, not {wanted}")
 
 
 def assert_numbers(values: torch.Tensor, shape: tuple[int, ...], what: str) -> None:
-    """Fail unless a tensor `[*shape]` has no NaN; `what` names it in the explanation."""
+    """Fail unless a tensor `[*shape]` has this shape and no NaN; `what` names it in the text."""
     assert_equal(tuple(values.shape), shape, f"shape of {what}")
-    assert_that(not bool(values.isnan().any()), f"a value of {what} is NaN")
+    assert_that(not bool(values.isnan().any()), f"{what} has NaN values")
 
 
 def assert_seeded(
     made: Callable[[int], Any], same: Callable[[Any, Any], bool], random: bool = True
 ) -> None:
-    """Fail unless one seed gives the same twice, and another seed something else.
+    """Fail unless one seed gives the same result twice, and another seed a different one.
 
     Args:
-        made: what a seed gives.
-        same: whether two of these are equal.
+        made: computes the result of a seed.
+        same: whether two results are equal.
         random: whether the seed must make a difference.
     """
     first = made(0)
@@ -187,7 +189,7 @@ def assert_seeded(
 
 @contextmanager
 def unchanged(arrays: Mapping[str, Any]) -> Iterator[None]:
-    """The body must not change arrays, or tensors, in place; those that are None do not count."""
+    """Check that the block does not change arrays or tensors in place; None is ignored."""
     now = {name: np.asarray(value) for name, value in arrays.items() if value is not None}
     before = {name: np.copy(value) for name, value in now.items()}
     yield
@@ -197,7 +199,7 @@ def unchanged(arrays: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def refused(kind: type[FedrecError], word: str, what: str) -> Iterator[None]:
-    """The body must raise an error that states what was expected and contains a word."""
+    """Check that the block raises an error with `expected` and a word."""
     try:
         yield
     except kind as error:
@@ -211,13 +213,13 @@ def refused(kind: type[FedrecError], word: str, what: str) -> Iterator[None]:
 
 
 def columns_of(rows: Interactions) -> dict[str, np.ndarray]:
-    """The columns of interactions that there are."""
+    """Columns of interactions that are not None."""
     columns = {name: getattr(rows, name) for name in ("users", "items", "ratings", "times")}
     return {name: values for name, values in columns.items() if values is not None}
 
 
 def same_bits(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Return True if named arrays are equal, NaN equal to NaN."""
+    """Return True if named arrays are equal, with NaN equal to NaN."""
     return set(first) == set(second) and all(
         np.array_equal(np.asarray(first[name]), np.asarray(second[name]), equal_nan=True)
         for name in first
@@ -227,8 +229,7 @@ def same_bits(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
 def assert_close(
     arrays: Mapping[str, Any], wanted: Mapping[str, Any], what: str, rtol: float = 1e-4
 ) -> None:
-    """Fail unless named arrays are equal up to rounding, which is relative to the largest number of
-    an array."""
+    """Fail unless named arrays are equal up to rounding, relative to an array's largest number."""
     for name, other in wanted.items():
         expected = np.asarray(other, dtype=np.float64)
         value = np.asarray(arrays[name], dtype=np.float64)

@@ -43,19 +43,19 @@ from simulations.contracts.base import (
 
 
 class DatasetContract(Contract):
-    """Subclass it and set `component` to a `Reader`, with the settings under which it finds its
+    """Contract of a dataset: subclass it and set `component` to a `Reader`, and `settings` with its
     data.
 
     Attributes:
-        has_files: whether it reads files; then a missing `path` must be refused.
+        has_files: whether it reads files; then a missing `path` must raise an error.
     """
 
     kind = DATASET
     has_files: ClassVar[bool] = True
 
     def small(self, *overrides: str, **sections: Any) -> Experiment:
-        """The small experiment with the component in it. Every row is positive, because a dataset
-        need not have ratings."""
+        """The small experiment with the component; all rows are positive, because a dataset may
+        lack ratings."""
         experiment = super().small(*overrides, **sections)
         return experiment.model_copy(update={"positive_above": None})
 
@@ -64,26 +64,29 @@ class DatasetContract(Contract):
         return read_interactions(self.small())
 
     def test_feature_names_are_those_of_the_data(self) -> None:
-        """If it states them; those of users have a row for each."""
+        """Check that stated feature names match the data, and that there is a row for each user."""
         stated = reader_of(self.small()).feature_names()
         data = self.read()
-        assert_that(data.user_features.rows == data.num_users, "user features of other users")
+        assert_that(
+            data.user_features.rows == data.num_users, "user features do not match the users"
+        )
         names = FeatureNames.of(data.user_features, data.item_features)
-        assert_that(stated in (None, names), f"it states {stated} and gives {names}")
+        assert_that(stated in (None, names), f"stated features {stated}, actual features {names}")
 
     def test_reading_twice_gives_the_same(self) -> None:
-        """The same rows in the same order, whatever the global random generators say."""
+        """Check for the same rows in the same order, for any state of the global random
+        generators."""
         np.random.seed(1)
         first = self.read()
         np.random.seed(2)
         again = self.read()
-        assert_that(first.fingerprint() == again.fingerprint(), "two reads give other rows")
+        assert_that(first.fingerprint() == again.fingerprint(), "two reads give different rows")
         same = np.array_equal(first.users, again.users) and np.array_equal(first.items, again.items)
         same = same and list(first.item_ids) == list(again.item_ids)
-        assert_that(same, "two reads give rows in another order")
+        assert_that(same, "two reads give rows in a different order")
 
     def test_missing_files_are_named(self, tmp_path: Path) -> None:
-        """The error for a missing path names the path."""
+        """Check that the error for a missing path names the path."""
         if not self.has_files:
             pytest.skip("has no files")
         gone = tmp_path / "gone"
@@ -91,7 +94,7 @@ class DatasetContract(Contract):
             self.cls(self.kind.name, self.config(path=str(gone))).read()
 
     def test_clients_can_be_trained_on_it(self, tmp_path: Path) -> None:
-        """A round of training and an evaluation on a few of its users."""
+        """Run a round of training and an evaluation with a few of its users."""
         from simulations import runner
 
         changes = ("rounds=1", "evaluation.every=0", "evaluation.final-users=4")
@@ -100,31 +103,32 @@ class DatasetContract(Contract):
 
 
 class SplitContract(RunContract):
-    """Subclass it and set `component` to a `Split`."""
+    """Contract of a split: subclass it and set `component` to a `Split`."""
 
     kind = SPLIT
 
     def test_parts_are_rows_of_the_data_and_some_are_held_out(self) -> None:
-        """Rows and clients in range, no row in two parts, held-out rows, and clients that train."""
+        """Check for valid rows and clients, disjoint parts, held-out rows, and training clients."""
         data = read_interactions(self.small())
         partition = self._split(0)
         parts = (partition.train_rows, partition.validation_rows, partition.test_rows)
         rows = np.concatenate(parts)
         inside = rows.min() >= 0 and rows.max() < len(data) and len(np.unique(rows)) == len(rows)
-        assert_that(bool(inside), "rows beyond the data, or in two parts")
+        assert_that(bool(inside), "rows outside the data or in two parts")
         clients = partition.training_clients
         known = len(clients) and clients.min() >= 0 and clients.max() < data.num_users
         distinct = len(np.unique(clients)) == len(clients)
-        assert_that(bool(known) and distinct, f"training clients {clients[:10]}")
+        assert_that(bool(known) and distinct, f"invalid training clients {clients[:10]}")
         both = len(partition.train_rows) > 0 and len(partition.test_rows) > 0
-        assert_that(both, "no rows to train on, or none to test on")
+        assert_that(both, "no training rows or no held-out rows")
 
     def test_it_is_a_function_of_the_seed(self) -> None:
-        """The same seed gives the same parts, another seed others; the data stay as they are."""
+        """Check that the same seed gives the same parts, another seed different ones, with
+        unchanged data."""
         assert_seeded(self._split, _same, self.random)
 
     def test_no_client_decides_about_others_if_it_says_so(self) -> None:
-        """A split whose `depends_on` is empty gives other clients the same training rows when one
+        """Check that with empty `depends_on` other clients have the same training rows if one
         client has a row less; private runs rely on it."""
         data = read_interactions(self.small())
         split = self.cls(self.config(), 0)
@@ -141,7 +145,7 @@ class SplitContract(RunContract):
         )
         same = np.array_equal(trained, trained_after)
         clients = np.array_equal(before.training_clients, after.training_clients)
-        assert_that(same and clients, "parts of others that changed with one client's rows")
+        assert_that(same and clients, "other clients' parts change with one client's rows")
 
     def _split(self, seed: int) -> Partition:
         data = read_interactions(self.small())
@@ -155,27 +159,27 @@ def _same(first: Partition, second: Partition) -> bool:
 
 
 class BaselineContract(Contract):
-    """Subclass it and set `component` to a `Baseline`."""
+    """Contract of a baseline: subclass it and set `component` to a `Baseline`."""
 
     kind = BASELINE
     random = False
     _once: ClassVar[Baseline]
 
     def test_fitting_twice_gives_the_same_scores(self) -> None:
-        """Two objects, and one object that is fitted again; of a predictor of ratings the same
-        predictions. If `random`, another `seed` gives other ones. Histories stay as they are."""
+        """Check for the same scores (or predicted ratings) of two objects and of one that is fitted
+        again. If `random`, another `seed` gives different ones. Histories stay unchanged."""
         first = self.cls(self.config())
         scores = _learned(first)
         other = _learned(self.cls(self.config()))
-        assert_that(torch.equal(other, scores), "two objects give other scores")
-        assert_that(torch.equal(_learned(first), scores), "fitted again, it gives other scores")
+        assert_that(torch.equal(other, scores), "two objects give different scores")
+        assert_that(torch.equal(_learned(first), scores), "fitting again gives different scores")
         if self.random:
             seeded = _learned(self.cls(self.config(seed=1)))
             assert_that(not torch.equal(seeded, scores), "the seed makes no difference")
 
     def test_a_users_scores_do_not_depend_on_others(self) -> None:
-        """`[users, items]`, numbers, the same alone and among others; also for users who were not
-        among the fitted ones, or have no id or no history."""
+        """Check that scores `[users, items]` are numbers, the same alone and among others, also for
+        new users and users without id or history."""
         histories = _histories()
         part = self._fitted(histories.block(0, 4))
         anonymous = replace(histories, users=None)
@@ -185,19 +189,19 @@ class BaselineContract(Contract):
             assert_numbers(scores, (histories.num_users, histories.num_items), "scores")
             for user in range(first, histories.num_users):
                 alone = baseline.scores(asked.block(user, user + 1))
-                what = f"user {user} alone against all"
+                what = f"user {user} alone and among all"
                 assert_close({"scores": alone[0]}, {"scores": scores[user]}, what)
 
     def test_it_uses_the_inputs_that_it_states(self) -> None:
-        """Without the side features that `features_used` does not name, and without other rated
-        items unless a setting `low-rated` weighs them, all scores are the same."""
+        """Check that scores do not depend on features missing in `features_used`, nor on items with
+        low ratings without a setting `low-rated`."""
         self._skip_ratings()
         config = self.config()
         table = _feature_table()
         known = FeatureNames.of(table, table)
         used = self.cls.features_used(config, known)
         named = all(set(some) <= set(every) for some, every in zip(used, known, strict=True))
-        assert_that(named, f"it names features {used} of {known}")
+        assert_that(named, f"unknown features among {used}; known: {known}")
         plain = _histories()
         others = Histories(11, plain.offsets, (plain.items + 1) % 11, plain.users)
         described = {
@@ -207,11 +211,11 @@ class BaselineContract(Contract):
         }
         wanted = self._fitted_once().scores(plain).clone()
         more = replace(plain, **described)
-        what = f"scores change with {', '.join(described)}, which it does not state"
+        what = f"scores change with {', '.join(described)}, which is not stated"
         assert_that(torch.equal(self._fitted(more).scores(more), wanted), what)
 
     def test_it_is_evaluated_under_the_protocol(self) -> None:
-        """As `evaluation.baselines` names it."""
+        """Evaluate it as named in `evaluation.baselines`."""
         name = self.section()["name"]
         settings = {key: value for key, value in self.section().items() if key != "name"}
         if issubclass(self.cls, RatingBaseline):
@@ -225,7 +229,7 @@ class BaselineContract(Contract):
         assert_that(0 <= metrics[name]["hits@5"] <= 1, f"metrics {metrics}")
 
     def _fitted_once(self) -> Baseline:
-        """Fitted to all histories by the first test that needs it."""
+        """Baseline fitted to all histories, once for all tests."""
         if "_once" not in vars(type(self)):
             type(self)._once = self._fitted(_histories())
         return type(self)._once
@@ -238,12 +242,12 @@ class BaselineContract(Contract):
 
     def _skip_ratings(self) -> None:
         if issubclass(self.cls, RatingBaseline):
-            pytest.skip("predicts ratings and ranks nothing; this contract is about rankings")
+            pytest.skip("predicts ratings; this contract is for rankings")
 
 
 def _learned(baseline: Baseline) -> torch.Tensor:
-    """Answers of a baseline after it was fitted: scores `[users, items]`, or predictions of all
-    ratings `[users items]`."""
+    """Fit a baseline, and return its scores `[users, items]`, or all predicted ratings `[users
+    items]`."""
     rows = _histories()
     if not isinstance(baseline, RatingBaseline):
         with unchanged({"items": rows.items, "offsets": rows.offsets}):
@@ -260,14 +264,14 @@ def _learned(baseline: Baseline) -> torch.Tensor:
 
 
 def _feature_table(rows: int = 11) -> FeatureTable:
-    """One feature of two categories, of users or items, and a text."""
+    """Feature table of users or items with a feature of two categories and a text."""
     labels = [str(row % 2) for row in range(rows)]
     text = Feature.words("title", [f"title of {row // 3}" for row in range(rows)])
     return FeatureTable(rows, (Feature.single("kind", labels),), (text,))
 
 
 def _histories() -> Histories:
-    """Seven users and eleven items; the last user has no history."""
+    """Histories of seven users and eleven items; the last user has no history."""
     random = np.random.default_rng(3)
     sizes = (1, 4, 3, 6, 2, 5, 0)
     lists = [np.sort(random.choice(11, size, replace=False)) for size in sizes]
@@ -282,14 +286,15 @@ _OF_ITEMS = ("popularity", "targets")  # masks that are not of users
 
 
 class MetricContract(Contract):
-    """Subclass it and set `component` to a `UserMetric`, a `RatingMetric` or a `ListMetric`."""
+    """Contract of a metric: subclass it and set `component` to a `UserMetric`, `RatingMetric` or
+    `ListMetric`."""
 
     kind = METRIC
     random = False
 
     def test_values_are_in_its_range_and_users_may_be_measured_in_parts(self) -> None:
-        """`float64 [users]`; NaN for a user without held-out rows; one figure for all users, the
-        same from the sums of parts of them. The input stays as it is."""
+        """Check for values `float64 [users]`, NaN for users without held-out rows, or one value for
+        all users, equal from sums over parts. The input stays unchanged."""
         low, high = self.cls.range
         section = Section.model_validate(self.section())
         metrics = Metrics(self.cls.task, EvaluationConfig(ks=KS, metrics=(section,)))
@@ -309,7 +314,7 @@ class MetricContract(Contract):
         metric = self.cls(self.config())
         columns = {metric.column(k) for k in (KS if metric.has_k else KS[:1])}
         wanted = {column: means[column] for column in columns}
-        assert_close(in_parts, wanted, "the same users in two parts", 1e-9)
+        assert_close(in_parts, wanted, "users in two parts", 1e-9)
         for column in columns:
             known = np.append(values.get(column, np.empty(0)), means[column])
             known = known[~np.isnan(known)]
@@ -317,7 +322,7 @@ class MetricContract(Contract):
             assert_that(len(known) > 0 and inside, f"{column} is not in [{low}, {high}]: {known}")
 
     def test_it_is_measured_in_a_run(self, tmp_path: Path) -> None:
-        """As `evaluation.metrics` names it, for the federated system and for a baseline."""
+        """Measure it as named in `evaluation.metrics`, for the federated system and a baseline."""
         from simulations import runner
 
         settings = {"evaluation": {"users": 4, "ks": [5], "metrics": [self.section()]}}
@@ -333,7 +338,7 @@ class MetricContract(Contract):
 
 
 def _everybody() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Scores and masks of a few users; the last one has no held-out row."""
+    """Scores and masks of a few users; the last user has no held-out rows."""
     random = torch.Generator().manual_seed(5)
     scores = torch.rand(USERS, ITEMS, generator=random)
     draws = torch.rand(USERS, ITEMS, generator=random)
@@ -348,15 +353,15 @@ def _everybody() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 def _evaluated(
     metrics: Metrics, scores: torch.Tensor, masks: dict[str, torch.Tensor], part: slice
 ) -> Evaluated:
-    """Some of the users, by the metric."""
+    """Evaluate some of the users with the metric."""
     parts = {name: mask if name in _OF_ITEMS else mask[part] for name, mask in masks.items()}
     block = RankedBlock(scores[part], ks=KS, **parts)
     return Evaluated(np.arange(USERS)[part], metrics.of_block(block), metrics.sums(block))
 
 
 def _ratings() -> RatedBlock:
-    """Ratings of three users, the last of whom has none, and of an item that an adversary promotes,
-    which the second has rated."""
+    """Ratings of three users (the last has none), the second of whom rated an adversary's target
+    item."""
     predicted = np.array([3.5, 4.0, 1.0, 2.5])
     actual = np.array([4.0, 2.0, 1.0, 5.0])
     targets = np.array([[3.0], [np.nan], [4.5]])
@@ -364,30 +369,30 @@ def _ratings() -> RatedBlock:
 
 
 class AttackContract(Contract):
-    """Subclass it and set `component` to an `Attack`."""
+    """Contract of an attack: subclass it and set `component` to an `Attack`."""
 
     kind = ATTACK
 
     def test_it_attacks_trained_systems(self, tmp_path: Path) -> None:
-        """As `fedrec attack` does: the outcome is saved, and its table has as many cells in each
-        row as titles. Suspicion is one finite number per user."""
+        """Attack as `fedrec attack` does: the outcome is saved, and rows of its table have a cell
+        per title. Suspicion is one finite number per user."""
         outcome = self._outcome(tmp_path)
         cls: type[Attack] = self.cls
         saved = json.loads((tmp_path / cls.file).read_text(encoding="utf-8"))
-        assert_that(saved == json.loads(json.dumps(outcome.table)), "another outcome is saved")
+        assert_that(saved == json.loads(json.dumps(outcome.table)), "the saved outcome differs")
         widths = {len(row) for row in outcome.rows}
-        assert_that(len(outcome.rows) > 1 and len(widths) == 1, f"rows of {sorted(widths)} cells")
+        assert_that(len(outcome.rows) > 1 and len(widths) == 1, f"rows with {sorted(widths)} cells")
         texts = [cell for row in outcome.rows for cell in row]
         texts += [*outcome.lines, *outcome.reasons]
-        assert_that(all(isinstance(text, str) for text in texts), "rows and lines are no texts")
+        assert_that(all(isinstance(text, str) for text in texts), "rows and lines are not texts")
         known = outcome.verdict in ("", "PASS", "WARN", "FAIL")
-        assert_that(known, f"verdict {outcome.verdict!r}")
+        assert_that(known, f"unknown verdict {outcome.verdict!r}")
 
     def test_its_outcome_is_a_function_of_what_it_sees_and_the_seed(self, tmp_path: Path) -> None:
-        """Two objects find the same in the same runs."""
+        """Check that two objects have the same outcome for the same runs."""
         first = self._outcome(tmp_path)
         again = self._outcome(tmp_path)
-        assert_that(again.table == first.table, "two objects find something else")
+        assert_that(again.table == first.table, "two objects have different outcomes")
 
     def _outcome(self, folder: Path) -> AttackOutcome:
         try:

@@ -36,13 +36,13 @@ from simulations.contracts.base import (
 
 
 class ModelContract(RunContract):
-    """Subclass it and set `component` to a `Model`; set `experiment["step"]` if `sgd` does not
-    train it."""
+    """Contract of a model: subclass it and set `component` to a `Model`, and `experiment["step"]`
+    if `sgd` does not train it."""
 
     kind = MODEL
 
     def models(self) -> Iterator[Model]:
-        """The model for each task that it supports."""
+        """Models for each supported task."""
         ranking = Population.of(self.small()).schema()
         made = 0
         for task in ("ranking", "rating"):
@@ -53,10 +53,11 @@ class ModelContract(RunContract):
                 continue
             made += 1
             yield model
-        assert_that(made > 0, "it refuses both tasks")
+        assert_that(made > 0, "the model supports neither task")
 
     def test_initial_parameters_are_a_function_of_the_generator(self) -> None:
-        """float32 on the CPU, finite, tables with a row per item, the same for the same seed."""
+        """Check for finite float32 on the CPU, tables with a row per item, and the same values for
+        the same seed."""
         for model in self.models():
             first = _initial(model)
             for name, value in first.items():
@@ -72,7 +73,7 @@ class ModelContract(RunContract):
                 assert_that(rows >= model.schema.num_items, f"item table {name!r} has {rows} rows")
 
     def test_features_that_it_does_not_state_change_nothing(self) -> None:
-        """Initial parameters are the same without the side features of users, or of items, of which
+        """Check that initial parameters do not depend on side features of users or items if
         `features_used` names none."""
         for model in self.models():
             schema = model.schema
@@ -87,11 +88,11 @@ class ModelContract(RunContract):
                 schema.task,
             )
             same = same_bits(_initial(model), _initial(self.cls(self.config(), stated)))
-            assert_that(same, f"parameters depend on features; it states {used}")
+            assert_that(same, f"parameters depend on features other than the stated {used}")
 
     def test_predictions_have_the_cohorts_shape_and_its_members_do_not_mix(self) -> None:
-        """`[C, B]`, finite, and each slice equals that of the client alone; parameters stay as they
-        are."""
+        """Check that predictions `[C, B]` are finite and equal those of single clients; parameters
+        stay unchanged."""
         for model in self._item_models():
             slices, users, items = _inputs(model, 3, 5)
             with unchanged(slices):
@@ -103,10 +104,10 @@ class ModelContract(RunContract):
                 part = slice(client, client + 1)
                 params = {name: value[part] for name, value in slices.items()}
                 alone = model.predict(params, tuple(u[part] for u in users), items[part])
-                _assert_close(predicted[part], alone, "a cohort against one client")
+                _assert_close(predicted[part], alone, "a cohort and single clients")
 
     def test_compact_tables_give_the_same_predictions(self) -> None:
-        """With `rows`, item tables hold the needed rows only."""
+        """Check predictions with `rows`, where item tables have only the needed rows."""
         for model in self._item_models():
             slices, users, items = _inputs(model, 2, 4)
             compact = {
@@ -117,23 +118,23 @@ class ModelContract(RunContract):
             }
             predicted = model.predict(compact, users, items, rows=torch.arange(4).expand(2, -1))
             wanted = model.predict(slices, users, items)
-            _assert_close(predicted, wanted, "compact tables against whole ones")
+            _assert_close(predicted, wanted, "compact and full tables")
 
     def test_its_kernel_declaration_is_correct(self) -> None:
-        """A declared kernel names all parameters of the model, and its item tables. A class that
-        overrides `predict` or `loss` declares its own."""
+        """Check that a declared kernel names all parameters and item tables of the model. A class
+        that overrides `predict` or `loss` declares its own kernel."""
         for model in self._item_models():
             declared = model.kernel()
             if declared is None:
                 continue
             described = covers_overrides(self.cls, "kernel", ("predict", "loss"))
-            assert_that(described, "it overrides `predict` or `loss`, and not `kernel`")
+            assert_that(described, "the class overrides `predict` or `loss` but not `kernel`")
             named = {*declared.dense, *declared.item_tables}
             assert_equal(named, set(_initial(model)), "parameters of the kernel")
             assert_equal({*declared.item_tables}, {*model.item_tables}, "item tables of the kernel")
 
     def test_scores_are_those_of_the_catalogue(self) -> None:
-        """`[C, items]`, the predictions of every item."""
+        """Check that scores `[C, items]` are the predictions of all items."""
         for model in self.models():
             slices, users, _ = _inputs(model, 2, 1)
             catalogue = torch.arange(model.schema.num_items).expand(2, -1)
@@ -146,11 +147,11 @@ class ModelContract(RunContract):
                 assert_equal(tuple(scores.shape), wanted, "shape of history scores")
             else:
                 predicted = model.predict(slices, users, catalogue)
-                _assert_close(model.scores(slices, users), predicted, "scores against predict")
+                _assert_close(model.scores(slices, users), predicted, "`scores` and `predict`")
 
     def test_the_loss_is_one_number_per_client_with_finite_gradients(self) -> None:
-        """Mean loss `[C]`; weighted by 1 / B it is the same; gradients are finite and not all
-        zero."""
+        """Check for a mean loss `[C]`, equal with weights 1 / B, and finite gradients that are not
+        all zero."""
         for model in self._item_models():
             slices, users, items = _inputs(model, 2, 4)
             leaves = {name: value.clone().requires_grad_() for name, value in slices.items()}
@@ -159,15 +160,15 @@ class ModelContract(RunContract):
             loss = model.loss(predicted, labels)
             weighted = model.loss(predicted, labels, torch.full((2, 4), 0.25))
             assert_equal(tuple(loss.shape), (2,), "shape of the loss")
-            _assert_close(weighted.detach(), loss.detach(), "weights of 1 / B against the mean")
+            _assert_close(weighted.detach(), loss.detach(), "weights of 1 / B and the mean")
             gradients = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
             moving = [value for value in gradients if value is not None]
             assert_that(any(bool(v.any()) for v in moving), "no parameter has a gradient")
             assert_that(all(bool(v.isfinite().all()) for v in moving), "a gradient is not finite")
 
     def test_training_many_clients_equals_one_by_one(self, tmp_path: Path) -> None:
-        """Training in the kernel, if the model declares one, and in blocks equals the per-client
-        reference, in the update and in the private state."""
+        """Check that updates and private states of the kernel, if declared, and of blocks equal the
+        per-client reference."""
         sums: list[dict[str, Any]] = []
         for path in ("auto", "blocks", "reference"):
             node = Node(self.small(f"engine.path={path}"), 0, 1, tmp_path / path)
@@ -175,12 +176,14 @@ class ModelContract(RunContract):
             reply = train_clients(node, arrays, TrainOrder(1, node.training))
             total = {n: dense_change(change, arrays[n]) for n, change in reply.total.items()}
             sums.append({**total, **_private(node)})
-        assert_close(sums[0], sums[2], "the fastest path against one by one")
-        assert_close(sums[1], sums[2], "blocks against one by one")
-        assert_that(any(np.any(value) for value in sums[2].values()), "training moves nothing")
+        assert_close(sums[0], sums[2], "the fastest path and single clients")
+        assert_close(sums[1], sums[2], "blocks and single clients")
+        assert_that(
+            any(np.any(value) for value in sums[2].values()), "training does not change parameters"
+        )
 
     def _item_models(self) -> Iterator[Model]:
-        """Those that predict items one by one."""
+        """Models that predict single items."""
         for model in self.models():
             if isinstance(model, HistoryModel):
                 pytest.skip("predicts from whole histories")
@@ -188,7 +191,7 @@ class ModelContract(RunContract):
 
 
 def _private(node: Node) -> dict[str, np.ndarray]:
-    """The private parameters of a node's clients after the first round."""
+    """Private parameters of a node's clients after the first round."""
     if node.private is None or not node.step(node.experiment.step).keeps:
         return {}
     saved = node.private.load_all([int(client) for client in node.training], 2)
@@ -210,7 +213,7 @@ def _assert_close(values: Tensor, wanted: Tensor, what: str) -> None:
 def _inputs(
     model: Model, clients: int, items: int
 ) -> tuple[dict[str, Tensor], tuple[Tensor, ...], Tensor]:
-    """Different parameters, codes and items for each client."""
+    """Parameters, codes and items that differ between clients."""
     drawn = [_initial(model, seed) for seed in range(clients)]
     slices = {name: torch.stack([params[name] for params in drawn]) for name in drawn[0]}
     random = torch.Generator().manual_seed(9)

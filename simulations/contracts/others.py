@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of the kinds of components that few people write: samplers, callbacks, mechanisms,
-perturbations, compressions and poisoning attacks."""
+"""Contracts of samplers, callbacks, mechanisms, perturbations, compressions and poisoning
+attacks."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ SIZE = 1000
 
 
 class OtherContract(RunContract):
-    """It is made from its settings, gives the same for the same seed, alone and in a run that is
-    interrupted and resumed, and does not change its input."""
+    """Base of these contracts: a component is created from its settings, gives the same result for
+    the same seed, alone and in a resumed run, and does not change its input."""
 
     @abstractmethod
     def applied(self, seed: int) -> dict[str, np.ndarray]:
-        """The result of a new component under a seed, as named arrays."""
+        """Result of a new component with a seed, as named arrays."""
 
     def test_it_is_a_function_of_its_seed_and_changes_no_input(self) -> None:
-        """The same twice, and if it is `random` something else under another seed."""
+        """Check for equal results with one seed, and, if `random`, different ones with another."""
         assert_seeded(self.applied, same_bits, self.random)
 
 
 class SamplerContract(OtherContract):
-    """Subclass it and set `component` to a `Sampler`."""
+    """Contract of a sampler: subclass it and set `component` to a `Sampler`."""
 
     kind = SAMPLER
 
@@ -62,13 +62,13 @@ class SamplerContract(OtherContract):
 
 
 class CallbackContract(OtherContract):
-    """Subclass it and set `component` to a `Callback`."""
+    """Contract of a callback: subclass it and set `component` to a `Callback`."""
 
     kind = CALLBACK
     random = False
 
     def placed(self) -> dict[str, Any]:
-        """The list of callbacks."""
+        """Section with the list of callbacks."""
         return {"callbacks": [self.section()]}
 
     def applied(self, seed: int) -> dict[str, np.ndarray]:
@@ -80,12 +80,12 @@ class CallbackContract(OtherContract):
 
 
 class MechanismContract(OtherContract):
-    """Subclass it and set `component` to a `Mechanism`."""
+    """Contract of a mechanism: subclass it and set `component` to a `Mechanism`."""
 
     kind = MECHANISM
 
     def placed(self) -> dict[str, Any]:
-        """The `[privacy]` table."""
+        """Section `[privacy]` with the mechanism."""
         table = {"clip-norm": 1.0, "noise-multiplier": 1.0, "mechanism": self.section()}
         return {"privacy": table}
 
@@ -99,7 +99,7 @@ class MechanismContract(OtherContract):
 
 
 class PerturbationContract(OtherContract):
-    """Subclass it and set `component` to a `Perturbation`."""
+    """Contract of a perturbation: subclass it and set `component` to a `Perturbation`."""
 
     kind = PERTURBATION
 
@@ -115,7 +115,7 @@ class PerturbationContract(OtherContract):
 
 
 class CompressionContract(OtherContract):
-    """Subclass it and set `component` to a `Compression`."""
+    """Contract of a compression: subclass it and set `component` to a `Compression`."""
 
     kind = COMPRESSION
     random = False
@@ -135,13 +135,13 @@ class CompressionContract(OtherContract):
 
 
 class PoisoningContract(OtherContract):
-    """Subclass it and set `component` to a `Poisoning`."""
+    """Contract of a poisoning attack: subclass it and set `component` to a `Poisoning`."""
 
     kind = POISONING
     random = False
 
     def placed(self) -> dict[str, Any]:
-        """The adversary, with the component as its attack."""
+        """Section of the adversary, with the component as its attack."""
         return {"adversary": {"attack": self.section(), "clients": 4, "targets": 2}}
 
     def applied(self, seed: int) -> dict[str, np.ndarray]:

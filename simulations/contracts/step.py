@@ -38,7 +38,7 @@ FEW = 5
 
 
 class StepContract(RunContract):
-    """Subclass it and set `component` to a `Step`."""
+    """Contract of a step: subclass it and set `component` to a `Step`."""
 
     kind = STEP
 
@@ -47,8 +47,8 @@ class StepContract(RunContract):
         return Node(self.small(f"engine.path={path}"), 0, 1, private)
 
     def test_an_update_has_the_parameters_shapes_and_is_finite(self) -> None:
-        """`delta` holds every parameter, `examples` counts, and some client's update is not
-        zero. Parameters and data are not changed in place."""
+        """Check that `delta` has all parameters, that `examples` is a count, and that some update
+        is not zero. Parameters and data are not changed in place."""
         node, start = self._node_and_start()
         moved = False
         for client in node.training.tolist()[:FEW]:
@@ -60,13 +60,13 @@ class StepContract(RunContract):
             wanted = {name: tuple(value.shape) for name, value in start.items()}
             assert_equal(shapes, wanted, f"shapes of client {client}")
             right = _finite(update) and update.examples >= 0
-            assert_that(right, f"the update of client {client} is no finite update")
+            assert_that(right, f"the update of client {client} is not finite")
             moved |= any(bool(value.any()) for value in update.delta.values())
-        assert_that(moved, "no client's update moves anything: choose settings under which it does")
+        assert_that(moved, "all updates are zero; choose settings with which the step trains")
 
     def test_an_update_is_a_function_of_the_random_stream(self) -> None:
-        """The same stream gives the same bits, another stream another update; there is no state
-        between calls."""
+        """Check that the same stream gives the same bits and another stream another update, without
+        state between calls."""
         node, start = self._node_and_start()
         step = node.step(node.experiment.step).in_round(1)
         differ = False
@@ -75,13 +75,13 @@ class StepContract(RunContract):
                 self._update(node, start, client, seed=seed, step=step).delta for seed in (0, 0, 1)
             )
             same = same_bits(first, again)
-            assert_that(same, f"two updates of client {client} from one stream differ")
+            assert_that(same, f"two updates of client {client} with one stream differ")
             differ |= not same_bits(first, other)
-        words = "the stream makes no difference: set random = False if that is meant"
+        words = "the stream makes no difference; set random = False if this is intended"
         assert_that(differ or not self.random, words)
 
     def test_no_epochs_change_nothing(self) -> None:
-        """`epochs = 0` is how the shared model is evaluated."""
+        """Check that `epochs = 0`, used to evaluate the shared model, changes nothing."""
         node, start = self._node_and_start()
         section = node.experiment.step
         table = {"name": section.name, **section.options, "epochs": 0}
@@ -89,10 +89,10 @@ class StepContract(RunContract):
         for client in node.training.tolist()[:FEW]:
             delta = self._update(node, start, client, step=step).delta
             moved = any(bool(value.any()) for value in delta.values())
-            assert_that(not moved, "epochs = 0 moves parameters")
+            assert_that(not moved, "epochs = 0 changes parameters")
 
     def test_a_client_without_data_is_no_error(self) -> None:
-        """A new user without any interaction."""
+        """Check the update of a new user without interactions."""
         node, start = self._node_and_start()
         none = np.empty(0, np.int64)
         known = node.population.client(int(node.training[0]))
@@ -102,8 +102,8 @@ class StepContract(RunContract):
         assert_that(_finite(update), "the update is not finite")
 
     def test_many_clients_at_once_equal_one_by_one(self, tmp_path: Path) -> None:
-        """The fastest path, and blocks, equal the per-client reference, for every client of the
-        small dataset."""
+        """Check that the fastest path and blocks equal the per-client reference for all clients of
+        the small dataset."""
         fast, blocks, slow = (
             self.node(path, tmp_path / path) for path in ("auto", "blocks", "reference")
         )
@@ -112,16 +112,16 @@ class StepContract(RunContract):
         assert_close(self._sums(blocks, blocks.training), wanted, "blocks against one by one")
 
     def test_the_sum_is_the_sum_of_the_clients(self, tmp_path: Path) -> None:
-        """No client's update depends on the other clients of the round."""
+        """Check that no client's update depends on the other clients of the round."""
         node = self.node(private=tmp_path)
         clients = node.training[:FEW]
         alone = [self._sums(node, np.array([client])) for client in clients.tolist()]
         wanted = {name: sum(update[name] for update in alone) for name in alone[0]}
-        assert_close(self._sums(node, clients), wanted, "the sum against the clients' own updates")
+        assert_close(self._sums(node, clients), wanted, "the sum and the sum of single updates")
 
     def test_a_client_moves_the_private_sum_by_the_clip_norm_at_most(self, tmp_path: Path) -> None:
-        """Sensitivity: S when a client is left out, 2 S (or sqrt(2) S, if the step is
-        `non-negative`) when it is replaced."""
+        """Check the sensitivity: S if a client is removed, 2 S (or sqrt(2) S, if the step is
+        `non-negative`) if it is replaced."""
         node = self.node(private=tmp_path)
         clients = node.training[:FEW]
         norm = Clip(CLIP_NORM, 2).measure
@@ -130,26 +130,27 @@ class StepContract(RunContract):
             self._sums(node, np.delete(clients, left_out), CLIP_NORM) for left_out in range(3)
         ]
         bound = Clip(CLIP_NORM, 2, self.cls.contributions).sensitivity("replace-one")
-        changes = [("leaving a client out", CLIP_NORM, everyone, sums) for sums in lacking]
+        changes = [("removing a client", CLIP_NORM, everyone, sums) for sums in lacking]
         changes += [("replacing a client", bound, lacking[0], sums) for sums in lacking[1:]]
         for what, most, before, after in changes:
             moved = norm({name: after[name] - before[name] for name in after})
-            words = f"{what} moves the sum by {moved / CLIP_NORM} S"
+            words = f"{what} changes the sum by {moved / CLIP_NORM} S"
             assert_that(moved <= most * (1 + 1e-4), words)
 
     def test_symmetric_parameters_change_by_symmetric_matrices(self, tmp_path: Path) -> None:
-        """Of what the step declares `symmetric`, only one half is sent."""
+        """Check `symmetric` parameters, of which only one half is sent."""
         node = self.node(private=tmp_path)
         sums = self._sums(node, node.training[:FEW])
         halves = {name: sums[name] for name in self.cls.symmetric if name in sums}
         assert_close({name: half.T for name, half in halves.items()}, halves, "the two halves")
 
     def test_private_parameters_are_kept_and_never_sent(self, tmp_path: Path) -> None:
-        """They are zero in the update, and stored in a file that only its owner can read."""
+        """Check that private parameters are zero in the update, and stored in a file that only its
+        owner can read."""
         node = self.node(private=tmp_path)
         names = node.step(node.experiment.step).private_names(list(node.initial()))
         if not names:
-            pytest.skip("keeps nothing private")
+            pytest.skip("has no private parameters")
         sums = self._sums(node, node.training)
         assert_that(not any(sums[name].any() for name in names), "private parameters are sent")
         private = node.private
@@ -182,7 +183,7 @@ class StepContract(RunContract):
     def _sums(
         self, node: Node, clients: np.ndarray, clip_norm: float | None = None
     ) -> dict[str, Any]:
-        """A node's sums as whole arrays, clipped if a clip norm is given."""
+        """A node's sums as full arrays, clipped if a clip norm is given."""
         arrays = {name: value.numpy() for name, value in node.initial().items()}
         protection = None if clip_norm is None else Protection(clip_norm, 2, tuple(arrays))
         reply = train_clients(node, arrays, TrainOrder(1, clients, protection=protection))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a strategy, one of fedrec's kind (`CohortStrategy`) or any of Flower's."""
+"""The contract of a strategy, a `CohortStrategy` or one of Flower's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from strategies.dp import DpFedAvg
 CLIENTS = 6
 CLIP_NORM = 2.0
 SHAPES = {"item.id": (9, 3), "item.bias": (9, 1), "layer.weight": (4, 2), "layer.bias": (2,)}
-# updates of one client that try to move the sum by more than the clip norm allows
+# updates of one client that try to change the sum by more than the clip norm
 ODD: dict[str, Any] = {
     "as the others": lambda: _update(4),
     "huge": lambda: _update(4, 1e30),
@@ -45,12 +45,12 @@ ODD: dict[str, Any] = {
 
 
 class StrategyContract(RunContract):
-    """Subclass it and set `component` to a `Strategy`."""
+    """Contract of a strategy: subclass it and set `component` to a `Strategy`."""
 
     kind = STRATEGY
 
     def test_a_run_moves_finite_parameters_and_keeps_their_shapes(self, tmp_path: Path) -> None:
-        """After two rounds names, shapes and types are the same, and the values are not."""
+        """Check that two rounds change the values of parameters but not names, shapes and types."""
         from clients.node import Node
 
         result = self.plain(tmp_path)
@@ -59,22 +59,22 @@ class StrategyContract(RunContract):
         for name, before in start.items():
             after = result.parameters[name]
             same = after.shape == before.shape and after.dtype == before.dtype
-            assert_that(same, f"{name!r} has another shape or type")
+            assert_that(same, f"{name!r} has a different shape or type")
             assert_that(bool(np.isfinite(after).all()), f"{name!r} is not finite")
         moved = any(not np.array_equal(start[name], result.parameters[name]) for name in start)
-        assert_that(moved, "two rounds move nothing")
+        assert_that(moved, "two rounds do not change parameters")
 
     def test_the_distribution_over_nodes_makes_no_difference(self, tmp_path: Path) -> None:
-        """Two and three nodes give the same parameters; Flower's own strategies see nodes, not
-        clients."""
+        """Check that two and three nodes give the same parameters; Flower's own strategies see
+        nodes, not clients."""
         self._skip_flowers()
         two = self.plain(tmp_path).parameters
         three = self.run(tmp_path / "three", "engine.nodes=3").parameters
         assert_close(three, two, "three nodes against two", 1e-3)
 
     def test_privacy_is_bounded_or_refused(self, tmp_path: Path) -> None:
-        """Replacing one client by any other moves the sum by at most 2 S and does not change the
-        denominator; or the strategy is refused under differential privacy, with the reason."""
+        """Check that replacing a client changes the sum by at most 2 S and not the denominator, or
+        that the strategy is refused under differential privacy, with a reason."""
         if not issubclass(self.cls, CohortStrategy):
             sections = {"privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0}}
             with pytest.raises(ExperimentError, match="cannot be made private"):
@@ -92,13 +92,13 @@ class StrategyContract(RunContract):
             for other_name, (other, other_clients) in released.items():
                 squares = [float(np.square(sums[n] - other[n]).sum()) for n in SHAPES]
                 moved = float(np.sqrt(sum(squares))) / CLIP_NORM
-                words = f"{name!r} against {other_name!r} moves the sum by {moved:.3f} S"
+                words = f"replacing {name!r} by {other_name!r} changes the sum by {moved:.3f} S"
                 assert_that(moved <= 2 * (1 + 1e-4), words)
                 assert_equal(clients, other_clients, f"{name!r}: the denominator")
 
     def test_a_private_run_is_charged_or_refused(self, tmp_path: Path) -> None:
-        """Each round of a private run is charged to the ledger; or the strategy is refused, with
-        the reason."""
+        """Check that each round of a private run is charged to the ledger, or that the strategy is
+        refused, with a reason."""
         self._skip_flowers()
         try:
             result = self.run(tmp_path / "private", "privacy={clip-norm=1.0, noise-multiplier=1.0}")
@@ -111,7 +111,7 @@ class StrategyContract(RunContract):
         assert_that(charged >= done, f"rounds {sorted(done - charged)} are not charged")
 
     def _released(self, odd: Update | None) -> tuple[dict[str, np.ndarray], float]:
-        """The aggregate of a private round without noise in which client 4 sends `odd`.
+        """Aggregate of a private round without noise in which client 4 sends `odd`.
 
         Raises:
             ExperimentError: the strategy cannot be made private.
@@ -126,7 +126,7 @@ class StrategyContract(RunContract):
             reply for message in sent if (reply := _answer(message, theta, updates)) is not None
         ]
         strategy.aggregate_train(1, replies)
-        words = "the rule was not given the private sum"
+        words = "the rule did not receive the private sum"
         assert_that(len(aggregates) == 1, words)
         changes = aggregates[0].changes
         sums = {name: dense_change(changes[name], theta[name]) for name in SHAPES}
@@ -134,11 +134,11 @@ class StrategyContract(RunContract):
 
     def _skip_flowers(self) -> None:
         if not issubclass(self.cls, CohortStrategy):
-            pytest.skip("one of Flower's own: it sees nodes, not clients, and is never private")
+            pytest.skip("Flower's own strategies see nodes, not clients, and are never private")
 
     def _private(self) -> tuple[CohortStrategy, list[Aggregate]]:
-        """The strategy under a clip norm without noise, and a list to which the aggregates of its
-        rule are appended."""
+        """Strategy with a clip norm and without noise, and a list to which its aggregates are
+        appended."""
         aggregates: list[Aggregate] = []
         strategy: CohortStrategy = self.cls(self.config(), Everyone(), {"name": "sgd"})
         plan = Plan.of(
@@ -155,7 +155,7 @@ class StrategyContract(RunContract):
 
 
 class Everyone:
-    """Cohorts of all clients, each on a node of its own."""
+    """Cohorts of all clients, each on its own node."""
 
     section = Section(name="fixed-size")
 
@@ -166,7 +166,7 @@ class Everyone:
         return self.clients
 
     def by_node(self, clients: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Each node's number and clients, of some clients `int64 [n]`."""
+        """Node numbers and their clients, for clients `int64 [n]`."""
         yield from ((100 + int(client), clients[[index]]) for index, client in enumerate(clients))
 
     def draw(self, name: str, share: float) -> np.ndarray:
@@ -174,7 +174,7 @@ class Everyone:
         return self.clients
 
     def among(self, clients: np.ndarray, sampler: Section | None = None) -> Everyone:
-        """These cohorts, whatever the clients `int64 [n]`."""
+        """These cohorts, for any clients `int64 [n]`."""
         return self
 
 
@@ -190,7 +190,7 @@ def _update(client: int, scale: float = 1.0, examples: int = 3) -> Update:
 def _answer(
     message: Message, theta: Mapping[str, np.ndarray], updates: Mapping[int, Update | None]
 ) -> Message | None:
-    """The reply of a node; none if its only client left."""
+    """Reply of a node; None if its only client left."""
     _, order = unpack_train(message.content)
     clients = [] if order.clients is None else order.clients.tolist()
     total = UpdateSum(

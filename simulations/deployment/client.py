@@ -38,7 +38,7 @@ from simulations.deployment.processes import (
 )
 
 NODE_PATIENCE = 6.0
-"""Seconds after which processes of a node that do not end are killed."""
+"""Seconds after which processes of a node that do not stop are killed."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class ClientPlan:
         superlink: HOST:PORT of the deployment's gateway.
         data: CSV file of the hosted users; not needed by a SuperNode alone.
         state: folder of the private state: private parameters, spent budgets, logs.
-        host: address on which the executor reaches the SuperNode.
+        host: address at which the executor reaches the SuperNode.
         bind: address that the SuperNode listens on for it; default: the same.
-        port: of the connection between both.
+        port: port of this connection.
         config: further settings of the node, for Flower's node configuration.
     """
 
@@ -66,11 +66,11 @@ class ClientPlan:
     config: tuple[tuple[str, str | int | float | bool], ...] = ()
 
     def check(self, part: str = "all") -> None:
-        """Refuse invalid settings; the SuperNode needs no data, and the executor no key.
+        """Check the settings; the SuperNode needs no data, and the executor no key.
 
         Raises:
-            EngineError: the join folder lacks a file, or other users can read its key.
-            DataError: there is no such data file.
+            EngineError: a file in the join folder is missing, or other users can read its key.
+            DataError: the data file is missing.
         """
         for path in (self.join, self.state, *([] if self.data is None else [self.data])):
             check_path(path)  # they are part of Flower's node configuration
@@ -78,14 +78,14 @@ class ClientPlan:
             _check_keys(self.join)
         if part != "supernode" and (self.data is None or not self.data.is_file()):
             shown = self.join / "data.csv" if self.data is None else self.data
-            raise DataError(f"there is no data file {shown}", fix="give --data FILE")
+            raise DataError(f"the data file {shown} is missing", fix="give --data FILE")
         Policy.of(dict(self.config))  # before anything is started
         for name, value in self.config:
             text = isinstance(value, str) and not set(value) & set("\"'\\\n")
             key = name.isascii() and name.replace("-", "").isalnum()
             if not key or not (text or isinstance(value, bool | int | float)):
                 raise EngineError(
-                    f"the setting {name[:100]!r} of a node is {value!r:.200}",
+                    f"invalid value {value!r:.200} of node setting {name[:100]!r}",
                     expected="a number, true, false, or a text without quotes",
                     fix=f"see {self.join / 'node.toml'}, and --set",
                 )
@@ -94,28 +94,27 @@ class ClientPlan:
         """Read the data as the node will, so that errors are found before it connects.
 
         Raises:
-            DataError: there is no catalogue, or the data do not fit it.
+            DataError: the catalogue is missing, or the data do not match it.
         """
         if not self.catalogue.is_file():
             raise DataError(
-                f"there is no {self.catalogue}",
+                f"{self.catalogue} is missing",
                 fix="ask the operator for it; fedrec deploy add-nodes DEPLOYMENT 0 writes it",
             )
         read_own(self.data or self.join / "data.csv", self.catalogue)
 
     @property
     def catalogue(self) -> Path:
-        """The operator's catalogue."""
+        """Path of the operator's catalogue."""
         return self.join / "catalogue.json"
 
     @property
     def address(self) -> str:
-        """HOST:PORT on which the executor reaches the SuperNode."""
+        """HOST:PORT at which the executor reaches the SuperNode."""
         return f"{self.host}:{self.port}"
 
     def node_config(self) -> str:
-        """Flower's node configuration; the SuperNode hands it to the executor and to nobody
-        else."""
+        """Flower's node configuration, which the SuperNode sends only to the executor."""
         table: dict[str, str | int | float | bool] = {
             "private-dir": str(self.state),
             **dict(self.config),
@@ -130,13 +129,12 @@ class ClientPlan:
 
 
 def _check_keys(join: Path) -> None:
-    """Refuse a join folder without a key and a valid certificate, or with a key that others can
-    read."""
+    """Check that a join folder has a valid certificate and a key that only its owner can read."""
     key = join / "node.key"
     authority = join / "ca.crt"
     if not (key.is_file() and authority.is_file()):
         raise EngineError(
-            f"{join} is not the folder of a node: it has no node.key and ca.crt",
+            f"{join} is not a node's folder: node.key or ca.crt is missing",
             fix="ask the operator for this node's folder",
         )
     if days_left(authority.read_bytes()) <= 0:
@@ -159,7 +157,7 @@ def plan_of(
     port: int = 9094,
     settings: Sequence[str] = (),
 ) -> ClientPlan:
-    """The plan of a client from its join folder and its owner's settings.
+    """Plan of a client from its join folder and its owner's settings.
 
     Args:
         join: the folder.
@@ -191,7 +189,7 @@ def plan_of(
 
 
 def prepare(plan: ClientPlan, part: str = "all") -> None:
-    """Create the certificate and the secret of SuperNode and executor if they are missing or end
+    """Create the certificate and the secret of SuperNode and executor if they are missing or expire
     soon; an executor alone waits for them.
 
     Raises:
@@ -214,7 +212,7 @@ def prepare(plan: ClientPlan, part: str = "all") -> None:
 
 
 def supernode_flags(plan: ClientPlan) -> tuple[str, ...]:
-    """Flags of the SuperNode: TLS, its own key, and a separate executor."""
+    """Flags of the SuperNode for TLS, its key and a separate executor."""
     meeting = plan.state / "meeting"
     return (
         *flags(superlink=plan.superlink, root_certificates=plan.join / "ca.crt"),
@@ -229,7 +227,7 @@ def supernode_flags(plan: ClientPlan) -> tuple[str, ...]:
 
 
 def client_processes(plan: ClientPlan) -> list[Process]:
-    """SuperNode and executor."""
+    """Processes of the SuperNode and the executor."""
     meeting = plan.state / "meeting"
     home = {"FLWR_HOME": str(plan.state / "flwr")}
     executor = executor_flags(plan.address, meeting / "ca.crt", meeting / "node.secret")
@@ -241,7 +239,7 @@ def client_processes(plan: ClientPlan) -> list[Process]:
 
 
 def run_client(plan: ClientPlan, part: str = "all") -> None:
-    """Run a client, or one of its two processes, until it gets a stop signal.
+    """Run a client, or one of its two processes, until a stop signal.
 
     Raises:
         EngineError, DataError: see `ClientPlan.check` and `ClientPlan.check_data`.

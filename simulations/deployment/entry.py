@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a deployment: a client's SuperNode and executor, forks of nodes, and the
-server's programs."""
+"""Entry points of a deployment's processes: a client's SuperNode and executor, forks of nodes, and
+the server's programs."""
 
 from __future__ import annotations
 
@@ -37,12 +37,11 @@ _LATER = (
     "torch.optim",
     "fedrec.privacy.plan",
 )
-"""Modules that otherwise every fork would import."""
+"""Modules imported before forking."""
 
 
 def own_app(_identifier: str, version: str, _digest: str) -> ClientApp:
-    """This installation's ClientApp, whatever the server sent: a node never runs code from the
-    network.
+    """Return this installation's ClientApp; a node never runs the server's code.
 
     Raises:
         ClientError: the server runs another version of fedrec.
@@ -85,7 +84,7 @@ def import_everything(*, trains: bool = True) -> None:
 
 
 def _names_in(package: str) -> list[str]:
-    """Names of our own modules in one of our packages."""
+    """Names of the modules in one of our packages."""
     paths = importlib.import_module(package).__path__
     return [module.name for module in pkgutil.walk_packages(paths, f"{package}.")]
 
@@ -113,7 +112,7 @@ def _log_to_standard_error() -> None:
 
 
 def _read_before() -> None:
-    """Read the node's data once, for all messages; errors in them are raised by each message."""
+    """Read the node's data once for all messages; data errors are raised by each message."""
     from clients.device.own_data import read_own
     from simulations.deployment.layout import CATALOGUE, DATA
 

@@ -42,7 +42,7 @@ from simulations.deployment.pki import as_sent
 from simulations.deployment.processes import REFUSED
 
 FLOWER_POLL = 3.0
-"""Seconds that Flower's SuperNode sleeps between two polls; shorter sleeps wait for a reply."""
+"""Seconds between two polls of Flower's SuperNode; shorter sleeps are waits for a reply."""
 FIRST_POLL = 0.1
 """Seconds after a message until the SuperNode polls for the next one."""
 HELD_LONG = 5.0
@@ -53,8 +53,8 @@ LONGEST_LOOK = 0.5
 
 
 class NodePace:
-    """Sleep times of the SuperNode: short after a message and growing while idle; likewise while it
-    waits for a reply.
+    """Sleep times of the SuperNode: short after a message, longer while idle or waiting for a
+    reply.
 
     A poll that took long was held by the SuperLink, so the next poll follows at once.
 
@@ -86,8 +86,8 @@ class SuperNodeState(PackedPieces, AnsweringState):
 
 
 def load() -> Any:
-    """Import all parts of Flower's SuperNode and patch them; its main loop. Before forks, so that
-    they need not."""
+    """Import and patch all parts of Flower's SuperNode, once before forking, and return its main
+    loop."""
     loop = importlib.import_module("flwr.supernode.start_client_internal")
     importlib.import_module("flwr.supernode.main")  # otherwise imported by each SuperNode
     flower_commands.load("flower-supernode")
@@ -96,11 +96,11 @@ def load() -> Any:
 
 
 def supernode(arguments: list[str]) -> None:
-    """`flower-supernode` with shorter waits, faster heartbeats, and a reply to every message. If
-    the server does not accept the node's key, the process ends with the status `REFUSED`.
+    """Run `flower-supernode` with shorter waits, faster heartbeats, and a reply to every message.
+    If the server does not accept the node's key, the process exits with the status `REFUSED`.
 
     Args:
-        arguments: of `flower-supernode`.
+        arguments: arguments of `flower-supernode`.
     """
     load().time = PacedTime(NodePace())
     flower_patches.use_in_supernode()
@@ -110,8 +110,8 @@ def supernode(arguments: list[str]) -> None:
 
 
 def ending_as_refused(connect: Callable[[], None]) -> None:
-    """Run a SuperNode; its process ends with the status `REFUSED` if Flower ended it because of an
-    answer 401, 403 or the like, and otherwise as by Flower."""
+    """Run a SuperNode; exit with the status `REFUSED` if the server rejected it (401, 403 or
+    similar), otherwise as Flower does."""
     try:
         connect()
     except BaseException as end:
@@ -125,25 +125,24 @@ def ending_as_refused(connect: Callable[[], None]) -> None:
 
 
 # The operator's calls to a SuperLink: register and list nodes, list and stop runs.
-#
-# Missing in Flower: a public Python interface for them. Its command `flwr` starts a Python for each
-# call, which takes a second of a core, and `up` makes some for every node.
+# Missing in Flower: a public Python interface for them. Its command `flwr` starts a Python process
+# per call, which takes a second of a core, and `up` makes several calls per node.
 
 _REMOVED = "unregistered"  # status of nodes by Flower
 
 
 @dataclass(frozen=True)
 class NodeState:
-    """A registered node, by the SuperLink.
+    """State of a registered node in the SuperLink.
 
     Attributes:
         node: Flower's id.
         status: such as `online`.
-        public_key: as it was registered.
-        name: with which it was registered, that of its folder.
+        public_key: its registered public key.
+        name: its registered name, that of its folder.
         interval: largest number of seconds between its heartbeats.
-        until: when the SuperLink takes, or took, it for lost without another heartbeat, in seconds
-            since 1970; 0: it was never there.
+        until: deadline of its next heartbeat, after which it counts as lost, in seconds since 1970;
+            0: it never connected.
     """
 
     node: int
@@ -154,7 +153,7 @@ class NodeState:
     until: float = 0.0
 
     def heard(self, now: float) -> str:
-        """The time since its last heartbeat, in words.
+        """Time since its last heartbeat, as text.
 
         Args:
             now: seconds since 1970.
@@ -167,14 +166,14 @@ class NodeState:
         return f"{max(0.0, now - last):.0f} s ago"
 
     def overdue(self, now: float) -> bool:
-        """Return True if a heartbeat is due that has not come."""
+        """Return True if its heartbeat is overdue."""
         return now > self.until - (HEARTBEAT_PATIENCE - 1) * self.interval
 
 
 @dataclass(frozen=True)
 class RunState:
-    """A run, by the SuperLink: `status` such as `running` or `finished:failed`, `details`
-    of a failure."""
+    """State of a run in the SuperLink: `status` such as `running` or `finished:failed`, and
+    `details` of a failure."""
 
     run: int
     status: str
@@ -186,7 +185,7 @@ class Control:
 
     Args:
         address: HOST:PORT of the SuperLink.
-        authority: certificate of the authority that signed its own.
+        authority: certificate of the authority that signed the SuperLink's.
     """
 
     def __init__(self, address: str, authority: Path) -> None:
@@ -195,8 +194,8 @@ class Control:
         )
 
     def register(self, public_key: bytes, name: str) -> int:
-        """Register a node by its public key in OpenSSH's format; returns its id, also of a
-        registered one."""
+        """Register a node by its public key in OpenSSH's format, unless it is registered, and
+        return its id."""
         point = as_sent(public_key)
         for node in self.nodes():
             if node.public_key == point:
@@ -205,7 +204,7 @@ class Control:
 
     def unregister(self, public_key: bytes) -> bool:
         """Remove the node with a public key in OpenSSH's format, whose calls are then refused;
-        returns whether there was one."""
+        return False if it is unknown."""
         point = as_sent(public_key)
         ids = [node.node for node in self.nodes() if node.public_key == point]
         for node in ids:
@@ -213,7 +212,7 @@ class Control:
         return bool(ids)
 
     def nodes(self) -> list[NodeState]:
-        """All registered nodes; Flower also lists those that were removed."""
+        """All registered nodes, without the removed ones that Flower lists."""
         return [
             NodeState(
                 node.node_id,
@@ -234,7 +233,7 @@ class Control:
         return [RunState(run.run_id, _status(run.status), run.status.details) for run in newest]
 
     def log(self, run: int) -> str:
-        """The output of the ServerApp of a run that ended."""
+        """ServerApp output of a finished run."""
         return "".join(part.log_output for part in self._call("StreamLogs", run_id=run))
 
     def stop(self, run: int) -> None:
@@ -246,7 +245,7 @@ class Control:
         self._client.close()
 
     def _call(self, method: str, /, **fields: Any) -> Any:
-        """Make one of the client's calls, whose request has these fields."""
+        """Call a method of Flower's control client with the fields of its request."""
         call = getattr(self._client, method)
         return call(get_type_hints(call)["request"](**fields))
 
@@ -260,7 +259,7 @@ def _clock(moment: float) -> str:
     return datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M:%S")
 
 
-# Executors of the server and of nodes: Flower's, which work on each task in a fork.
+# Flower's executors of the server and of nodes, which run each task in a fork.
 
 PIECES_WAIT = 60.0
 """Seconds that the ServerApp waits for the pieces of an announced reply; with Flower's two hours a
@@ -269,17 +268,17 @@ LONGEST_POLL = 1.0
 """Longest time in seconds between two polls of an idle executor, as in Flower."""
 SERVER_APP = "flwr-serverapp"
 CLIENT_APP = "flwr-clientapp"
-"""Kinds of tasks, named by Flower's commands that work on them."""
+"""Kinds of tasks, named by Flower's commands that run them."""
 
 
 def server_executor(arguments: list[str]) -> None:
-    """`flower-superexec` that forks ServerApps, and survives a failed call."""
+    """Run `flower-superexec`, which forks ServerApps and retries failed calls."""
     flower_patches.use_packed_pieces(longest_wait=PIECES_WAIT)
     _execute(SERVER_APP, arguments)
 
 
 def client_executor(arguments: list[str], load_app: LoadApp) -> None:
-    """`flower-superexec` that forks ClientApps."""
+    """Run `flower-superexec`, which forks ClientApps."""
     flower_patches.use_packed_pieces()
     flower_patches.use_own_code(load_app)
     _execute(CLIENT_APP, arguments)
@@ -310,8 +309,8 @@ class SuperLinkState(PackedPieces, NodeHeartbeats, IdleNodes):
 
 
 def wait_for_database() -> None:
-    """Let all connections of this process to a database wait longer for its lock: those of the
-    SuperLink's state, and those of its pieces."""
+    """Set a longer lock timeout for all database connections of this process: those of the
+    SuperLink's state and of its pieces."""
     event.listen(Pool, "checkout", _wait_longer)
 
 
@@ -320,8 +319,8 @@ def _wait_longer(connection: Any, *_: object) -> None:
 
 
 def superlink(arguments: list[str]) -> None:
-    """`flower-superlink` with all patches, as many open files as it may have, and less garbage
-    collection."""
+    """Run `flower-superlink` with all patches, the largest allowed number of open files, and less
+    garbage collection."""
     flower_commands.load("flower-superlink")
     flower_patches.use_in_superlink()
     answer_idle_nodes()
@@ -330,7 +329,6 @@ def superlink(arguments: list[str]) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each waiting node
     gc.collect()
-    # excludes the modules imported so far, a seventh of the work; each collection goes over objects
-    # of the web framework and SQLAlchemy
+    # exclude the modules imported so far from garbage collection, which took a seventh of the time
     gc.freeze()
     flower_commands.run("flower-superlink", arguments)

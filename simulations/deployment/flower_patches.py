@@ -28,7 +28,7 @@ from uvicorn import Server
 
 from fedrec.runtime.process import Backoff, Fork
 
-# Replaces the sleep times of Flower's polling loops, and of the web server in a SuperNode.
+# Sleep times of Flower's polling loops, and of the web server in a SuperNode.
 #
 # Missing in Flower: settings for them. A SuperNode polls every 3 s, and looks for a reply every .5
 # s.
@@ -39,10 +39,10 @@ an idle SuperNode)."""
 
 
 class PacedTime:
-    """Replaces the module `time` in one of Flower's loops.
+    """Replacement of the module `time` in one of Flower's loops.
 
     Args:
-        pace: maps the seconds that the loop would sleep to those that it sleeps.
+        pace: maps the loop's sleep time to the actual one, in seconds.
     """
 
     def __init__(self, pace: Callable[[float], float]) -> None:
@@ -57,12 +57,12 @@ class PacedTime:
 
 
 async def ticking(self: Server) -> None:
-    """Replaces uvicorn's `Server.main_loop`."""
+    """Run as uvicorn's `Server.main_loop`, with longer sleeps."""
     while not await self.on_tick(0):
         await asyncio.sleep(TICK)
 
 
-# An executor that works on each task in a fork of its process, which has imported what it needs.
+# An executor that runs each task in a fork of its process, with all modules imported.
 #
 # Missing in Flower: an executor that does not start a new Python for a task, that reports a killed
 # task at once, and that survives a failed call.
@@ -76,7 +76,7 @@ run_clientapp: Any = importlib.import_module("flwr.supernode.runtime.run_clienta
 
 
 def use_own_loop(executor: ForkExecutor, backoff: Backoff) -> None:
-    """Let Flower's executor in this process be this one."""
+    """Replace Flower's executor in this process."""
     run_superexec.RuntimeHttpClient = TolerantClient
     run_superexec.time = PacedTime(lambda _: backoff.next())
     run_superexec.get_executor = lambda *_, **__: executor
@@ -86,7 +86,7 @@ class ForkExecutor:
     """Runs each task in a fork of this process, which has imported all modules.
 
     Args:
-        kind: of the tasks that are run, and no others, by the name of Flower's command for them.
+        kind: kind of its tasks, by the name of Flower's command for them.
         become: runs a task in the fork.
         backoff: the sleeps between two polls for a task.
     """
@@ -100,17 +100,17 @@ class ForkExecutor:
     def get_eligible_capacity(
         self, supported_task_types: set[str], **_: Any
     ) -> tuple[set[str], set[str]]:
-        """Tasks of one kind."""
+        """Capacity for tasks of one kind."""
         return {kind for kind in supported_task_types if kind == self._kind}, set()
 
     def launch(self, spec: Any) -> Any:
-        """Run one task in a child."""
+        """Run one task in a child process."""
         self._backoff.restart()
         self._children[Fork(partial(self._run, spec))] = spec
         return run_superexec.LaunchResult.accepted()
 
     def _run(self, spec: Any) -> None:
-        self._children = {}  # the parent's, which its exit handler would end
+        self._children = {}  # of the parent; its exit handler would end them
         try:
             self._become(spec)
         except Exception as error:  # before Flower's own error handling, which ends the process
@@ -118,8 +118,8 @@ class ForkExecutor:
             raise
 
     def reconcile(self) -> None:
-        """Collect children that have ended; a killed one is reported to Flower immediately, and not
-        after a minute."""
+        """Collect finished children, and report killed ones to Flower immediately instead of after
+        a minute."""
         for child, spec in list(self._children.items()):
             code = child.poll()
             if code is not None:
@@ -128,15 +128,15 @@ class ForkExecutor:
                     _report_failure(spec, f"ended by signal {-code}")
 
     def close(self) -> None:
-        """End the children."""
+        """End the child processes."""
         for child in self._children:
             with suppress(ProcessLookupError):
                 os.kill(child.pid, signal.SIGTERM)
 
 
 def _report_failure(spec: Any, reason: str) -> None:
-    """Report the failure of a task on behalf of its process; if the report is lost, Flower detects
-    it later.
+    """Report the failure of a task for its process; if the report is lost, Flower detects the
+    failure later.
 
     Args:
         spec: Flower's description of the task.
@@ -160,15 +160,15 @@ def _read(file: str | None) -> bytes | None:
 
 
 class TolerantClient(run_superexec.RuntimeHttpClient):
-    """An executor's calls, which are repeated if they fail on the server. Flower's executor exits
-    instead, for example because of a busy database, and with it its ServerApp and the run."""
+    """An executor's client, which retries calls that fail on the server. Flower's executor exits
+    instead, for example if the database is busy, and its ServerApp and the run end."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._owner = os.getpid()
 
     def AcquireTask(self, request: Any) -> Any:
-        """A task, or none."""
+        """Acquire a task, if there is one."""
         while True:
             try:
                 return super().AcquireTask(request)
@@ -178,12 +178,12 @@ class TolerantClient(run_superexec.RuntimeHttpClient):
             time.sleep(AGAIN)
 
     def close(self) -> None:
-        """As Flower's; its forks do not close the connection, which is not theirs."""
+        """Close the connection, except in a fork, which does not own it."""
         if os.getpid() == self._owner:
             super().close()
 
 
-# The intervals of heartbeats: a lost node is found sooner, a busy ServerApp is not taken for lost.
+# Heartbeat intervals: lost nodes are detected sooner, and a busy ServerApp does not count as lost.
 #
 # Missing in Flower: settings for them. A node sends a heartbeat every 30 s and is lost after two; a
 # ServerApp is lost after 60 s without one.
@@ -199,14 +199,14 @@ ServerApp that ended immediately."""
 
 
 class NodeHeartbeats:
-    """The state of a SuperLink whose nodes are lost after two of `HEARTBEAT`."""
+    """State of a SuperLink whose nodes count as lost after two intervals `HEARTBEAT`."""
 
     def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
-        """As Flower's."""
+        """Activate a node with a heartbeat interval of at most `HEARTBEAT`."""
         return super().activate_node(node_id, min(heartbeat_interval, HEARTBEAT))  # type: ignore[misc]
 
     def acknowledge_node_heartbeat(self, node_id: int, heartbeat_interval: float) -> bool:
-        """As Flower's."""
+        """Acknowledge a heartbeat with an interval of at most `HEARTBEAT`."""
         return super().acknowledge_node_heartbeat(  # type: ignore[misc]
             node_id, min(heartbeat_interval, HEARTBEAT)
         )
@@ -218,13 +218,13 @@ def use_in_supernode() -> None:
 
 
 def use_in_superlink() -> None:
-    """Regard tasks as lost after two of `TASK_SILENCE`."""
+    """Let tasks count as lost after two intervals `TASK_SILENCE`."""
     from flwr.supercore.corestate import sql_corestate
 
     sql_corestate.HEARTBEAT_DEFAULT_INTERVAL = TASK_SILENCE  # type: ignore[attr-defined]
 
 
-# A node that runs its own code.
+# A node that runs its installed code.
 #
 # Missing in Flower: a SuperNode that does not run, or even install, the code that the server sends.
 
@@ -232,16 +232,16 @@ LoadApp = Callable[[str, str, str], ClientApp]
 
 
 def use_own_code(load_app: LoadApp) -> None:
-    """Let this process work on messages with an app of its own.
+    """Let this process handle messages with its own app.
 
     Args:
-        load_app: by the name, version and hash of the server's app.
+        load_app: loads an app, given the name, version and hash of the server's app.
     """
     run_clientapp.get_load_client_app_fn = lambda **_: load_app
     run_clientapp.install_from_fab = lambda *_, **__: None
 
 
-# A SuperNode that replies to every message once, and never with the reply to another one.
+# A SuperNode that replies to every message exactly once, never with a late reply to another one.
 #
 # Missing in Flower: a reply for a process that was killed together with its executor. The SuperNode
 # works on one message at a time, and waits for any reply without end: the node would stay online
@@ -249,15 +249,15 @@ def use_own_code(load_app: LoadApp) -> None:
 # the message but its state does not: the late reply would be sent as the reply to the next message.
 
 _FINISHED = "finished"
-_COMPLETED = "completed"  # status of a task, and that of a finished one, by Flower
+_COMPLETED = "completed"  # Flower's status and sub-status of a finished task
 _CRASHED = Error(8, "ClientApp stopped responding.")  # as Flower's for a lost process
 
 
 class AnsweringState(nodestate_factory.InMemoryNodeState):  # type: ignore[misc]
-    """The state of a SuperNode that replies to every message once.
+    """State of a SuperNode that replies to every message exactly once.
 
     Args:
-        object_store: as Flower's.
+        object_store: Flower's object store.
     """
 
     _newest_task: int | None = None
@@ -267,7 +267,7 @@ class AnsweringState(nodestate_factory.InMemoryNodeState):  # type: ignore[misc]
         self._forgotten: deque[str] = deque(maxlen=1000)
 
     def store_message(self, message: Message) -> str | None:
-        """As Flower's; a new message ends those before it."""
+        """Store a message as Flower does; a new message ends earlier ones."""
         if not message.metadata.reply_to_message_id:
             with self.lock_msg_store:
                 stale = [
@@ -282,7 +282,7 @@ class AnsweringState(nodestate_factory.InMemoryNodeState):  # type: ignore[misc]
         return super().store_message(message)
 
     def get_messages_legacy(self, **asked: Any) -> Sequence[Message]:
-        """As Flower's, without replies to ended messages."""
+        """Get replies as Flower does, without those to ended messages."""
         return [
             message
             for message in super().get_messages_legacy(**asked)
@@ -290,7 +290,8 @@ class AnsweringState(nodestate_factory.InMemoryNodeState):  # type: ignore[misc]
         ]
 
     def create_task(self, *args: Any, **kwargs: Any) -> int | None:
-        """As Flower's, which keeps all tasks; there is one message, and so one task, at a time."""
+        """Create a task as Flower does, and remove finished ones, as there is one message at a
+        time."""
         with self.lock_task_store:
             for task in list(self.task_store.values()):
                 if task.status.status == _FINISHED:
@@ -300,7 +301,8 @@ class AnsweringState(nodestate_factory.InMemoryNodeState):  # type: ignore[misc]
         return created
 
     def finish_task(self, task_id: int, sub_status: str, details: str) -> bool:
-        """As Flower's; a task that failed late must not reply to the message after its own."""
+        """Finish a task as Flower does; a task that failed late does not reply to the next
+        message."""
         finished = super().finish_task(task_id, sub_status, details)
         if finished and sub_status != _COMPLETED and task_id == self._newest_task:
             runs = {task.run_id for task in self.get_tasks(task_ids=[task_id])}
@@ -308,7 +310,7 @@ class AnsweringState(nodestate_factory.InMemoryNodeState):  # type: ignore[misc]
         return finished
 
     def _store_error_replies(self, run_ids: set[int], error: Error) -> None:
-        """As Flower's, which omits messages that the process had not fetched yet."""
+        """Store error replies as Flower does, also to messages that were not fetched yet."""
         with self.lock_msg_store:
             for entry in self.msg_store.values():
                 if (
@@ -320,11 +322,10 @@ class AnsweringState(nodestate_factory.InMemoryNodeState):  # type: ignore[misc]
 
 
 # The pieces of a message, many in one call.
-#
-# Missing in Flower: calls for more than one piece, and shorter waits for a missing one. It sends a
+# Missing in Flower: calls for several pieces, and shorter waits for a missing one. It sends a
 # message as a tree of pieces, each named by the SHA-256 of its content, and pushes and pulls each
-# in a call of its own. A training message of a small model has six, and passes four pairs of
-# processes: most of a round with many nodes was spent on calls for pieces. Here one call names
+# piece in a separate call. A training message of a small model has six pieces and passes four pairs
+# of processes: most of a round with many nodes was spent on these calls. Here one call names
 # several pieces, separated by commas, and its content is `packed`. A call for a single piece is as
 # in Flower. Every piece passes the checks of Flower's own state.
 
@@ -332,28 +333,27 @@ FIRST_PULL_WAIT = 0.05
 LONGEST_PULL_WAIT = 1.0
 """Seconds before missing pieces of an announced message are requested again (Flower: 1 and 10)."""
 LONGEST_WAIT = 7200.0
-"""Seconds until an announced piece is given up (as in Flower)."""
+"""Timeout for an announced piece in seconds (as in Flower)."""
 MOST_PIECES = 256
 MOST_BYTES = 8 * 2**20
-"""Bytes of a call; the last piece may exceed them, by at most 5 MiB, the size at which Flower
-cuts."""
+"""Bytes of a call; the last piece may exceed them by at most 5 MiB, Flower's piece size."""
 _BETWEEN = ","
-_HEAD = struct.Struct(">II")  # index among the pieces that were asked for, bytes
+_HEAD = struct.Struct(">II")  # index among the requested pieces, bytes
 
 Pull = Callable[[str], bytes]
 Push = Callable[[str, bytes], None]
 
 
 def packed(pieces: Mapping[int, bytes]) -> bytes:
-    """Contents of pieces by their indices, as one."""
+    """Pack the contents of pieces by index into one."""
     return b"".join(_HEAD.pack(index, len(piece)) + piece for index, piece in pieces.items())
 
 
 def unpacked(content: bytes) -> dict[int, bytes]:
-    """The inverse of `packed`.
+    """Unpack pieces, the inverse of `packed`.
 
     Raises:
-        ValueError: these are not packed pieces.
+        ValueError: the content is malformed.
     """
     pieces: dict[int, bytes] = {}
     start = 0
@@ -361,11 +361,11 @@ def unpacked(content: bytes) -> dict[int, bytes]:
         try:
             index, size = _HEAD.unpack_from(content, start)
         except struct.error as error:
-            raise ValueError("cut in the head of a piece") from error
+            raise ValueError("truncated head of a piece") from error
         start += _HEAD.size
         pieces[index] = content[start : start + size]
         if len(pieces[index]) != size:
-            raise ValueError("cut in a piece")
+            raise ValueError("truncated piece")
         start += size
     return pieces
 
@@ -378,16 +378,16 @@ def pull(
     sleep: Callable[[float], None] = time.sleep,
     **_: Any,
 ) -> dict[str, bytes]:
-    """Replaces Flower's `pull_objects`.
+    """Pull pieces; replaces Flower's `pull_objects`.
 
     Args:
         object_ids: names of the pieces.
-        pull_object_fn: a call.
-        max_time: seconds until pieces that were announced are given up.
-        sleep: waits.
+        pull_object_fn: makes one call.
+        max_time: timeout for announced pieces in seconds.
+        sleep: waits for a number of seconds.
 
     Raises:
-        ObjectPullError: a piece is unknown, was not there in time, or cannot be read.
+        ObjectPullError: a piece is unknown, unreadable, or did not arrive before the timeout.
     """
     missing = list(dict.fromkeys(object_ids))
     pieces: dict[str, bytes] = {}
@@ -399,29 +399,29 @@ def pull(
             pauses.restart()
         except ObjectUnavailableError:
             if time.monotonic() >= until:
-                raise ObjectPullError(missing[0], "it was not there in time") from None
+                raise ObjectPullError(missing[0], "it did not arrive before the timeout") from None
             sleep(pauses.next())
         missing = [name for name in missing if name not in pieces]
     return pieces
 
 
 def _pulled(names: list[str], pull_object_fn: Pull) -> dict[str, bytes]:
-    """One call: the available pieces that fit into a reply, at least one."""
+    """Make one call and return the available pieces that fit into a reply, at least one."""
     content = pull_object_fn(_BETWEEN.join(names))
     if len(names) == 1:
         return {names[0]: content}
     try:
         return {names[index]: piece for index, piece in unpacked(content).items()}
     except (ValueError, IndexError) as error:
-        raise ObjectPullError(names[0], f"the answer cannot be read: {error}") from error
+        raise ObjectPullError(names[0], f"the reply is malformed: {error}") from error
 
 
 def push(object_contents: Iterable[tuple[str, bytes]], push_object_fn: Push, **_: Any) -> None:
-    """Replaces Flower's `push_object_contents_from_iterable`.
+    """Push pieces; replaces Flower's `push_object_contents_from_iterable`.
 
     Args:
         object_contents: names and contents of the pieces.
-        push_object_fn: a call.
+        push_object_fn: makes one call.
     """
     batch: dict[str, bytes] = {}
     for name, piece in object_contents:
@@ -442,12 +442,12 @@ def _push(pieces: dict[str, bytes], push_object_fn: Push) -> None:
 
 
 def use_packed_pieces(*modules: Any, longest_wait: float = LONGEST_WAIT) -> None:
-    """Replace these functions in this process, in Flower's module and in those that have imported
-    them.
+    """Replace `pull_objects` and its push counterpart in Flower's module and in modules that
+    imported them.
 
     Args:
-        modules: that have imported them.
-        longest_wait: seconds until an announced piece is given up.
+        modules: modules that imported them.
+        longest_wait: timeout for an announced piece in seconds.
     """
     patched: tuple[Any, ...] = (inflatable_utils, *modules)
     for module in patched:
@@ -456,11 +456,11 @@ def use_packed_pieces(*modules: Any, longest_wait: float = LONGEST_WAIT) -> None
 
 
 class PackedPieces:
-    """The state of a SuperLink or SuperNode, whose calls may name several pieces."""
+    """State of a SuperLink or SuperNode whose calls may name several pieces."""
 
     def get_object(self, run_id: int, object_id: str) -> bytes | None:
-        """As Flower's: None for an unknown piece, empty if it is not there yet. Of several pieces,
-        those that are there, at least one, up to the size of a call."""
+        """Get a piece as Flower does: None if unknown, empty if not yet available. For several
+        pieces, return the available ones, at least one, up to the size of a call."""
         names = object_id.split(_BETWEEN)
         if len(names) == 1:
             return super().get_object(run_id, object_id)  # type: ignore[misc]
@@ -479,7 +479,7 @@ class PackedPieces:
     def store_object(
         self, run_id: int, session_id: str, object_id: str, object_content: bytes
     ) -> bool:
-        """As Flower's; whether all pieces were stored."""
+        """Store pieces; return True if all were stored."""
         names = object_id.split(_BETWEEN)
         store = super().store_object  # type: ignore[misc]
         if len(names) == 1:
@@ -497,5 +497,5 @@ class PackedPieces:
             )
 
     def _transaction(self) -> AbstractContextManager[Any]:
-        """One for all pieces, where the state is in a database."""
+        """Open one transaction for all pieces, if the state is in a database."""
         return self.session() if hasattr(self, "session") else nullcontext()  # type: ignore[attr-defined]

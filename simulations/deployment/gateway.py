@@ -8,8 +8,8 @@ calls, by exact path; all others get 404 and a line in the log. If a call is not
 the deployment, only its headers are read. Flower's own node authentication, which is the
 SuperLink's, passes through in headers.
 
-A connection that sends no whole head of a request for a minute is closed, and so is one whose
-body makes a pause of a minute.
+A connection is closed if the head of a request takes longer than a minute, or if its body pauses
+for a minute.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ else:
 
 log = logging.getLogger("fedrec")
 FLEET = re.compile(rb"/v1/fleet/[a-z]+(?:-[a-z]+)*")
-"""Paths that nodes may request, as sent: no dots, no escapes, nothing after them."""
+"""Paths that nodes may request, without dots, escapes or suffixes."""
 HEALTH = b"/health"
 MOST_BYTES = 32 * 2**20
 """Largest body of a request; Flower sends arrays in pieces of 5 MiB."""
@@ -57,7 +57,7 @@ _DROPPED = frozenset(
         *("content-encoding", "accept-encoding"),
     ]
 )
-"""Headers of one hop, or that httpx writes anew."""
+"""Hop-by-hop headers, and those that httpx rewrites."""
 
 
 _LOOK_AGAIN = 2.0  # seconds between two checks for new keys
@@ -70,8 +70,8 @@ class NodeSignatures:
     whole body first.
 
     Args:
-        folder: holds a folder with `node.pub` for each node; nodes may be added and revoked while
-            this runs.
+        folder: has a folder with `node.pub` for each node; nodes may be added and revoked at
+            runtime.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -80,10 +80,10 @@ class NodeSignatures:
         self._looked = float("-inf")
 
     def refusal(self, headers: Mapping[str, str]) -> str | None:
-        """The reason why a call with these headers is not from a node; None if it is."""
+        """Reason for refusing a call with these headers; None if it is signed by a node."""
         signature = NodeSignature.of(headers)
         if signature is None:
-            return "no signature"
+            return "a missing signature"
         return signature.fault() if self._knows(signature.key) else "an unknown key"
 
     def _knows(self, public: bytes) -> bool:
@@ -97,7 +97,7 @@ class NodeSignatures:
 
 
 def _read(file: Path) -> bytes | None:
-    """A public key as Flower sends it; None for a file that is being written."""
+    """Read a public key in the format that Flower sends; None for an incomplete file."""
     try:
         return as_sent(file.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm):
@@ -105,7 +105,7 @@ def _read(file: Path) -> bytes | None:
 
 
 def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Starlette:
-    """The proxy as an ASGI application.
+    """Create the proxy as an ASGI application.
 
     Args:
         upstream: HOST:PORT of the SuperLink.
@@ -136,7 +136,7 @@ def create_app(upstream: str, authority: Path, nodes: Path | None = None) -> Sta
 
 
 def allowed(method: str, path: bytes) -> bool:
-    """Return True if a request may pass; `path` as sent, without the query."""
+    """Return True if a request may pass; `path` is raw and without the query."""
     return method == "POST" and FLEET.fullmatch(path) is not None
 
 
@@ -160,15 +160,15 @@ async def _pass(request: Request) -> Response:
                 request.app.state.held += len(piece)
                 body += piece
                 if len(body) > MOST_BYTES:
-                    return PlainTextResponse("too large\n", 413, _CLOSE)
+                    return PlainTextResponse("request too large\n", 413, _CLOSE)
                 if request.app.state.held > MOST_HELD:
                     # which Flower's nodes try again
-                    return PlainTextResponse("too much at once\n", 503, _CLOSE)
+                    return PlainTextResponse("too many concurrent requests\n", 503, _CLOSE)
         answer = await request.app.state.client.request(
             method, path.decode(), headers=headers, content=bytes(body)
         )
     except TimeoutError:
-        return PlainTextResponse("too slow\n", 408, _CLOSE)
+        return PlainTextResponse("request timeout\n", 408, _CLOSE)
     except httpx.HTTPError as error:
         log.warning("the SuperLink did not answer: %s", error)
         return PlainTextResponse("the SuperLink did not answer\n", 503)
@@ -179,7 +179,7 @@ async def _pass(request: Request) -> Response:
 
 
 def _refused(request: Request, why: str, status: int) -> Response:
-    """A refusal; the body of the request is not read."""
+    """Refuse a request without reading its body."""
     client = request.client.host if request.client else "?"
     path = request.scope["raw_path"].partition(b"?")[0][:200]
     log.warning("refused %s %r from %s%s", request.method, path, client, why)
@@ -187,7 +187,8 @@ def _refused(request: Request, why: str, status: int) -> Response:
 
 
 class _PunctualHeads(AutoHTTPProtocol):
-    """Closes a connection on which the head of a request takes too long, which uvicorn does not."""
+    """HTTP protocol that closes a connection if the head of a request is late; uvicorn has no such
+    timeout."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -197,7 +198,7 @@ class _PunctualHeads(AutoHTTPProtocol):
         if self._deadline is None:
             self._deadline = self.loop.call_later(PATIENCE, self.transport.close)
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:  # the head is whole
+        if self.cycle is not None and not self.cycle.response_complete:  # the head is complete
             self._deadline.cancel()
             self._deadline = None
 

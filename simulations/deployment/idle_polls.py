@@ -4,7 +4,7 @@
 Missing in Flower: polls that the SuperLink holds until there is a message (long polling). Most
 calls to a SuperLink with many nodes are of this kind. In Flower each passes nine middlewares and
 two threads, and writes to the database to mark messages as delivered, although there are none:
-some 10 ms of the one core that a SuperLink can use, so that a round with 40 nodes takes twice as
+about 10 ms of the one core that a SuperLink can use, so that a round with 40 nodes takes twice as
 long. Here the same authentication comes first; then the call is answered from an in-memory table of
 nodes without messages, and every other call is handled by Flower.
 
@@ -39,14 +39,13 @@ PULL = "/v1/fleet/pull-messages"
 """Path of the call with which a node polls for a message."""
 PROTOBUF = "application/protobuf"
 BELIEVED = 60.0
-"""Seconds after which the database is asked again whether there is a message for a node."""
+"""Seconds after which the database is queried again for a node's messages."""
 HELD = 25.0
-"""Largest number of seconds until a node without messages is answered; its call would fail after
-30."""
+"""Largest number of seconds for which a poll is held; the call would fail after 30."""
 
 
 class EmptyQueues:
-    """Nodes without a message in the database, until one is stored for them.
+    """Nodes known to have no message in the database.
 
     Args:
         clock: monotonic seconds.
@@ -64,7 +63,7 @@ class EmptyQueues:
         return self._until.get(node, 0.0) > self._clock()
 
     def stored(self, node: int) -> None:
-        """A message for a node was written to the database."""
+        """Record that a message for a node was stored in the database."""
         with self._lock:
             self._stored[node] += 1
             self._until.pop(node, None)
@@ -73,7 +72,7 @@ class EmptyQueues:
             end()
 
     def messages(self, node: int) -> int:
-        """Number of messages stored for a node so far; read before the database is queried."""
+        """Number of messages stored for a node so far; read it before querying the database."""
         return self._stored[node]
 
     def none_found(self, node: int, messages: int) -> None:
@@ -84,8 +83,7 @@ class EmptyQueues:
                 self._until[node] = self._clock() + BELIEVED
 
     async def wait(self, node: int, seconds: float) -> None:
-        """Wait until a message is stored for a node, or as long; a node waits in one call, its last
-        one."""
+        """Wait for a message to a node, or until the timeout; only a node's last call is held."""
         ended = asyncio.Event()
         # may be called from any thread
         end = partial(asyncio.get_running_loop().call_soon_threadsafe, ended.set)
@@ -106,7 +104,7 @@ class EmptyQueues:
                     del self._held[node]
 
     def close(self) -> None:
-        """Answer all held calls, and hold none from now on."""
+        """Answer all held calls, and hold no more."""
         with self._lock:
             self._closed = True
             calls = list(self._held.values())
@@ -116,16 +114,16 @@ class EmptyQueues:
 
 
 class IdleNodes(linkstate_factory.SqlLinkState):  # type: ignore[misc]
-    """The state of a SuperLink that knows, without its database, which nodes have no message."""
+    """State of a SuperLink that caches in memory which nodes have no message."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.empty_queues = EmptyQueues()
-        self.nodes: dict[bytes, int] = {}  # by their public keys; those that were looked up
+        self.nodes: dict[bytes, int] = {}  # ids by public key, cached
         self._looking_up = Lock()
 
     def store_message_ins(self, message: flwr.app.Message) -> str | None:
-        """As Flower's; ends the held call of the message's node."""
+        """Store a message as Flower does, and answer the held call of its node."""
         try:
             return super().store_message_ins(message)
         finally:
@@ -134,8 +132,7 @@ class IdleNodes(linkstate_factory.SqlLinkState):  # type: ignore[misc]
     def store_message_and_object_tree(
         self, message: flwr.app.Message, *rest: Any
     ) -> tuple[bool, list[str]]:
-        """As Flower's; the message can be found only when this transaction, the outer one, has
-        ended."""
+        """Store a message as Flower does; it is visible only after this outer transaction."""
         try:
             return super().store_message_and_object_tree(message, *rest)
         finally:
@@ -144,7 +141,7 @@ class IdleNodes(linkstate_factory.SqlLinkState):  # type: ignore[misc]
     def get_message_ins(
         self, node_id: int, limit: int | None, *, run_id: int | None = None
     ) -> list[flwr.app.Message]:
-        """As Flower's; records if there was no message."""
+        """Get a message as Flower does, and record if there was none."""
         stored = self.empty_queues.messages(node_id)
         messages = super().get_message_ins(node_id, limit, run_id=run_id)
         if not messages and run_id is None:
@@ -152,7 +149,7 @@ class IdleNodes(linkstate_factory.SqlLinkState):  # type: ignore[misc]
         return messages
 
     def get_node_id_by_public_key(self, public_key: bytes) -> int | None:
-        """As Flower's; cached until a node is removed."""
+        """Node id of a public key, cached until a node is removed."""
         node = self.nodes.get(public_key)
         if node is not None:
             return node
@@ -163,7 +160,7 @@ class IdleNodes(linkstate_factory.SqlLinkState):  # type: ignore[misc]
         return node
 
     def delete_node(self, owner_aid: str, node_id: int) -> None:
-        """As Flower's."""
+        """Delete a node as Flower does, and clear the cached ids."""
         with self._looking_up:
             try:
                 super().delete_node(owner_aid, node_id)
@@ -175,9 +172,9 @@ class AnswerIdleNodes:
     """ASGI middleware that answers polls of nodes without a message and passes on all other calls.
 
     Args:
-        app: what it passes on to.
-        state: the SuperLink's.
-        held: most seconds until a node without messages is answered.
+        app: the wrapped application.
+        state: the SuperLink's state.
+        held: largest number of seconds for which a poll is held.
     """
 
     def __init__(self, app: ASGIApp, state: IdleNodes, held: float = HELD) -> None:
@@ -197,8 +194,8 @@ class AnswerIdleNodes:
         await Response(b"", media_type=PROTOBUF)(scope, receive, send)  # no messages
 
     def _without_messages(self, headers: Headers) -> int | None:
-        """The authenticated node that polls, if no message waits for it. Invalid calls are left to
-        Flower."""
+        """Id of the authenticated polling node if it has no messages, else None. Flower handles
+        invalid calls."""
         signature = NodeSignature.of(headers)
         if signature is None or headers.get("content-type") != PROTOBUF:
             return None
@@ -213,7 +210,7 @@ def _state_of(config: uvicorn.Config) -> IdleNodes:
 
 
 def answer_idle_nodes() -> None:
-    """Let web servers of this process answer idle nodes first."""
+    """Add `AnswerIdleNodes` to the web servers of this process."""
     load = uvicorn.Config.load
 
     def loaded(config: uvicorn.Config) -> None:
@@ -225,7 +222,7 @@ def answer_idle_nodes() -> None:
 
 
 async def until_it_ends(self: uvicorn.Server) -> None:
-    """Replaces uvicorn's `Server.main_loop`; at the end, held calls are answered, because the
-    server would wait for them."""
+    """Run as uvicorn's `Server.main_loop`; at the end, answer held calls, for which the server
+    would wait."""
     await ticking(self)
     _state_of(self.config).empty_queues.close()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a deployment folder: authority, certificates, keys, secrets and settings, those that
-docker compose reads, renewed certificates, and keys of nodes that are no longer accepted."""
+"""The files of a deployment folder: authority, certificates, keys, secrets, settings and docker
+compose files; renewal of certificates and revocation of nodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
     """Create a new deployment folder.
 
     Raises:
-        RunError: there is something at `path` already.
+        RunError: `path` exists.
     """
     path = path.expanduser().resolve()
     check_path(path)
@@ -63,8 +63,8 @@ def initialise(path: Path, settings: DeploymentConfig) -> Deployment:
 
 
 def make_node(deployment: Deployment, authority: Authority, folder: Path) -> None:
-    """The folder that is handed to a node: its key for the server, its key and certificate for
-    other nodes, and the authority's certificate."""
+    """Create a node's folder: its key for the server, its key and certificate for other nodes, and
+    the authority's certificate."""
     private_folder(folder)
     issued = authority.issue_node(folder.name)
     write_private(folder / KEY, issued.key)
@@ -78,11 +78,11 @@ def make_node(deployment: Deployment, authority: Authority, folder: Path) -> Non
 
 
 def add_nodes(deployment: Deployment, count: int) -> Deployment:
-    """The same deployment with more nodes, which get the catalogue of the others; they may join
-    while it runs, once they are registered.
+    """Add nodes, with the catalogue of the others, to a deployment; once registered, they may join
+    while it runs.
 
     Raises:
-        ExperimentError: so many nodes are not possible.
+        ExperimentError: the number of nodes is too large.
         RunError: the authority's key is missing.
     """
     before = deployment.settings.nodes
@@ -98,7 +98,7 @@ def add_nodes(deployment: Deployment, count: int) -> Deployment:
 
 
 def _copy_catalogue(folders: Sequence[Path]) -> None:
-    """Give all nodes the catalogue that one of them has."""
+    """Copy the catalogue of one node to all others."""
     files = [folder / "catalogue.json" for folder in folders]
     known = next((file.read_bytes() for file in files if file.is_file()), None)
     for file in files:
@@ -107,10 +107,10 @@ def _copy_catalogue(folders: Sequence[Path]) -> None:
 
 
 def authority_of(deployment: Deployment) -> Authority:
-    """The authority of a deployment, which signs certificates.
+    """Load the authority of a deployment, which signs certificates.
 
     Raises:
-        RunError: its key is missing.
+        RunError: the authority's key is missing.
     """
     if not deployment.authority_key.is_file():
         raise RunError(
@@ -127,7 +127,7 @@ def _write(folder: Path, name: str, issued: Issued) -> None:
     write_private(folder / f"{name}.key", issued.key)
 
 
-# The user that the containers of a deployment run as, and the files that docker compose reads.
+# The user of a deployment's containers, and the files for docker compose.
 #
 # Containers run as the owner of the deployment folder, because only the owner can read its keys;
 # and never as root, which in a container is root of the machine. If root owns the folder, they run
@@ -135,19 +135,19 @@ def _write(folder: Path, name: str, issued: Issued) -> None:
 
 COMPOSE_FILE = "docker-compose.yml"
 CONTAINER_USER = 10001
-"""User and group of containers if root owns the deployment; the image's own user."""
+"""User and group of containers if root owns the deployment: the image's user."""
 
 
 def container_user() -> tuple[int, int]:
-    """User and group of the containers of a deployment that this process creates."""
+    """User and group for the containers of a deployment created by this process."""
     return (os.getuid(), os.getgid()) if os.getuid() else (CONTAINER_USER, CONTAINER_USER)
 
 
 def write_compose(deployment: Deployment) -> None:
-    """Copy the project's `docker-compose.yml` into the deployment folder, beside the `.env` that
-    each command of docker compose reads there. An installation without it has no containers."""
+    """Copy the project's `docker-compose.yml` into the deployment folder, and write `.env`, which
+    docker compose reads. Without this file in the installation, there are no containers."""
     project = Path(__file__).resolve().parents[2]
-    if not deployment.revoked.exists():  # docker would make a folder of it
+    if not deployment.revoked.exists():  # otherwise docker would create a folder
         write_atomically(deployment.revoked, "")
     user, group = container_user()
     settings = deployment.settings
@@ -168,8 +168,7 @@ def write_compose(deployment: Deployment) -> None:
 
 
 def hand_over(deployment: Deployment) -> None:
-    """Change the owner of the files that containers open, if root owns them; not of the authority's
-    key."""
+    """Change the owner of root's files that containers open, except the authority's key."""
     user, group = container_user()
     if user == os.getuid():
         return
@@ -180,17 +179,17 @@ def hand_over(deployment: Deployment) -> None:
             os.chown(Path(folder) / name, user, group, follow_symlinks=False)
 
 
-# Renewed certificates, and keys of nodes that are no longer accepted.
+# Renewal of certificates, and revocation of nodes.
 
 
 def renew(deployment: Deployment) -> list[Path]:
-    """Replace the certificates of SuperLink, gateway and nodes by new ones for the same keys.
+    """Renew the certificates of SuperLink, gateway and nodes, with the same keys.
 
     Returns:
-        The certificates of nodes, which have to be transferred to them and are not secret.
+        The certificates to transfer to the nodes; they are not secret.
 
     Raises:
-        RunError: the authority's key is missing, or a certificate is not of this authority.
+        RunError: the authority's key is missing, or another authority signed a certificate.
     """
     authority = authority_of(deployment)
     for file in _certificates(deployment):
@@ -205,13 +204,13 @@ def renew(deployment: Deployment) -> list[Path]:
 
 
 def days_to_end(deployment: Deployment) -> float:
-    """Days until the first certificate of the deployment ends, the authority's included."""
+    """Days until the first certificate of the deployment, including the authority's, expires."""
     files = [deployment.authority, *_certificates(deployment)]
     return min(days_left(file.read_bytes()) for file in files)
 
 
 def check_certificates(deployment: Deployment) -> None:
-    """Refuse a deployment that no node can connect to.
+    """Check that no certificate of a deployment has expired.
 
     Raises:
         RunError: a certificate has expired.
@@ -228,20 +227,20 @@ def check_certificates(deployment: Deployment) -> None:
 
 
 def revoke(deployment: Deployment, name: str) -> Deployment:
-    """The same deployment, which accepts the key of one node no more: it is not registered again,
-    the gateway refuses it, and the others refuse its certificate once they have `revoked.txt`.
+    """Revoke a node: its key is not registered again, the gateway refuses it, and other nodes
+    refuse its certificate once they have `revoked.txt`.
 
     The SuperLink removes it at the next `register_nodes`.
 
     Raises:
-        RunError: there is no such node.
+        RunError: the node is unknown.
     """
     names = {deployment.node(number).name: number for number in deployment.numbers}
     gone = {deployment.node(number).name for number in deployment.settings.revoked}
     if name in gone:
         return deployment
     if name not in names:
-        raise RunError(f"there is no node {name[:100]!r}", fix=did_you_mean(name, names))
+        raise RunError(f"unknown node {name[:100]!r}", fix=did_you_mean(name, names))
     folder = deployment.node(names[name])
     changed = deployment.changed(revoked=(*deployment.settings.revoked, names[name]))
     (folder / "node.pub").replace(folder / REVOKED_KEY)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An experiment on a deployment: the same TOML file, run by the registered nodes.
+"""Runs on a deployment: the same TOML file, run by the registered nodes.
 
 The run folder is on the machine of the ServerApp. The nodes get the resolved experiment in Flower's
 run configuration, and read their own data, never its `[dataset]`. Centralised baselines need the
@@ -37,20 +37,20 @@ from simulations.engines.flower import RunWatch, app_folder
 from simulations.flower_commands import connection, last_lines, script
 
 DEADLINE = 120.0
-"""Seconds that a round waits for nodes, unless the experiment sets it."""
+"""Default number of seconds that a round waits for nodes."""
 OUTAGE = 120.0
-"""Seconds without a SuperLink after which a command that waits for a run ends; the run itself
+"""Seconds without an answer of the SuperLink after which waiting commands stop; the run
 continues."""
 MOST_FAILURES = 0.5
-"""Share of a round's nodes that may fail, unless the experiment sets it."""
+"""Default share of a round's nodes that may fail."""
 
 
 def settled(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Experiment:
-    """An experiment as it runs on a deployment: no baselines, rounds that tolerate failing nodes,
-    and by default only the final evaluation, because owners limit evaluations.
+    """Adapt an experiment to deployments: no baselines, rounds that tolerate failing nodes, and by
+    default only the final evaluation, because owners limit evaluations.
 
     Raises:
-        ExperimentError: the experiment, or an override, is wrong.
+        ExperimentError: the experiment or an override is invalid.
     """
     experiment = load(source, overrides)
     before = experiment.engine
@@ -69,10 +69,10 @@ def settled(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (
 
 
 def start(deployment: Deployment, folder: RunFolder) -> int:
-    """Submit a run folder, new or interrupted, to the SuperLink; returns Flower's id of the run.
+    """Submit a new or interrupted run folder to the SuperLink, and return Flower's id of the run.
 
     Raises:
-        EngineError: the SuperLink did not accept it.
+        EngineError: the SuperLink rejected it.
     """
     config = {
         "resolved": json.dumps(folder.experiment.table(), sort_keys=True),
@@ -96,7 +96,7 @@ def start(deployment: Deployment, folder: RunFolder) -> int:
         return int(parse_json(done.stdout)["run-id"])
     except (ValueError, KeyError):
         raise EngineError(
-            "the SuperLink did not accept the run",
+            "the SuperLink rejected the run",
             got=(done.stdout + done.stderr).strip()[-2000:],
             fix=f"fedrec deploy status {deployment.path}",
         ) from None
@@ -109,15 +109,14 @@ def _names(deployment: Deployment) -> dict[str, str]:
 
 
 def _with_names(deployment: Deployment, text: str) -> str:
-    """A text with the names of nodes, as far as the SuperLink tells them."""
+    """Text with the nodes' names, where the SuperLink knows them, instead of ids."""
     with suppress(httpx.HTTPError):
         return with_names(text, _names(deployment))
     return text
 
 
 def run_key(folder: RunFolder) -> str:
-    """The key of the nodes' private state: the same for a resumed run, and different for all other
-    runs."""
+    """Key of the nodes' private state, the same for a resumed run and unique among runs."""
     about = (folder.path / "run.json").read_bytes()
     return hashlib.sha256(str(folder.path).encode() + about).hexdigest()[:16]
 
@@ -136,12 +135,12 @@ def wait(
         deployment: the deployment.
         folder: the run folder.
         run: Flower's id of the run.
-        poll: seconds between two looks at the run.
-        callback: told of the start and of each round, from what the run folder says.
+        poll: seconds between two status checks.
+        callback: called at the start and after each round recorded in the run folder.
 
     Raises:
-        EngineError: the run failed, or its ServerApp was lost; reported rounds are in the run
-            folder.
+        EngineError: the run failed, or its ServerApp was lost; the run folder has its reported
+            rounds.
     """
     watch = RunWatch(folder, [] if callback is None else [callback])
     ended = _end_of(deployment, run, poll, watch)
@@ -152,7 +151,7 @@ def wait(
     raise EngineError(
         "the run did not finish",
         got=(
-            f"{ended.status}; the run folder says {status['state']!r} after round"
+            f"{ended.status}; the run folder has state {status['state']!r} after round"
             f" {len(folder.read_rounds())}\n"
             f"{_with_names(deployment, ended.details)}\n"
             f"{_log_of(deployment, folder, run)}"
@@ -163,7 +162,7 @@ def wait(
 
 
 def _end_of(deployment: Deployment, run: int, poll: float, watch: RunWatch) -> RunState:
-    """The final status of a run in Flower; waits for a SuperLink that is restarted in between."""
+    """Wait for the final status of a run in Flower, also while the SuperLink restarts."""
     heard = time.monotonic()
     with closing(Control(deployment.superlink, deployment.authority)) as control:
         while True:
@@ -184,19 +183,19 @@ def _end_of(deployment: Deployment, run: int, poll: float, watch: RunWatch) -> R
 
 
 def resumable(path: Path) -> RunFolder:
-    """A run folder that is not finished.
+    """Open the folder of an unfinished run.
 
     Raises:
-        RunError: it is.
+        RunError: the run is finished.
     """
     folder = RunFolder(path)
     if folder.status()["state"] == "finished":
-        raise RunError(f"{path} is finished", fix="read its result.json")
+        raise RunError(f"run {path} is finished", fix="read its result.json")
     return folder
 
 
 def _log_of(deployment: Deployment, folder: RunFolder, run: int) -> str:
-    """The end of a run's log; that of Flower if the run ended before it had its own."""
+    """Last lines of a run's log, or of Flower's if the run ended before it had a log."""
     if folder.log_file.exists():
         return last_lines(folder.log_file)
     with (

@@ -20,7 +20,7 @@ from fedrec.secure.identity import REVOKED
 SETTINGS = "deployment.toml"
 DATA = "FEDREC_NODE_DATA"
 CATALOGUE = "FEDREC_NODE_CATALOGUE"
-"""Environment variables of the files that a client's executor reads before the first message."""
+"""Environment variables with the files that a client's executor reads before the first message."""
 REVOKED_KEY = "node.pub.revoked"
 """Public key of a revoked node, in its folder; the gateway reads `node.pub` only."""
 _HOST = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
@@ -32,8 +32,8 @@ class DeploymentConfig(Config):
     """Settings of a deployment, in `deployment.toml`."""
 
     hosts: tuple[str, ...] = Field(default=("localhost", "127.0.0.1"), min_length=1)
-    """Names and addresses under which clients reach this machine; the first one is written into
-    their files."""
+    """Names and addresses at which clients reach this machine; the first one is written into their
+    files."""
     bind: str = "127.0.0.1"
     """Address that the gateway listens on; 0.0.0.0 for all."""
     port: int = Field(default=8443, ge=1, le=_LAST_PORT)
@@ -48,9 +48,9 @@ class DeploymentConfig(Config):
     revoked: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Numbers of nodes whose keys were revoked (`fedrec deploy revoke`)."""
     most_clients: int | None = Field(default=None, ge=1)
-    """Largest number of clients per node; a node that announces more is not admitted. Runs with
-    noise need it, because the computed noise falls with the number of clients. `init --experiment`
-    writes the size of the largest shard."""
+    """Largest number of clients per node; a node that announces more is not admitted. Required for
+    runs with noise, because the computed noise decreases with the number of clients. `init
+    --experiment` writes the size of the largest shard."""
     local_nodes: bool = True
     """Whether `up` also starts the nodes on this machine."""
 
@@ -60,7 +60,7 @@ class DeploymentConfig(Config):
         for host in (value,) if isinstance(value, str) else value:
             if not _is_host(host):
                 raise ValueError(
-                    "names of letters, digits, '-' and '.' (others as xn--...), or IP addresses"
+                    "use IP addresses or names of letters, digits, '-' and '.' (others as xn--...)"
                 )
         return value
 
@@ -70,24 +70,25 @@ class DeploymentConfig(Config):
         local = range(self.node_port, self.node_port + self.nodes) if self.local_nodes else ()
         if len(set(ports)) < len(ports) or any(port in local for port in ports):
             raise ValueError(
-                "three different ports; nodes take as many as there are nodes, from node-port on"
+                "use three different ports outside those of nodes (one per node from node-port on)"
             )
         if local and local[-1] > _LAST_PORT:
-            raise ValueError(f"ports of nodes up to {_LAST_PORT}, one per node from node-port on")
+            raise ValueError(
+                f"ports of nodes must not exceed {_LAST_PORT} (one per node from node-port on)"
+            )
         return self
 
 
 def check_path(path: Path) -> None:
-    """Refuse a path with characters that the files and command lines of other programs do not
-    allow.
+    """Check that a path has no characters that files and command lines of other programs forbid.
 
     Raises:
-        RunError: it has quotes, braces or the like.
+        RunError: the path has quotes, braces or similar characters.
     """
     strange = sorted(set(str(path)) & _STRANGE)
     if strange or not str(path).isprintable():
         raise RunError(
-            f"a deployment cannot be in {str(path)!r}",
+            f"invalid path {str(path)!r} for a deployment",
             got=" ".join(strange) or "a character that cannot be printed",
             fix="choose a folder without quotes, braces, semicolons, dollars and backslashes",
         )
@@ -97,7 +98,7 @@ def _is_host(text: str) -> bool:
     try:
         ipaddress.ip_address(text)
     except ValueError:
-        # a name that ends in a number is an address that is none, such as 999.1.1.1
+        # a name that ends in a number is an invalid address, such as 999.1.1.1
         ends_in_number = text.rpartition(".")[2].isdecimal()
         return len(text) <= 253 and _HOST.fullmatch(text) is not None and not ends_in_number
     return True
@@ -110,18 +111,18 @@ class Deployment:
         path: the folder.
 
     Attributes:
-        authority: certificate of the authority; public.
-        authority_key: its private key; needed to make certificates, never by a running process.
+        authority: public certificate of the authority.
+        authority_key: its private key, used to sign certificates and never by a running process.
         server: folder of the files of the server's processes.
         logs: folder of the processes' output.
         database: the SuperLink's state.
-        revoked: names of the revoked nodes, for all others.
+        revoked: file with the names of revoked nodes, for all others.
         registered: a file that exists after the nodes' keys were registered.
         flower_home: Flower's home for the operator's commands and the server's processes.
         settings: from `deployment.toml`.
 
     Raises:
-        RunError: it is not one.
+        RunError: the folder is not a deployment.
     """
 
     def __init__(self, path: Path) -> None:
@@ -151,12 +152,12 @@ class Deployment:
 
     @classmethod
     def create(cls, path: Path, settings: DeploymentConfig) -> Deployment:
-        """Make the folder with its settings and nothing else."""
+        """Create the folder with only its settings."""
         write_atomically(path.expanduser().resolve() / SETTINGS, tomli_w.dumps(settings.table()))
         return cls(path)
 
     def changed(self, **settings: object) -> Deployment:
-        """The same folder with other settings, which are saved."""
+        """Save changed settings, and return the changed deployment."""
         return self.create(self.path, self.settings.model_copy(update=settings))
 
     @property
@@ -171,7 +172,7 @@ class Deployment:
         return f"{self.settings.hosts[0]}:{self.settings.port}"
 
     def node(self, number: int) -> Path:
-        """Folder that is handed to a node; numbers start at 1."""
+        """Folder of a node; numbers start at 1."""
         return self.path / "nodes" / f"node-{number}"
 
     @property

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 START_SECONDS = 90.0
 PROCESS_HEADS = "process", "pid", "restarts", "health"
 NODE_HEADS = "node", "status", "last heartbeat", "restarts here"
-"""Heads of the columns of `process_rows` and `node_rows`."""
+"""Column heads of `process_rows` and `node_rows`."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class ProcessState:
 
 
 def up(deployment: Deployment, *, wait: float = START_SECONDS) -> None:
-    """Start all processes, register the nodes' keys, and wait until all are healthy; running
-    processes are not restarted.
+    """Start all stopped processes, register the nodes' keys, and wait until all are healthy.
 
     Raises:
-        DataError: the data of a node on this machine do not fit the catalogue.
-        EngineError: something did not start in time; names it and the end of its log.
+        DataError: the data of a node on this machine do not match the catalogue.
+        EngineError: a process did not start before the timeout; with its name and the end of its
+            log.
         RunError: a certificate has expired.
     """
     from simulations.deployment.initialise import check_certificates
@@ -78,10 +78,10 @@ def up(deployment: Deployment, *, wait: float = START_SECONDS) -> None:
 
 
 def down(deployment: Deployment, *, wait: float = 45.0) -> bool:
-    """Stop all processes; returns whether any ran.
+    """Stop all processes; return True if any ran.
 
     Raises:
-        EngineError: it does not stop.
+        EngineError: the supervisor does not stop.
     """
     pid = supervisor_of(deployment)
     if pid is None:
@@ -98,8 +98,8 @@ def down(deployment: Deployment, *, wait: float = 45.0) -> bool:
 
 
 def register_nodes(deployment: Deployment) -> dict[str, int]:
-    """Register all nodes whose keys are in the deployment folder, and remove revoked ones; returns
-    the ids of the registered.
+    """Register all nodes whose keys are in the deployment folder, remove revoked ones, and return
+    the registered ids.
 
     Raises:
         EngineError: the SuperLink refused.
@@ -136,8 +136,8 @@ def states(deployment: Deployment) -> list[ProcessState]:
 
 
 def process_rows(states: Sequence[ProcessState]) -> list[tuple[str, ...]]:
-    """What people read of each process: name, process id, restarts and health."""
-    health = {None: "", True: "well", False: "no answer"}
+    """Printed rows of processes: name, process id, restarts and health."""
+    health = {None: "", True: "healthy", False: "no answer"}
     return [
         (
             state.name,
@@ -152,15 +152,15 @@ def process_rows(states: Sequence[ProcessState]) -> list[tuple[str, ...]]:
 def node_rows(
     deployment: Deployment, nodes: Sequence[NodeState]
 ) -> tuple[str, list[tuple[str, ...]]]:
-    """What people read of registered nodes: how many were heard of, and of each its name, status,
-    last heartbeat, and the restarts of its processes on this machine."""
+    """Title and printed rows of registered nodes: name, status, last heartbeat, and the restarts of
+    the node's processes on this machine."""
     now = time.time()
     table = _table(deployment, "nodes") if supervisor_of(deployment) is not None else {}
     restarts: Counter[str] = Counter()
     for name, entry in table.get("processes", {}).items():
         restarts[name.partition("/")[0]] += entry.get("restarts", 0)
     heard = sum(node.status == "online" and not node.overdue(now) for node in nodes)
-    title = f"nodes: {heard:,} of {len(nodes):,} registered ones heard of in time"
+    title = f"nodes: {heard:,} of {len(nodes):,} registered nodes with a recent heartbeat"
     rows = [
         (node.name, node.status, node.heard(now), str(restarts.get(node.name, "-")))
         for node in sorted(nodes, key=lambda node: (len(node.name), node.name))
@@ -232,7 +232,7 @@ def _wait_for_nodes(deployment: Deployment, count: int, deadline: float) -> None
 
 
 def _table(deployment: Deployment, part: str = "") -> dict:
-    """The list of processes of a supervisor: that of the server, or of a part of it."""
+    """Process list of a supervisor: the deployment's, or that of one of its parts."""
     with suppress(OSError, ValueError):
         table = read_json(deployment.logs / part / "processes.json")
         if isinstance(table, dict) and isinstance(table.get("processes"), dict):
@@ -241,8 +241,8 @@ def _table(deployment: Deployment, part: str = "") -> dict:
 
 
 def local_plans(deployment: Deployment) -> list[ClientPlan]:
-    """The nodes that run on this machine: those with data in their folder. Others are meant for
-    other machines."""
+    """Plans of the nodes on this machine, those with data in their folder. Other nodes run
+    elsewhere."""
     from simulations.deployment import client
 
     if not node_process(deployment):
@@ -259,8 +259,8 @@ def local_plans(deployment: Deployment) -> list[ClientPlan]:
 
 
 def run_nodes_here(deployment: Deployment) -> None:
-    """Run the deployment's nodes on this machine until a stop signal; the main function of process
-    `nodes`. A node that cannot run is left out, with its error in the log."""
+    """Run the deployment's nodes on this machine until a stop signal, as process `nodes`. A node
+    that cannot run is skipped, with its error in the log."""
     from simulations.deployment import client
 
     processes = []
@@ -277,7 +277,7 @@ def run_nodes_here(deployment: Deployment) -> None:
 
 
 def supervise(deployment: Deployment) -> None:
-    """Run the deployment's processes until a stop signal; what `up` starts in the background."""
+    """Run the deployment's processes until a stop signal; `up` starts this in the background."""
     sys.stdin.close()
     Supervisor([*server_processes(deployment), *node_process(deployment)], deployment.logs).run()
 

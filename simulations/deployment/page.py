@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator's page: processes, nodes, and of each run its rounds, metrics, budget and faults.
+"""The operator's page: processes, nodes and runs with their rounds, metrics, budget and warnings.
 
 Everything is read from the SuperLink and from run folders; nothing is changed. The page is served
-over TLS, with the certificate of the deployment's gateway, for those who have its key. It listens
-on this machine alone unless another address is named, and answers `GET /` and nothing else. The key
-is in a file that is readable by its owner only, and is sent as the password of HTTP's basic
-authentication.
+over TLS, with the certificate of the deployment's gateway, to users with its key. It listens only
+on this machine unless another address is given, and answers only `GET /`. The key is in a file that
+is readable by its owner only, and is sent as the password of HTTP's basic authentication.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from simulations.deployment.pki import new_secret, write_private
 _RUNS = 5  # newest runs on the page
 _ROUNDS = 10  # newest rounds of each
 _FAULTS = 20  # newest warnings of each
-_LOG_BYTES = 1 << 20  # of the end of a log that are searched for them
+_LOG_BYTES = 1 << 20  # searched at the end of a log
 _KNOWN = "epsilon", "dropped-replies", "num-clients", "loss"
 
 
@@ -53,7 +52,7 @@ class RunPart:
 
 
 def page(deployment: Deployment) -> str:
-    """The page as HTML, with everything in it."""
+    """The page as self-contained HTML."""
     from simulations.deployment.flower import Control
 
     notes = []
@@ -82,7 +81,7 @@ def page(deployment: Deployment) -> str:
 
 
 def run_part(folder: Path) -> RunPart:
-    """The run in a folder; of a damaged one, what is wrong with it."""
+    """Read the run in a folder; a damaged run has its error as a fact."""
     try:
         run = RunFolder(folder)
         state = run.status()
@@ -107,7 +106,7 @@ def run_part(folder: Path) -> RunPart:
 
 
 def faults_in(log: Path) -> tuple[str, ...]:
-    """The newest warnings and errors at the end of a log, the newest first."""
+    """Newest warnings and errors at the end of a log, newest first."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _LOG_BYTES))
@@ -146,7 +145,7 @@ _HEADERS = {
 
 
 def key_file(deployment: Deployment) -> Path:
-    """The file with the page's key, which is drawn when it is first needed."""
+    """File with the page's key, which is drawn on first use."""
     file = deployment.server / "page.secret"
     if not file.exists():
         write_private(file, new_secret())
@@ -154,7 +153,7 @@ def key_file(deployment: Deployment) -> Path:
 
 
 def create_app(deployment: Deployment) -> Starlette:
-    """The page as an ASGI application."""
+    """Create the page as an ASGI application."""
     expected = f"{USER}:{key_file(deployment).read_text().strip()}".encode()
 
     async def show(request: Request) -> Response:
@@ -172,7 +171,7 @@ def serve(deployment: Deployment, host: str, port: int) -> None:
     """Serve the page until it is stopped.
 
     Raises:
-        EngineError: the address is not free.
+        EngineError: the address is in use.
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     config = uvicorn.Config(
@@ -192,12 +191,12 @@ def serve(deployment: Deployment, host: str, port: int) -> None:
     except SystemExit:
         raise EngineError(
             f"the page cannot be served on {host}:{port}, see the line above",
-            fix="--port with another number",
+            fix="choose another --port",
         ) from None
 
 
 def _credentials(request: Request) -> bytes:
-    """User and key of a request; empty without."""
+    """User and key of a request; empty if missing."""
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     try:
         return base64.b64decode(text, validate=True) if kind.lower() == "basic" else b""

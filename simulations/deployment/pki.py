@@ -31,13 +31,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
 from fedrec.runtime.files import open_atomically
 from fedrec.secure.identity import USE
 
-# Certificates of a deployment: one authority of its own, and a certificate for each server and each
-# node.
+# Certificates of a deployment: its authority, and a certificate for each server and node.
 
 _AUTHORITY_DAYS = 3650
 _ISSUED_DAYS = 825
 RENEWED_DAYS = 90
-"""Days before its end from which on a certificate is to be renewed."""
+"""Remaining days below which a certificate should be renewed."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Authority:
 
     @classmethod
     def create(cls, name: str) -> Authority:
-        """A new self-signed authority, which may not sign other authorities."""
+        """Create a self-signed authority, which may not sign other authorities."""
         key = ec.generate_private_key(ec.SECP256R1())
         extensions = [
             (x509.BasicConstraints(ca=True, path_length=0), True),
@@ -73,26 +72,26 @@ class Authority:
         return cls(Issued(certificate, _private(key)))
 
     def issue(self, hosts: Sequence[str]) -> Issued:
-        """A certificate for a server that is reached under some names or IP addresses."""
+        """Issue a certificate for a server with names or IP addresses."""
         names = x509.SubjectAlternativeName([_host(host) for host in hosts])
         return self._issue(hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, names)
 
     def issue_node(self, name: str) -> Issued:
-        """A certificate with which a node authenticates to other nodes, who do not accept a
+        """Issue a certificate with which a node authenticates to other nodes, which reject a
         server's certificate."""
         return self._issue(name, USE)
 
     def renewed(self, certificate: bytes) -> bytes:
-        """A new certificate for the key, names and use of an earlier one of this authority.
+        """Renew a certificate of this authority, with the same key, names and usage.
 
         Raises:
-            ValueError: it is not of this authority.
+            ValueError: another authority signed the certificate.
         """
         old = x509.load_pem_x509_certificate(certificate)
         try:
             old.verify_directly_issued_by(self._certificate)
         except (InvalidSignature, TypeError) as error:
-            raise ValueError("the certificate is not of this authority") from error
+            raise ValueError("the certificate was signed by another authority") from error
         extensions = [
             (extension.value, extension.critical)
             for extension in old.extensions
@@ -123,7 +122,7 @@ class Authority:
 
 
 def days_left(certificate: bytes) -> float:
-    """Days until a certificate (PEM) ends."""
+    """Days until a certificate (PEM) expires."""
     end = x509.load_pem_x509_certificate(certificate).not_valid_after_utc
     return (end - datetime.datetime.now(datetime.UTC)) / datetime.timedelta(days=1)
 
@@ -136,7 +135,7 @@ def _signed(
     extensions: Sequence[tuple[x509.ExtensionType, bool]],
     signer: Any,
 ) -> bytes:
-    """A certificate (PEM) for a public key, with extensions, each critical or not."""
+    """Sign a certificate (PEM) for a public key, with extensions and whether each is critical."""
     now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()
@@ -192,20 +191,20 @@ class NodeKey:
 
     @classmethod
     def create(cls) -> NodeKey:
-        """Generate a new pair."""
+        """Generate a new key pair."""
         key = ec.generate_private_key(ec.SECP384R1())
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
         return cls(_private(key, PrivateFormat.OpenSSH), public + b"\n")
 
 
 def new_secret() -> bytes:
-    """The secret that an executor authenticates with; printable, as it is read byte by byte from a
-    file."""
+    """Generate an executor's secret; printable, because Flower reads the raw bytes of its file."""
     return secrets.token_hex(SECRET_BYTES).encode()
 
 
 def private_folder(path: Path) -> Path:
-    """A folder that only its owner may access; an existing one keeps its owner's permissions."""
+    """Create a folder that only its owner may access; an existing one keeps its owner's
+    permissions."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.chmod(path.stat().st_mode & 0o700)
     return path
@@ -219,12 +218,12 @@ def write_private(path: Path, content: bytes | str) -> None:
 
 
 def as_sent(public_key: bytes) -> bytes:
-    """A public key in OpenSSH's format, in the one in which Flower sends it (PEM)."""
+    """Convert a public key from OpenSSH's format to the one that Flower sends (PEM)."""
     key = load_ssh_public_key(public_key)
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-# The signature of a call, in the headers of Flower's SuperNodes.
+# Signatures of calls, in the headers of Flower's SuperNodes.
 
 PUBLIC_KEY = "flwr-public-key"
 SIGNATURE = "flwr-signature"
@@ -238,7 +237,7 @@ EARLIEST = 5.0
 
 @dataclass(frozen=True)
 class NodeSignature:
-    """The signature of a call.
+    """Signature of a call.
 
     Attributes:
         key: public key, as Flower sends it.
@@ -254,7 +253,7 @@ class NodeSignature:
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> NodeSignature | None:
-        """The signature in a call's headers; None if there is none."""
+        """Read the signature from a call's headers; None if missing."""
         try:
             key = b64decode(headers[PUBLIC_KEY], validate=True)
             value = b64decode(headers[SIGNATURE], validate=True)
@@ -266,12 +265,12 @@ class NodeSignature:
         return cls(key, value, timestamp, age)
 
     def fault(self) -> str | None:
-        """The reason why it is not valid; None if it is."""
+        """Reason why the signature is invalid; None if it is valid."""
         if not -EARLIEST < self.age < OLDEST:
-            return "an old signature"
+            return "an expired signature"
         key = load_pem_public_key(self.key)
         try:
             key.verify(self.value, self.timestamp.encode(), ec.ECDSA(hashes.SHA256()))  # type: ignore[union-attr, call-arg, arg-type]
         except InvalidSignature:
-            return "a wrong signature"
+            return "an invalid signature"
         return None

@@ -34,11 +34,11 @@ class Process:
     """A process that is started, monitored and restarted.
 
     Attributes:
-        name: its name, also of its log.
+        name: its name, also that of its log.
         command: the command line.
         environment: variables in addition to the caller's environment.
         health: URL that responds when it is healthy; empty for a process without a port.
-        after: file that must be there before it is started; such processes are stopped first.
+        after: file that must exist before it is started; such processes are stopped first.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Process:
 
 
 def server_processes(deployment: Deployment) -> list[Process]:
-    """SuperLink, executor of the ServerApp, and the gateway."""
+    """Processes of the SuperLink, the ServerApp's executor, and the gateway."""
     settings = deployment.settings
     server = deployment.server
     home = {"FLWR_HOME": str(deployment.flower_home)}
@@ -82,13 +82,13 @@ def server_processes(deployment: Deployment) -> list[Process]:
 
 
 def flags(**values: object) -> tuple[str, ...]:
-    """Options of a command line with their values, such as `--port 8443` for `port=8443`."""
+    """Command-line options for keyword arguments, such as `--port 8443` for `port=8443`."""
     named = ((f"--{name.replace('_', '-')}", str(value)) for name, value in values.items())
     return tuple(part for pair in named for part in pair)
 
 
 def executor_flags(address: str, authority: Path, secret: Path) -> tuple[str, ...]:
-    """Flags of an executor, the server's or a node's."""
+    """Flags of an executor of the server or a node."""
     return flags(
         runtime_api_address=address,
         root_certificates=authority,
@@ -97,7 +97,7 @@ def executor_flags(address: str, authority: Path, secret: Path) -> tuple[str, ..
 
 
 def node_process(deployment: Deployment) -> list[Process]:
-    """The process from which the nodes on this machine fork, if there are any."""
+    """Process from which the nodes on this machine fork, if there are any."""
     if not deployment.settings.local_nodes or not deployment.numbers:
         return []
     command = (*python(OPERATOR), "nodes", str(deployment.path))
@@ -105,7 +105,7 @@ def node_process(deployment: Deployment) -> list[Process]:
 
 
 def environment_of(process: Process) -> dict[str, str]:
-    """The whole environment of a process: Flower's, with this project's packages."""
+    """Complete environment of a process, with Flower's variables and this project's packages."""
     root = str(Path(__file__).resolve().parents[2])
     search = os.pathsep.join(
         dict.fromkeys([root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
@@ -117,19 +117,19 @@ def environment_of(process: Process) -> dict[str, str]:
 
 
 def python(module: str) -> tuple[str, ...]:
-    """The start of a command line that runs one of our modules."""
+    """Beginning of a command line that runs one of our modules."""
     return (sys.executable, "-m", module)
 
 
 def check_container_user() -> None:
-    """Refuse to run as root in a container.
+    """Check that the user in a container is not root.
 
     Raises:
         EngineError: this is a container, and its user is root.
     """
     if os.environ.get(IN_CONTAINER) and os.getuid() == 0:
         raise EngineError(
-            "the containers of a deployment do not run as root",
+            "the containers of a deployment must not run as root",
             fix="fedrec deploy add-nodes DEPLOYMENT 0 writes .env; then docker compose up again",
         )
 
@@ -142,7 +142,7 @@ def check_container_user() -> None:
 # `processes.json`, readable by its owner only.
 
 REFUSED = 77
-"""Exit status of a SuperNode whose key the server does not accept."""
+"""Exit status of a SuperNode whose key the server rejects."""
 _FIRST_WAIT = 0.5
 _LONGEST_WAIT = 5.0
 _WELL_AFTER = 30.0  # a process that ran this long is restarted immediately
@@ -151,11 +151,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 _REFUSAL = """\
-{name}: the server does not accept this node's key, and is asked again every few seconds.
+{name}: the server does not accept this node's key; the connection is retried every few seconds.
   expected: a registered key
-  got: one that is not registered, or was revoked, or a clock that differs from the server's; the
+  got: a key that is not registered or was revoked, or a clock that differs from the server's; the
     key of a node that was killed is refused for up to a minute
-  fix: ask the operator to run fedrec deploy register DEPLOYMENT, or for another folder"""
+  fix: ask the operator to run fedrec deploy register DEPLOYMENT, or for a new folder"""
 Main = Callable[[list[str]], None]
 
 
@@ -164,10 +164,10 @@ class Supervisor:
 
     Args:
         processes: the processes.
-        folder: where logs and the list of processes go.
-        patience: seconds after which processes that do not end are killed.
-        mains: functions by name; a process whose command begins with such a name is a fork of this
-            one, which runs the function with the other arguments.
+        folder: folder for logs and the list of processes.
+        patience: seconds after which processes that do not stop are killed.
+        mains: functions by name; a process whose command begins with such a name is a fork that
+            runs the function with the other arguments.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Supervisor:
         self._stopping = False
 
     def run(self) -> None:
-        """Run until SIGTERM or SIGINT, then stop all."""
+        """Run until SIGTERM or SIGINT, then stop all processes."""
         for sign in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sign, self._stop)
         try:
@@ -205,7 +205,7 @@ class Supervisor:
         self._stopping = True
 
     def _step(self) -> bool:
-        """Start the processes that are due; returns whether anything changed."""
+        """Start the processes that are due; return True if anything changed."""
         changed = False
         now = time.monotonic()
         for process in self.processes:
@@ -279,8 +279,8 @@ class Supervisor:
         )
 
     def _end(self) -> None:
-        """End processes, those that depend on others first: a node can only unregister from a
-        running server."""
+        """Stop processes, dependent ones first: a node can only unregister from a running
+        server."""
         for waits in (True, False):
             names = [p.name for p in self.processes if (p.after is not None) is waits]
             self._end_of([self._running[name] for name in names if name in self._running])
@@ -298,8 +298,8 @@ class Supervisor:
 
 
 def end_with_parent() -> None:
-    """To be called in a child: on Linux, the process gets a stop signal when its supervisor ends,
-    for any reason."""
+    """Let a child process get a stop signal when its supervisor ends for any reason (Linux
+    only)."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

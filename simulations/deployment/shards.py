@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dataset split into one file per node, with the rows of its users only.
+"""Shards of a dataset: one file per node, with only the rows of its users.
 
-To try a deployment with an existing dataset, and to compare it with a simulation: the rows keep
-their order, the split is that of the whole dataset, and a client id is the user's index in it, so
-every client draws the same random numbers. User u is on node u mod n, as in a simulation.
+They serve to try a deployment with an existing dataset, and to compare it with a simulation: the
+rows keep their order, the split is that of the whole dataset, and a client id is the user's index,
+so every client draws the same random numbers. User u is on node u mod n, as in a simulation.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from simulations.deployment.layout import Deployment
 from simulations.deployment.pki import write_private
 
 _RUNS = 10
-"""Runs of the experiment in which every user may take part in every round, by the limits of its
-shard."""
+"""Number of runs of the experiment that the limits in a shard allow."""
 _LAST_EVALUATIONS = 2  # without and with fine-tuning
 
 
 def cut_for(deployment: Deployment, experiment: Experiment) -> Deployment:
-    """Split the dataset of an experiment for the nodes of a deployment, and set the largest number
-    of clients per node.
+    """Split an experiment's dataset for the nodes of a deployment, and set the largest number of
+    clients per node.
 
     Raises:
         DataError: see `cut`.
@@ -47,7 +46,7 @@ def cut(experiment: Experiment, folders: list[Path]) -> list[int]:
     """Write `data.csv`, `catalogue.json` and `node.toml` into the folder of each node.
 
     Returns:
-        Number of users of each.
+        Number of users per node.
 
     Raises:
         DataError: the dataset is missing or damaged.
@@ -64,7 +63,7 @@ def cut(experiment: Experiment, folders: list[Path]) -> list[int]:
 
 
 def _settings(experiment: Experiment, partition: int) -> dict[str, object]:
-    """Settings of a shard, with limits for some runs of the experiment."""
+    """Node settings of a shard, with limits for some runs of the experiment."""
     return {
         "partition-id": partition,
         "numbers": True,
@@ -74,7 +73,7 @@ def _settings(experiment: Experiment, partition: int) -> dict[str, object]:
 
 
 def _rows(population: Population) -> pd.DataFrame:
-    """Every row that the split uses, in the dataset's order."""
+    """All rows that the split uses, in the dataset's order."""
     data = population.interactions
     partition = population.partition
     part = np.full(len(data), "", dtype="<U10")
@@ -98,7 +97,7 @@ def _rows(population: Population) -> pd.DataFrame:
 
 
 def _labels(feature: Feature) -> np.ndarray:
-    """The labels of each user, as text."""
+    """Labels of each user, as text."""
     labels = []
     for user in range(feature.rows):
         codes = feature.codes[feature.offsets[user] : feature.offsets[user + 1]]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of finished runs as files that score a user without this library."""
+"""Export of finished runs' models to files that score a user without fedrec."""

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of an exported model.
 
-    model.onnx     the scoring of one user (`Scoring`)
-    items.txt      line n: the data's id of item n, as a JSON text
-    scoring.json   how a user's rows become the graph's inputs
-    score.py       a script that scores rows with numpy and onnxruntime alone
-    user.npz       with a user: parameters of its own, and codes of its features
-    rows.csv       with a user: the rows that its history is made of
+    model.onnx     the scoring of one user (`Scoring`) items.txt      line n: the data's id of item
+    n, as a JSON text scoring.json   conversion of a user's rows to the graph's inputs score.py a
+    script that scores rows with only numpy and onnxruntime user.npz       with a user: private
+    parameters, and codes of features rows.csv       with a user: the rows of the history
 
-What a device holds are codes of its user's features, private parameters as they were after its
-last round, and, with fine-tuning in `[evaluation]`, all parameters that this changes. Where it
-holds any, the export is for one user's device.
+A device holds codes of its user's features, private parameters after its last round, and, with
+fine-tuning in `[evaluation]`, all fine-tuned parameters. If it holds any, the export is for one
+user's device.
 
-The graph's inputs are, where the model has them, the user's history (`history`), codes of the
-user's features (`feature:NAME`), and parameters that are the user's own, by their names; its output
-is the score of every item. Shared parameters are constants of the graph.
+The graph's inputs are, if the model has them, the user's history (`history`), codes of the user's
+features (`feature:NAME`), and the user's own parameters, by their names; its output is the score of
+every item. Shared parameters are constants of the graph.
 """
 
 from __future__ import annotations
@@ -61,15 +59,14 @@ def export(
     """Write the model of a finished run with its scoring.
 
     Args:
-        result: of the run.
-        folder: new or empty.
-        user: id as in the data, of the user whose device it is for; None: of no particular one.
+        result: result of the run.
+        folder: new or empty folder.
+        user: id, as in the data, of the device's user; None: any user.
         new_items: file of items that the run did not have, see `simulations.new_items`.
 
     Raises:
-        ExperimentError: a package is missing, the run has no federated system, its parameters are
-            made for each user by the server, or devices hold parameters of their own and no user
-            is named.
+        ExperimentError: a package is missing, the run has no federated system, the server generates
+            parameters for each user, or devices hold private parameters and no user is given.
         DataError: the user is not in the data, or the data have changed.
         RunError: the folder is not empty.
     """
@@ -109,13 +106,13 @@ def _require_packages() -> None:
         raise ExperimentError(
             f"exporting needs {missing[0]}",
             expected=f"the optional packages {' and '.join(_NEEDED)}",
-            got=f"{missing[0]} is not installed",
+            got=f"{missing[0]} not installed",
             fix="pip install 'fedrec[export]'",
         )
 
 
 def _inputs(node: Node, client: int) -> dict[str, Tensor]:
-    """The history or the codes of features of a client, by the names of the inputs."""
+    """A client's history or codes of features, by the names of the inputs."""
     clients = np.array([client])
     if isinstance(node.model, HistoryModel):
         return {HISTORY: history_of(node, node.model, clients)[0]}
@@ -127,10 +124,10 @@ def _inputs(node: Node, client: int) -> dict[str, Tensor]:
 
 
 def _check_client(step: Step, values: Mapping[str, Tensor], client: int | None) -> None:
-    """Check that a client is named where each device scores with values of its own.
+    """Check that a client is given if devices have private values.
 
     Raises:
-        ExperimentError: each does.
+        ExperimentError: the client is missing.
     """
     device = [
         *step.private_names(list(values)),
@@ -138,15 +135,15 @@ def _check_client(step: Step, values: Mapping[str, Tensor], client: int | None) 
     ]
     if client is None and (device or step.config.epochs):
         raise ExperimentError(
-            "each device scores with values of its own",
-            expected="the user whose device the export is for",
+            "each device has private values",
+            expected="the user of the device",
             got=", ".join(device) or "fine-tuning on the device ([evaluation] fine-tune)",
             fix="fedrec export RUN --user ID",
         )
 
 
 def _form(node: Node, data: Interactions) -> dict[str, Any]:
-    """The form in which rows become inputs."""
+    """Description of the conversion of rows to inputs."""
     experiment = node.experiment
     above = 0.0 if experiment.task == "rating" else experiment.positive_above
     history = _history_form(node)
@@ -177,7 +174,7 @@ def _history_form(node: Node) -> dict[str, Any] | None:
 
 
 def _rows(node: Node, client: int) -> str:
-    """The training rows of a client, as `score.py` reads them."""
+    """Training rows of a client, in the format of `score.py`."""
     data = node.population.client(client)
     ids = node.population.interactions.item_ids
     columns: dict[str, Any] = {"item": ids[data.items]}
@@ -196,12 +193,12 @@ def _rows(node: Node, client: int) -> str:
 
 
 class Scoring(nn.Module):
-    """Scores of one user.
+    """Module that scores one user.
 
     Args:
-        model: of the run.
-        shared: the parameters that are constants, without cohort dimension.
-        names: of the inputs, in order.
+        model: model of the run.
+        shared: the constant parameters, without cohort dimension.
+        names: names of the inputs, in order.
     """
 
     def __init__(self, model: Model, shared: Mapping[str, Tensor], names: tuple[str, ...]) -> None:
@@ -223,15 +220,15 @@ class Scoring(nn.Module):
 
 
 def graph_of(model: Model, parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> bytes:
-    """The graph as the content of an ONNX file.
+    """Export the graph as the content of an ONNX file.
 
     Args:
-        model: of the run.
-        parameters: the shared ones, without cohort dimension.
-        inputs: an example of each input, by its name.
+        model: model of the run.
+        parameters: the shared parameters, without cohort dimension.
+        inputs: an example of each input by name.
     """
     shared = {name: value for name, value in parameters.items() if name not in inputs}
-    logging.disable(logging.WARNING)  # notes of the exporter on its own work
+    logging.disable(logging.WARNING)  # messages of the exporter
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -254,7 +251,7 @@ def graph_of(model: Model, parameters: Mapping[str, Tensor], inputs: Mapping[str
 def _stable_sort(
     values: Any, stable: bool = True, dim: int = -1, descending: bool = False
 ) -> tuple[Any, Any]:
-    """Stable sort, for the exporter; of equal numbers, TopK takes the first one first."""
+    """Stable sort for the exporter; TopK takes the first of equal numbers first."""
     from onnxscript import opset18
 
     op: Any = opset18
@@ -263,7 +260,7 @@ def _stable_sort(
 
 
 def _of_rows(name: str) -> bool:
-    """True if an input comes from a user's rows and features, and is no parameter."""
+    """True if an input comes from a user's rows or features, and is not a parameter."""
     return name == HISTORY or name.startswith(FEATURE)
 
 

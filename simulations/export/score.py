@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Score the catalogue for one user and print the best items, with numpy and onnxruntime alone.
+"""Score the catalogue for one user and print the best items, with only numpy and onnxruntime.
 
     python score.py rows.csv --top 10
 
 The rows are a table with the columns `item`, and `rating` and `time` if the model uses them. They
-are what the model takes for the user's history, and their items are not recommended. `user.npz`
-beside this file has what the user's device holds: parameters of its own, and codes of features.
+are the user's history, and their items are not recommended. `user.npz` beside this file has the
+data of the user's device: private parameters, and codes of features.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ HERE = Path(__file__).resolve().parent
 
 
 class Rows(NamedTuple):
-    """A user's rows whose items the model knows, `[rows]` each: numbers of items, ratings, times.
-    Without ratings all are positive; without times they are in order."""
+    """A user's rows with known items, `[rows]` each: numbers of items, ratings, times. Without
+    ratings all rows are positive; without times they are in order."""
 
     items: np.ndarray
     ratings: np.ndarray | None
@@ -37,7 +37,7 @@ class Scorer:
     """An exported model.
 
     Args:
-        folder: the export's.
+        folder: folder of the export.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class Scorer:
         )
 
     def read_rows(self, path: Path) -> Rows:
-        """The rows of a CSV file."""
+        """Read the rows of a CSV file."""
         with path.open(newline="", encoding="utf-8") as file:
             table = csv.DictReader(file)
             names = table.fieldnames or []
@@ -58,10 +58,10 @@ class Scorer:
         needed = ["item", *self.form["columns"]]
         missing = [name for name in needed if name not in names]
         if missing:
-            raise ValueError(f"{path} has no column {missing[0]!r}; it needs {', '.join(needed)}")
+            raise ValueError(f"{path} has no column {missing[0]!r}; required: {', '.join(needed)}")
         known = [row for row in rows if row["item"] in self._number]
         if len(known) < len(rows):
-            print(f"{len(rows) - len(known)} rows are of unknown items", file=sys.stderr)
+            print(f"ignored {len(rows) - len(known)} rows with unknown items", file=sys.stderr)
         ratings = [row["rating"] for row in known] if "rating" in names else None
         times = [int(row["time"]) for row in known] if "time" in names else range(len(known))
         return Rows(
@@ -74,7 +74,7 @@ class Scorer:
         """Scores of the catalogue, `float32 [items]`.
 
         Args:
-            rows: the user's.
+            rows: the user's rows.
             device: further inputs, as in `user.npz`.
         """
         given = dict(device)
@@ -85,8 +85,8 @@ class Scorer:
         return np.asarray(scores)
 
     def history(self, rows: Rows) -> np.ndarray:
-        """The model's representation of a user: weights of the catalogue `float32 [items]`, or its
-        last items `int64 [longest]`, -1 behind them."""
+        """The model's representation of a user: weights of the catalogue `float32 [items]`, or the
+        last items `int64 [longest]`, padded with -1."""
         form = self.form["history"]
         above = self.form["positive-above"]
         liked = np.ones(len(rows.items), dtype=bool)  # the positive ones
@@ -106,7 +106,7 @@ class Scorer:
         return recent
 
     def best(self, rows: Rows, scores: np.ndarray, top: int) -> list[tuple[str, float]]:
-        """Ids and scores of the best items without those of the rows, from scores `[items]`."""
+        """Ids and scores of the best items, without those of the rows, from scores `[items]`."""
         left = np.setdiff1d(np.arange(len(scores)), rows.items)
         order = left[np.argsort(-scores[left], kind="stable")][:top]
         return [(self.ids[item], float(scores[item])) for item in order]
@@ -128,7 +128,7 @@ class Scorer:
 
 
 def main() -> None:
-    """Print `rank,item,score`."""
+    """Print the best items as `rank,item,score`."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("rows", type=Path, help="the user's rows: item, and rating and time")
     parser.add_argument("--top", type=int, default=10, help="number of items (default: 10)")

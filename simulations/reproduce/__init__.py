@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reproduction of the papers' tables and figures: printed numbers beside ours."""
+"""Reproduction of the papers' tables and figures: published and own numbers."""

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedRec-Bench: the numbers of a system on a dataset under a protocol (`papers/bench.toml`), and a
-probe that shows whether held-out items leak into the negatives of training.
-
-The probe needs no model: it ranks a user's items by how seldom they were among the negatives that
-this very run drew on the user's device. Where held-out items are kept out of the negatives, that
-list finds them. Without the leak every item that a held-out one is ranked against was drawn as
-often, and the list is at chance.
+probe for leaks of held-out items through the negatives of training. The probe needs no model: it
+ranks a user's items by how rarely the run drew them as negatives on the user's device. If held-out
+items are excluded from the negatives, this ranking finds them. Without the leak, all candidates
+were drawn equally often, and the ranking is at chance level.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from simulations.studies.runs import SYSTEM, finished, values
 
 K = 10
 DISCOUNTED = f"discounted-hits@{K}"
-SAMPLED = 99  # items that a held-out one is ranked among, in expectation over all draws
+SAMPLED = 99  # sampled items against which a held-out one is ranked, in expectation over all draws
 AMONG_SAMPLED = f"hits-of-100@{K}"
 METRICS = (
     *(f"hits@{K}", DISCOUNTED, AMONG_SAMPLED, f"ndcg-of-100@{K}"),
@@ -46,7 +44,7 @@ _OF_SYSTEM = (
     *("rounds", "model", "step", "strategy", "sampler", "privacy", "secure-aggregation"),
     "perturb",
 )
-"""Sections that a system decides; all else is the protocol's."""
+"""Sections set by a system; the protocol sets all others."""
 _CELLS_AT_ONCE = 4_000_000  # users times items
 
 
@@ -63,33 +61,34 @@ def cell(
     set: Sequence[str] = (),
     chosen: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[Found]:
-    """Quality, spread, gaps between groups, traffic, epsilon and probe of one seed of a system.
+    """Compute quality, spread, gaps between groups, traffic, epsilon and probe of one seed of a
+    system.
 
     Args:
-        job: of the task.
+        job: job of the task.
         dataset: name in tables.
         table: the dataset with its settings.
         protocol: name of the protocol.
         split: its split with settings.
         row: name of the system in tables.
-        tried: number of settings that were compared on validation rows.
-        experiment: name of the shipped experiment that has the system; empty: a baseline.
-        label: of the baseline.
+        tried: number of settings compared on validation rows.
+        experiment: name of the system's shipped experiment; empty: a baseline.
+        label: label of the baseline.
         set: overrides of the experiment.
-        chosen: further ones, by protocol.
+        chosen: further overrides by protocol.
     """
     overrides = [*set, *(chosen or {}).get(protocol, ())]
     result = finished(job, protocol_table(table, split, experiment, label, overrides, tried))
     yield from values(result, dataset, {label: row}, {name: name for name in METRICS})
     for name, value in _further(result, label).items():
         yield Found(dataset, row, name, value, lower_is_better=True)
-    chance = np.array([CHANCE])  # centralised systems draw nothing here
+    chance = np.array([CHANCE])  # centralised systems draw no negatives here
     if label == SYSTEM:
         chance = never_drawn(result.experiment)[AMONG_SAMPLED]
     half = 1.96 * float(np.nanstd(chance)) / math.sqrt(len(chance))
     mean = float(np.nanmean(chance))
     yield Found(dataset, row, PROBE, mean, mean - half, mean + half)
-    for file in job.run_path.glob("private/*"):  # may be as large as catalogue times users
+    for file in job.run_path.glob("private/*"):  # may be large: catalogue times users
         file.unlink()
 
 
@@ -101,8 +100,8 @@ def protocol_table(
     overrides: Sequence[str],
     tried: int,
 ) -> dict[str, Any]:
-    """The experiment of a system under a protocol, which sets dataset, split and evaluation
-    whatever the system's experiment says of them; all rows are positive. Arguments as of `cell`."""
+    """Experiment of a system under a protocol, which replaces dataset, split and evaluation of the
+    system's experiment; all rows are positive. For the arguments see `cell`."""
     system = read(experiment) if experiment else {}
     evaluation: dict[str, Any] = {"baselines": [] if experiment else [label]}
     if tuned := system.get("evaluation", {}).get("fine-tune"):
@@ -138,8 +137,8 @@ def _only(table: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _further(result: Result, label: str) -> dict[str, float]:
-    """Gaps between groups of users; epsilon, where it is finite; bytes of a mean training client,
-    of federated systems."""
+    """Further numbers of a system: gaps between groups of users; epsilon if finite; mean bytes of a
+    training client, if federated."""
     groups = result.groups if label == SYSTEM else result.baseline_groups[label]
     gaps = group_gaps(groups)[DISCOUNTED].dropna().to_dict()
     numbers = {f"gap of {DISCOUNTED}, {kind}": float(gap) for kind, gap in gaps.items()}
@@ -156,14 +155,14 @@ def _further(result: Result, label: str) -> dict[str, float]:
 
 
 def never_drawn(experiment: Experiment) -> dict[str, np.ndarray]:
-    """Metrics of ranking each held-out user's items by how seldom they were negatives, in training
+    """Metrics of ranking each held-out user's items by how rarely they were negatives, in training
     and in on-device fine-tuning.
 
     Args:
-        experiment: a resolved one, as it was run.
+        experiment: the resolved experiment of the run.
 
     Returns:
-        `float64 [users]` by metric; chance for a user whose device drew none.
+        `float64 [users]` by metric; chance level for a user without drawn negatives.
     """
     node = Node(experiment, 0, 1, None)
     population = node.population
@@ -190,7 +189,7 @@ def never_drawn(experiment: Experiment) -> dict[str, np.ndarray]:
 
 
 def _rounds_of(experiment: Experiment, training: np.ndarray) -> dict[int, list[int]]:
-    """The rounds of each client that was in any."""
+    """Rounds of each client that took part."""
     sampler = resolve(SAMPLER, experiment.sampler.name)(
         experiment.settings(SAMPLER), training, experiment.seed
     )
@@ -202,7 +201,7 @@ def _rounds_of(experiment: Experiment, training: np.ndarray) -> dict[int, list[i
 
 
 def _draws(node: Node, client: int, rounds: Sequence[int]) -> Iterator[np.ndarray]:
-    """The distinct negatives of each round of a client, and of its fine-tuning."""
+    """Distinct negatives of each round of a client, and of its fine-tuning."""
     experiment = node.experiment
     trained = [(experiment.step, "client", number) for number in rounds]
     for section, name, number in (
@@ -218,5 +217,5 @@ def _draws(node: Node, client: int, rounds: Sequence[int]) -> Iterator[np.ndarra
 
 
 def draws_negatives(step: Step) -> bool:
-    """True where a step trains on drawn items beside those of the user."""
+    """True if a step trains on sampled negatives."""
     return "negatives" in type(step.config).model_fields

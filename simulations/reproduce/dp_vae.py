@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DP-VAE's runs with noise of the users' own, whole histories, and systems beside them."""
+"""Measures of DP-VAE's tables: runs with the users' own noise, whole histories, and other
+systems."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from simulations.studies.declaration import Found, TaskJob
 from simulations.studies.runs import SYSTEM, finished, values
 
 PREFIX = "reconstruction-"
-# over the best list of 100, whatever the history's length (paper, section 4.1)
+# relative to the best list of 100, for any length of the history (paper, section 4.1)
 OF_ALL = f"{PREFIX}ndcg@100-of-100"
 _WHOLE = ("evaluation.protocol='reconstruction'", "evaluation.ks=[20, 50, 100]")
 _PERSONAL = {"nominal": "asked", "replace-one": "true"}
@@ -49,10 +50,9 @@ def noisy(
     set: Sequence[str] = (),
     histories: bool = False,
 ) -> Iterator[Found]:
-    """The numbers of a run that may diverge, percentiles of the users' epsilons as asked for and as
-    they are under replace-one, and with `histories` how well whole ones are reconstructed.
-
-    A run that diverged has the number of that round instead.
+    """Numbers of a run that may diverge, percentiles of the users' requested epsilons and of those
+    under replace-one, and with `histories` the quality of reconstructed whole histories. A diverged
+    run only has the number of that round.
     """
     try:
         result = finished(job, experiment, set)
@@ -74,8 +74,8 @@ def noisy(
 
 
 def whole_histories(node: Node, parameters: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Quality of reconstructed whole histories, most of which are the input: not a measure
-    of recommendation."""
+    """Quality of reconstructed whole histories, most of which is the input: not a measure of
+    recommendation."""
     users = evaluate_clients(node, parameters, EvaluateOrder(node.experiment.rounds, None))
     lengths = node.population.rows(users.clients, "all", positive=True).mask().sum(1)
     of_all = users.columns[f"{PREFIX}ndcg@100"] * _ideal(lengths) / _ideal(np.array([100]))
@@ -84,12 +84,12 @@ def whole_histories(node: Node, parameters: Mapping[str, np.ndarray]) -> dict[st
 
 
 def _ideal(lengths: np.ndarray) -> np.ndarray:
-    """Discounted gain of the best list of 100 for histories of some lengths."""
+    """Discounted gain of the best list of 100 by length of the history."""
     return (1 / np.log2(np.arange(2, 102))).cumsum()[np.minimum(lengths, 100) - 1]
 
 
 def reconstruction(job: TaskJob, experiment: str, dataset: str) -> Iterator[Found]:
-    """Quality of whole histories that popularity and EASE reconstruct."""
+    """Quality of whole histories reconstructed by popularity and EASE."""
     systems = evaluate_baselines(
         ("popularity", "ease"),
         POPULATIONS.population(job.experiment(experiment)),
@@ -110,11 +110,11 @@ def bounded(
     p_min: float,
     set: Sequence[str],
 ) -> Iterator[Found]:
-    """A centralised system in which users below the minimum of theorem 1 at `p_min` do not train,
-    on validation rows, and how many train.
+    """Metrics on validation rows of a centralised system trained without users below the minimum of
+    theorem 1 at `p_min`, and the number of training users.
 
-    Lists of all users are ranked, also of those who do not train, so that all values of `p_min`
-    have the same ones.
+    All users are ranked, also those who do not train, so that the lists are the same for all
+    `p_min`.
     """
     population = POPULATIONS.population(job.experiment(experiment, set))
     ks = (20, 50, 100)
@@ -135,11 +135,9 @@ def noisy_popularity(
     epsilons: Sequence[float] = _EPSILONS,
     delta: float = 1.25e-5,
 ) -> Iterator[Found]:
-    """Popularity under the same noise: every user sends its history scaled to length 1, once, under
-    its own noise.
-
-    All users get one list, by the sum. The noise is drawn once for the sum, which has the same
-    distribution.
+    """Metrics of popularity under the same noise: every user sends its history once, scaled to
+    length 1 and with its own noise. All users get one list, sorted by the sum. The noise is drawn
+    once for the sum, with the same distribution.
     """
     settings = job.experiment(experiment, set)
     population = POPULATIONS.population(settings)
@@ -167,7 +165,7 @@ def noisy_popularity(
 
 
 def _lists(settings: EvaluationConfig, population: Population) -> HeldOutLists:
-    """Lists of test rows, for scores that no baseline computes."""
+    """Lists of test rows, to evaluate scores without a baseline."""
     settings = settings.model_copy(update={"held_out": "test"})
     return HeldOutLists(population, Metrics("ranking", settings), settings)
 
@@ -180,7 +178,8 @@ def predicted_ratings(
     row: str,
     set: Sequence[str] = (),
 ) -> Iterator[Found]:
-    """The SVD of the paper's table 4, a model of ratings, with items ranked by predicted rating."""
+    """Metrics of the paper's SVD (table 4), a model of ratings, with items ranked by predicted
+    rating."""
     settings = job.experiment(experiment, set)
     population = POPULATIONS.population(settings)
     data = population.interactions
@@ -188,7 +187,7 @@ def predicted_ratings(
     if data.ratings is None:
         raise DataError(
             f"{data.name} has no ratings",
-            expected="ratings, for a model of ratings",
+            expected="ratings for the SVD",
             got="none",
             fix="choose a dataset with ratings",
         )
@@ -218,8 +217,8 @@ def predicted_ratings(
 def fitted(
     job: TaskJob, experiment: str, dataset: str, row: str, set: Sequence[str]
 ) -> Iterator[Found]:
-    """Numbers that a synthetic population is fitted to: likes per user, shares of the most liked
-    items, and quality of ranking systems."""
+    """Target numbers for a synthetic population: likes per user, shares of the most liked items,
+    and quality of ranking systems."""
     result = finished(job, experiment, set)
     settings = job.experiment(experiment, set)
     rows = POPULATIONS.population(settings).interactions

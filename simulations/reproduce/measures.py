@@ -56,9 +56,8 @@ def attribute(
     set: Sequence[str] = (),
     sources: Sequence[str] = ("profiles",),
 ) -> Iterator[Found]:
-    """Balanced accuracy and, of two classes, area under the curve of the neural attacker who infers
-    the attribute that a perturbation protects, and the errors of the system that it attacks, where
-    it needs one."""
+    """Balanced accuracy and, for two classes, AUC of the neural attacker on the attribute that a
+    perturbation protects, and the errors of the attacked system, if any."""
     attacked = job.experiment(experiment, set)
     for source in sources:
         name = attacked.settings(PERTURBATION).attribute
@@ -76,8 +75,8 @@ def attribute(
 
 
 def one_rating(job: TaskJob, dataset: str, ratings: int, epsilon: float) -> list[Found]:
-    """Lower bound of the epsilon of PNBM's algorithm 1 for one rating of a user with some ratings,
-    at the floor of its denominators."""
+    """Lower bound of the epsilon of PNBM's algorithm 1 for one rating of a user with `ratings`
+    ratings, at the floor of its denominators."""
     config = DpsgdPnbmConfig(
         epsilon=epsilon, iterations=1, start="constant", rescale=0.05, learning_rate=0.1
     )
@@ -86,7 +85,7 @@ def one_rating(job: TaskJob, dataset: str, ratings: int, epsilon: float) -> list
     return [Found(dataset, row, "epsilon at least", bound)]
 
 
-# One centralised system of an experiment, without the others.
+# A single centralised system of an experiment.
 
 
 def alone(
@@ -97,7 +96,7 @@ def alone(
     metrics: Mapping[str, str],
     set: Sequence[str] = (),
 ) -> Iterator[Found]:
-    """Metrics of a centralised system, and its seconds of CPU."""
+    """Metrics of a centralised system, and its CPU seconds."""
     loaded = job.experiment(experiment, set)
     table = loaded.table()
     settings = loaded.evaluation.baseline_settings()[label]
@@ -109,11 +108,11 @@ def alone(
     yield Found(dataset, label, "CPU s", round(time.process_time() - started, 1))
 
 
-# What the papers state of their data and networks: PrivRec's figure 2, DP-VAE's tables 2 and 3, and
-# UPC-SDG's table 1. Nothing is trained.
+# The papers' numbers on data and networks: PrivRec's figure 2, DP-VAE's tables 2 and 3, and
+# UPC-SDG's table 1. Without training.
 
 BINS = (20, 50, 100, 200, 500, 1000)
-"""Upper ends of figure 2's bins of visited items, inclusive; the last bin has no end."""
+"""Inclusive upper ends of figure 2's bins of visited items; the last bin is open."""
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
@@ -133,7 +132,7 @@ def activity(job: TaskJob, name: str, dataset: str) -> Iterator[Found]:
 
 
 def sizes(job: TaskJob, name: str, dataset: str) -> Iterator[Found]:
-    """The size of a data set."""
+    """Size of a data set."""
     data = _interactions(job, name)
     yield from _sizes(dataset, "", data.num_users, data.num_items, len(data), "interactions")
 
@@ -196,7 +195,7 @@ BACKENDS = {
 
 
 def epsilons(job: TaskJob, dataset: str, clients: int, cohorts: Sequence[int]) -> Iterator[Found]:
-    """The paper's arithmetic, and what 1,000 rounds cost, over cohorts."""
+    """Epsilons by cohort: the paper's arithmetic, and the cost of 1,000 rounds."""
     for cohort, (model, backend) in itertools.product(
         cohorts[:1] if job.quick else cohorts, BACKENDS.items()
     ):
@@ -212,19 +211,19 @@ def epsilons(job: TaskJob, dataset: str, clients: int, cohorts: Sequence[int]) -
 def round_time(
     job: TaskJob, dataset: str, experiment: str, row: str, clients: int, set: Sequence[str]
 ) -> list[Found]:
-    """Median milliseconds of training of a round, the first one left out."""
+    """Median milliseconds of training per round, without the first round."""
     train = RunFolder(finished(job, experiment, set).folder).timings()["train"].iloc[1:]
     milliseconds = 1000 * float(train.median())
     return [Found(dataset, row, f"ms a round, {clients} clients", milliseconds)]
 
 
-# How alike UPC-SDG's substitutes are to the rows that they replace (figure 4).
+# Similarity of UPC-SDG's substitutes to the rows that they replace (figure 4).
 
 
 def similarity(
     job: TaskJob, dataset: str, experiment: Mapping[str, Any], row: str, set: Sequence[str]
 ) -> list[Found]:
-    """Mean similarity, as in the paper's definition 2."""
+    """Mean similarity by the paper's definition 2."""
     perturbed = Population.of(job.experiment({**experiment, "rounds": 1}, set)).perturbed
     by_gamma = {} if perturbed is None else perturbed.figures[FIGURE]
     return [Found(dataset, row, "similarity", kinds["paper"]) for kinds in by_gamma.values()]

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The studies that come with fedrec, the numbers that papers print, and ours, `results.json`. They
-are put there by `docs/record_results.py`, the pages of the documentation are filled from it
-(`docs/fill_results.py`), and `fedrec reproduce --list` prints its headlines.
+"""Shipped studies, published numbers, and our recorded numbers, `results.json`. This file is
+written by `docs/record_results.py`, quoted in the documentation by `docs/fill_results.py`, and
+summarised by `fedrec reproduce --list`.
 
-By study (`privrec/table2`), each with the command that prints it, version and commit of fedrec, the
-day, the class of machine, the number of seeds, and its rows: by metric the mean, then the ends of
-the 95 % interval where there is one, then the value of each draw, that is of each fold or else
-seed, where there are several, rounded to four decimals. `inputs` are what the system of a row had
-to learn from, without what is empty.
+It has, by study (`privrec/table2`), the command that prints it, version and commit of fedrec, the
+date, the class of machine, the number of seeds, and its rows: by metric the mean, then the ends of
+the 95 % interval if any, then the value of each draw (fold or else seed) if there are several,
+rounded to four decimals. `inputs` are the non-empty training inputs of a row's system.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ NOT_HERE = {
 """Tables and figures that are not reproduced, with the reason."""
 
 UNRECORDED = {
-    "privrec figure9": "times of a machine, which other work on it changes",
-    "privrec frontier-validation": "validation users, on whom settings are chosen",
+    "privrec figure9": "times of a machine, which depend on its load",
+    "privrec frontier-validation": "validation users, on which settings are selected",
     "bench synthetic-leave-one-out": "made-up data, to see it work",
     "bench synthetic-user-holdout": "made-up data, to see it work",
 }
-"""Studies of which no numbers are recorded on purpose, with the reason; they are nowhere quoted."""
+"""Studies whose numbers are deliberately neither recorded nor quoted, with the reason."""
 
 FILE = Path(__file__).with_name("results.json")
 _PUBLISHED = Path(__file__).with_name("published.csv")
@@ -70,24 +69,24 @@ DECIMALS = 4
 
 @cache
 def studies() -> tuple[Study, ...]:
-    """Every study of the papers, in their order."""
+    """All studies of the papers, in their order."""
     return tuple(study for paper in PAPERS for study in declared(FOLDER / f"{paper}.toml"))
 
 
 def find(paper: str, item: str | None) -> list[Study]:
-    """The studies of a paper, or one of them.
+    """Find the studies of a paper, or one of them.
 
     Args:
         paper: its name, or a TOML file of studies.
-        item: such as `table2`; None: all.
+        item: for example `table2`; None: all.
 
     Raises:
-        ExperimentError: there is no such paper, or no such table.
+        ExperimentError: the paper or the item is unknown.
     """
     file = FOLDER / f"{paper}.toml" if paper in PAPERS else Path(paper)
     if file.suffix != ".toml":
         raise ExperimentError(
-            f"there is no paper {paper!r}",
+            f"unknown paper {paper!r}",
             expected="one of " + ", ".join(PAPERS) + ", or a TOML file of studies",
             got=repr(paper),
             fix=did_you_mean(paper, PAPERS),
@@ -101,7 +100,7 @@ def find(paper: str, item: str | None) -> list[Study]:
     if wanted not in items:
         why = NOT_HERE.get(f"{paper} {wanted}")
         raise ExperimentError(
-            f"{paper} has no {item!r} here" + (f": {why}" if why else ""),
+            f"{paper} has no study {item!r}" + (f": {why}" if why else ""),
             expected="one of " + ", ".join(items),
             got=repr(item),
             fix=None if why else did_you_mean(wanted, items),
@@ -110,17 +109,17 @@ def find(paper: str, item: str | None) -> list[Study]:
 
 
 def published(paper: str, item: str, dataset: str = "") -> dict[Cell, float]:
-    """The numbers that a paper prints (`published.csv`) by dataset, model and metric, in the
-    paper's order; infinite where the paper prints infinity; none for an unknown table.
+    """Published numbers of a paper (`published.csv`) by dataset, model and metric, in the paper's
+    order; infinite where the paper prints infinity; empty for an unknown table.
 
-    The source of each number is in the file's first two columns. Its column `suspect` marks a
-    printed value that cannot be right (PrivRec's table 3 has a Hits@10 below its Hits@5). Figures
-    without printed numbers have none there.
+    The source of each number is in the file's first two columns. Its column `suspect` marks an
+    impossible printed value (PrivRec's table 3 has a Hits@10 below its Hits@5). Figures without
+    printed numbers are not included.
 
     Args:
         paper: such as `upc-sdg`.
-        item: such as `table2`; what follows a hyphen, as in `table2-gowalla`, is ours.
-        dataset: only rows whose data set begins so.
+        item: for example `table2`; a suffix such as `-gowalla` is ours.
+        dataset: prefix of the data sets of the rows.
     """
     table = paper, item.partition("-")[0]
     with _PUBLISHED.open(newline="", encoding="utf-8") as file:
@@ -133,13 +132,13 @@ def published(paper: str, item: str, dataset: str = "") -> dict[Cell, float]:
 
 @dataclass(frozen=True)
 class Number:
-    """A mean over draws with its interval, see `simulations.studies.tables.draws`.
+    """Mean over draws with its interval, see `simulations.studies.tables.draws`.
 
     Attributes:
-        mean: over the draws.
-        low: lower end of the 95 % interval; NaN where there is none.
+        mean: mean over the draws.
+        low: lower end of the 95 % interval; NaN without an interval.
         high: its upper end.
-        values: of each fold or seed; none where there is one.
+        values: value of each fold or seed; empty if there is only one.
     """
 
     mean: float
@@ -148,12 +147,12 @@ class Number:
     values: tuple[float, ...] = ()
 
     def text(self, digits: int = 3, *, interval: bool = True) -> str:
-        """The number, as in `.205 ± .004`; with `.190 to .220` for its users where it is of one
-        seed.
+        """Format the number as `.205 ± .004`, or with the interval over users `.190 to .220` if it
+        has one seed.
 
         Args:
-            digits: decimals.
-            interval: whether to add it, where there is one.
+            digits: number of decimals.
+            interval: whether to add the interval, if any.
         """
         mean = decimal(self.mean, digits)
         if not interval or math.isnan(self.low) or self.low == self.high:
@@ -167,22 +166,22 @@ class Number:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A study's numbers.
+    """Recorded numbers of a study.
 
     Attributes:
-        command: that prints them.
-        fedrec: version of it.
-        commit: of its source, with a plus if files differed from it, or several; empty where it was
-            not run from a checkout.
+        command: command that prints them.
+        fedrec: version of fedrec.
+        commit: commit of its source, with a plus if files differed, or several; empty without a
+            checkout.
         date: when the last task ended, as in 2026-01-31.
-        machine: its class.
-        seeds: number of them.
-        part: how many of the tasks were run, such as `3 of 23`; empty: all.
-        tasks: the rows of each of those tasks; empty: all were run.
-        rows: by row and metric; a row's name begins with its data set where there are several.
-        differences: of two rows paired by draw, by metric: mean, ends of the 95 % interval, p of
-            the t-test, number of draws.
-        inputs: of each row that states them.
+        machine: class of machine.
+        seeds: number of seeds.
+        part: number of tasks that were run, such as `3 of 23`; empty: all.
+        tasks: rows of each of these tasks; empty: all were run.
+        rows: numbers by row and metric; a row's name begins with its data set if there are several.
+        differences: differences of two rows paired by draw, by metric: mean, ends of the 95 %
+            interval, p of the t-test, number of draws.
+        inputs: inputs of each row that states them.
     """
 
     command: str
@@ -199,7 +198,7 @@ class Recorded:
 
     @property
     def headline(self) -> str:
-        """One of the numbers, of the first row."""
+        """Main number of the first row, as text."""
         row, numbers = next(iter(self.rows.items()))
         finite = [name for name, number in numbers.items() if math.isfinite(number.mean)]
         metric = next((name for name in _HEADLINES if name in finite), [*finite, *numbers][0])
@@ -207,7 +206,8 @@ class Recorded:
 
 
 def decimal(value: float, digits: int) -> str:
-    """A number as in papers: without the zero before the point, large integers with commas."""
+    """Format a number as in papers: without the zero before the point, large integers with
+    commas."""
     if not math.isfinite(value):
         return "infinite" if math.isinf(value) else "-"
     if value == round(value) and abs(value) >= 10:
@@ -217,13 +217,13 @@ def decimal(value: float, digits: int) -> str:
 
 
 def recorded(file: Path = FILE) -> dict[str, Recorded]:
-    """All that is recorded, by study.
+    """Read all recorded numbers by study.
 
     Args:
-        file: where it is.
+        file: path of the file.
 
     Raises:
-        RunError: it cannot be read.
+        RunError: the file is missing or damaged.
     """
     try:
         return {name: _read(table) for name, table in read_json(file).items()}
@@ -251,12 +251,12 @@ def _read(table: dict[str, Any]) -> Recorded:
 
 
 def key(study: Study) -> str:
-    """The name of a study in the file."""
+    """Name of a study in `results.json`."""
     return f"{study.paper}/{study.item}"
 
 
 def source_of(paper: str, item: str) -> str:
-    """Name of the paper for `fedrec reproduce`, or the file of the benchmarks with the item."""
+    """Paper for `fedrec reproduce`, or the benchmarks' file with the item."""
     file = BENCHMARKS / f"{paper}.toml"
     if paper in PAPERS and (not file.is_file() or item in {s.item for s in find(paper, None)}):
         return paper
@@ -264,7 +264,7 @@ def source_of(paper: str, item: str) -> str:
 
 
 def command(study: Study, seeds: int | None = None) -> str:
-    """The command that prints a study's table.
+    """Command that prints a study's table.
 
     Args:
         study: the study.

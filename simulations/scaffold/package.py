@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the files of a new component."""
+"""Files of a new component."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedrec.errors import ExperimentError
 from fedrec.runtime.files import write_atomically
 
 TEMPLATES = ("dataset", "split", "model", "step", "strategy", "baseline", "metric", "attack")
-"""Kinds of components that have a template."""
+"""Kinds of components with a template."""
 _TEST = '''\
 """The contract of a {kind}: what fedrec expects of `{cls}`."""
 
@@ -38,13 +38,13 @@ _WRITES_A_TABLE = '''
 
 
 def write_component(kind: str, name: str, folder: Path) -> tuple[Path, Path, str]:
-    """Write a module with one component, and the test of its contract.
+    """Write a module with one component, and its contract test.
 
     Args:
         kind: one of `TEMPLATES`.
         name: lower-case letters, digits and hyphens; `my-idea` is the class `MyIdea` of the module
             `my_idea`.
-        folder: where both files are made.
+        folder: folder of both files.
 
     Returns:
         The module, its test, and the name of the component in experiments.
@@ -54,7 +54,7 @@ def write_component(kind: str, name: str, folder: Path) -> tuple[Path, Path, str
     """
     if kind not in TEMPLATES:
         raise ExperimentError(
-            f"there is no template of the kind {kind!r}",
+            f"unknown kind of component {kind!r}",
             expected=", ".join(TEMPLATES),
             got=kind,
             fix=did_you_mean(kind, TEMPLATES),
@@ -70,13 +70,13 @@ def write_component(kind: str, name: str, folder: Path) -> tuple[Path, Path, str
 
 
 def component_text(kind: str, cls: str) -> str:
-    """The source of the example of a kind, with a class name of one's own."""
+    """Source of a kind's template with another class name."""
     source = (Path(__file__).parent / "templates" / f"{kind}.py.txt").read_text(encoding="utf-8")
     return re.sub(r"\bExample(Config)?\b", rf"{cls}\1", source.partition("\n")[2])
 
 
 def _test_text(kind: str, module: str, cls: str) -> str:
-    """The source of the test; that of a dataset writes the file that the dataset reads."""
+    """Source of the test, which for a dataset writes the file that the dataset reads."""
     is_dataset = kind == "dataset"
     text = _TEST.format(
         kind=kind,
@@ -89,17 +89,18 @@ def _test_text(kind: str, module: str, cls: str) -> str:
 
 
 def _module_of(name: str) -> str:
-    """The Python module of that name.
+    """Module name of a component.
 
     Raises:
-        ExperimentError: it is not a valid name of a module.
+        ExperimentError: the name is invalid.
     """
     module = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or keyword.iskeyword(module):
         raise ExperimentError(
-            f"{name!r} is not a valid name of a component",
+            f"invalid component name {name!r}",
             expected=(
-                "lower-case letters, digits and single hyphens, a letter first, no word of Python"
+                "lower-case letters, digits and single hyphens, a letter first, not a Python"
+                " keyword"
             ),
             got=name,
             fix="fedrec new strategy my-idea",
@@ -108,10 +109,10 @@ def _module_of(name: str) -> str:
 
 
 def _check_free(name: str, module: str, files: tuple[Path, Path]) -> None:
-    """Refuse a module that would hide another one, and files that exist."""
-    taken = [f"{file} exists already" for file in files if file.exists()]
+    """Check that a module would not hide another one, and that its files do not exist."""
+    taken = [f"{file} exists" for file in files if file.exists()]
     if not taken and importlib.util.find_spec(module) is not None:
-        taken = [f"a module {module!r} that can be imported already"]
+        taken = [f"an importable module {module!r}"]
     if taken:
         raise ExperimentError(
             f"the name {name!r} is taken",

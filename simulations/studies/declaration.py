@@ -33,19 +33,19 @@ from fedrec.runtime.files import read_json, read_toml, write_atomically
 from fedrec.runtime.shared_memory import finite, number
 from server.callbacks.base import Callback
 
-# Texts with values filled in: `{key}` or `{key:format}`, with the formats of Python.
+# Templates with `{key}` or `{key:format}`, in Python's format language.
 
 _KEY = re.compile(r"\{([\w-]+)(?::([^{}]*))?\}")
 _WIDE = re.compile(r"\d{4}")  # a width or precision that no text needs
 
 
 def filled(value: Any, texts: Mapping[str, Any], used: set[str] | None = None) -> Any:
-    """A value with all `{key}` in its texts replaced, whatever tables and lists they are in; a text
-    that is `{key}` alone becomes the key's value.
+    """Replace all `{key}` in the texts of a value, also within tables and lists; a text that is
+    only `{key}` becomes the key's value.
 
     Args:
-        value: of any kind.
-        texts: values by key; other keys stay as they are.
+        value: any value of a TOML file.
+        texts: values by key; other keys are not replaced.
         used: receives the keys that occur.
     """
     if isinstance(value, Mapping):
@@ -69,7 +69,7 @@ def filled(value: Any, texts: Mapping[str, Any], used: set[str] | None = None) -
 def _text(match: re.Match[str], texts: Mapping[str, Any]) -> str:
     key, form = match.groups()
     if _WIDE.search(form or ""):
-        raise ValueError(f"{match[0]} fills up memory")
+        raise ValueError(f"the width or precision of {match[0]} is too large")
     return format(texts[key], form or "") if key in texts else match[0]
 
 
@@ -89,8 +89,8 @@ _ABSENT = ("eras", "item.c")  # features of MovieLens-1M and of Frappe
 
 
 def shrunk(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with the same model, step, strategy, noise and baselines, that runs in about a
-    second."""
+    """Shrink an experiment's table to about a second, with the same model, step, strategy, noise
+    and baselines."""
     small = _without_absent(table)
     small["dataset"] = dict(DATA)
     split = small.get("split", {})
@@ -119,7 +119,7 @@ def shrunk(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_absent(value: Any) -> Any:
-    """Synthetic items have only genres, so settings must not name parameters of other features."""
+    """Remove settings for parameters of features that synthetic items do not have."""
 
     def is_absent(name: object) -> bool:
         return any(feature in str(name) for feature in _ABSENT)
@@ -132,7 +132,7 @@ def _without_absent(value: Any) -> Any:
 
 
 def _short_phases(strategy: Mapping[str, Any]) -> dict[str, Any]:
-    """Phases of a round each, whichever strategies they are nested in."""
+    """Strategy with phases of one round each, also in nested strategies."""
     short = {
         key: _short_phases(value) if isinstance(value, Mapping) else value
         for key, value in strategy.items()
@@ -154,11 +154,11 @@ def _small_baseline(entry: str | Mapping[str, Any]) -> dict[str, Any]:
     return {**options, **{k: v for k, v in small.items() if k in options or k == "epochs"}}
 
 
-# A job: the smallest unit that a study runs, skips when it is done, and repeats when it failed.
+# A job: the smallest unit that a study runs, skips if it is done, and repeats if it failed.
 
 
 class Job:
-    """A unit of work in a folder of its own. Jobs are sent to other processes.
+    """A unit of work in its own folder. Jobs are sent to other processes.
 
     Attributes:
         name: unique in its study.
@@ -169,10 +169,10 @@ class Job:
     run_path: Path
 
     def perform(self, callbacks: Sequence[Callback]) -> None:
-        """Do the work, or what is left of it.
+        """Do the work, or the remaining part.
 
         Args:
-            callbacks: of the run.
+            callbacks: callbacks of the run.
 
         Raises:
             FedrecError: something that the user can fix.
@@ -180,13 +180,13 @@ class Job:
         raise NotImplementedError
 
     def attempt(self, callbacks: Sequence[Callback]) -> str | None:
-        """Do the work, so that other jobs go on if it fails.
+        """Do the work, and return an error instead of stopping other jobs.
 
         Returns:
-            The error with which it ended, None if it finished.
+            The error; None if the job finished.
 
         Raises:
-            FedrecError: data, engine or disk are at fault, which affects all jobs.
+            FedrecError: an error of data, engine or disk, which affects all jobs.
         """
         try:
             self.perform(callbacks)
@@ -206,19 +206,19 @@ Cell = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Found:
-    """One number.
+    """A measured number.
 
     Attributes:
-        dataset: as the paper calls it.
+        dataset: name in the paper.
         model: row of the table, or curve of the figure.
-        metric: as the paper calls it.
+        metric: name in the paper.
         value: the number.
-        low: lower end of a 95 % interval over the users of this run, where there is one.
+        low: lower end of a 95 % interval over the users of this run, if any.
         high: its upper end.
-        lower_is_better: whether the smaller value is the better one.
-        least: smallest value that the metric can have; None: any.
-        most: largest value, likewise.
-        inputs: what the system had to learn from, the fields of `Inputs` as JSON values; None: not
+        lower_is_better: whether smaller values are better.
+        least: smallest possible value; None: no limit.
+        most: largest possible value; None: no limit.
+        inputs: the system's training inputs, as JSON values of the fields of `Inputs`; None: not
             stated.
     """
 
@@ -235,7 +235,7 @@ class Found:
 
     @property
     def cell(self) -> Cell:
-        """Its place in a table."""
+        """Cell of the number in a table."""
         return self.dataset, self.model, self.metric
 
 
@@ -245,14 +245,14 @@ class Task:
 
     Attributes:
         name: also the name of its folder.
-        seconds: about how long it takes for one seed, on two cores.
-        measure: function of a `TaskJob` and the options that gives the numbers, or its name,
+        seconds: estimated duration of one seed on two cores.
+        measure: function that returns the numbers from a `TaskJob` and the options, or its name,
             `"module:function"`.
-        options: its further arguments, by name.
+        options: keyword arguments of the measure.
         seeded: whether the results depend on the seed.
         sample: whether `--quick` includes it; one of several similar tasks is enough.
-        variables: keys of `options` that need not be arguments: those that templates have used, and
-            those that hold for all tasks of the study.
+        variables: keys of `options` that need not be arguments: those used by templates or shared
+            by all tasks of the study.
     """
 
     name: str
@@ -264,19 +264,19 @@ class Task:
     variables: frozenset[str] = frozenset()
 
     def work(self, job: TaskJob) -> list[Found]:
-        """The numbers.
+        """Compute the numbers.
 
         Raises:
-            ExperimentError: an option is not one of the measure's.
+            ExperimentError: the measure does not have an option.
             FedrecError: a run failed.
         """
         return list(self.resolved()(job))
 
     def resolved(self) -> Callable[[TaskJob], Iterable[Found]]:
-        """The measure with its options.
+        """Bind the options to the measure.
 
         Raises:
-            ExperimentError: an option is not one of the measure's.
+            ExperimentError: the measure does not have an option.
         """
         measure = resolve_name(self.measure) if isinstance(self.measure, str) else self.measure
         names = inspect.signature(measure).parameters
@@ -295,11 +295,11 @@ class TaskJob(Job):
     """One execution of a task.
 
     Attributes:
-        folder: for its run folders and `found.json`; existing runs are continued.
-        seed: of the experiments.
+        folder: folder of its runs and `found.json`; existing runs are continued.
+        seed: seed of the experiments.
         quick: whether to run a small test: synthetic data, two rounds, few users.
-        task: what is executed.
-        callbacks: of its runs.
+        task: the task to execute.
+        callbacks: callbacks of its runs.
     """
 
     folder: Path
@@ -310,12 +310,12 @@ class TaskJob(Job):
 
     @property
     def name(self) -> str:
-        """Task and seed."""
+        """Name made of the task and the seed."""
         return self.folder.name
 
     @property
     def run_path(self) -> Path:
-        """The folder of its only run, where it has one."""
+        """Folder of its run, if it has only one."""
         return self.folder / "run"
 
     def perform(self, callbacks: Sequence[Callback]) -> None:
@@ -328,8 +328,8 @@ class TaskJob(Job):
         write_atomically(self.folder / "found.json", text + "\n")
 
     def table(self, source: str | Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-        """The table of an experiment, small if quick. `{data-directory}` and `{seed}` in it are
-        replaced."""
+        """Load the table of an experiment, shrunk if `quick`, and replace `{data-directory}` and
+        `{seed}`."""
         texts: dict[str, Any] = {"seed": self.seed}
         if not self.quick:
             texts["data-directory"] = str(data_directory())
@@ -339,14 +339,14 @@ class TaskJob(Job):
     def experiment(
         self, source: str | Mapping[str, Any], overrides: Sequence[str] = ()
     ) -> Experiment:
-        """An experiment with the job's seed, in this process."""
+        """Load an experiment with the job's seed, to run in this process."""
         return load(self.table(source, overrides), [f"seed={self.seed}", "engine.name=serial"])
 
     def results(self) -> tuple[list[Found], float] | None:
-        """The results and their seconds, if the job is done.
+        """Results and seconds of a finished job; None for others.
 
         Raises:
-            RunError: they are damaged.
+            RunError: the results are damaged.
         """
         file = self.folder / "found.json"
         if not file.is_file():
@@ -359,7 +359,7 @@ class TaskJob(Job):
 
 
 def _found(table: Mapping[str, Any]) -> Found:
-    """One number of a task, from JSON."""
+    """Read a number from JSON."""
     numbers = {
         name: number(table[name])
         for name in ("value", "low", "high", "least", "most")
@@ -369,7 +369,7 @@ def _found(table: Mapping[str, Any]) -> Found:
 
 
 def made() -> dict[str, Any]:
-    """With what code, when and on what class of machine numbers were made."""
+    """Provenance of numbers: code version, date and class of machine."""
     return {
         "fedrec": installed_version("fedrec"),
         "commit": commit(),
@@ -380,20 +380,20 @@ def made() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Study:
-    """A table or a figure.
+    """A study: the tasks of a table or a figure.
 
     Attributes:
         paper: `privrec`, `dp-vae`, `targeted-dp`, `pnbm` or `upc-sdg`, or the name of a file.
-        item: such as `table2` or `figure1`.
-        title: its caption in short.
-        tasks: in the order of execution.
-        differs: differences from the paper, a sentence each.
+        item: for example `table2` or `figure1`.
+        title: short caption.
+        tasks: tasks in the order of execution.
+        differs: differences from the paper, one sentence each.
         seeds: default number of seeds.
-        first_seed: the first of them.
-        published: only rows of the paper's table whose data set begins so.
-        compared: rows whose differences are tested, paired by fold or seed: two rows, of which the
-            second may be higher, or four, for a difference of two differences.
-        best: whether the table is in the order of the results, best first.
+        first_seed: the first seed.
+        published: prefix of the data sets whose rows of the paper's table are included.
+        compared: rows whose differences are tested, paired by fold or seed: two rows (second minus
+            first), or four, for a difference of two differences.
+        best: whether the table is sorted by the results, best first.
     """
 
     paper: str
@@ -409,7 +409,7 @@ class Study:
 
     @property
     def name(self) -> str:
-        """Paper and item."""
+        """Name made of the paper and the item."""
         return f"{self.paper} {self.item}"
 
     def seconds(self, seeds: int) -> float:
@@ -417,7 +417,7 @@ class Study:
         return sum(task.seconds * (seeds if task.seeded else 1) for task in self.tasks)
 
     def jobs(self, path: Path, seeds: int, *, quick: bool) -> list[TaskJob]:
-        """All tasks with their seeds; a task that does not depend on the seed occurs once.
+        """Jobs of all tasks and seeds; a task that does not depend on the seed has one job.
 
         Args:
             path: folder of the study.
@@ -441,17 +441,17 @@ class Study:
 #     metrics = {"hits@10" = "Hits@10"}
 #
 #     [table2]
-#     title = "Systems beside each other"
+#     title = "Comparison of systems"
 #     tasks = [
 #         {name = "mf", experiment = "mf-ml1m", set = ["@quiet"], row = "MF", seconds = 30},
 #         {name = "lr-{lr:g}", vary = {lr = [0.1, 0.5]}, set = ["strategy.server-lr={lr}"], ...},
 #     ]
-#
-# A section's keys that are not its own (see `Study`) hold for all its tasks; `like` takes over
-# those of another section, `"@name"` among tasks those of `[parts]`. `vary` makes a task for each
-# combination of values, `cases` one for each table of keys; `set` adds to the overrides outside.
+# A section's keys that are not fields of `Study` apply to all its tasks; `like` copies those of
+# another section, and `"@name"` in the list of tasks inserts those of `[parts]`. `vary` makes a
+# task for each
+# combination of values, `cases` one for each table of keys; `set` adds to the outer overrides.
 # `{key}` and `{key:format}` in texts are replaced by the value of a key of the task, `{varied}` by
-# all that `vary` varies, as TOML; a text that is `{key}` alone becomes the value itself. In an
+# all varied keys and values, as TOML; a text that is `{key}` alone becomes the value itself. In an
 # experiment `{seed}` is the seed of the run and `{data-directory}` the folder of the data. A task's
 # other keys are the arguments of its `measure`, by default `simulations.studies.runs:measure`.
 
@@ -461,10 +461,10 @@ Table = dict[str, Any]
 
 
 def declared(file: Path) -> Iterator[Study]:
-    """The studies of a file, in its order; `paper` is the file's name.
+    """Read the studies of a file, in its order; `paper` is the file's name.
 
     Raises:
-        ExperimentError: the file is missing or not TOML, or a study is not complete.
+        ExperimentError: the file is missing or not TOML, or a study is incomplete.
     """
     document = read_toml(file, ExperimentError)
     defaults = document.pop("defaults", {})
@@ -479,21 +479,21 @@ def declared(file: Path) -> Iterator[Study]:
             yield _study(file.stem, item, section(item), names)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ExperimentError(
-                f"{file}: the study {item!r} cannot be read",
-                expected="title, tasks, and of each task name and seconds",
+                f"{file}: invalid study {item!r}",
+                expected="title and tasks, and for each task name and seconds",
                 got=f"{type(error).__name__}: {error}",
                 fix="see docs/how-to.md, Studies of your own",
             ) from None
 
 
 class _Names(NamedTuple):
-    """Lists of overrides and tasks that a file names once and uses several times."""
+    """Named lists of overrides and tasks of a file."""
 
     sets: Mapping[str, list[str]]
     tasks: Mapping[str, Any]
 
     def overrides(self, texts: list[str]) -> list[str]:
-        """Overrides with those of the named lists in place of `@name`."""
+        """Overrides with the named lists inserted for `@name`."""
         lists = [
             self.overrides(_named(self.sets, text[1:])) if text.startswith("@") else [text]
             for text in texts
@@ -504,7 +504,7 @@ class _Names(NamedTuple):
 def _named(tables: Mapping[str, Any], name: str) -> Any:
     if name not in tables:
         raise ExperimentError(
-            f"nothing is named {name!r}",
+            f"unknown name {name!r}",
             expected="one of " + ", ".join(tables),
             got=name,
             fix=did_you_mean(name, tables),
@@ -533,7 +533,7 @@ def _study(paper: str, item: str, section: Table, names: _Names) -> Study:
 
 
 def _expanded(table: Table | list[Table], names: _Names) -> Iterator[Table]:
-    """The tables that a table with `cases` or `vary` stands for."""
+    """Expand a table with `cases` or `vary` into its tables."""
     rest = {"cases": table} if isinstance(table, list) else dict(table)
     if "cases" in rest:
         for case in rest.pop("cases"):
@@ -559,7 +559,7 @@ def _task(table: Table, names: _Names, shared: frozenset[str]) -> Task:
     table = filled(table, table, used)
     used.update(varying if "varied" in used else ())
     sample = table.get("sample", True)
-    if not isinstance(sample, bool):  # values that keys of the task must have
+    if not isinstance(sample, bool):  # required values of the task's keys
         sample = any(values.items() <= table.items() for values in sample)
     return Task(
         table["name"].lower(),

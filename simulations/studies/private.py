@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private choice of settings: a random number of trials, each with a setting that is drawn anew, of
-which only the best is published (`fedrec.privacy.accounting.accountant`).
+"""Private choice of settings: only the best of a random number of trials, each with a randomly
+drawn setting, is published (`fedrec.privacy.accounting.accountant`).
 
 All trials have one population: the data, the split and the threshold of positive rows are the same
-for all settings, and the split draws from a seed of its own. What else is random in a trial follows
-from a seed that says nothing of the trial's number, because the number is not published.
+for all settings, and the split has its own seed. All other randomness of a trial follows from a
+seed that does not reveal the trial's number, because the number is not published.
 
 The guarantee is for training users. Validation users must not train: their rows give scores without
-noise, and no epsilon is about them.
+noise, and no epsilon covers them.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from server.privacy.phase_plans import PhasePlans
 from simulations.studies.search import Space, grid, overrides
 
 _OF_TRAINING_USERS = "popularity"
-_PRIVATE = ("created", "command")  # when the sweep ended, and where it is
+_PRIVATE = ("created", "command")  # end and location of the sweep
 CHOSEN = "chosen"
-"""Folder of a sweep that may be published."""
+"""Publishable folder of a sweep."""
 
 
 class PrivateChoice(BaseModel, frozen=True, extra="forbid"):
-    """Law of a private choice of a setting.
+    """Distribution of the number of trials of a private choice.
 
     Attributes:
         law: distribution of the number of trials.
@@ -59,10 +59,10 @@ class PrivateChoice(BaseModel, frozen=True, extra="forbid"):
     mean: float
 
     def draws(self, experiment: Experiment, name: str, *address: int) -> np.random.Generator:
-        """Random numbers of the choice, which have to be secret. In mode `secure` they are drawn
-        from the operating system, so that neither a published seed nor the initial values that
-        follow from it tell the number of the trial; in mode `reproducible` they follow from the
-        experiment's seed, so that a simulation can be repeated."""
+        """Random generator of the choice, which must be secret. In mode `secure` it is seeded by
+        the operating system, so that neither a published seed nor initial values derived from it
+        reveal the trial's number; in mode `reproducible` it follows from the experiment's seed, so
+        that a simulation can be repeated."""
         if experiment.hides_cohorts:
             return np.random.default_rng(secrets.randbits(256))
         return stream(experiment.seed, f"private-choice/{name}", *address)
@@ -70,11 +70,11 @@ class PrivateChoice(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True)
 class ChoiceCost:
-    """Cost of a private choice, before anything runs.
+    """Cost of a private choice, known before the first run.
 
     Attributes:
-        epsilon: of all that is published.
-        delta: at which it holds.
+        epsilon: epsilon of all published results.
+        delta: delta of this epsilon.
         once: epsilon of one trial by the same accountant.
         choice: how the setting is chosen.
         aim: the metric.
@@ -87,24 +87,24 @@ class ChoiceCost:
     aim: str
 
     def lines(self) -> list[str]:
-        """Sentences on what is published at what cost, who is covered, and what stays secret."""
+        """Sentences on published results, their cost, covered users and secret files."""
         return [
             f"Published: the best setting, its model and its {self.aim}. Together they cost"
-            f" training users epsilon {self.epsilon:.4g} at delta {self.delta:g}, whatever the"
-            f" number of trials is ({self.choice.law}, {self.choice.mean:g} on average); one trial"
-            f" alone, {self.once:.4g} by the same accountant.",
+            f" training users epsilon {self.epsilon:.4g} at delta {self.delta:g} for any number"
+            f" of trials ({self.choice.law}, {self.choice.mean:g} on average); a single trial"
+            f" costs {self.once:.4g} by the same accountant.",
             "Validation users do not train: their rows choose the setting without noise, and no"
-            " epsilon is about them.",
-            "Nothing else of the sweep may be published: not the number of trials, the number of"
-            " the chosen one, the tables of runs and settings, or a run of the sweep.",
+            " epsilon covers them.",
+            "All other results of the sweep must stay private: the number of trials, the number"
+            " of the chosen trial, the tables of runs and settings, and the sweep's runs.",
         ]
 
     def record(self) -> dict[str, Any]:
-        """The privacy of the chosen run, as in its result.json."""
+        """Privacy of the chosen run, as in its result.json."""
         return {
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "method": f"Rényi curve of the best of a {self.choice.law} number of trials",
+            "method": f"Rényi curve of the best of a random ({self.choice.law}) number of trials",
             "choice": self.choice.model_dump(),
             "in words": self.lines(),
         }
@@ -113,17 +113,17 @@ class ChoiceCost:
 def cost_of(
     experiment: Mapping[str, Any], space: Space, choice: PrivateChoice, aim: str
 ) -> ChoiceCost:
-    """The cost of a private choice among the settings of a grid.
+    """Compute the cost of a private choice among the settings of a grid.
 
     Args:
         experiment: table of the experiment that is varied.
-        space: lists of values; the costliest setting counts, at each Rényi order.
+        space: lists of values; the most expensive setting counts at each Rényi order.
         choice: how the setting is chosen.
         aim: the metric.
 
     Raises:
-        ExperimentError: a setting is not private or has other data than the others, a range is
-            among the values, or the scores are of training users.
+        ExperimentError: a setting is not private, settings have different data, the space has a
+            range, or training users are scored.
     """
     settings = [load(experiment, overrides(point)) for point in grid(space)]
     check_same_data(settings)
@@ -148,7 +148,7 @@ def check_same_data(settings: Sequence[Experiment]) -> None:
     """Check that all settings have the same clients and scored users.
 
     Raises:
-        ExperimentError: they have not.
+        ExperimentError: they differ.
     """
     keys = set(DataSettings.model_fields) - {"seed"}
     tables = [setting.model_dump(mode="json", include=keys) for setting in settings]
@@ -161,12 +161,13 @@ def check_same_data(settings: Sequence[Experiment]) -> None:
             f"the settings of a private choice have different data ({names})",
             expected="the same clients, held-out rows and scored users in all trials",
             got=f"--vary of {names}",
-            fix="make one sweep for each value, and add up what their choices cost",
+            fix="run one sweep per value, and add up the costs of their choices",
         )
 
 
 def _check_private(setting: Experiment, aim: str, *, covered: bool) -> None:
-    """Check that an epsilon holds of a setting, whose validation users train if `covered`."""
+    """Check that a setting has an epsilon for a private choice; validation users train if
+    `covered`."""
     privacy = setting.privacy
     rules = {
         "a table [privacy] with noise in all phases": privacy is not None
@@ -176,7 +177,7 @@ def _check_private(setting: Experiment, aim: str, *, covered: bool) -> None:
         "validation users who do not train, as with split.validation-role = 'held-out'": (
             not covered
         ),
-        "a metric of the validation users' own rows; this one counts those of training users": (
+        "a metric of the validation users' own rows, not of training users": (
             not aim.startswith(_OF_TRAINING_USERS)
         ),
     }
@@ -186,23 +187,22 @@ def _check_private(setting: Experiment, aim: str, *, covered: bool) -> None:
                 "this choice cannot be made private",
                 expected=expected,
                 got=f"{setting.name}, chosen by {aim}",
-                fix="change it, or leave --private-choice out",
+                fix="change this setting, or leave out --private-choice",
             )
 
 
 def publish(run: RunFolder, score: float, cost: ChoiceCost, folder: Path) -> None:
-    """Make the published run of a sweep's folder, a run folder with the chosen setting, its
-    parameters, its score and the cost of the choice; one that is there remains.
+    """Write the published run of a sweep, a run folder with the chosen setting, its parameters, its
+    score and the cost of the choice, unless it exists.
 
-    It is made of these alone. Files of the chosen run that tell more stay private: metrics of
-    rounds and users, its ledger, which states the cost of one trial, the times, and the name, which
-    has the number of the trial.
+    All other files of the chosen run stay private: metrics of rounds and users, the ledger, which
+    states the cost of one trial, the times, and the name, which has the trial's number.
 
     Args:
-        run: the chosen run, finished.
+        run: the chosen, finished run.
         score: its score.
-        cost: of the choice.
-        folder: of the sweep.
+        cost: cost of the choice.
+        folder: folder of the sweep.
     """
     state = Checkpoints.of(run).latest()
     if state is None or (folder / CHOSEN / "result.json").is_file():

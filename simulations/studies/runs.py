@@ -34,16 +34,16 @@ from simulations.flower_commands import disable_telemetry
 from simulations.studies.declaration import Found, Job, Study, TaskJob
 from simulations.studies.tables import duration
 
-# Runs of a study: each once, in its own folder, and the numbers that they give.
+# Runs of a study, each in its own folder, and their numbers.
 
-_CHECKPOINTS = 20  # of a run, at least
+_CHECKPOINTS = 20  # minimum per run
 _NORMAL = 1.959964  # quantile of 95 % intervals over users
 SYSTEM = ""
-"""Stands for the experiment's federated system among the labels of its baselines."""
+"""Label of the experiment's federated system among those of its baselines."""
 
 
 def run_once(experiment: Experiment, folder: Path, callbacks: Sequence[Callback] = ()) -> RunFolder:
-    """Run an experiment, or continue or reuse the run in the folder.
+    """Run an experiment, or continue or reuse the run in a folder.
 
     Raises:
         RunError: the folder holds a run of another experiment, for example with settings of an
@@ -59,7 +59,7 @@ def run_once(experiment: Experiment, folder: Path, callbacks: Sequence[Callback]
         asked = settled.table()
         other = sorted(k for k in before.keys() | asked.keys() if before.get(k) != asked.get(k))
         raise RunError(
-            f"{folder} holds a run of other settings",
+            f"{folder} holds a run with different settings",
             expected="the same experiment and settings",
             got=f"{', '.join(other)} differ from its experiment.toml",
             fix=f"fedrec resume {quote(str(folder))} --set KEY=VALUE, remove it, or choose another"
@@ -72,8 +72,8 @@ def run_once(experiment: Experiment, folder: Path, callbacks: Sequence[Callback]
 def finished(
     job: TaskJob, source: str | Mapping[str, Any], overrides: Sequence[str] = ()
 ) -> Result:
-    """The result of a job's run: read if finished, else continued from its newest checkpoint, or
-    run; with at least twenty checkpoints, so that a killed study loses little."""
+    """Result of a job's run, which is read if finished, else started or continued from its newest
+    checkpoint; with at least twenty checkpoints, so that a killed study loses little."""
     experiment = job.experiment(source, overrides)
     every = min(experiment.checkpoint.every, max(1, experiment.rounds // _CHECKPOINTS))
     checkpoint = experiment.checkpoint.model_copy(update={"every": every})
@@ -92,18 +92,18 @@ def measure(
     groups: Sequence[str] = (),
     above: str | None = None,
 ) -> Iterator[Found]:
-    """The numbers of one run.
+    """Compute the numbers of one run.
 
     Args:
-        job: of the task.
+        job: job of the task.
         experiment: the name of a shipped experiment, or a table.
-        dataset: as the paper calls it.
-        metrics: our metric -> the paper's.
+        dataset: name in the paper.
+        metrics: the paper's metric by ours.
         row: row of the paper's table for the federated system.
-        rows: our label of a system (`SYSTEM`, or a baseline) -> row of the paper's table.
+        rows: row of the paper's table by our label of a system (`SYSTEM`, or a baseline).
         set: overrides of the experiment.
-        groups: groups of users with rows of their own.
-        above: a baseline that the system is compared with, user by user.
+        groups: groups of users with separate rows.
+        above: a baseline for a comparison paired by user.
     """
     result = finished(job, experiment, set)
     named = {**({} if row is None else {SYSTEM: row}), **(rows or {})}
@@ -123,7 +123,7 @@ def measure(
 def values(
     result: Result, dataset: str, rows: Mapping[str, str], metrics: Mapping[str, str]
 ) -> Iterator[Found]:
-    """The numbers of a run, with intervals over its users."""
+    """Numbers of a run, with intervals over its users."""
     experiment = result.experiment
     ranges = Metrics(experiment.task, experiment.evaluation).ranges
     inputs = system_inputs(result)
@@ -154,20 +154,19 @@ def gap(result: Result, baseline: str, metric: str) -> tuple[float, float | None
 def _interval(
     mean: float, users: pd.DataFrame | None, metric: str
 ) -> tuple[float, float | None, float | None]:
-    """A mean over users and the ends of its normal 95 % interval; None where there is no such
+    """Mean over users and the ends of its normal 95 % interval; None for metrics without such a
     mean."""
     if users is None or metric not in users:
         return mean, None, None
     column = np.array(list(users[metric].dropna()), dtype=float)
-    pooled = metric == "rmse" or "rows" in users  # errors are means over rows, and not over users
+    pooled = metric == "rmse" or "rows" in users  # errors are means over rows, not over users
     if pooled or len(column) < 2:
         return mean, None, None
     half = _NORMAL * float(np.std(column, ddof=1)) / math.sqrt(len(column))
     return mean, mean - half, mean + half
 
 
-# Execution of jobs: in this process, one after the other, or as Ray tasks, several at a time. Equal
-# settings give equal numbers on both: a task runs its experiment as this process would.
+# Execution of jobs: sequentially in this process, or in parallel as Ray tasks, with equal numbers.
 
 J = TypeVar("J", bound=Job)
 
@@ -180,18 +179,18 @@ def execute(
     device: str = "auto",
     quiet: bool = True,
 ) -> Iterator[tuple[J, str | None]]:
-    """Perform jobs.
+    """Perform jobs sequentially or on Ray.
 
     Args:
-        jobs: those that are left; the next one is asked for when a worker is free.
+        jobs: remaining jobs; the next one is taken when a worker is free.
         workers: number of jobs at a time; 1 without an address: in this process.
-        address: of a Ray cluster, whose machines must see the folder of the study; None: a local
-            Ray is started.
-        device: on which the runs compute; Ray tasks share the GPUs.
+        address: address of a Ray cluster whose machines see the study's folder; None: start a local
+            Ray.
+        device: device of the runs; Ray tasks share the GPUs.
         quiet: whether to print no progress of runs in this process.
 
     Yields:
-        Each job when it has ended, in the order of their ends, and its error, None if it finished.
+        Each job when it ends, and its error; None if it finished.
 
     Raises:
         EngineError: Ray cannot be started, or the cluster cannot be reached.
@@ -233,7 +232,7 @@ def _on_ray(
 
 @contextmanager
 def _ray(workers: int, address: str | None) -> Iterator[None]:
-    """Ray for a number of jobs at a time, which ends with the context unless it ran before."""
+    """Context with Ray for `workers` parallel jobs; ends Ray unless it ran before."""
     import ray
 
     from simulations.engines.ray import alone, connect
@@ -266,10 +265,10 @@ def _outcome(job: Job, task: Any) -> str | None:
             raise cause from None
         raise EngineError(
             f"run {job.name} was lost",
-            expected="a Ray worker that lives until its run ends",
+            expected="a Ray worker that runs until the end",
             got=f"{type(error).__name__}: {error}",
-            fix="fewer --workers if memory was short; then run the same command again, "
-            "nothing is lost",
+            fix="repeat the command, with fewer --workers if memory was short; finished work is"
+            " reused",
         ) from None
 
 
@@ -277,9 +276,9 @@ class StudyFolder:
     """A study on disk.
 
     Args:
-        path: of the folder.
-        about: name of the JSON file that says which study it is.
-        kind: of the study, such as `sweep`, for errors.
+        path: path of the folder.
+        about: name of the JSON file that identifies the study.
+        kind: kind of study for errors, such as `sweep`.
     """
 
     def __init__(self, path: Path, about: str, kind: str) -> None:
@@ -288,10 +287,10 @@ class StudyFolder:
         self.kind = kind
 
     def begun(self) -> bool:
-        """True where a study is in the folder.
+        """True if the folder has a study.
 
         Raises:
-            RunError: something else is at the path.
+            RunError: the path has other contents.
         """
         if (self.path / self.about).is_file():
             return True
@@ -304,7 +303,7 @@ class StudyFolder:
         """Lock the folder against a second process.
 
         Raises:
-            RunError: another process holds it.
+            RunError: another process holds the lock.
         """
         return locked(
             self.path,
@@ -314,10 +313,10 @@ class StudyFolder:
         )
 
     def read(self, name: str) -> Any:
-        """The content of a JSON file.
+        """Read a JSON file.
 
         Raises:
-            RunError: it is damaged.
+            RunError: the file is damaged.
         """
         try:
             return read_json(self.path / name)
@@ -329,23 +328,23 @@ class StudyFolder:
         write_atomically(self.path / name, json.dumps(value, indent=1) + "\n")
 
     def damaged(self, name: str, got: str) -> RunError:
-        """The error for a file that cannot be read."""
+        """Create the error for a damaged file."""
         return RunError(
             f"{self.path / name} cannot be read",
             expected="a file as fedrec wrote it",
             got=got,
-            fix="restore it from a backup; the run folders below are complete by themselves",
+            fix="restore it from a backup; the run folders are complete",
         )
 
 
 class StudyProgress:
-    """Lines on standard error when a job ends.
+    """Progress lines on standard error when jobs end.
 
     Args:
         total: number of jobs.
-        done: jobs that were done before.
-        word: what a job is called.
-        quiet: whether to print nothing.
+        done: number of finished jobs.
+        word: name of a job in the lines.
+        quiet: whether to print no lines.
     """
 
     def __init__(self, total: int, done: int, *, word: str = "run", quiet: bool = False) -> None:
@@ -358,12 +357,12 @@ class StudyProgress:
         self._print(f"{done}/{total} {word}s are done")
 
     def on_end(self, job: Job, failure: str | None, words: str) -> None:
-        """Called when a job is done.
+        """Print a line when a job ends.
 
         Args:
             job: the job.
             failure: its error; None if it finished.
-            words: its result.
+            words: description of its result.
         """
         self._done += 1
         elapsed = time.monotonic() - self._started
@@ -379,23 +378,22 @@ class StudyProgress:
             print(text, file=sys.stderr)
 
 
-# Execution of a study: finished jobs are not repeated, and an interrupted job continues in its run
-# folders.
+# Execution of a study: finished jobs are skipped, interrupted jobs continue in their run folders.
 #
 #     study.json           paper, item, whether quick
 #     tasks/NAME-seedN/    run folders of a task, and found.json once it is done
 
 
 def folder_of(study: Study, path: Path, *, quick: bool) -> StudyFolder:
-    """The folder of a study, which is made unless it is there.
+    """Open the folder of a study, or create it.
 
     Args:
         study: the study.
-        path: new, empty, or of the same study.
-        quick: whether it is of the small version.
+        path: a new or empty folder, or that of the same study.
+        quick: whether it is the small version.
 
     Raises:
-        RunError: there is something else at `path`.
+        RunError: `path` has other contents.
     """
     folder = StudyFolder(path, "study.json", "study")
     about = {"paper": study.paper, "item": study.item, "quick": quick}
@@ -413,27 +411,27 @@ def folder_of(study: Study, path: Path, *, quick: bool) -> StudyFolder:
 
 
 def selected(jobs: Sequence[TaskJob], only: str) -> list[TaskJob]:
-    """The jobs of a task.
+    """Select the jobs of a task.
 
     Args:
-        jobs: of a study.
+        jobs: jobs of a study.
         only: the task's name, or a pattern such as `mf-*`; empty: all.
 
     Raises:
-        ExperimentError: no task has such a name, or there is no task at all.
+        ExperimentError: the name is unknown, or the study has no tasks.
     """
     names = list(dict.fromkeys(job.task.name for job in jobs))
     if not names:
         raise ExperimentError(
-            "the study has nothing to run",
-            expected="at least one task, with --quick one whose `sample` holds",
+            "the study has no tasks to run",
+            expected="at least one task, with --quick one with `sample`",
             got="no task",
             fix="see `tasks` of the study's declaration",
         )
     chosen = [job for job in jobs if not only or fnmatchcase(job.task.name, only)]
     if not chosen:
         raise ExperimentError(
-            f"there is no task {only!r}",
+            f"unknown task {only!r}",
             expected=f"one of {', '.join(names)}, or a pattern such as '{names[0][:2]}*'",
             got=f"--only {only!r}",
             fix=did_you_mean(only, names),
@@ -452,17 +450,17 @@ def run_study(
     """Run the remaining jobs of a study.
 
     Args:
-        folder: of the study.
-        jobs: of it.
+        folder: folder of the study.
+        jobs: jobs of the study.
         workers: number of jobs at a time; more than 1 are Ray tasks.
         quiet: whether to print no progress.
-        say: called with a line on how long it takes.
+        say: called with a line about the duration.
 
     Returns:
-        The errors of jobs that failed, by name; the same call repeats them.
+        Errors of failed jobs by name; the same call repeats these jobs.
 
     Raises:
-        FedrecError: data, engine or disk are at fault; earlier results remain.
+        FedrecError: an error of data, engine or disk; earlier results remain.
     """
     failures: dict[str, str] = {}
     with folder.lock():

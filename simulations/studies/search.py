@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that a sweep tries: what is varied, all combinations, random ones, and Optuna's
-proposals."""
+"""Search space of a sweep, and its settings: the grid, random ones, or Optuna's proposals."""
 
 from __future__ import annotations
 
@@ -29,27 +28,27 @@ _ATTEMPTS = 100  # to find a setting that was not tried before
 
 @dataclass(frozen=True)
 class Choice:
-    """A list of values.
+    """Dimension with a list of values.
 
     Attributes:
-        values: at least one, distinct.
+        values: at least one value, all distinct.
     """
 
     values: tuple[Any, ...]
 
     def draw(self, generator: np.random.Generator) -> Any:
-        """One of the values, uniformly."""
+        """Draw one of the values uniformly."""
         return self.values[int(generator.integers(len(self.values)))]
 
 
 @dataclass(frozen=True)
 class Range:
-    """A range of numbers, inclusive; integers if both bounds are.
+    """Dimension with an inclusive range of numbers; integers if both bounds are.
 
     Attributes:
         low: smallest value.
         high: largest value, above `low`.
-        log: draw uniformly by order of magnitude; then `low` is above 0.
+        log: draw uniformly on a logarithmic scale; then `low` is above 0.
     """
 
     low: float
@@ -58,11 +57,11 @@ class Range:
 
     @property
     def whole(self) -> bool:
-        """True where values are integers."""
+        """True if values are integers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def draw(self, generator: np.random.Generator) -> float | int:
-        """A value, uniformly on the range's scale."""
+        """Draw a value uniformly on the range's scale."""
         low = self.low - 0.5 * self.whole
         high = self.high + 0.5 * self.whole
         if self.log:
@@ -70,7 +69,7 @@ class Range:
         return self.rounded(generator.uniform(low, high))
 
     def rounded(self, value: float) -> float | int:
-        """A value rounded to five significant digits, or an integer; within the range."""
+        """Round a value to five significant digits, or to an integer, within the range."""
         near = round(value) if self.whole else float(f"{value:.5g}")
         return min(max(near, self.low), self.high)
 
@@ -81,18 +80,18 @@ Point: TypeAlias = dict[str, Any]
 
 
 def space_of(texts: Iterable[str]) -> Space:
-    """The space of some texts such as `"strategy.server-lr=[0.1, 0.5]"`.
+    """Parse a space from texts such as `"strategy.server-lr=[0.1, 0.5]"`.
 
     Raises:
-        ExperimentError: a text cannot be read, or a key is there twice or is not for a sweep.
+        ExperimentError: a text is malformed, or a key is duplicate or cannot be varied.
     """
     space: Space = {}
     for text in texts:
         key, dimension = _dimension(text)
         if key in space:
-            raise _error(f"{key!r} is varied twice", "distinct keys", text)
+            raise _error(f"duplicate key {key!r}", "distinct keys", text)
         if key in _RESERVED:
-            raise _error(f"{key!r} is not varied by --vary", _RESERVED[key], text)
+            raise _error(f"{key!r} cannot be varied by --vary", _RESERVED[key], text)
         space[key] = dimension
     return space
 
@@ -101,13 +100,13 @@ def grid(space: Space) -> list[Point]:
     """All combinations of the values of a space; the last key varies fastest.
 
     Raises:
-        ExperimentError: there is a range among them, or more than 10,000 combinations.
+        ExperimentError: the space has a range, or more than 10,000 combinations.
     """
     for key, dimension in space.items():
         if isinstance(dimension, Range):
             raise ExperimentError(
-                f"a range of {key!r} has no grid",
-                expected="a list of values, or a number of trials that are drawn from the range",
+                f"a grid cannot have the range of {key!r}",
+                expected="a list of values, or a number of random trials",
                 got=f"{dimension.low} to {dimension.high}",
                 fix="--trials 20",
             )
@@ -121,18 +120,18 @@ def grid(space: Space) -> list[Point]:
 
 
 def drawn(space: Space, seed: int, number: int, attempt: int = 0) -> Point:
-    """The random point of a trial: a function of seed, number and attempt."""
+    """Draw the point of a trial, as a function of seed, number and attempt."""
     generator = stream(seed, "sweep", number, attempt)
     return {key: dimension.draw(generator) for key, dimension in space.items()}
 
 
 def overrides(point: Mapping[str, Any]) -> list[str]:
-    """A point as overrides of an experiment, such as `"strategy.server-lr=0.1"`."""
+    """Convert a point to overrides such as `"strategy.server-lr=0.1"`."""
     return [f"{key}={toml_value(value)}" for key, value in point.items()]
 
 
 def toml_value(value: Any) -> str:
-    """A value in TOML, on one line."""
+    """Format a value as TOML on one line."""
     if isinstance(value, Mapping):
         entries = (f"{json.dumps(key)} = {toml_value(inner)}" for key, inner in value.items())
         return "{" + ", ".join(entries) + "}"
@@ -153,15 +152,15 @@ def _dimension(text: str) -> tuple[str, Choice | Range]:
     if isinstance(value, list):
         distinct = {json.dumps(entry, sort_keys=True, default=str) for entry in value}
         if not value or len(distinct) < len(value):
-            raise _error(f"cannot vary {text!r}", "at least one value, each of them once", text)
+            raise _error(f"cannot vary {text!r}", "at least one value, without duplicates", text)
         return key, Choice(tuple(value))
     if isinstance(value, dict):
         return key, _range(text, value)
-    raise _error(f"{key!r} has one value only", "a list of values, or a range", text)
+    raise _error(f"{key!r} has a single value", "a list of values, or a range", text)
 
 
 def _value(written: str) -> Any:
-    """TOML's value of a text, where numbers may begin with a point."""
+    """Parse a TOML value, in which numbers may begin with a point."""
     try:
         return tomllib.loads(f"value = {written}")["value"]
     except tomllib.TOMLDecodeError:
@@ -188,12 +187,12 @@ def _error(problem: str, expected: str, got: str) -> ExperimentError:
 
 
 # A proposal is a function of the space, its number and the results so far, and is saved before its
-# first run begins; so no other state is needed after an interruption. Optuna's study is rebuilt
-# from the results for each proposal.
+# first run begins; so resuming needs no other state. Optuna's study is rebuilt from the results for
+# each proposal.
 
 
 def unlike(tried: Sequence[Point], propose: Any) -> Point | None:
-    """The first setting of `propose(attempt)` that was not tried; None after many attempts."""
+    """First new setting of `propose(attempt)`; None after many attempts."""
     texts = {toml_value(point) for point in tried}
     points = map(propose, range(_ATTEMPTS))
     return next((point for point in points if toml_value(point) not in texts), None)
@@ -207,15 +206,15 @@ def proposed(
     values: Mapping[int, Sequence[float]],
     attempt: int = 0,
 ) -> Point:
-    """A proposal of Optuna's TPE sampler, which sees settings that are not done as running.
+    """Propose a setting by Optuna's TPE sampler, which sees unfinished settings as running.
 
     Args:
-        space: what is varied.
-        seed: of the sampler.
+        space: the search space.
+        seed: seed of the sampler.
         directions: `minimize` or `maximize` for each aim.
         tried: the settings so far.
-        values: of the aims, of the settings that are done, by number; NaN where one failed.
-        attempt: another one gives another proposal.
+        values: aims of finished settings by number; NaN for failed runs.
+        attempt: number of the attempt, which changes the proposal.
 
     Raises:
         ExperimentError: Optuna is not installed.
@@ -248,10 +247,10 @@ def proposed(
 
 
 def installed() -> Any:
-    """The module optuna.
+    """Import Optuna.
 
     Raises:
-        ExperimentError: it is not installed.
+        ExperimentError: Optuna is not installed.
     """
     try:
         import optuna
@@ -259,7 +258,7 @@ def installed() -> Any:
         raise ExperimentError(
             "--optimise needs Optuna",
             expected="the package optuna",
-            got="it is not installed",
+            got="not installed",
             fix="pip install 'fedrec[tune]', or --trials N --choose METRIC for random settings",
         ) from None
     return optuna
@@ -267,12 +266,12 @@ def installed() -> Any:
 
 def _distribution(dimension: Choice | Range) -> Any:
     distributions = installed().distributions
-    if isinstance(dimension, Choice):  # by index, as values may be lists and tables
+    if isinstance(dimension, Choice):  # by index, because values may be lists and tables
         return distributions.CategoricalDistribution(range(len(dimension.values)))
     cls = distributions.IntDistribution if dimension.whole else distributions.FloatDistribution
     return cls(dimension.low, dimension.high, log=dimension.log)
 
 
 def _index(dimension: Choice | Range, value: Any) -> Any:
-    """A value as Optuna has it."""
+    """Convert a value to Optuna's: the index of a choice, or the number."""
     return dimension.values.index(value) if isinstance(dimension, Choice) else value

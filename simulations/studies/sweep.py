@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps: an experiment, what is varied, seeds, and the metrics by which a setting is chosen.
-Settings are never chosen by test users: a sweep with aims is refused unless it evaluates validation
-rows. Its folder:
+"""Sweeps over settings and seeds of an experiment, with selection of the best setting. Settings are
+never selected on test users: a sweep with aims is refused unless it evaluates validation rows. Its
+folder:
 
-    sweep.json         experiment, what is varied, seeds, aims
-    trials.json        the settings that were tried, in order
-    runs/0001-seed0/   run folders: number of the setting, seed
-    runs.csv           one row per run: settings, seed, state, metrics
-    settings.csv       one row per setting: means over seeds and their standard deviations
-    chosen/            under private choice: the published run (`simulations.studies.private`)
+    sweep.json         experiment, varied keys, seeds, aims trials.json        the settings that
+    were tried, in order runs/0001-seed0/   run folders: number of the setting, seed runs.csv
+    one row per run: settings, seed, state, metrics settings.csv       one row per setting: means
+    over seeds and their standard deviations chosen/            under private choice: the published
+    run (`simulations.studies.private`)
 
-Under private choice the folder is readable by its owner alone (mode 0700), because nothing in it
-may be published but `chosen/`.
+Under private choice only the owner can read the folder (mode 0700), because only `chosen/` may be
+published.
 
 An interrupted sweep continues its started runs from their checkpoints, and repeats runs that
 failed.
@@ -71,24 +70,23 @@ SWEEP = "sweep.json"
 TRIALS = 20
 """Default number of settings that `optimise` tries."""
 LEAK = "leak"
-"""The column that tables have where negatives leaked held-out items
-(`fedrec.experiment.schema`)."""
-_SEEDS = 2**53  # whole numbers that all readers of JSON know exactly
+"""Column of runs in which negatives leaked held-out items (`fedrec.experiment.schema`)."""
+_SEEDS = 2**53  # integers that all JSON readers represent exactly
 _RUN = ["trial", "seed", "state"]
 Method: TypeAlias = Literal["grid", "random", "optimise", "private"]
 
 
 class SweepPlan(BaseModel, frozen=True, extra="forbid"):
-    """A sweep.
+    """Plan of a sweep.
 
     Attributes:
         experiment: table of the experiment that is varied, without defaults.
-        vary: what is varied, see `space_of`; empty where only the seed is.
-        seeds: of the runs of each setting; under private choice one for each trial.
+        vary: varied keys and values, see `space_of`; empty if only the seed varies.
+        seeds: seeds of each setting's runs; under private choice one per trial.
         method: how settings are found.
         trials: number of settings.
         aims: metrics for selection, such as `hits@10` or `epsilon`; none: no setting is selected.
-        private: how one setting is chosen privately; None: not privately.
+        private: private choice of one setting; None: not private.
     """
 
     experiment: dict[str, Any]
@@ -101,12 +99,12 @@ class SweepPlan(BaseModel, frozen=True, extra="forbid"):
 
     @cached_property
     def space(self) -> Space:
-        """What is varied."""
+        """Search space of the sweep."""
         return space_of(self.vary)
 
     @cached_property
     def cost(self) -> ChoiceCost | None:
-        """The cost of a private choice; None of other sweeps.
+        """Cost of a private choice; None for other sweeps.
 
         Raises:
             ExperimentError: see `cost_of`.
@@ -116,8 +114,8 @@ class SweepPlan(BaseModel, frozen=True, extra="forbid"):
         return cost_of(self.experiment, self.space, self.private, self.aims[0])
 
     def seeds_of(self, trial: int) -> tuple[int, ...]:
-        """The seeds of the runs of a trial, from 0; under private choice each trial has its own, as
-        its noise must be."""
+        """Seeds of a trial's runs, trials counted from 0; under private choice each trial has its
+        own seed and so its own noise."""
         return self.seeds if self.private is None else (self.seeds[trial],)
 
     @property
@@ -126,18 +124,17 @@ class SweepPlan(BaseModel, frozen=True, extra="forbid"):
         return len(self.seeds) if self.private is None else 1
 
     def at(self, point: Point, seed: int) -> Experiment:
-        """The experiment of a run.
+        """Experiment of a run.
 
         Raises:
-            ExperimentError: the settings are inconsistent, or a setting is to be chosen by test
-                rows.
+            ExperimentError: the settings are inconsistent, or would be selected on test rows.
         """
         experiment = load(self.experiment, [*overrides(point), f"seed={seed}"])
         if self.aims and experiment.evaluation.held_out == "test":
             raise ExperimentError(
-                "a setting would be selected by test users",
-                expected="evaluation.held-out = 'validation' in a sweep that chooses",
-                got="'test', on which the selected setting could then no longer be evaluated",
+                "settings cannot be selected on test users",
+                expected="evaluation.held-out = 'validation' in a sweep with aims",
+                got="'test', on which the selected setting is evaluated later",
                 fix="--set evaluation.held-out=validation, with validation rows in the split, such "
                 "as --set split.validation-users=0.1; where validation users train, "
                 "--set split.validation-role=held-out",
@@ -145,11 +142,11 @@ class SweepPlan(BaseModel, frozen=True, extra="forbid"):
         return experiment
 
     def lower_is_better(self, aim: str) -> bool:
-        """True where the smaller value of an aim is the better one."""
+        """True if smaller values of an aim are better."""
         return lower_is_better(aim, load(self.experiment).evaluation)
 
     def leaks(self, point: Point) -> bool:
-        """True where held-out items never are negatives that clients learn from."""
+        """True if held-out items are never negatives in training (a leak)."""
         split = point.get("split", self.experiment.get("split", {}))
         inside = split.get("leaky-negatives", False) if isinstance(split, dict) else False
         return bool(point.get("split.leaky-negatives", inside))
@@ -157,14 +154,14 @@ class SweepPlan(BaseModel, frozen=True, extra="forbid"):
     def next_point(
         self, tried: Sequence[Point], values: Mapping[int, Sequence[float]]
     ) -> Point | None:
-        """The setting to try next; None when there is none left.
+        """Next setting to try; None if there are no more.
 
         Args:
             tried: the settings so far.
-            values: of the aims, of the settings that are done, by number; NaN where one failed.
+            values: aims of finished settings by number; NaN for failed runs.
 
         Raises:
-            ExperimentError: Optuna is asked for and not installed.
+            ExperimentError: Optuna is required but not installed.
         """
         number = len(tried)
         if number >= self.trials:
@@ -196,22 +193,21 @@ def plan_of(
     choose: Sequence[str] = (),
     private: Law | None = None,
 ) -> SweepPlan:
-    """A sweep from the options of the command line; all settings of a grid are checked before
-    anything runs.
+    """Plan a sweep from command-line options; all settings of a grid are checked before the first
+    run.
 
     Args:
         source: a TOML file, the name of a shipped experiment, or a table.
-        fixed: overrides that all runs have.
-        vary: what is varied, see `space_of`.
-        seeds: runs of each setting, with the experiment's seed and those that follow it.
-        trials: number of settings that are drawn; default: the grid, or 20 with `optimise`.
-        optimise: aims by which the next settings are proposed, at most two of them.
-        choose: aims by which a setting is chosen afterwards, from a grid or from random settings.
-        private: law of a random number of trials, of mean `trials`, for a private choice.
+        fixed: overrides of all runs.
+        vary: varied keys and values, see `space_of`.
+        seeds: runs per setting, with consecutive seeds from the experiment's.
+        trials: number of random settings; default: the grid, or 20 with `optimise`.
+        optimise: at most two aims for Optuna's proposals.
+        choose: aims for selecting from a grid or from random settings afterwards.
+        private: distribution of the number of trials (mean: `trials`) of a private choice.
 
     Raises:
-        ExperimentError: something does not fit together, or a setting would be chosen by test
-        users.
+        ExperimentError: options are inconsistent, or settings would be selected on test users.
     """
     table = read(source, fixed)
     space = space_of(vary := tuple(vary))
@@ -222,8 +218,8 @@ def plan_of(
     if private is not None:
         if seeds != 1 or len(choose) != 1:
             raise _error(
-                "a private choice has one aim, and one run for each trial",
-                "--choose METRIC without --seeds, as the seeds are drawn",
+                "a private choice needs one aim and one run per trial",
+                "--choose METRIC without --seeds (seeds are drawn)",
                 f"{len(choose)} metrics, --seeds {seeds}",
                 "--choose hits@10; more trials: --trials",
             )
@@ -251,7 +247,7 @@ def _private_plan(
     mean: float,
     aim: str,
 ) -> SweepPlan:
-    """A sweep of a random number of trials with one split, and a seed for each trial."""
+    """Plan a sweep with a random number of trials, one split, and a seed per trial."""
     number = RandomTrials(law, mean)
     choice = PrivateChoice(law=law, mean=mean)
     trials = number.draw(choice.draws(base, "trials"))
@@ -277,16 +273,16 @@ def _check_options(
 ) -> None:
     for what, count, fix in (("seeds", seeds, "--seeds 3"), ("trials", trials, "--trials 20")):
         if count is not None and not 1 <= count <= MOST:
-            raise _error(f"wrong number of {what}", f"1 to {MOST}", str(count), fix)
+            raise _error(f"invalid number of {what}", f"1 to {MOST}", str(count), fix)
     aims = ", ".join(optimise or choose)
     if optimise and choose:
-        problem = "both --optimise and --choose"
+        problem = "--optimise and --choose cannot be combined"
         raise _error(problem, "--optimise or --choose", "both", "leave --choose out")
     if len(optimise or choose) > 2:
-        raise _error("too many metrics", "one metric, or two", aims, "leave some out")
+        raise _error("too many metrics", "one or two metrics", aims, "leave some out")
     if not space and (optimise or trials is not None):
         fix = "--vary KEY={low=.., high=..}" if trials is None else "--seeds 3 varies seeds"
-        raise _error("nothing is varied", "--vary KEY=...", "none", fix)
+        raise _error("no keys to vary", "--vary KEY=...", "none", fix)
 
 
 def _error(problem: str, expected: str, got: str, fix: str) -> ExperimentError:
@@ -299,7 +295,7 @@ class SweepJob(Job):
 
     Attributes:
         run_path: folder of the run, which may not exist yet.
-        plan: of the sweep.
+        plan: plan of the sweep.
         trial: number of the setting, from 0.
         point: the setting.
         seed: of the run.
@@ -317,11 +313,11 @@ class SweepJob(Job):
         return self.run_path.name
 
     def run(self) -> RunFolder | None:
-        """The folder of the run, if it has begun."""
+        """Folder of the run, if it has begun."""
         return RunFolder(self.run_path) if (self.run_path / "run.json").is_file() else None
 
     def perform(self, callbacks: Sequence[Callback]) -> None:
-        """Run the setting, or what is left of its run."""
+        """Run the setting, or the remaining part of its run."""
         experiment = self.plan.at(self.point, self.seed)
         if self.run() is not None:
             runner.resume(self.run_path, callbacks=callbacks)
@@ -337,7 +333,7 @@ class SweepFolder(StudyFolder):
         path: an existing sweep folder; use `opened` for a new one.
 
     Raises:
-        RunError: there is no sweep at `path`, or its files are damaged.
+        RunError: `path` is not a sweep, or its files are damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -352,19 +348,18 @@ class SweepFolder(StudyFolder):
         self._values: dict[str, dict[str, float]] = {}
         try:
             self.plan = SweepPlan.model_validate(self.read(SWEEP))
-            self.plan.space  # noqa: B018  # texts that are no space are damage, too
+            self.plan.space  # noqa: B018  # malformed texts are damage, too
         except (ValueError, ExperimentError) as error:
             raise self.damaged(SWEEP, str(error)) from None
 
     @classmethod
     def opened(cls, path: Path, plan: SweepPlan) -> SweepFolder:
-        """The folder of a sweep: a new one, or that of the same sweep, which is then continued.
-
-        More trials of random settings, or of optimisation, continue where fewer ended. A private
-        choice keeps the number of trials and the seeds that were drawn first.
+        """Create the folder of a sweep, or open that of the same sweep to continue it. Random or
+        proposed settings may be continued with more trials. A private choice retains its first
+        number of trials and seeds.
 
         Raises:
-            RunError: there is another sweep at `path`, or something else.
+            RunError: `path` has another sweep or other contents.
         """
         folder = StudyFolder(path, SWEEP, "sweep")
         if not folder.begun():
@@ -384,7 +379,7 @@ class SweepFolder(StudyFolder):
         other = [key for key in before if before[key] != asked[key] and key not in free]
         if other:
             raise RunError(
-                f"there is another sweep in {self.path}",
+                f"{self.path} holds another sweep",
                 expected="the same experiment, settings, seeds, trials and aims",
                 got=f"{', '.join(other)} differ from its {SWEEP}",
                 fix="choose another --output, or continue it: fedrec resume"
@@ -395,7 +390,7 @@ class SweepFolder(StudyFolder):
             self.plan = plan
 
     def trials(self) -> list[Point]:
-        """The settings tried so far."""
+        """Settings tried so far."""
         points = self.read("trials.json") if (self.path / "trials.json").exists() else []
         if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
             raise self.damaged("trials.json", "not a list of settings")
@@ -406,7 +401,7 @@ class SweepFolder(StudyFolder):
         self.write("trials.json", [*self.trials(), point])
 
     def values(self, job: SweepJob) -> dict[str, float] | None:
-        """The metrics of a finished run, see `values_of`; None for other runs."""
+        """Metrics of a finished run, see `values_of`; None for other runs."""
         if job.name not in self._values:
             run = job.run()
             if run is None or run.status()["state"] != "finished":
@@ -415,7 +410,7 @@ class SweepFolder(StudyFolder):
         return self._values[job.name]
 
     def jobs(self) -> list[SweepJob]:
-        """All runs of the settings tried so far."""
+        """Jobs of all settings tried so far."""
         return [
             SweepJob(self.path / f"runs/{trial + 1:04d}-seed{seed}", self.plan, trial, point, seed)
             for trial, point in enumerate(self.trials())
@@ -424,18 +419,18 @@ class SweepFolder(StudyFolder):
 
     @property
     def published(self) -> bool:
-        """True where a private choice was made."""
+        """True if the run of a private choice is published."""
         return (self.path / CHOSEN / "result.json").is_file()
 
     def tables(self, failures: Iterable[str] = ()) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Write runs.csv and settings.csv; return both.
+        """Write runs.csv and settings.csv, and return both.
 
         Args:
             failures: names of runs that ended with an error.
 
         Returns:
-            One row per run: `trial` (from 1), the varied keys, `seed`, `state`, `folder`, its
-            metrics once finished, and `leak` where any of them leaks; and one row per setting, see
+            One row per run: `trial` (from 1), the varied keys, `seed`, `state`, `folder`, metrics
+            of finished runs, and `leak` if any run leaks; and one row per setting, see
             `setting_rows`.
         """
         jobs = self.jobs()
@@ -457,12 +452,12 @@ class SweepFolder(StudyFolder):
 
 
 def _shown(value: Any) -> int | float | str:
-    """A value in a table: numbers and strings unchanged, lists and tables as TOML."""
+    """Value for a table: numbers and strings unchanged, lists and tables as TOML."""
     return value if isinstance(value, int | float | str) else toml_value(value)
 
 
 def setting_rows(keys: Sequence[str], runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per setting.
+    """Aggregate runs to one row per setting.
 
     Args:
         keys: the varied keys.
@@ -499,8 +494,8 @@ def best(
     seeds: int,
     lower: Callable[[str], bool] = lower_is_better,
 ) -> list[int]:
-    """The best settings: the best by one aim, or the Pareto front of two, in the order of the first
-    aim. A setting with a failed run is not selected."""
+    """Numbers of the best settings: the best by one aim, or the Pareto front of two, sorted by the
+    first aim. Settings with failed runs are excluded."""
     if not aims or not set(aims) <= set(settings.columns):
         return []
     signs = np.array([1.0 if lower(aim) else -1.0 for aim in aims])
@@ -521,12 +516,12 @@ class SweepResult:
     """Results of a sweep.
 
     Attributes:
-        folder: of the sweep.
-        plan: the sweep.
+        folder: folder of the sweep.
+        plan: plan of the sweep.
         runs: one row per run, see `SweepFolder.tables`.
         settings: one row per setting, see `setting_rows`.
         chosen: numbers of the best settings (Pareto front) by the aims; empty without aims.
-        failures: errors of runs by name of the run.
+        failures: errors by name of the run.
         total: privacy of all runs.
     """
 
@@ -539,7 +534,7 @@ class SweepResult:
     total: PrivacyTotal
 
     def point(self, trial: int) -> Point:
-        """The settings of a trial, counted from 1."""
+        """Settings of a trial, counted from 1."""
         return SweepFolder(self.folder).trials()[trial - 1]
 
 
@@ -557,16 +552,16 @@ def sweep(
         plan: the sweep.
         output: its folder: a new one, or that of the same sweep.
         workers: number of runs at a time; more than 1 are Ray tasks.
-        ray_address: of a Ray cluster whose machines all see `output`; default: a local Ray.
+        ray_address: address of a Ray cluster whose machines see `output`; default: a local Ray.
         quiet: whether to print no progress.
 
     Raises:
-        FedrecError: another sweep is in the folder, a private choice has no bound, or data, engine
-            or disk are at fault.
+        FedrecError: the folder has another sweep, the cost of a private choice is unbounded, or an
+            error of data, engine or disk.
     """
     if plan.method == "optimise":
         installed()
-    plan.cost  # noqa: B018  # before anything runs
+    plan.cost  # noqa: B018  # raises errors before the first run
     folder = SweepFolder.opened(output, plan)
     failures: dict[str, str] = {}
     with folder.lock():
@@ -589,8 +584,8 @@ def sweep(
 
 
 def _remaining(folder: SweepFolder, failures: Mapping[str, str]) -> Iterator[SweepJob]:
-    """Remaining runs, generated one by one; proposed settings depend on the results so far. None
-    after a private choice was made, as another one would be another release."""
+    """Generate the remaining runs; proposed settings depend on earlier results. After a private
+    choice there are no more runs, because another choice would be another release."""
     trial = 0
     while not folder.published:
         tried = folder.trials()
@@ -605,8 +600,7 @@ def _remaining(folder: SweepFolder, failures: Mapping[str, str]) -> Iterator[Swe
 
 
 def _aims_of_done(folder: SweepFolder, failures: Mapping[str, str]) -> dict[int, Sequence[float]]:
-    """Means of the aims of the settings, from 0, all of whose runs are done; NaN where one
-    failed."""
+    """Mean aims of finished settings by number, from 0; NaN for failed runs."""
     aims = folder.plan.aims
     values: dict[int, list[dict[str, float] | None]] = {}
     for job in folder.jobs():
@@ -623,7 +617,7 @@ def _aims_of_done(folder: SweepFolder, failures: Mapping[str, str]) -> dict[int,
 def _aim(values: Mapping[str, float], aim: str) -> float:
     if aim not in values:
         raise ExperimentError(
-            f"runs have no {aim!r}",
+            f"unknown aim {aim!r}",
             expected="a metric of the runs",
             got=aim,
             fix="known: " + ", ".join(values),
@@ -632,7 +626,7 @@ def _aim(values: Mapping[str, float], aim: str) -> float:
 
 
 def _main_metrics(folder: SweepFolder, job: SweepJob) -> str:
-    """The most important metrics of a run."""
+    """Most important metrics of a run, as text."""
     aims = folder.plan.aims
     values = folder.values(job) or {}
     names = [name for name in dict.fromkeys([*aims, "hits@10", "rmse", *values]) if name in values]
@@ -640,12 +634,12 @@ def _main_metrics(folder: SweepFolder, job: SweepJob) -> str:
 
 
 def result_of(folder: SweepFolder, failures: Mapping[str, str] | None = None) -> SweepResult:
-    """The results of a sweep so far; selected settings are written as experiments on the test
-    rows, and the run of a private choice is published once no run is left.
+    """Results of a sweep so far; selected settings are written as experiments on the test rows, and
+    the run of a private choice is published after the last run.
 
     Args:
-        folder: of the sweep.
-        failures: errors of runs, by name.
+        folder: folder of the sweep.
+        failures: errors by name of the run.
     """
     failures = failures or {}
     runs, settings = folder.tables(failures)
@@ -653,7 +647,7 @@ def result_of(folder: SweepFolder, failures: Mapping[str, str] | None = None) ->
     jobs = folder.jobs()
     ended = len(settings) >= plan.trials and set(runs["state"]) <= {"finished", "failed"}
     chosen = best(settings, plan.aims, plan.runs_each, plan.lower_is_better)
-    if plan.private is not None:  # of equally good trials any one, as they are exchangeable
+    if plan.private is not None:  # ties are exchangeable
         chosen = chosen[:1] if ended or folder.published else []
     for trial in chosen:
         job = next(job for job in jobs if job.trial == trial - 1)
@@ -669,16 +663,16 @@ def result_of(folder: SweepFolder, failures: Mapping[str, str] | None = None) ->
 
 
 def chosen_file(folder: Path, trial: int) -> Path:
-    """The experiment file of a selected setting, to be evaluated once on the test rows."""
+    """Experiment file of a selected setting, to be evaluated once on the test rows."""
     return folder / f"chosen-{trial:04d}.toml"
 
 
 def with_sweeps(folders: Sequence[Path]) -> list[Path]:
-    """Run folders, and in place of each sweep its finished runs, or under private choice the
-    published one alone.
+    """Replace sweeps among run folders by their finished runs, or under private choice by the
+    published run.
 
     Raises:
-        RunError: a sweep has no finished run, or has not chosen yet.
+        RunError: a sweep has no finished run, or its private choice is pending.
     """
     runs: list[Path] = []
     for folder in folders:
@@ -693,9 +687,7 @@ def with_sweeps(folders: Sequence[Path]) -> list[Path]:
             raise RunError(
                 f"{folder} has no finished run",
                 expected="a sweep with finished runs",
-                got="a private choice that is not made yet"
-                if private
-                else "a sweep that has just begun",
+                got="a pending private choice" if private else "a sweep without finished runs",
                 fix=f"fedrec resume {folder}",
             )
         runs += finished
@@ -705,10 +697,10 @@ def with_sweeps(folders: Sequence[Path]) -> list[Path]:
 def values_of(run: RunFolder) -> dict[str, float]:
     """Metrics of a finished run, and its epsilon, infinite without privacy.
 
-    Of centralised systems alone the names are `LABEL METRIC`, such as `ease hits@10`.
+    If all systems are centralised, the names are `LABEL METRIC`, such as `ease hits@10`.
 
     Raises:
-        RunError: its result cannot be read.
+        RunError: the result is damaged.
     """
     result = run.read_result()
     if not run.experiment.federated:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of a study: a paper's numbers beside ours, and differences paired by fold or seed."""
+"""Tables of a study: a paper's and our numbers, and differences paired by fold or seed."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Rows = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Tables:
-    """The results of a study.
+    """Tables of a study's results.
 
     Attributes:
-        comparison: the paper's numbers beside ours, see `comparison`.
-        differences: of compared rows, see `differences`.
+        comparison: the paper's and our numbers, see `comparison`.
+        differences: differences of compared rows, see `differences`.
         notes: further sentences for a reader.
     """
 
@@ -45,7 +45,7 @@ class Tables:
 
     @property
     def compared(self) -> list[str]:
-        """The differences in words, a line each."""
+        """Differences as text, one line each."""
         return [
             f"{row['rows']}, {row['metric']}: {row['difference']:+.4f} ({row['low']:+.4f} to "
             f"{row['high']:+.4f}), t p = {row['t']:.3f}, Wilcoxon p = {row['wilcoxon']:.3f}, "
@@ -58,13 +58,13 @@ class Tables:
 def write(
     study: Study, path: Path, jobs: Iterable[TaskJob], printed: Mapping[Cell, float], *, quick: bool
 ) -> Tables:
-    """Make and write the tables of what is done: ITEM.csv and ITEM.md, ITEM-seeds.csv with every
-    number of every seed, and, where rows are compared, ITEM-differences.csv.
+    """Create and write the tables of finished jobs: ITEM.csv and ITEM.md, ITEM-seeds.csv with the
+    numbers of each seed, and, if rows are compared, ITEM-differences.csv.
 
     Args:
         study: the study.
         path: its folder.
-        jobs: of the study.
+        jobs: jobs of the study.
         printed: the paper's numbers.
         quick: whether it is the small version.
     """
@@ -78,15 +78,14 @@ def write(
         *input_notes(number for _, number in numbers),
         f"Our numbers took {duration(sum(seconds for _, (_, seconds) in done))}, "
         f"{count} seed{'s' if count > 1 else ''}.",
-        "95 % intervals: over folds, or else seeds, where there are several (Student's t), else "
-        "over users.",
+        "95 % intervals: over several folds or seeds (Student's t), otherwise over users.",
         *shown_together(run.parent for run in sorted(path.rglob("run.json"))),
     ]
     if quick:
         notes.insert(
             0,
-            "QUICK: what is simulated ran on synthetic data for two rounds, so those numbers are "
-            "meaningless; this only shows that everything runs.",
+            "QUICK: simulations ran for two rounds on synthetic data, so their numbers are"
+            " meaningless; this only tests that all tasks run.",
         )
     tables = Tables(table, differences(study.compared, independent), tuple(notes))
     title = f"{study.name}: {study.title}"
@@ -102,19 +101,17 @@ def write(
 
 
 def draws(done: Iterable[tuple[TaskJob, Sequence[Found]]]) -> list[tuple[int, Found]]:
-    """The independent draws of each number: one for each fold of a study whose tasks have a key
-    `fold`, else one for each seed.
-
-    The folds of one split test other rows each, so each counts as a draw, although their training
-    rows overlap. Seeds on the same fold share its test rows, and several values of one seed share
-    its data and its model: these are averaged first and count once.
+    """Independent draws of each number: one per fold of a study whose tasks have a key `fold`, else
+    one per seed. The folds of one split test different rows, so each counts as a draw, although
+    their training rows overlap. Seeds on the same fold share its test rows, and several values of
+    one seed share its data and its model: these are averaged first and count once.
 
     Args:
-        done: jobs with what they found.
+        done: jobs and their numbers.
 
     Returns:
         The fold or seed of each draw, which pairs it with the draws of other rows, and the mean of
-        its values; without the interval over users where it has several values.
+        its values; without the interval over users if it has several values.
     """
     values: dict[tuple[Cell, int], list[Found]] = {}
     for job, results in done:
@@ -135,17 +132,17 @@ def _averaged(group: Sequence[Found]) -> Found:
 def comparison(
     printed: Mapping[Cell, float], results: Iterable[Found], *, best: bool = False
 ) -> pd.DataFrame:
-    """One row per number: those of the paper in its order, then additional ones.
+    """Create a table with one row per number: those of the paper in its order, then additional
+    ones.
 
     Args:
         printed: the paper's numbers.
-        results: ours, a number for each draw of a cell, see `draws`.
-        best: whether rows are in the order of our results, by metric, best first.
+        results: our numbers, one per draw of a cell, see `draws`.
+        best: whether rows are sorted by our results for each metric, best first.
 
     Returns:
-        Columns `COLUMNS`. `low` and `high` bound a 95 % interval: over draws (Student's t) where
-        there are two or more, over the users of the run where there is one; NaN if neither is
-        known, or without a result.
+        Columns `COLUMNS`. `low` and `high` bound a 95 % interval: over two or more draws (Student's
+        t), or over the users of a single run; NaN if unknown.
     """
     ours: dict[Cell, list[Found]] = {}
     for result in results:
@@ -169,7 +166,7 @@ def comparison(
 
 
 def input_notes(results: Iterable[Found]) -> list[str]:
-    """The inputs of the rows of each data set, client-rounds and numbers of settings tried."""
+    """Sentences on the inputs of rows by data set, client-rounds and numbers of settings tried."""
     stated = inputs_of(results)
     data_sets = dict.fromkeys(row[0] for row in stated)
     lines = {
@@ -182,8 +179,7 @@ def input_notes(results: Iterable[Found]) -> list[str]:
 
 
 def inputs_of(results: Iterable[Found]) -> dict[tuple[str, str], Inputs]:
-    """The inputs of each row that states them, by data set and name; client-rounds are means over
-    seeds."""
+    """Inputs of rows that state them, by data set and name; client-rounds are means over seeds."""
     every: dict[tuple[str, str], list[Inputs]] = {}
     for result in results:
         if result.inputs is not None:
@@ -197,14 +193,14 @@ def _with_mean_rounds(seeds: Sequence[Inputs]) -> Inputs:
 
 
 def _names(rows: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """One name for data set and name of each row: the latter alone where there is one data set."""
+    """Unique name of each row; with the data set if there are several."""
     rows = list(rows)
     several = len({data for data, _ in rows}) > 1
     return {row: ": ".join(row) if several else row[1] for row in rows}
 
 
 def _loss(results: Sequence[Found]) -> float:
-    """A number that is smallest for the best; infinite where there is no result."""
+    """Mean result with the sign for which smaller is better; infinite without a result."""
     mean = _interval(results)[0]
     if math.isnan(mean):
         return math.inf
@@ -212,18 +208,17 @@ def _loss(results: Sequence[Found]) -> float:
 
 
 def differences(compared: Iterable[Rows], results: Iterable[tuple[int, Found]]) -> pd.DataFrame:
-    """Differences of rows of a table, paired by draw.
+    """Test differences of rows of a table, paired by draw.
 
     Args:
-        compared: two rows, of which the first is subtracted from the second, or four: the
-            difference of the first two is subtracted from that of the others.
-        results: with the fold or seed of each, see `draws`.
+        compared: two rows, second minus first, or four: the second difference minus the first.
+        results: numbers with their fold or seed, see `draws`.
 
     Returns:
-        Columns `rows`, `metric`, `difference` (mean over the draws that all have), `low` and
-        `high` (95 % interval, Student's t), `t` and `wilcoxon` (p of the paired t-test and of the
-        signed-rank test, two-sided; with five draws the latter is .0625 at least), `draws`; NaN
-        where fewer than two draws have all rows, or one of them has no finite value.
+        Columns `rows`, `metric`, `difference` (mean over common draws), `low` and `high` (95 %
+        interval, Student's t), `t` and `wilcoxon` (p of the paired t-test and of the signed-rank
+        test, two-sided; with five draws the latter is at least .0625), `draws`; NaN with fewer than
+        two common draws or with values that are not finite.
     """
     values: dict[tuple[str, str], dict[int, float]] = {}
     for draw, result in results:
@@ -256,8 +251,8 @@ def _tested(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
 
 
 def _interval(results: Sequence[Found]) -> tuple[float, float, float]:
-    """Mean, and the ends of its interval within the range of the metric; a cut interval contains
-    the mean of all users or draws as often as an uncut one."""
+    """Mean and the ends of its interval, clipped to the metric's range, which does not change the
+    coverage."""
     if not results:
         return math.nan, math.nan, math.nan
     first = results[0]
@@ -277,21 +272,21 @@ def _interval(results: Sequence[Found]) -> tuple[float, float, float]:
 
 
 def cells_of(row: Mapping[Any, Any]) -> list[str]:
-    """A row as texts: dataset, model, metric, published, ours, interval."""
+    """Format a row: dataset, model, metric, published, ours, interval."""
     span = "" if math.isnan(row["low"]) else f"{row['low']:.4f} to {row['high']:.4f}"
     names = [str(row[name]) for name in ("dataset", "model", "metric")]
     return [*names, number(row["published"]), number(row["ours"]), span]
 
 
 def number(value: float) -> str:
-    """A number with four decimals, a large whole one with none; a dash where there is none."""
+    """Format a number with four decimals, large integers without; a dash for NaN."""
     if math.isnan(value) or math.isinf(value):
         return "-" if math.isnan(value) else "inf"
     return f"{value:,.0f}" if abs(value) >= 100 and value == round(value) else f"{value:.4f}"
 
 
 def markdown(table: pd.DataFrame, title: str, notes: Iterable[str]) -> str:
-    """The table as Markdown."""
+    """Format the table as Markdown."""
     head = ["dataset", "model", "metric", "published", "ours", "95 % interval"]
     rows = [cells_of(row) for row in table.to_dict("records")]
     lines = [f"# {title}", "", _line(head), _line(["---"] * len(head)), *map(_line, rows)]
@@ -303,7 +298,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration as text."""
+    """Format a duration."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

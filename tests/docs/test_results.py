@@ -326,9 +326,9 @@ def test_the_list_says_of_each_item_what_it_has_or_why_not(fedrec):
             assert UNRECORDED.get(study.name, "not measured with this version") in number
         assert f"fedrec reproduce {study.paper} {study.item}" in command
     for name, why in NOT_HERE.items():
-        assert f"{name.split()[1]:15} not here: {why}" in out
+        assert f"{name.split()[1]:15} not reproduced: {why}" in out
     for paper in PAPERS:
-        assert f"fedrec reproduce {paper} makes all of these, in about " in out
+        assert f"fedrec reproduce {paper} reproduces all of these in about " in out
 
 
 def test_the_list_of_a_file_of_ones_own_has_its_commands_and_none_of_our_numbers(fedrec, tmp_path):

@@ -283,7 +283,7 @@ def test_output_into_an_existing_run_can_resume_or_overwrite_it(fedrec, experime
     code, second, _ = fedrec("run", experiment, "-o", run, "--resume")
     assert code == 0 and second == first
     code, _, err = fedrec("run", experiment, "-o", run, "--resume", "--seed", 5)
-    assert code == 4 and "holds a run of other settings" in err and "seed differ" in err
+    assert code == 4 and "holds a run with different settings" in err and "seed differ" in err
     code, third, _ = fedrec("run", experiment, "-o", run, "--overwrite", "--seed", 5)
     assert code == 0 and third != first
     assert json.loads((run / "result.json").read_text())["seed"] == 5

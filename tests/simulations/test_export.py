@@ -122,7 +122,7 @@ def test_the_script_prints_the_best_items_without_those_of_the_rows(tmp_path):
     rows.write_text(rows.read_text() + "nobody's,5.0,0\n")
     told = score(tmp_path / "any", rows, "--top", 3)
     assert told.returncode == 0, told.stderr
-    assert "1 rows are of unknown items" in told.stderr
+    assert "ignored 1 rows with unknown items" in told.stderr
     table = list(csv.DictReader(io.StringIO(told.stdout)))
     assert [row["item"] for row in table] == [str(item) for item in best["item"]]
     found = [float(row["score"]) for row in table]
@@ -135,7 +135,7 @@ def test_the_script_prints_the_best_items_without_those_of_the_rows(tmp_path):
 
 def test_what_devices_hold_is_exported_for_one_of_them_alone(run_tiny, tmp_path):
     tuned = run_tiny(output="tuned")
-    with pytest.raises(ExperimentError, match="values of its own") as error:
+    with pytest.raises(ExperimentError, match="private values") as error:
         export(tuned, tmp_path / "export")
     assert "feature:gender" in error.value.text()
     with pytest.raises(DataError, match="no user 'nobody'"):

@@ -258,7 +258,7 @@ def test_a_user_with_a_row_of_every_item_is_told_so(run, tmp_path):
     done = CliRunner().invoke(app, [*given, "--user", "everything", "--user", "u1", "--top", "2"])
     assert done.exit_code == 0, done.output
     assert done.stderr.splitlines() == [
-        "User 'everything' has a row of every item, so there is nothing new to recommend."
+        "User 'everything' has rows for all items, so there are no new items to recommend."
     ]
     assert [line.split(",")[0] for line in done.stdout.splitlines()] == ["user", "u1", "u1"]
 

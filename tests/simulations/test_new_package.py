@@ -41,12 +41,12 @@ def test_an_attack_of_ones_own_runs_by_its_name(fedrec, tmp_path, tiny_file, mon
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["strategi", "mine"], ["no template of the kind", "did you mean 'strategy'?"]),
-        (["sampler", "mine"], ["no template of the kind", "baseline"]),
-        (["strategy", "Mine"], ["not a valid name of a component", "lower-case"]),
-        (["strategy", "my--idea"], ["not a valid name of a component"]),
-        (["strategy", "class"], ["not a valid name of a component", "word of Python"]),
-        (["strategy", "numpy"], ["is taken", "imported already"]),
+        (["strategi", "mine"], ["unknown kind of component", "did you mean 'strategy'?"]),
+        (["sampler", "mine"], ["unknown kind of component", "baseline"]),
+        (["strategy", "Mine"], ["invalid component name", "lower-case"]),
+        (["strategy", "my--idea"], ["invalid component name"]),
+        (["strategy", "class"], ["invalid component name", "Python keyword"]),
+        (["strategy", "numpy"], ["is taken", "importable module"]),
     ],
 )
 def test_the_error_for_a_bad_name_states_the_reason(arguments, words, fedrec, tmp_path):
@@ -58,4 +58,4 @@ def test_the_error_for_a_bad_name_states_the_reason(arguments, words, fedrec, tm
 def test_a_file_is_not_overwritten(fedrec, tmp_path):
     assert fedrec("new", "split", "in-turn", "--into", tmp_path)[0] == 0
     code, _, err = fedrec("new", "step", "in-turn", "--into", tmp_path)
-    assert code == 2 and "exists already" in err
+    assert code == 2 and "exists" in err

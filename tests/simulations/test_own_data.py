@@ -201,7 +201,7 @@ def test_a_private_system_of_few_users_is_refused(tmp_path):
 def test_options_of_a_table_need_one():
     for option in (["--epsilon", "5"], ["--item-vectors", "v.npy"]):
         done = CliRunner().invoke(app, ["run", "privrec-synthetic", *option])
-        assert "options of a table without one" in str(done.exception)
+        assert "table options without --data" in str(done.exception)
 
 
 @pytest.mark.slow

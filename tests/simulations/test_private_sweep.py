@@ -50,7 +50,7 @@ def test_a_private_choice_costs_what_dp_accounting_says_before_anything_runs(pla
     assert found.epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
     noisier = cost(privately(plan, everybody, vary=["privacy.noise-multiplier=[1.0, 3.0]"]))
     assert noisier.epsilon == found.epsilon  # the costliest setting counts
-    assert "no epsilon is about them" in " ".join(found.lines())
+    assert "no epsilon covers them" in " ".join(found.lines())
 
 
 @pytest.mark.slow
@@ -150,9 +150,9 @@ def test_settings_with_other_data_are_refused(plan, varied):
 
 
 def test_several_seeds_and_scores_of_training_users_are_refused(plan):
-    with pytest.raises(ExperimentError, match="one run for each trial"):
+    with pytest.raises(ExperimentError, match="one run per trial"):
         privately(plan, seeds=2)
-    with pytest.raises(ExperimentError, match="those of training users"):
+    with pytest.raises(ExperimentError, match="not of training users"):
         cost(privately(plan, aim="popularity@5"))
 
 

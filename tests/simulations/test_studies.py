@@ -101,7 +101,7 @@ def test_a_task_for_each_value_and_case_with_everything_filled_in(written):
         ("[sets]", "[sets]\ndeep = " + "[" * 100_000, "is not TOML"),
         ('like = "table1"', 'like = "tabel1"', "did you mean 'table1'"),
         ('set = ["@both"]', 'set = ["@bot"]', "did you mean 'both'"),
-        ('"@mf"', '"@fm"', "nothing is named 'fm'"),
+        ('"@mf"', '"@fm"', "unknown name 'fm'"),
         ("seconds = 2", "", "'seconds'"),
         ("seconds = 2", "", "see docs/how-to.md, Studies of your own"),
     ],
@@ -196,10 +196,10 @@ def test_tasks_are_selected_by_name_or_pattern(tmp_path, only, names):
     jobs = study.jobs(tmp_path, 1, quick=False)
     assert [job.task.name for job in selected(jobs, only)] == names
     for unknown in ("nothing", "on"):
-        with pytest.raises(ExperimentError, match="no task") as error:
+        with pytest.raises(ExperimentError, match="task") as error:
             selected(jobs, unknown)
         assert "one, one more" in error.value.text()
-    with pytest.raises(ExperimentError, match="nothing to run"):
+    with pytest.raises(ExperimentError, match="no tasks to run"):
         selected([], only)
 
 
@@ -208,7 +208,7 @@ def test_a_run_of_other_settings_is_not_taken_for_the_studys(tmp_path, tiny_expe
     job = TaskJob(tmp_path, 0, False, Task("a", 1, counting([])))
     finished(job, tiny_experiment(), ())
     assert finished(job, tiny_experiment(), ()).metrics
-    with pytest.raises(RunError, match="other settings"):
+    with pytest.raises(RunError, match="different settings"):
         finished(job, tiny_experiment(), ("strategy.server-lr=0.5",))
 
 

@@ -359,7 +359,7 @@ def test_the_experiments_own_parameters_are_accepted():
     ],
 )
 def test_all_others_are_refused(hostile):
-    with pytest.raises(RefusalError, match="refuses the parameters"):
+    with pytest.raises(RefusalError, match="invalid parameters in an order"):
         check_parameters(hostile, SHAPES)
 
 
@@ -370,7 +370,7 @@ def test_a_node_refuses_them_whether_or_not_its_clients_use_the_row(load_tiny, t
     theta = {name: value.numpy().copy() for name, value in node.initial().items()}
     node.check(TrainOrder(1, None), theta)
     theta[next(iter(theta))][-1] = np.nan
-    with pytest.raises(RefusalError, match="parameters of an order"):
+    with pytest.raises(RefusalError, match="invalid parameters in an order"):
         node.check(TrainOrder(1, None), theta)
 
 

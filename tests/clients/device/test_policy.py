@@ -143,7 +143,7 @@ def refused(attack, match="."):
 )
 def test_sections_of_simulations_are_refused(victim, section, table):
     changes = {section: table}
-    refused(lambda: victim().theta(changes=changes), rf"\[{section}\] is for simulations")
+    refused(lambda: victim().theta(changes=changes), rf"\[{section}\] is only for simulations")
 
 
 VAE = {"name": "vae", "latent": 4, "hidden": 8}
@@ -600,9 +600,9 @@ def test_parameters_that_are_not_finite_are_refused_before_anyone_takes_part(vic
     order = node.order(protection=local(names=theta))
     theta[next(iter(theta))][1] = value
     content = pack_train(to_record(theta), order)
-    refused(lambda: node.ask("train", content), "parameters of an order")
+    refused(lambda: node.ask("train", content), "invalid parameters in an order")
     content = pack_evaluate(to_record(theta), EvaluateOrder(1, np.arange(24), None))
-    refused(lambda: node.ask("evaluate", content), "parameters of an order")
+    refused(lambda: node.ask("evaluate", content), "invalid parameters in an order")
     assert node.train(order).clients == 18
 
 
@@ -724,7 +724,7 @@ def test_no_loss_and_no_number_of_examples_goes_beside_local_noise(victim):
     ],
 )
 def test_too_much_work_is_refused(victim, override):
-    refused(lambda: victim(override).theta(), "is more than this node does")
+    refused(lambda: victim(override).theta(), "is above this node's limit")
 
 
 def timers(monkeypatch):

@@ -118,7 +118,7 @@ def test_runs_that_are_there_are_taken_and_others_refused(tmp_path):
     other = attack(tmp_path, "lira", "rounds=2", shadows=4, epsilon=1.0)
     assert other.figures == first.figures and other.table["ceilings"]
     assert stamps == {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/checkpoints/*")}
-    with pytest.raises(RunError, match="holds a run of other settings"):
+    with pytest.raises(RunError, match="holds a run with different settings"):
         attack(tmp_path, "lira", "rounds=3", shadows=4)
 
 

@@ -124,7 +124,7 @@ def test_only_nodes_that_can_run_are_started_here(shards, monkeypatch, capsys):
     ]
     assert "--port 19103" in " ".join(started[2].command)  # its own, whoever is left out
     said = capsys.readouterr().err
-    assert "node-2 is not started" in said and "no item of the catalogue" in said
+    assert "node-2 is not started" in said and "is in the catalogue" in said
     assert "node-3" not in said
 
 
@@ -144,7 +144,7 @@ def test_up_waits_for_the_nodes_with_data_and_refuses_wrong_ones(shards, monkeyp
 
 @pytest.mark.parametrize(
     ("rows", "words"),
-    [("user,item\na,z\n", "no item of the catalogue"), ("user,thing\na,x\n", "'item'")],
+    [("user,item\na,z\n", "is in the catalogue"), ("user,thing\na,x\n", "'item'")],
 )
 def test_a_clients_data_are_checked_before_it_connects(shards, tmp_path, monkeypatch, rows, words):
     started = []
@@ -198,15 +198,15 @@ def test_a_clients_two_processes_meet_over_tls_and_only_one_has_the_key(made, tm
 
 
 def test_a_client_reports_errors_before_it_starts(made, tmp_path):
-    with pytest.raises(DataError, match="no data file"):
+    with pytest.raises(DataError, match="the data file"):
         prepare(plan_of(made.node(1), made.gateway, data=tmp_path / "none.csv"))
-    with pytest.raises(DataError, match="no data file"):  # otherwise the server would choose one
+    with pytest.raises(DataError, match="the data file"):  # otherwise the server would choose one
         prepare(plan_of(made.node(1), made.gateway))
     with pytest.raises(ExperimentError, match=r"node\.most-rounds"):
         prepare(
             plan_of(made.node(1), made.gateway, data=Path(__file__), settings=["most-rounds=-1"])
         )
-    with pytest.raises(EngineError, match="the folder of a node"):
+    with pytest.raises(EngineError, match="not a node's folder"):
         prepare(plan_of(tmp_path, made.gateway))
     (made.node(1) / "node.key").chmod(0o644)
     with pytest.raises(EngineError, match="chmod 600"):
@@ -257,7 +257,7 @@ WRONG_HOSTS = ("", "exämple.org", "-x.org", "a b", "a" * 64, "x;y", "fl.example
         (["--port", "9000", "--superlink-port", "9000"], "different ports"),
         (["--port", "19101"], "different ports"),
         (["--superlink-port", "19100"], "different ports"),
-        (["--node-port", "65535"], "up to 65535"),
+        (["--node-port", "65535"], "exceed 65535"),
     ],
 )
 def test_addresses_and_ports_that_cannot_be_are_refused(tmp_path, arguments, words):
@@ -480,7 +480,7 @@ def test_root_in_a_container_is_refused(monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 10001)
     check_container_user()
     monkeypatch.setattr(os, "getuid", lambda: 0)
-    with pytest.raises(EngineError, match="do not run as root"):
+    with pytest.raises(EngineError, match="must not run as root"):
         check_container_user()
 
 
@@ -631,4 +631,5 @@ def test_why_a_server_app_failed_reaches_the_operator(composed):
 def test_root_is_refused(composed):
     for part in ("superlink", "supernode-1"):
         status, output = composed.compose("run", "--rm", "-T", "--no-deps", "--user", "0", part)
-        assert status != 0 and "do not run as root" in output and "Traceback" not in output, output
+        assert status != 0 and "must not run as root" in output, output
+        assert "Traceback" not in output, output

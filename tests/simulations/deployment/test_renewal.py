@@ -188,7 +188,7 @@ def test_a_revoked_node_is_left_out_everywhere(made):
 
 
 def test_an_unknown_node_is_not_revoked(made):
-    with pytest.raises(RunError, match="no node 'node-9'"):
+    with pytest.raises(RunError, match="unknown node 'node-9'"):
         revoke(made, "node-9")
 
 
