@@ -182,7 +182,7 @@ def test_a_history_adds_to_the_rows_of_a_user_of_the_run(trained, table):
         (pd.DataFrame({"user": ["new"]}), "no column 'item'"),
         (pd.DataFrame({"user": [], "item": []}), "no rows"),
         (pd.DataFrame({"user": ["new"], "item": [None]}), "wrong value"),
-        ("nowhere.csv", "there is no table"),
+        ("nowhere.csv", "not found"),
     ],
 )
 def test_a_damaged_history_is_refused(trained, history, words):

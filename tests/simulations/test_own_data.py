@@ -435,7 +435,7 @@ def test_rows_of_one_time_have_no_order_that_could_pay(tmp_path, caplog):
     file.write_text("\n".join(["user,item,timestamp", *lines]) + "\n")
     done = CliRunner().invoke(app, ["try", str(file), "-o", str(tmp_path / "run")])
     output = " ".join(done.output.split())
-    shared = "100.0% of the rows share their time with a row of another item of their user"
+    shared = "100.0% of the rows have the same time as another item of their user"
     assert caplog.text.count(shared) == 1
     assert "The order of items" not in output and "later half" not in output
 
