@@ -207,7 +207,7 @@ def test_every_public_name_is_there(tmp_path):
     assert set(used) == set(fedrec.__all__) <= set(dir(fedrec))
     assert [name for name, works in used.items() if not works()] == []
     for nothing in (None, 3):
-        with pytest.raises(fedrec.FedrecError, match="no experiment is given"):
+        with pytest.raises(fedrec.FedrecError, match="the experiment is missing"):
             fedrec.run(nothing)  # pyright: ignore[reportArgumentType]
     with pytest.raises(AttributeError, match="no attribute 'rum'"):
         _ = fedrec.rum

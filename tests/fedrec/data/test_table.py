@@ -275,7 +275,7 @@ def test_path_is_needed(tmp_path):
     for text, problem in (
         ("", "is empty"),
         ("user,item\n", "no rows"),
-        ("user,user,item\n1,2,3\n", "two"),
+        ("user,user,item\n1,2,3\n", "duplicate"),
     ):
         with pytest.raises(DataError, match=problem):
             read(write(tmp_path, text))
