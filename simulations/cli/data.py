@@ -165,7 +165,7 @@ _PARQUET = (".parquet", ".pq")
 
 
 def check_output(output: Path) -> None:
-    """Check that a file has a known, writable format, before the work is done.
+    """Check that an output file has a known, writable format.
 
     Raises:
         ExperimentError: the format is unknown, needs a package that is not installed, or the path
@@ -273,7 +273,7 @@ def perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]
     """
     if experiment.perturb is None:
         raise ExperimentError(
-            f"experiment {experiment.name!r} perturbs nothing",
+            f"experiment {experiment.name!r} has no perturbation",
             expected="a table [perturb]",
             fix="--set perturb.name=random-replacement, or another of `fedrec list perturbation`",
         )
@@ -282,7 +282,7 @@ def perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]
 
 
 def print_figures(figures: dict[str, Any], indent: str = "") -> None:
-    """Counts, shares and spreads line by line, and last the sentences."""
+    """Print counts, shares and spreads line by line, then the sentences."""
     for name, value in figures.items():
         if isinstance(value, dict):
             typer.echo(f"{indent}{name}:")
@@ -349,7 +349,7 @@ def split(
     now = rows.user_ids.astype(str), rows.item_ids.astype(str)
     if not all(map(np.array_equal, now, read_ids(folder.path) or now)):
         raise DataError(
-            f"the data of {run} have changed since",
+            f"the data have changed since run {run}",
             expected="the users and items of the run, which its split is of",
             got=f"{rows.num_users:,} users and {rows.num_items:,} items, not all the same",
             fix="restore the data as they were, or run again",

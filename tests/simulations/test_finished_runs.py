@@ -286,7 +286,7 @@ def test_users_are_named_by_the_datas_ids(run):
     with pytest.raises(ExperimentError, match="nothing to recommend"):
         result.recommend(k=0)
     for refused in (result.recommend, result.scores):
-        with pytest.raises(ExperimentError, match="users are a text") as error:
+        with pytest.raises(ExperimentError, match="users are one text") as error:
             refused("u7")
         assert "['u7']" in error.value.text()
 

@@ -476,7 +476,7 @@ def test_a_run_learns_from_synthetic_rows(run_tiny):
 @pytest.mark.parametrize(
     ("perturb", "output", "words"),
     [
-        (None, "a.csv", "perturbs nothing"),
+        (None, "a.csv", "has no perturbation"),
         ({"name": "random-replacement"}, "a.txt", "cannot write"),
         ({"name": "random-replacement"}, ".", "cannot write"),
         ({"name": "random-replacment"}, "a.csv", "unknown perturbation"),
