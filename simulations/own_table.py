@@ -7,9 +7,9 @@ uploads once (counts, then products). It is trained unless ALS in rounds or popu
 better on validation users (`default_system`), and compared with popularity and centralised EASE. A
 fifth of the users are test users, each with one half of its items held out: the later one where the
 table has times, and then the baseline `transitions` measures the benefit of the order of items, or
-else a random one. A tenth are validation users for tuning (`--set evaluation.held-out=validation`) and
-for early stopping (`[early-stopping]`): if popularity scores better on them than the model,
-popularity is used.
+else a random one. A tenth are validation users for tuning (`--set
+evaluation.held-out=validation`) and for early stopping (`[early-stopping]`): if popularity scores
+better on them than the model, popularity is used.
 
 Under privacy, and with dense vectors of the items, the second round is that of `fold-in`: item
 embeddings from the sums, to which each device fits its user's taste. Clip norms follow from the

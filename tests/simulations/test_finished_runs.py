@@ -281,7 +281,7 @@ def test_users_are_named_by_the_datas_ids(run):
     found = result.scores(["u7", "u3"])
     assert found.index.tolist() == ["u7", "u3"]
     np.testing.assert_array_equal(found.loc["u3"], result.scores().loc["u3"])
-    with pytest.raises(DataError, match="no user 'nobody'"):
+    with pytest.raises(DataError, match="unknown user 'nobody'"):
         result.recommend(["nobody"])
     with pytest.raises(ExperimentError, match="nothing to recommend"):
         result.recommend(k=0)
