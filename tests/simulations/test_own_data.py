@@ -250,7 +250,11 @@ def test_the_names_of_a_frame_are_no_row_and_what_is_taken_for_what_is_printed(
     ("table", "given", "message"),
     [
         ("mine.csv", {}, r"(?s)not a DataFrame.*type str.*pandas.read_csv"),
-        (frame_of().to_numpy(), {}, r"(?s)not a DataFrame.*type ndarray.*columns=\['user', 'item'\]"),
+        (
+            frame_of().to_numpy(),
+            {},
+            r"(?s)not a DataFrame.*type ndarray.*columns=\['user', 'item'\]",
+        ),
         (None, {}, r"not a DataFrame"),
         (frame_of(), {"usr": "user"}, r"(?s)column role 'usr'.*did you mean 'user'"),
         (frame_of(), {"user": "usr"}, r"(?s)no column 'usr'.*did you mean 'user'"),
