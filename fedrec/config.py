@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of every configuration class: frozen, strict, kebab-case in TOML, one docstring per
-field."""
+"""Base class of all configurations: frozen, strict, kebab-case in TOML, one docstring per field."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedrec.errors import ExperimentError, did_you_mean
 
 Width: TypeAlias = Annotated[int, Field(ge=1, le=2**16)]
-"""Width of a layer or an embedding; wider ones would fill the memory of any machine."""
-_LARGEST = 2**63 - 1  # of the whole numbers of numpy and torch
+"""Width of a layer or an embedding, limited to avoid running out of memory."""
+_LARGEST = 2**63 - 1  # largest integer of numpy and torch
 _DEEPEST = 50  # tables within tables
 
 
@@ -25,7 +24,7 @@ def _kebab(name: str) -> str:
 
 
 class Config(BaseModel):
-    """Settings of one component; they sit above it, in its file.
+    """Base class of a component's settings, defined above the component in its file.
 
     Fields are written `snake_case` in Python and `kebab-case` in TOML. Unknown keys are refused.
     The docstring below a field (meaning, unit, range) is shown by `fedrec list` and by error
@@ -59,27 +58,27 @@ class Config(BaseModel):
             raise _explain(cls, error, at) from None
 
     def table(self) -> dict[str, Any]:
-        """The settings as a TOML table (kebab-case keys, no empty values)."""
+        """Return the settings as a TOML table (kebab-case keys, no empty values)."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def seeded(self, seed: int) -> Self:
-        """The same settings; seeds that are not set are derived from the experiment's seed."""
+        """Derive seeds that are not set from the experiment's seed."""
         return self
 
     def files(self) -> Iterator[str]:
-        """Files and folders named in the settings, nested tables included."""
+        """Yield the files and folders named in the settings, including nested tables."""
         for name in type(self).model_fields:
             yield from _files(getattr(self, name))
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
-        """The text of each field that has one."""
+        """Docstrings of the fields, by name."""
         texts = {name: field.description for name, field in cls.model_fields.items()}
         return {name: text for name, text in texts.items() if text}
 
     @classmethod
     def keys(cls) -> list[str]:
-        """All keys of this configuration, as written in TOML."""
+        """Keys of this configuration, as written in TOML."""
         return [_kebab(name) for name in cls.model_fields]
 
 
@@ -96,12 +95,11 @@ def _files(value: Any) -> Iterator[str]:
 
 
 def _refuse_unreadable(value: Any, key: str, depth: int = 0) -> None:
-    """Refuse what no setting can hold: tables or lists that are nested too deeply, and whole
-    numbers that do not fit into 64 bits."""
+    """Check that tables and lists are not nested too deeply, and that integers fit into 64 bits."""
     if depth > _DEEPEST:
         raise ExperimentError(
             f"{key[:100]!r}... is nested too deeply",
-            expected=f"at most {_DEEPEST} tables or lists within each other",
+            expected=f"at most {_DEEPEST} levels of tables or lists",
             fix="check the brackets",
         )
     if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
@@ -109,7 +107,7 @@ def _refuse_unreadable(value: Any, key: str, depth: int = 0) -> None:
             f"wrong value for {key!r}",
             expected="a whole number below 2^63",
             got=_shown(value),
-            fix="write a smaller number, or a text in quotes",
+            fix="use a smaller number, or a text in quotes",
         )
     if isinstance(value, Mapping):
         for name, inner in value.items():
@@ -124,7 +122,7 @@ def _explain(cls: type[Config], error: ValidationError, at: str) -> ExperimentEr
     path = [str(part) for part in fault["loc"]]
     key = ".".join([*([at] if at else []), *path]) or at
     others = error.error_count() - 1
-    more = f" ({others} more fault{'s' if others > 1 else ''} after this one)" if others else ""
+    more = f" (and {others} more error{'s' if others > 1 else ''})" if others else ""
     if fault["type"] == "extra_forbidden":
         return ExperimentError(
             f"unknown key {key!r}{more}",
@@ -143,7 +141,7 @@ def _explain(cls: type[Config], error: ValidationError, at: str) -> ExperimentEr
 
 
 def _innermost(cls: type[Config], path: list[str]) -> tuple[type[Config], list[str]]:
-    """The configuration class of the innermost table on a path of keys, and the keys within it."""
+    """Configuration class of the innermost table on a path of keys, and the remaining keys."""
     while len(path) > 1:
         field = cls.model_fields.get(path[0].replace("-", "_"))
         nested = _config_in(field.annotation) if field else None
@@ -155,7 +153,7 @@ def _innermost(cls: type[Config], path: list[str]) -> tuple[type[Config], list[s
 
 
 def _config_in(annotation: object) -> type[Config] | None:
-    """The configuration class of a field, also for optional ones (`Config | None`)."""
+    """Configuration class of a field, even an optional one (`Config | None`)."""
     for kind in (annotation, *(get_args(annotation) if isinstance(annotation, UnionType) else ())):
         if isinstance(kind, type) and issubclass(kind, Config):
             return kind
@@ -163,7 +161,7 @@ def _config_in(annotation: object) -> type[Config] | None:
 
 
 def _meaning(cls: type[Config], path: list[str]) -> str | None:
-    """What the setting at a path of keys is for; None if it is not known."""
+    """Description of the setting at a path of keys; None if unknown."""
     cls, inner = _innermost(cls, path)
     text = cls.descriptions().get(inner[0].replace("-", "_")) if inner else None
     return f"{inner[0]}: {' '.join(text.split())}" if text else None

@@ -2,9 +2,9 @@
 """Device and precision of local training.
 
 With `bf16` the matrix products of local training take bfloat16 inputs (`torch.autocast`).
-Parameters stay float32, and so do losses, sums of updates, norms, clipping and noise, and
-everything in evaluation but fine-tuning. So do the linear systems of steps that solve for factors:
-rounded sums of products need not be positive definite.
+Parameters stay float32, and so do losses, sums of updates, norms, clipping and noise, evaluation
+except fine-tuning, and the linear systems of steps that solve for factors, because rounded sums of
+products need not be positive definite.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from fedrec.experiment.tables import Precision
 
 
 def resolve_device(name: str, precision: Precision = "float32") -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:N` as a torch device.
+    """Convert `auto`, `cpu`, `cuda` or `cuda:N` to a torch device.
 
     Raises:
-        EngineError: a CUDA device is asked for that does not exist, or bfloat16 without a CUDA
-            device.
+        EngineError: the CUDA device does not exist, or bfloat16 is set without a CUDA device.
     """
     device = (
         torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -35,12 +34,12 @@ def resolve_device(name: str, precision: Precision = "float32") -> torch.device:
     if precision == "bf16" and device.type != "cuda":
         raise EngineError(
             f"engine.precision = 'bf16' on device {device.type!r}",
-            expected="a CUDA device, where bfloat16 is faster",
+            expected="a CUDA device",
             fix="set engine.precision = 'float32'",
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise EngineError(
-            f"there is no device {name!r}",
+            f"device {name!r} not found",
             expected=f"one of {torch.cuda.device_count()} CUDA devices",
             fix="--device cpu, or --device auto",
         )
@@ -48,8 +47,8 @@ def resolve_device(name: str, precision: Precision = "float32") -> torch.device:
 
 
 def takes_compiled(values: Tensor) -> bool:
-    """True if compiled code computes the gradients by values `[C, ...]`: of several clients, on a
-    processor, in single precision. A device with one client would wait for the compiler."""
+    """True if compiled code computes the gradients by values `[C, ...]`: for several clients, on a
+    CPU, in single precision. For one client, compilation would take longer than it saves."""
     several = values.requires_grad and len(values) > 1
     return several and values.is_cpu and values.dtype == torch.float32
 
@@ -58,8 +57,8 @@ def takes_compiled(values: Tensor) -> bool:
 def one_thread() -> Iterator[None]:
     """Context with one PyTorch thread, for many small operations.
 
-    After each, several threads wait for the last of them; on a busy machine that takes many times
-    as long as the operation. The division of sums over threads also changes their last digits.
+    Several threads wait for the slowest after each operation, which takes many times as long as the
+    operation on a busy machine. Dividing sums among threads also changes their last digits.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -70,8 +69,7 @@ def one_thread() -> Iterator[None]:
 
 
 def on_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
-    """An array or a tensor of the processor, `[...]`, as a tensor on a device; a copy to a GPU is
-    queued behind its work, which the processor does not wait for."""
+    """Move an array or a CPU tensor `[...]` to a device; copies to a GPU are asynchronous."""
     tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -80,8 +78,8 @@ def on_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def summed_on_processor(total: Tensor) -> Iterator[Tensor]:
-    """A tensor of the processor to add to, `[...]` as `total` is, and `total` itself if it is
-    there; otherwise what was added goes to `total` at the end, in one copy."""
+    """Context with a CPU tensor to add to, of the shape `[...]` of `total`: `total` itself if it is
+    on the CPU, otherwise a tensor that is added to `total` at the end, in one copy."""
     if total.is_cpu:
         yield total
         return
@@ -91,8 +89,8 @@ def summed_on_processor(total: Tensor) -> Iterator[Tensor]:
 
 
 def products_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Context in which matrix products of local training use the given precision, within another
-    one as well."""
+    """Context in which matrix products of local training use the given precision; contexts may be
+    nested."""
     kind = device.type
     if precision == "float32":
         lowered = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated devices: the time that each client's device takes, and the hours in which it is
-available.
+"""Simulated devices: speed and availability of each client's device.
 
-A device's properties are a function of the experiment's seed and the client's id, so a resumed run
-has the same devices, and so do two runs with the same seed that differ in anything else. Speeds are
-log-normal, as in Papaya's measurements (Huba et al. 2022).
+A device's properties are a function of the experiment's seed and the client's id, so a resumed run,
+or another run with the same seed, has the same devices. Speeds are log-normal, as in Papaya's
+measurements (Huba et al. 2022).
 
 A client takes
 
     examples * seconds per example + megabytes * (seconds per megabyte down + up)
 
-seconds, where a megabyte has 10^6 bytes, and both messages count as whole parameters, as in
+seconds, where a megabyte has 10^6 bytes, and both messages have the size of all parameters, as in
 FedScale.
 """
 
@@ -23,42 +22,43 @@ from fedrec.config import Config
 from fedrec.rng import stream
 
 DAY = 86400.0
-"""Seconds of a day."""
-_CLOSE = 1e-6  # seconds before the start of an interval that count as its start
+"""Seconds per day."""
+_CLOSE = 1e-6  # tolerance in seconds before the start of an interval
 _BLOCK = 1024  # clients whose properties are drawn together
-_DRAWN = 3  # properties of each
+_DRAWN = 3  # properties of each client
 
 
 class NightlyConfig(Config):
-    """Hours of each day in which a device is available, such as those at night when it is charged
-    and has a network without charges. A run starts at midnight."""
+    """Hours of each day in which a device is available, such as at night, when it is charging on an
+    unmetered network. A run starts at midnight."""
 
     hours: float = Field(default=8.0, gt=0, lt=24)
-    """How long, in hours."""
+    """Duration in hours."""
     start: float = Field(default=22.0, ge=0, lt=24)
-    """Mean hour of the day at which they begin."""
+    """Mean start, as an hour of the day."""
     spread: float = Field(default=2.0, ge=0, le=24)
-    """Standard deviation of that hour between devices; from 8 on, they are spread over the day."""
+    """Standard deviation of the start between devices; from 8 on, starts spread over the day."""
 
 
 class DevicesConfig(Config):
-    """Simulated devices of the clients: their speed, and when they are available. Simulated seconds
-    are a column of rounds.csv."""
+    """Speed and availability of the clients' simulated devices. Simulated seconds are a column of
+    rounds.csv."""
 
     example_seconds: float = Field(default=0.01, ge=0)
-    """Seconds that a device takes for a training example, in the median."""
+    """Median of the devices' seconds per training example."""
     megabyte_seconds_down: float = Field(default=1.0, ge=0)
-    """Seconds for a megabyte (10^6 bytes) to a device, in the median."""
+    """Median of the seconds per megabyte (10^6 bytes) to a device."""
     megabyte_seconds_up: float = Field(default=4.0, ge=0)
-    """Seconds for a megabyte from a device, in the median."""
+    """Median of the seconds per megabyte from a device."""
     compute_spread: float = Field(default=1.0, ge=0, le=10)
-    """Standard deviation of the logarithm of the seconds per example between devices; 0: all are
+    """Standard deviation between devices of the logarithm of the seconds per example; 0: all are
     equally fast."""
     network_spread: float = Field(default=1.0, ge=0, le=10)
-    """The same for the seconds per megabyte, of both directions together."""
+    """Standard deviation between devices of the logarithm of the seconds per megabyte, common to
+    both directions."""
     examples: float | None = Field(default=None, gt=0)
-    """Training examples that every device is timed for, however many it has, so that time does not
-    depend on data, which a guarantee for users needs; default: its own rows, times the epochs."""
+    """Number of training examples that determines each device's time, independently of its data, as
+    a guarantee for users needs; default: rows of the client times epochs."""
     nightly: NightlyConfig | None = None
     """Hours of each day in which devices are available; default: always."""
 
@@ -69,7 +69,7 @@ class DevicesConfig(Config):
 
 
 class Devices:
-    """The devices of an experiment's clients.
+    """Devices of an experiment's clients.
 
     Args:
         config: the settings.
@@ -84,13 +84,12 @@ class Devices:
     def seconds(
         self, clients: np.ndarray, examples: np.ndarray | float, megabytes: float
     ) -> np.ndarray:
-        """Seconds that clients take from the time at which they are asked to the end of their
-        upload.
+        """Seconds that clients take from their selection to the end of their upload.
 
         Args:
             clients: `int64 [clients]`.
-            examples: of each, `[clients]`, or of all.
-            megabytes: of the parameters.
+            examples: number for each client, `[clients]`, or for all.
+            megabytes: size of the parameters.
 
         Returns:
             `float64 [clients]`.
@@ -103,8 +102,8 @@ class Devices:
         return examples * compute + megabytes * network
 
     def available_until(self, clients: np.ndarray, at: float) -> np.ndarray:
-        """The time until which each of the clients `int64 [clients]` that are available at a time
-        stays so, `float64 [clients]`, in seconds; minus infinity for those that are not."""
+        """End of the current availability of each client `int64 [clients]` at a time,
+        `float64 [clients]`, in seconds; minus infinity for unavailable clients."""
         if self.config.nightly is None:
             return np.full(len(clients), np.inf)
         since = self._since(clients, at)
@@ -112,8 +111,8 @@ class Devices:
         return np.where(since < seconds, at + seconds - since, -np.inf)
 
     def returns_at(self, clients: np.ndarray, at: float) -> np.ndarray:
-        """The time from which each is available, `float64 [clients]`: `at` for those that are, else
-        the next one."""
+        """Earliest time, from `at` on, at which each client is available, `float64 [clients]`, in
+        seconds."""
         if self.config.nightly is None:
             return np.full(len(clients), at)
         since = self._since(clients, at)
@@ -127,7 +126,7 @@ class Devices:
         return np.where(since > DAY - _CLOSE, 0.0, since)
 
     def _drawn(self, clients: np.ndarray) -> np.ndarray:
-        """`float64 [clients, 3]`: normal numbers for computing, network and start of the night."""
+        """Normal numbers for computing, network and start of the night, `float64 [clients, 3]`."""
         blocks, members = np.divmod(np.asarray(clients, dtype=np.int64), _BLOCK)
         distinct, index = np.unique(blocks, return_inverse=True)
         for block in distinct.tolist():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that a user can fix, and the check that no other package hides one of fedrec's."""
+"""Errors that a user can fix, and the check that no other package shadows one of fedrec's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 class FedrecError(Exception):
-    """Base of all errors that a user can fix.
+    """Base class of all errors that a user can fix.
 
     Args:
         problem: one sentence that names the cause (a key, a file, a client).
@@ -45,14 +45,14 @@ class FedrecError(Exception):
         return _rebuild, (type(self), self.problem, self.expected, self.got, self.fix)
 
     def text(self) -> str:
-        """The whole message, one line per part."""
+        """Full message, one line per part."""
         parts = [("expected", self.expected), ("got", self.got), ("fix", self.fix)]
         return "\n".join(
             [self.problem, *(f"  {label}: {value}" for label, value in parts if value is not None)]
         )
 
     def about(self, subject: str) -> FedrecError:
-        """The same error with a prefix that names its subject."""
+        """Return the error with a prefix that names its subject."""
         return _rebuild(type(self), f"{subject}: {self.problem}", self.expected, self.got, self.fix)
 
 
@@ -85,9 +85,8 @@ class ClientError(FedrecError):
 
 
 class RefusalError(ClientError):
-    """A node refuses an order. Its text contains only what the server sent or what the node's owner
-    has made public, because it is the only error whose text leaves a real node.
-    """
+    """A node refuses an order. As the only error whose text leaves a real node, it contains only
+    data that the server sent or the node's owner has published."""
 
     exit_code = 8
 
@@ -105,8 +104,7 @@ class ComponentError(FedrecError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A suggestion of the known words most similar to `word`, or a list of all if none is
-    similar."""
+    """Suggest the known words most similar to `word`, or list all if none is similar."""
     known = sorted(known)
     near = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
     if near:
@@ -117,28 +115,28 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def missing_file(what: str, path: Path, fix: str) -> DataError:
-    """The error for a file of data that does not exist; `what` describes it."""
+    """Create the error for a missing data file; `what` describes the file."""
     return DataError(f"{what} is missing", expected=f"a file {path}", got="nothing", fix=fix)
 
 
 def damaged_file(path: Path, expected: str, got: object, fix: str = "get it again") -> DataError:
-    """The error for a file of data that cannot be read; `got` is what reading it raised."""
+    """Create the error for a damaged data file; `got` is the exception or a description."""
     got = f"{type(got).__name__}: {got}" if isinstance(got, Exception) else str(got)
     return DataError(f"{path} is damaged", expected=expected, got=got, fix=fix)
 
 
-# The packages beside fedrec, whose names are common words: a file or folder of the same name beside
-# a script or notebook would be imported in their place.
+# The packages beside fedrec have common names: a file or folder of the same name beside a script or
+# notebook would be imported instead.
 
 ROOT = Path(__file__).resolve().parents[1]
 NEIGHBOURS = ("clients", "server", "strategies", "simulations")
 
 
 def require_own_packages() -> None:
-    """Check that the neighbours are those that belong to fedrec; nothing is imported.
+    """Check that the neighbouring packages belong to fedrec, without importing them.
 
     Raises:
-        ImportError: another file or folder hides one.
+        ImportError: another file or folder shadows one.
     """
     for name in NEIGHBOURS:
         file = _file_of(name)
@@ -157,7 +155,7 @@ def require_own_packages() -> None:
 
 
 def _file_of(name: str) -> Path | None:
-    """The file that `import name` would execute, or has executed; None if there is none."""
+    """File that `import name` would execute, or has executed; None if there is none."""
     try:
         spec = importlib.util.find_spec(name)
     except ValueError:  # a module made by hand

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of users with common items: the third party that finds them, and attention over them."""
+"""Graphs of users with common items: the third party that matches them, and graph attention."""
 
 import functools
 import hashlib
@@ -47,7 +47,7 @@ def _token(item: int, key: str) -> int:
 
 
 class ThirdParty:
-    """Matches tokens.
+    """Third party that matches tokens of items between devices.
 
     Args:
         neighbours: largest number of embeddings returned for a token.
@@ -72,7 +72,7 @@ class ThirdParty:
     def matched(
         self, asking: Sequence[int], slots: int, width: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Neighbours of some devices, for each of its tokens up to `neighbours` other devices.
+        """Find up to `neighbours` other devices for each token of some devices.
 
         If there are more, those with the next larger numbers are taken, so that not all devices get
         the same neighbours.
@@ -103,7 +103,7 @@ class ThirdParty:
         return embeddings, counts
 
     def state(self) -> dict[str, np.ndarray]:
-        """As named arrays."""
+        """Return the state as named arrays."""
         senders = sorted(self._tokens)
         if not senders:
             return {}
@@ -114,7 +114,7 @@ class ThirdParty:
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restore what `state` returned."""
+        """Restore the result of `state`."""
         senders = state["senders"].tolist() if "senders" in state else []
         self._tokens = {sender: state["tokens"][n] for n, sender in enumerate(senders)}
         self._embeddings = {sender: state["embeddings"][n] for n, sender in enumerate(senders)}
@@ -137,7 +137,7 @@ class _Holders(NamedTuple):
 
     @classmethod
     def of(cls, sent: np.ndarray) -> Self:
-        """Of the tokens `int64 [senders, slots]`, `NOTHING` where a slot is empty."""
+        """Group the tokens `int64 [senders, slots]`, `NOTHING` where a slot is empty."""
         rows, slots = np.nonzero(sent != NOTHING)
         order = np.argsort(sent[rows, slots], kind="stable")
         rows = rows[order]
@@ -149,8 +149,8 @@ class _Holders(NamedTuple):
         return cls(rows, ranks, starts.repeat(sizes), sizes.repeat(sizes))
 
     def after(self, rows: np.ndarray, slots: np.ndarray, most: int) -> np.ndarray:
-        """For pairs of sender and slot, `int64 [asked]`, the rows of up to so many other senders of
-        the same token, those that follow first, `int64 [asked, most]`; `NOTHING` for none."""
+        """Rows of up to `most` other senders of the same token for pairs of sender and slot
+        `int64 [asked]`, the following senders first, `int64 [asked, most]`; `NOTHING` for none."""
         ranks = self.ranks[rows, slots]
         starts = self.starts[ranks][:, None]
         sizes = self.sizes[ranks][:, None]
@@ -165,7 +165,7 @@ class _Holders(NamedTuple):
 
 @compiled
 def add_products(starts, users, values, column_of, shared, sums):
-    """Add the inner products of some users' rows, and of a shared table's, with everybody's.
+    """Add the inner products of some users' rows, and of a shared table's, with all users' rows.
 
     Args:
         starts: `int64 [items + 1]`; an item's rows are those from `starts[i]` up to
@@ -211,7 +211,7 @@ def add_products(starts, users, values, column_of, shared, sums):
 
 @compiled
 def weighted_sums(begins, ends, users, values, asked, asking, weights, sums):
-    """Add sums of an item's rows by the weights of their users.
+    """Add sums of an item's rows, weighted by user.
 
     Args:
         begins, ends: `int64 [items]`; an item's rows are those from `begins[i]` up to `ends[i]`.
@@ -240,8 +240,8 @@ def weighted_sums(begins, ends, users, values, asked, asking, weights, sums):
 
 @compiled
 def merge_rows(table, start, held, added, order):
-    """Keep some rows of a table, and insert others between them, in the same memory: rows that
-    begin it are moved to its end, and others to its beginning.
+    """Retain some rows of a table, and insert others between them, in the same memory: rows at its
+    start are moved to its end, and vice versa.
 
     Args:
         table: `float32 [capacity, d]`, changed; the capacity is at least that for the rows that it
@@ -266,7 +266,7 @@ def merge_rows(table, start, held, added, order):
 
 @njit(**FAST)
 def _most(begins, ends):
-    """The largest number of rows of one item."""
+    """Largest number of rows of an item."""
     most = 0
     for item in range(len(begins)):
         most = max(most, ends[item] - begins[item])
@@ -286,7 +286,7 @@ def attended(
     of_source: Tensor,
     of_target: Tensor,
 ) -> Tensor:
-    """The aggregated neighbours of each target.
+    """Aggregate the neighbours of each target by attention.
 
         a_ij = softmax_j LeakyReLU(of_source . W s_ij + of_target . W t_i),    W sum_j a_ij s_ij
 

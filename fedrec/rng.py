@@ -71,13 +71,13 @@ def torch_stream(seed: int, name: str, *address: int):
 
 
 def hashed(names: Iterable[object]) -> np.ndarray:
-    """One hash of each name as text, `uint64 [names]`; 5 and "5" are one name."""
+    """Hash each name as text, `uint64 [names]`; 5 and "5" have equal hashes."""
     digests = (hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in names)
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
 
 def mixed(values: np.ndarray) -> np.ndarray:
-    """A one-to-one scrambling of `uint64 [...]` (the finaliser of SplitMix64): numbers that differ
+    """Scramble `uint64 [...]` one-to-one (the finaliser of SplitMix64), so that numbers that differ
     in one bit become unrelated."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -86,7 +86,7 @@ def mixed(values: np.ndarray) -> np.ndarray:
 
 
 class NoiseSource(ABC):
-    """A source of noise."""
+    """Base class of sources of noise."""
 
     @abstractmethod
     def gaussian(self, size: int, name: str, *address: int) -> np.ndarray:
@@ -98,8 +98,8 @@ class NoiseSource(ABC):
 
     @abstractmethod
     def uniform(self, size: int, name: str, *address: int) -> np.ndarray:
-        """Uniform `float64 [size]` in [0, 1) of the stream `name[address]`: for chance within a
-        client's contribution, such as dropout, which has to be of that client alone."""
+        """Uniform `float64 [size]` in [0, 1) of the stream `name[address]`: for random numbers of a
+        single client's contribution, such as dropout."""
 
 
 class Reproducible(NoiseSource):
@@ -126,8 +126,8 @@ class Reproducible(NoiseSource):
 
 
 class Secure(NoiseSource):
-    """Noise from the operating system's cryptographic generator; the address does not matter,
-    nothing ever repeats."""
+    """Noise from the operating system's cryptographic generator, which ignores the address and
+    never repeats."""
 
     def gaussian(self, size: int, name: str, *address: int) -> np.ndarray:
         """Standard normal `float64 [size]` of the stream `name[address]`."""
@@ -145,24 +145,24 @@ class Secure(NoiseSource):
 
 
 def source_of(mode: Literal["reproducible", "secure"], seed: int) -> NoiseSource:
-    """The source of noise of a mode."""
+    """Return the source of noise of a privacy mode."""
     return Secure() if mode == "secure" else Reproducible(seed)
 
 
 def noisy_count(count: float, std: float, source: NoiseSource, *address: int) -> float:
-    """A count with Gaussian noise of the given standard deviation (adaptive clipping)."""
+    """Add Gaussian noise of the given standard deviation to a count (adaptive clipping)."""
     return count + std * float(source.gaussian(1, "adaptive-clip/count", *address)[0])
 
 
 def secure_fixed_size(clients: np.ndarray, cohort: int) -> np.ndarray:
-    """A cohort of fixed size drawn from the operating system's generator, `int64 [clients]`,
+    """Draw a cohort of fixed size from the operating system's generator, `int64 [clients]`,
     ascending."""
     positions = secrets.SystemRandom().sample(range(len(clients)), cohort)
     return np.sort(np.asarray(clients)[positions])
 
 
 def secure_poisson(clients: np.ndarray, rate: float) -> np.ndarray:
-    """A Poisson cohort drawn from the operating system's generator, `int64 [clients]`, in the order
+    """Draw a Poisson cohort from the operating system's generator, `int64 [clients]`, in the order
     of `clients`."""
     return np.asarray(clients)[_uniforms(len(clients)) < rate]
 

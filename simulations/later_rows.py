@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that came after a run, of its users or of others, in the run's numbering.
+"""Interactions after a run, of its users or of others, in the run's numbering.
 
 Users and items of the run keep their numbers, to which parameters and private state belong. New
 users come behind them. Rows of new items are left out, as the run has no parameters for these. All
@@ -65,7 +65,7 @@ def read_history(source: pd.DataFrame | str | Path, experiment: Experiment) -> I
 
 
 def with_history(experiment: Experiment, data: Interactions, history: Interactions) -> Population:
-    """The clients of a run's data, and those of a history; features are those of the data.
+    """Add the rows and users of a history to a run's data, and return the clients.
 
     Raises:
         DataError: the run perturbed its training rows, or has ratings and the history has none.
@@ -83,7 +83,7 @@ def with_history(experiment: Experiment, data: Interactions, history: Interactio
     known = items[history.items] >= 0
     if not known.all():
         _LOG.warning(
-            "%s of %s rows are of items that the run did not have, and are left out",
+            "%s of %s rows are left out: their items are unknown to the run",
             f"{np.count_nonzero(~known):,}",
             f"{len(known):,}",
         )

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The experiment of `fedrec run --data` for a user's own table: its system, settings and epsilons.
+"""Experiment of `fedrec run --data` on a user's own table: its system, settings and epsilons.
 
-The experiment of `fedrec run --data` for a table of interactions. Models that represent
-users by features cannot learn from data without side features. The linear item-to-item model
-represents a user by its items; it is computed in two federated rounds, in each of which every
-client uploads once (counts, then products). It is trained unless ALS in rounds or popularity is
+Models that represent users by features cannot learn from data without side features. The linear
+item-to-item model represents a user by its items, in two federated rounds in which every client
+uploads once (counts, then products). It is trained unless ALS in rounds or popularity is
 better on validation users (`default_system`), and compared with popularity and centralised EASE. A
 fifth of the users are test users, each with one half of its items held out: the later one where the
-table has times, and then the baseline `transitions` tells whether the order of items pays, or else
-a random one. A tenth are validation users for tuning (`--set evaluation.held-out=validation`) and
-for early stopping (`[early-stopping]`): if popularity scores better on them than the model,
-popularity is kept.
+table has times, and then the baseline `transitions` measures the benefit of the order of items, or
+else a random one. A tenth are validation users for tuning (`--set
+evaluation.held-out=validation`) and for early stopping (`[early-stopping]`): if popularity scores
+better on them than the model, popularity is used.
 
 Under privacy, and with dense vectors of the items, the second round is that of `fold-in`: item
 embeddings from the sums, to which each device fits its user's taste. Clip norms follow from the
@@ -83,7 +82,7 @@ ALS: dict[str, Any] = {
     "strategy": {"name": "fed-als"},
     "sampler": {"name": "full"},
 }
-"""The same of alternating least squares in rounds; users' factors stay on the devices."""
+"""Likewise for alternating least squares in rounds; users' factors stay on the devices."""
 TITLES = {
     "linear": "linear item-to-item model",
     "als": "alternating least squares",
@@ -91,18 +90,18 @@ TITLES = {
 }
 _METRIC = "ndcg@10"
 MOST_ROWS = 5_000_000
-"""Rows of a table up to which iALS is fitted beside the system: more take it many minutes."""
+"""Largest number of rows for which iALS is fitted too; more take many minutes."""
 _OF_A_SYSTEM = ("rounds", "model.", "step.", "strategy.", "sampler.", "engine.")
 
 
 @dataclass(frozen=True)
 class SystemChoice:
-    """The system that is trained.
+    """Choice of the system to train.
 
     Attributes:
         system: `linear`, `als` or `popularity`.
-        scores: `ndcg@10` on validation users, by system; empty where they were not compared.
-        reason: why not.
+        scores: `ndcg@10` on validation users, by system; empty if systems were not compared.
+        reason: reason why they were not compared.
     """
 
     system: str
@@ -110,7 +109,7 @@ class SystemChoice:
     reason: str = ""
 
     def line(self) -> str:
-        """The system and why."""
+        """Describe the system and the reason for it."""
         if not self.scores:
             return f"system: {TITLES[self.system]}, {self.reason}"
         others = ", ".join(
@@ -120,7 +119,7 @@ class SystemChoice:
         )
         best = f"{TITLES[self.system]}, the best on validation users"
         return (
-            f"system: {best} ({_METRIC} {self.scores[self.system]:.4f}; {others}; --system takes"
+            f"system: {best} ({_METRIC} {self.scores[self.system]:.4f}; {others}; --system selects"
             " another)"
         )
 
@@ -128,7 +127,7 @@ class SystemChoice:
 def choose(
     table: Mapping[str, Any], asked: str | None, overrides: Sequence[str], rows: int
 ) -> SystemChoice:
-    """The system to train on a table of interactions.
+    """Choose the system to train on a table of interactions.
 
     Args:
         table: experiment of the linear model on it, as a TOML table.
@@ -137,7 +136,7 @@ def choose(
         rows: number of rows of the table.
 
     Raises:
-        ExperimentError: there is no such system, or an override is wrong.
+        ExperimentError: the system is unknown, or an override is wrong.
     """
     if asked is not None:
         if asked not in TITLES:
@@ -160,7 +159,7 @@ def choose(
 
 
 def with_system(table: Mapping[str, Any], system: str) -> dict[str, Any]:
-    """The experiment of the linear model with another system in its place."""
+    """Replace the linear model in an experiment by another system."""
     title = table["title"].replace(TITLES["linear"], TITLES[system])
     changed = {**table, "title": title}
     if system == "als":
@@ -174,7 +173,7 @@ def with_system(table: Mapping[str, Any], system: str) -> dict[str, Any]:
 
 
 def _scores(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, float]:
-    """Quality of each system's ranking of the held-out rows of validation users."""
+    """Ranking quality of each system on the held-out rows of validation users."""
     trial = load(table, overrides).table()
     trial.pop("early-stopping", None)
     trial["evaluation"] = {
@@ -391,7 +390,7 @@ def _signal(declared: Mapping[str, Any], facts: TableFacts) -> Signal:
 
 
 def _hold(experiment: Experiment, table: Recognised) -> None:
-    """Keep the rows that were read, if the experiment reads them in the same way."""
+    """Cache the rows that were read, if the experiment reads them in the same way."""
     settings = experiment.settings(DATASET)
     form = table.separator, table.header, table.time_format
     if (settings.separator, settings.header, settings.time_format) == form:
@@ -401,7 +400,7 @@ def _hold(experiment: Experiment, table: Recognised) -> None:
 
 
 def _split_line(population: Population) -> str:
-    """Numbers of users and rows that train, are tested and validate."""
+    """Describe the numbers of users and rows for training, testing and validation."""
     rows = population.partition
     users = population.interactions.users
     trains = np.zeros(population.interactions.num_users, dtype=bool)
@@ -418,10 +417,10 @@ def _split_line(population: Population) -> str:
 
 
 def _check_frame(table: object) -> None:
-    """The error for a table in memory that is no DataFrame of pandas."""
+    """Check that a table in memory is a pandas DataFrame."""
     if not isinstance(table, pd.DataFrame):
         raise DataError(
-            "the table is no DataFrame",
+            "the table is not a DataFrame",
             expected="a pandas DataFrame with one interaction per row",
             got=f"an object of type {type(table).__name__}",
             fix="pandas.DataFrame(rows, columns=['user', 'item']), pandas.read_csv(FILE), or on the"
@@ -430,11 +429,11 @@ def _check_frame(table: object) -> None:
 
 
 def _check_roles(columns: Mapping[str, Hashable]) -> None:
-    """The error for arguments that are no roles of columns."""
+    """Check that all keyword arguments are roles of columns."""
     for role, name in columns.items():
         if role not in ROLES:
             raise ExperimentError(
-                f"there is no argument {role!r}, and no such role of a column",
+                f"unknown argument or column role {role!r}",
                 expected=", ".join(ROLES),
                 got=f"{role}={name!r}",
                 fix=did_you_mean(role, ROLES),
@@ -442,7 +441,7 @@ def _check_roles(columns: Mapping[str, Hashable]) -> None:
 
 
 def _check_epsilon(epsilon: object) -> None:
-    """The error for a target that no private run has."""
+    """Check a target epsilon."""
     if not isinstance(epsilon, Real) or epsilon is True or not 0 < float(epsilon) < math.inf:
         raise ExperimentError(
             "invalid target epsilon",
@@ -452,7 +451,7 @@ def _check_epsilon(epsilon: object) -> None:
 
 
 def _check_same_data(experiment: Experiment, table: Mapping[str, Any]) -> None:
-    """The columns were recognised in one table, and the run must not be about another."""
+    """Check that overrides do not name another dataset."""
     dataset = experiment.dataset
     path = dataset.options.get("path")
     if dataset.name != table["name"] or str(path) != table["path"]:
@@ -581,7 +580,7 @@ def _count_clip(rows_per_user: float) -> float:
 
 
 def warnings(table: Recognised) -> list[str]:
-    """Why results on a table will say little, one reason per line."""
+    """Reasons why results on a table will be unreliable, one per line."""
     test = max(int(_TEST_USERS * table.users + 0.5), 1)
     lines = []
     if not table.divisible:
@@ -614,7 +613,7 @@ def _baselines(epsilon: float | None, facts: TableFacts) -> list[Any]:
 
 
 def _strongest(facts: TableFacts) -> list[Any]:
-    """EASE, or iALS for large catalogues; not of too many rows."""
+    """Strongest centralised baseline: EASE, or iALS for large catalogues without too many rows."""
     if facts.items <= _EASE_ITEMS:
         return ["ease"]
     return [] if facts.rows > MOST_ROWS else ["ials"]
@@ -633,7 +632,7 @@ def personal_noise(experiment: Experiment) -> PersonalNoise:
     """The users' noise of a resolved experiment.
 
     Raises:
-        ExperimentError: its step has none.
+        ExperimentError: its step has no noise of users.
     """
     settings = experiment.settings(registry.STEP)
     if isinstance(settings, PersonalNoise):
@@ -642,12 +641,12 @@ def personal_noise(experiment: Experiment) -> PersonalNoise:
         "users have no personal budgets with this step",
         expected="step dpvae or dpsgd",
         got=experiment.step.name,
-        fix="take an experiment with one of these steps, such as dpvae-ml100k",
+        fix="use an experiment with one of these steps, such as dpvae-ml100k",
     )
 
 
 def personal_epsilons(experiment: Experiment, rounds: int | None = None) -> pd.DataFrame:
-    """One row per training client, see `fedrec.privacy.personal.epsilon_table`.
+    """Table with one row per training client, see `fedrec.privacy.personal.epsilon_table`.
 
     Args:
         experiment: a resolved experiment whose users add noise of their own.

@@ -39,7 +39,7 @@ _CELLS = 4_000_000  # users times items that are scored at once
 
 
 def load_result(folder: str | Path) -> Result:
-    """The result of a finished run with its final parameters.
+    """Load the result of a finished run with its final parameters.
 
     Raises:
         RunError: it is no run folder, or the run is not finished.
@@ -49,7 +49,7 @@ def load_result(folder: str | Path) -> Result:
 
 
 def with_parameters(result: Result) -> Result:
-    """The same result with the parameters that the run ended with; none of centralised systems."""
+    """Add the run's final parameters to a result; none for centralised systems."""
     if not result.experiment.federated:
         return result
     state = Checkpoints.of(RunFolder(result.folder)).latest()
@@ -100,7 +100,7 @@ def recommend(
     history: pd.DataFrame | str | Path | None = None,
     new_items: str | Path | None = None,
 ) -> pd.DataFrame:
-    """The best k items of each user, without items of the user's rows.
+    """Recommend the best k items to each user, without items of the user's rows.
 
     Args:
         result: of a finished run.
@@ -128,7 +128,7 @@ def recommend(
             "nothing to recommend",
             expected="k of at least 1",
             got=str(k),
-            fix="ask for at least one item: --top 10",
+            fix="set k to at least 1: --top 10",
         )
     more = None if history is None else read_history(history, result.experiment)
     old_items = 0
@@ -219,7 +219,7 @@ def with_new_items(
 
 
 def clients_of(population: Population, users: Sequence[object] | None) -> np.ndarray:
-    """`int64 [clients]`, the clients of some ids, in their order."""
+    """Clients of the given ids, `int64 [clients]`, in their order."""
     import pandas as pd
 
     ids = population.interactions.user_ids
@@ -227,13 +227,13 @@ def clients_of(population: Population, users: Sequence[object] | None) -> np.nda
         return np.arange(len(ids))
     if isinstance(users, str):  # a sequence of letters, which may be ids themselves
         raise ExperimentError(
-            "users are a text", expected="a list of ids", got=repr(users), fix=f"[{users!r}]"
+            "users are one text", expected="a list of ids", got=repr(users), fix=f"[{users!r}]"
         )
     numbers = pd.Index(ids.astype(str)).get_indexer(pd.Index([str(user) for user in users]))
     unknown = [user for user, number in zip(users, numbers, strict=True) if number < 0]
     if unknown:
         raise DataError(
-            f"there is no user {unknown[0]!r}",
+            f"unknown user {unknown[0]!r}",
             expected=f"ids as in the data, such as {ids[0]}",
             got=", ".join(repr(user) for user in unknown[:5]),
             fix="correct the ids; for new users give their rows to `fedrec recommend --history`",
@@ -244,7 +244,7 @@ def clients_of(population: Population, users: Sequence[object] | None) -> np.nda
 def _scored(
     result: Result, population: Population, clients: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Clients and their scores `float32 [clients, items]`, a few at a time, in order."""
+    """Yield clients and their scores `float32 [clients, items]`, in blocks, in order."""
     experiment = result.experiment
     size = max(1, _CELLS // population.interactions.num_items)
     nodes = experiment.engine.nodes or 1
@@ -307,8 +307,8 @@ def _node_scores(node: Node, result: Result, clients: np.ndarray) -> np.ndarray:
 
 
 def _check_served(node: Node, step: Step, result: Result, clients: np.ndarray) -> None:
-    """Refuse users of whom the run has no parameters, and data whose features have other
-    categories."""
+    """Check that the run has parameters of these users, and that the categories of features are
+    unchanged."""
     known = read_ids(result.folder)
     private = step.private_names(list(result.parameters))
     if known is not None and private and step.config.epochs == 0:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts that an experiment's settings take from a user's own table, and the signal of a private
-personal model. Nothing else of the rows reaches the settings, so this is where a private run is
-kept from depending on one user's rows: a threshold or a clip norm that one user can move changes
-the uploads of all others, which no noise is for.
+"""Facts of a user's own table that determine settings, and the signal of a private personal
+model. No other data of the rows reach the settings, so that a private run does not depend on one
+user's rows: a threshold or a clip norm that one user can move changes the uploads of all others,
+which noise does not cover.
 
 Under privacy each fact is either given by the user, or follows from names of columns, or is public:
 the list of items, the number of users, and the mean number of items of a user, rounded to a power
-of two. What needs more of the rows is refused, with the option that says it.
+of two. Other dependences on rows are errors, which name the option that gives the value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PUBLIC = ("as given", "by its name")  # reasons that need no value of a column
 
 @dataclass(frozen=True)
 class TableFacts:
-    """All that settings take from a table.
+    """Facts of a table that determine settings.
 
     Attributes:
         user: name of the column of users.
@@ -87,7 +87,7 @@ class TableFacts:
         return round(self.users * self.rows_per_user)
 
     def lines(self) -> list[str]:
-        """Under privacy, whose data are protected and what is taken as public."""
+        """Describe whose data are protected under privacy, and which facts are taken as public."""
         if not self.private:
             return []
         unit = (
@@ -105,8 +105,8 @@ class TableFacts:
 
 
 def given_threshold(overrides: Sequence[str]) -> float | None:
-    """The threshold of positive ratings that overrides set; None if they set none, or no number,
-    which the experiment refuses.
+    """Threshold of positive ratings in overrides; None if it is not set, or not a number, which the
+    experiment rejects.
 
     Raises:
         ExperimentError: an override cannot be read.
@@ -129,7 +129,7 @@ def has_private_parts(overrides: Sequence[str]) -> bool:
 
 
 def _check_roles(table: Recognised) -> None:
-    """The errors for roles of columns that a value of one user would change."""
+    """Check that no column role depends on the values of a user."""
     guessed = {
         role: name for role, name in table.columns.items() if table.reasons[role] not in _PUBLIC
     }
@@ -146,9 +146,9 @@ def _check_roles(table: Recognised) -> None:
     if others := table.rivals.get("user"):
         users = (table.columns["user"], *others)
         raise ExperimentError(
-            "under privacy, it must be said whose data are protected",
-            expected="the column of users: one of which each person has one value",
-            got=f"columns {', '.join(map(repr, users))}, which all may be it",
+            "the column of users is ambiguous, but privacy protects the data of users",
+            expected="a column with one value per person",
+            got=f"possible columns {', '.join(map(repr, users))}",
             fix=", or ".join(f"--user {name}" for name in users),
         )
     for role, name in table.unfit.items():
@@ -164,7 +164,7 @@ def _check_roles(table: Recognised) -> None:
 
 
 def _required_threshold(table: Recognised, overrides: Sequence[str]) -> float | None:
-    """The given threshold of a table with ratings; None without ratings."""
+    """Return the given threshold of a table with ratings; None without ratings."""
     if "rating" not in table.columns:
         return None
     threshold = given_threshold(overrides)
@@ -217,7 +217,7 @@ class Signal:
         return int(np.ceil(self.clients * LEAST / self.ratio))
 
     def lines(self, epsilon: float) -> list[str]:
-        """Sentences on the model that is trained, why, and what would change that."""
+        """Describe which model is trained, the reason, and how to change it."""
         given = f"epsilon {epsilon:g} with {self.clients:,} training users: "
         measured = (
             f"sums of products of {self.items:,} items are about {self.ratio:.2g} times"

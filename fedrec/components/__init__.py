@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Components by name: the registry, the check of a class against its contract, and errors that name
-it."""
+"""Components by name: their registry, and errors that name a faulty component."""

@@ -18,7 +18,7 @@ from fedrec.errors import ComponentError, FedrecError
 
 
 def file_of(component: object) -> str:
-    """The file that defines a component (a class or an object of it); empty where there is none."""
+    """File that defines a component (a class or an object); empty if there is none."""
     cls = component if inspect.isclass(component) else type(component)
     try:
         return inspect.getfile(cls)
@@ -47,7 +47,7 @@ def line_of(error: BaseException) -> str:
 
 @contextmanager
 def component_errors(kind: str, component: object, doing: str) -> Iterator[None]:
-    """Turn exceptions raised within into errors that name the component.
+    """Convert exceptions in the block into errors that name the component.
 
     Args:
         kind: its kind, such as `"strategy"`.
@@ -55,8 +55,7 @@ def component_errors(kind: str, component: object, doing: str) -> Iterator[None]
         doing: the context, such as `"in round 3"`.
 
     Raises:
-        ComponentError: anything but an error that explains itself (`FedrecError`) was raised
-            within.
+        ComponentError: an exception other than a `FedrecError` was raised.
     """
     try:
         yield
@@ -92,7 +91,7 @@ def refuse_other_arrays(
     """Check that named arrays (or tensors) have the expected names and shapes.
 
     Raises:
-        ComponentError: they are not.
+        ComponentError: names or shapes differ.
     """
     if not isinstance(arrays, Mapping):
         got = type(arrays).__name__
@@ -102,13 +101,13 @@ def refuse_other_arrays(
     wrong = [n for n in {**expected, **shapes} if shapes.get(n) != expected.get(n)]
     if wrong:
         right, got = ({n: t[n] for n in wrong if n in t} for t in (expected, shapes))
-        got = f"{got or 'nothing of these names'}"
+        got = f"{got or 'no arrays with these names'}"
         refuse_wrong(kind, component, doing, expected=f"the shapes {right}", got=got)
 
 
 def finite(values: Any) -> bool:
-    """True if an array or a tensor holds numbers only."""
+    """True if all values of an array or tensor are finite."""
     with np.errstate(all="ignore"):
-        # any NaN or infinity makes the sum one; a sum can also overflow
+        # any NaN or infinity makes the sum non-finite; a sum can also overflow
         total = float(values.sum())
     return bool(np.isfinite(total)) or bool(np.isfinite(np.asarray(values)).all())

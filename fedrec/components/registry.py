@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Name -> class, for every kind of component, and its settings."""
+"""Registry of components: classes by name, for every kind, and their settings."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _BOUNDS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting.
+    """Description of a setting.
 
     Attributes:
         key: as written in TOML, with the enclosing tables: `adaptive-clip.quantile`.
         type: such as `number`, `list of integer` or the allowed values.
-        default: in TOML syntax; `required` without one, empty if the key is left out.
+        default: in TOML syntax; `required` if there is none, empty if the key is left out.
         range: such as `>= 0, < 1`; empty without bounds.
-        about: its sentence.
+        about: its description.
     """
 
     key: str
@@ -56,12 +56,12 @@ class Setting:
     about: str
 
     def table(self) -> dict[str, str]:
-        """As JSON values."""
+        """Return the fields as JSON values."""
         return asdict(self)
 
 
 def settings_of(component: type, *, nested: bool = True) -> list[Setting]:
-    """The settings of a component, or of a configuration class itself.
+    """List the settings of a component, or of a configuration class itself.
 
     With `nested` the keys of nested tables are included if they are fixed.
 
@@ -104,7 +104,7 @@ def _of_config(config: type[Config], within: str = "", *, nested: bool) -> Itera
 
 
 def words_of(annotation: Any) -> str:
-    """A type in words."""
+    """Describe a type in words."""
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin is Annotated:
@@ -125,8 +125,7 @@ def words_of(annotation: Any) -> str:
 
 
 def _nested(annotation: Any) -> type[Config] | None:
-    """The configuration class of a table with fixed keys, or that of the component named in the
-    table."""
+    """Configuration class of a table with fixed keys, or of the component that the table names."""
     for kind in (annotation, *get_args(annotation)):
         config = isinstance(kind, type) and issubclass(kind, Config)
         if config and kind.model_config.get("extra") == "forbid":
@@ -155,7 +154,7 @@ def _default_of(field: FieldInfo) -> str:
 
 
 def _default(value: Any) -> str:
-    """A value in TOML syntax; empty for None."""
+    """Format a value in TOML syntax; empty for None."""
     if value is None:
         return ""
     if isinstance(value, Config):
@@ -172,7 +171,7 @@ def covers_overrides(cls: type, name: str, others: Sequence[str]) -> bool:
     """True if a subclass that overrides some of the `others` also overrides the method `name`,
     which describes them.
 
-    Otherwise it inherits a description that is no longer true.
+    Otherwise it inherits an outdated description.
     """
 
     def age(method: str) -> int:
@@ -181,7 +180,7 @@ def covers_overrides(cls: type, name: str, others: Sequence[str]) -> bool:
     return all(age(name) <= age(other) for other in others)
 
 
-# Name -> class, for every kind of component.
+# Classes by name, for every kind of component.
 #
 # A name is resolved in this order:
 #
@@ -190,16 +189,16 @@ def covers_overrides(cls: type, name: str, others: Sequence[str]) -> bool:
 #    a module, or a package with its subpackages;
 # 3. an entry point of the group `fedrec.<kind>` that an installed package declares.
 #
-# There is no list to edit: a new built-in is a new class with a `name`. The name is public. A class
-# without one of its own is no component, even if it inherits one. Names are read from the text of
-# the modules, without importing them, so `name = "..."` stands on a line of its own. Homes and base
-# classes are named by strings because this core library must not import the packages above it.
+# A new built-in is a new class with a public `name`; there is no list to edit. A class that only
+# inherits a name is not a component. Names are read from the modules' text, without importing them,
+# so `name = "..."` must be on its own line. Homes and base classes are strings because this core
+# library must not import the packages above it.
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of component: the package or module of its built-ins, what they derive from, and the
-    table that names one."""
+    """Kind of component: the package or module of its built-ins, their base class, and the table
+    that names one."""
 
     name: str
     home: str
@@ -208,12 +207,12 @@ class Kind:
 
     @property
     def group(self) -> str:
-        """Entry-point group through which installed packages add components of this kind."""
+        """Entry-point group by which installed packages provide components of this kind."""
         return f"fedrec.{self.name}"
 
     @property
     def key(self) -> str:
-        """Name of its table in an experiment."""
+        """Name of the kind's table in an experiment."""
         return self.table or self.name
 
 
@@ -269,11 +268,11 @@ _NEXT_BLOCK = re.compile(r"\n[\w@]")
 
 
 def resolve(kind: Kind, name: str) -> type:
-    """The class with that name.
+    """Find the class of a name.
 
     Raises:
-        ExperimentError: the name is unknown, or its module cannot be imported, or holds no class of
-            this kind.
+        ExperimentError: the name is unknown, or its module cannot be imported, or does not define a
+            class of this kind.
     """
     if ":" in name:
         return _from_path(kind, name)
@@ -304,24 +303,24 @@ def ours(kind: Kind, component: type) -> bool:
 
 
 def builtin_names(kind: Kind) -> list[str]:
-    """Names of the built-ins of a kind, without importing them.
+    """List the names of the built-ins of a kind, without importing them.
 
     Raises:
-        ExperimentError: two classes have one name.
+        ExperimentError: a name is duplicate.
     """
     return sorted(_builtins(kind))
 
 
 @functools.lru_cache  # a node asks in every round, and listing the folders takes half a millisecond
 def _builtins(kind: Kind) -> dict[str, str]:
-    """Name -> dotted module of each built-in, without importing any."""
+    """Dotted module of each built-in, by name, without importing any."""
     modules: dict[str, str] = {}
     for module, file in _modules(kind.home):
         for name in _names_in(file.read_text("utf-8")):
             if name in modules:
                 raise ExperimentError(
-                    f"two classes have the name of the {kind.name} {name!r}",
-                    got=f"one in {modules[name]}, another in {module}",
+                    f"duplicate {kind.name} name {name!r}",
+                    got=f"a class in {modules[name]}, another in {module}",
                     fix="rename one of them",
                 )
             modules[name] = module
@@ -329,7 +328,7 @@ def _builtins(kind: Kind) -> dict[str, str]:
 
 
 def _modules(home: str) -> Iterator[tuple[str, Path]]:
-    """Dotted name and file of a home's modules: of a package all below it, of a module itself."""
+    """Yield dotted name and file of a home's modules: all in a package, or the module itself."""
     spec = importlib.util.find_spec(home)
     folders = spec.submodule_search_locations if spec else None
     if spec and spec.origin and folders is None:
@@ -341,7 +340,7 @@ def _modules(home: str) -> Iterator[tuple[str, Path]]:
 
 
 def _names_in(source: str) -> Iterator[str]:
-    """Each `name = "..."` in the body of a class of a module."""
+    """Yield each `name = "..."` in the body of a class of a module."""
     for line in _NAME.finditer(source):
         before = f"\n{source[: line.start()]}"
         in_class, body = before.rpartition("\nclass ")[1:]
@@ -356,8 +355,8 @@ def available_names(kind: Kind) -> list[str]:
 
 
 def available(kind: Kind) -> Iterator[tuple[str, type | ExperimentError]]:
-    """Every available component of a kind: its name and its class, or the error that prevents
-    loading it."""
+    """Yield the name of each available component of a kind, and its class or the error that
+    prevents loading it."""
     for name in available_names(kind):
         try:
             yield name, resolve(kind, name)
@@ -381,14 +380,14 @@ def _from_path(kind: Kind, path: str) -> type:
         raise ExperimentError(
             f"{path} is an abstract {kind.name}",
             got=f"no {', '.join(sorted(component.__abstractmethods__))}",  # type: ignore[attr-defined]
-            fix="name a class that has them, or implement them",
+            fix="implement them, or name another class",
         )
     return component
 
 
 @functools.cache  # a run of ten milliseconds a round asks some seventy times
 def _class_of(kind: Kind, name: str) -> type:
-    """The class of a built-in's name."""
+    """Return the class of a built-in."""
     module_name = _builtins(kind)[name]
     module = _import(kind, module_name)
     named = [
@@ -401,14 +400,14 @@ def _class_of(kind: Kind, name: str) -> type:
         raise ExperimentError(
             f"module {module_name!r} does not define the {kind.name} {name!r}",
             expected=f"a class derived from {kind.base} with name = {name!r} in its body",
-            got=f"the class {named[0].__name__} of another base" if named else "none",
-            fix=f"derive the class from {kind.base.partition(':')[2]}, or take its `name` away",
+            got=f"class {named[0].__name__} with another base" if named else "no such class",
+            fix=f"derive the class from {kind.base.partition(':')[2]}, or remove its `name`",
         )
     return named[0]
 
 
 def file_of(kind: Kind, name: str) -> str:
-    """The file of a component, without importing it; empty if it cannot be determined."""
+    """File of a component, without importing it; empty if unknown."""
     path = name if ":" in name else place_of(kind, name) or ""
     module_name = path.partition(":")[0] or _builtins(kind).get(name, "")
     if not module_name:
@@ -434,7 +433,7 @@ def _import(kind: Kind, module_name: str):
         beyond = line and not line.startswith((__file__, importlib.__file__))
         fix = f"python -c 'import {module_name}' shows the whole traceback"
         if isinstance(error, ModuleNotFoundError) and _lies_here(module_name):
-            fix = "it is in this folder, where Python does not look: PYTHONPATH=. fedrec ..."
+            fix = "it is in this folder, which Python does not search: PYTHONPATH=. fedrec ..."
         raise ExperimentError(
             f"cannot import {module_name!r} for a {kind.name}" + (f" ({line})" if beyond else ""),
             got=f"{type(error).__name__}: {error}",

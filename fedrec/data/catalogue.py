@@ -44,7 +44,7 @@ class Catalogue:
 
     @classmethod
     def of(cls, interactions: Interactions) -> Catalogue:
-        """The catalogue of a dataset that has been read."""
+        """Return the public catalogue of a dataset."""
         return cls(
             item_ids=interactions.item_ids.astype(str),
             item_features=interactions.item_features,
@@ -138,7 +138,7 @@ def _feature(entry: dict[str, Any]) -> Feature:
 
 
 def _packed(vectors: Vectors) -> dict[str, Any]:
-    """The known rows as bytes, little-endian `float32`."""
+    """Encode the vectors of known rows as little-endian `float32` bytes."""
     known = vectors.values[vectors.known].astype("<f4")
     return {
         "name": vectors.name,
@@ -165,16 +165,16 @@ _SHOWN = 3
 
 
 def read_vectors(path: Path, ids: np.ndarray, *, complete: bool) -> Vectors:
-    """The vectors of some items; those of other items in the file are left out.
+    """Read vectors of items from a file; rows of other items are ignored.
 
     Args:
-        path: the file; its name without the ending is that of the vectors.
-        ids: of the items, `[items]`; compared as texts.
-        complete: whether an item without a vector is refused.
+        path: the file; its stem is the name of the vectors.
+        ids: ids of the items, `[items]`; compared as texts.
+        complete: whether an item without a vector is an error.
 
     Raises:
-        DataError: a file is missing or damaged, a value is no finite number, an id stands twice, no
-            item has a vector, or (`complete`) one has none.
+        DataError: a file is missing or damaged, a value is not finite, an id is duplicate, or no
+            item (`complete`: not every item) has a vector.
     """
     listed, values = read_rows(path)
     index = listed.get_indexer(pd.Index(ids.astype(str)))
@@ -197,9 +197,9 @@ def read_rows(path: Path) -> tuple[pd.Index, np.ndarray]:
         with path.open("rb") as file:
             values = np.lib.format.read_array(file, allow_pickle=False)
         listed = pd.Index(names.read_text(encoding="utf-8").splitlines())
-    except (OSError, ValueError, SyntaxError, TokenError) as error:  # the latter two: of its header
+    except (OSError, ValueError, SyntaxError, TokenError) as error:  # the last two: bad header
         raise _wrong(path, f"an array, and {names.name} with the id of each row", error) from None
-    with np.errstate(over="ignore"):  # what is too large becomes infinity
+    with np.errstate(over="ignore"):  # overflow becomes infinity
         values = values.astype(np.float32) if values.dtype.kind in "iuf" else values
     if values.ndim != 2 or len(values) != len(listed) or values.dtype.kind != "f":
         got = f"{len(listed):,} ids and an array {list(values.shape)} of {values.dtype}"
@@ -207,18 +207,18 @@ def read_rows(path: Path) -> tuple[pd.Index, np.ndarray]:
     if not np.isfinite(values).all():
         raise _wrong(path, "finite numbers of 32 bits", "NaN or infinity")
     if listed.has_duplicates:
-        raise _wrong(path, "one vector per item", f"two of {listed[listed.duplicated()][0]!r}")
+        raise _wrong(path, "one vector per item", f"duplicate {listed[listed.duplicated()][0]!r}")
     return listed, values
 
 
 def vector_files(path: Path) -> list[Path]:
-    """The files that vectors are read from, those that exist."""
+    """Existing files of a set of vectors: the array and its ids."""
     return [file for file in (path, path.with_suffix(".txt")) if file.is_file()]
 
 
 def _wrong(path: Path, expected: str, got: object) -> DataError:
     return DataError(
-        f"{path}: these vectors cannot be used",
+        f"{path}: invalid item vectors",
         expected=expected,
         got=str(got),
         fix="correct both files, or set dataset.items-without-vector = 'mean'",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data of one client, and the negative items that it draws."""
+"""Training data of one client, and sampling of its negative items."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedrec.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """One client's own training data.
+    """Training data of one client.
 
     Attributes:
         client: the client's id (its user index).
@@ -27,9 +27,8 @@ class ClientData:
         times: `int64 [n]`, distinct: the position of each training row in the client's sequence
             (`fedrec.data.time_order`); None if the dataset has no times.
         ratings: `float32 [n]`, rating of each training row; None if the dataset has none.
-        avoided: `int64 [items]`, ascending, distinct: the items excluded from negatives if these
-            are more than the positives, see `Partition.leaky_negatives`; None: they are the
-            positives.
+        avoided: `int64 [items]`, ascending, distinct: items excluded from negatives, if more than
+            the positives (`Partition.leaky_negatives`); None: only the positives are excluded.
     """
 
     client: int
@@ -43,18 +42,17 @@ class ClientData:
 
     @property
     def never_negative(self) -> np.ndarray:
-        """`int64 [items]`, ascending, distinct: the items that are never drawn as negatives."""
+        """Items that are never drawn as negatives, `int64 [items]`, ascending, distinct."""
         return self.positives if self.avoided is None else self.avoided
 
     @property
     def low_rated(self) -> np.ndarray:
-        """`int64 [items]`, ascending, distinct: the items of the training rows that are not
-        positive."""
+        """Items of non-positive training rows, `int64 [items]`, ascending, distinct."""
         return np.setdiff1d(self.items, self.positives)
 
     def weighted_items(self, low_rated: float) -> tuple[np.ndarray, np.ndarray]:
-        """Its distinct items, `int64 [n]`, ascending, and their weights, `float32 [n]`: 1 for
-        positive ones, `low_rated`, in [0, 1], for the others, which 0 leaves out."""
+        """Distinct items, `int64 [n]`, ascending, and their weights, `float32 [n]`: 1 for positive
+        items and `low_rated`, in [0, 1], for others; 0 leaves these out."""
         likes = np.ones(len(self.positives), dtype=np.float32)
         if not low_rated:
             return self.positives, likes
@@ -65,20 +63,20 @@ class ClientData:
         return items[order], weights[order]
 
     def without_rows(self) -> ClientData:
-        """The same client without any row."""
+        """Copy of the client without rows."""
         names = ("items", "labels", "positives", "times", "ratings", "avoided")
         columns = {name: getattr(self, name) for name in names}
         return replace(self, **{n: None if v is None else v[:0] for n, v in columns.items()})
 
     def order(self) -> np.ndarray:
-        """`int64 [n]`: row numbers from the earliest to the latest; in the source's order without
+        """Row numbers from the earliest to the latest, `int64 [n]`; in the source's order without
         times."""
         if self.times is None:
             return np.arange(len(self.items))
         return np.argsort(self.times, kind="stable")
 
     def sequence(self) -> np.ndarray:
-        """`int64 [n]`: the items of its positive rows from the earliest to the latest.
+        """Items of positive rows from the earliest to the latest, `int64 [n]`.
 
         Raises:
             DataError: there are no times.
@@ -89,12 +87,12 @@ class ClientData:
         return self.items[order[self.labels[order] > 0]]
 
     def amounts(self, rated: bool) -> np.ndarray:
-        """Preference for each of the positives, `float32 [items]`: 1, or if `rated` its ratings
-        weighted by time."""
+        """Preference for each positive item, `float32 [items]`: 1, or if `rated` the time-weighted
+        rating."""
         if not rated:
             return np.ones(len(self.positives), dtype=np.float32)
         liked = self.labels > 0
-        # where labels are ratings, one of 0 or less belongs to a positive item, too
+        # labels that are ratings may be 0 or less for positive items
         others = np.setdiff1d(self.positives, self.items[liked])
         rows = np.flatnonzero(liked | np.isin(self.items, others))
         ratings, times = (
@@ -124,7 +122,7 @@ class HeldOut:
     weight: np.ndarray | None
 
     def masked(self, how: Literal["real", "learned", "both"]) -> np.ndarray:
-        """`bool [users, items]`: items that are excluded from whole lists (`evaluation.masked`)."""
+        """Items excluded from whole lists, `bool [users, items]` (`evaluation.masked`)."""
         if how == "both":
             return self.known | self.learned
         return self.known if how == "real" else self.learned
@@ -137,7 +135,7 @@ class HeldOut:
 # often an item was drawn finds it: a leak that reaches Hits@10 = 1 without any learning. So
 # held-out items must remain possible negatives, and must not be passed to this function.
 
-_TABLE = 16  # largest number of items per drawn one of which there may be a table
+_TABLE = 16  # list all negatives if the catalogue has at most this many items per draw
 
 
 def draw_negatives(
@@ -153,7 +151,7 @@ def draw_negatives(
         positives: `int64 [p]`, ascending and distinct, each in `[0, num_items)`: the client's
             *training* positives.
         num_items: size of the catalogue.
-        count: how many to draw, >= 0.
+        count: number of items to draw, >= 0.
         generator: source of randomness.
 
     Returns:
@@ -165,8 +163,7 @@ def draw_negatives(
     free = num_items - len(positives)
     if free <= 0:
         raise DataError(
-            f"a client has no negative item to draw: it likes the whole catalogue, {num_items:,}"
-            " items",
+            f"a client has no negative items: all {num_items:,} items are positive",
             fix="leave this client out, or enlarge the catalogue",
         )
     ranks = generator.integers(0, free, size=count)
@@ -178,8 +175,8 @@ def draw_negatives(
 
 
 def nth_outside(positives: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """`int64 [items]`: the items outside `positives` (ascending, distinct) that have these ranks,
-    from 0, among all such."""
+    """Items `int64 [items]` at the given ranks (from 0) among those outside `positives`
+    (ascending, distinct)."""
     # positives[i] - i non-positives lie before the i-th positive.
     free_before = positives - np.arange(len(positives))
     return rank + np.searchsorted(free_before, rank, side="right")

@@ -21,7 +21,7 @@ _TIME = "a number or a date, such as 2022-05-26 or 26.05.2022 (others with a tim
 
 
 def typed(column: pd.Series) -> pd.Series:
-    """The same column, as numbers if all of its texts are numbers."""
+    """Convert a column of texts to numbers if all of them are numbers."""
     if pd.api.types.is_numeric_dtype(column) or pd.api.types.is_datetime64_any_dtype(column):
         return column
     numbers = pd.Series(pd.to_numeric(column, errors="coerce"), name=column.name)
@@ -68,12 +68,12 @@ def times_of(column: pd.Series, path: Path, form: str | None = None) -> np.ndarr
     A column must not contain both: among dates, "1005" might be a year or a number of seconds.
 
     Raises:
-        DataError: a value is missing, is neither a number nor a date, is of the other kind, or
-            exceeds 64 bits.
+        DataError: a value is missing, is neither a number nor a date, exceeds 64 bits, or numbers
+            and dates are mixed.
     """
     if form is not None:
         dates = dates_of(column, form)
-        _require_all(column, np.asarray(dates.notna()), path, f"a date of the form {form!r}")
+        _require_all(column, np.asarray(dates.notna()), path, f"a date in the format {form!r}")
         return _nanoseconds(dates)
     if pd.api.types.is_bool_dtype(column):
         _require_all(column, np.zeros(len(column), dtype=bool), path, _TIME)
@@ -92,7 +92,7 @@ def times_of(column: pd.Series, path: Path, form: str | None = None) -> np.ndarr
 
 
 def dates_of(column: pd.Series, form: str | None = None) -> pd.Series:
-    """Dates in UTC, as accepted by `times_of`; missing where a value is none."""
+    """Dates in UTC, as accepted by `times_of`; NaT where a value is not a date."""
     if form is not None:
         texts = column.astype(str)
         return pd.Series(pd.to_datetime(texts, utc=True, errors="coerce", format=form))
@@ -117,8 +117,7 @@ def _day_last(date: re.Match[str]) -> str:
 
 
 def _numeric_times(column: pd.Series, path: Path) -> np.ndarray:
-    """Whole numbers do not pass through float64, which holds only 53 bits of them; nor do numbers
-    of nanoseconds, of which a float64 is a multiple of some hundreds."""
+    """Numeric times in nanoseconds since 1970; integers bypass float64 (53 bits)."""
     values = np.asarray(column, dtype=np.float64)
     whole = pd.api.types.is_integer_dtype(column)
     fits = np.isfinite(values) & (whole | (np.abs(values) < 2.0**63))
@@ -142,16 +141,15 @@ def _require_all(column: pd.Series, good: np.ndarray, path: Path, expected: str)
         f" value in column {column.name!r}",
         expected=expected,
         got="nothing" if pd.isna(value) else repr(getattr(value, "item", lambda: value)()),
-        fix="correct that row, or leave it out",
+        fix="correct or remove that row",
     )
 
 
-# From the source's names of users and items to dense indices.
+# Conversion of the source's ids of users and items to dense indices.
 
 
 def dense_index(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct ids, ascending, and for every row the position of its id among them
-    (`int64 [rows]`)."""
+    """Distinct ids, ascending, and the index of each row's id (`int64 [rows]`)."""
     codes, names = pd.factorize(ids, sort=True)
     names = np.asarray(names)
     whole = np.issubdtype(names.dtype, np.integer)
@@ -166,8 +164,8 @@ def index_rows(
     ratings: np.ndarray | pd.Series | None = None,
     times: np.ndarray | pd.Series | None = None,
 ) -> Interactions:
-    """Interactions without features from columns `[rows]` of the source's ids; users and items are
-    those that occur.
+    """Create interactions without features from columns `[rows]` with the source's ids; users and
+    items are those that occur.
 
     Raises:
         DataError: see `Interactions`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets from elsewhere: download, import, unpacking and atomic installation."""
+"""Download, import, unpacking and atomic installation of datasets."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from fedrec.components.registry import DATASET, resolve
 from fedrec.data.reader import Archive, DatasetSource, Reader
 from fedrec.errors import DataError, damaged_file
 
-# Unpacking archives from elsewhere without letting them write outside the given folder, or fill the
-# disk.
+# Unpacking of untrusted archives, which must not write outside the given folder or fill the disk.
 
 _UNREADABLE = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError),
@@ -38,19 +37,19 @@ _UNREADABLE = (
 _OF_ARCHIVE = (
     *(None, errno.EINVAL, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG),
 )
-"""Numbers of those `OSError`s that tell of a damaged archive; others are of the disk."""
+"""Error numbers of an `OSError` from a damaged archive; others are disk errors."""
 _LARGER = 200
 _AT_LEAST = 1 << 30
-"""An archive may unpack to this multiple of its own size (text compresses to about a tenth), and to
-this number of bytes in any case."""
-_LEAST_FILE = 1 << 12  # bytes that a file takes
+"""Limits of the unpacked size: this multiple of the archive's size (text compresses to about a
+tenth), or this number of bytes if larger."""
+_LEAST_FILE = 1 << 12  # bytes counted for a file at least
 
 
 def is_archive(path: Path) -> bool:
     """True if a file is a zip or a tar (compressed or not), by content."""
     try:
         return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
-    except _UNREADABLE:  # compressed and damaged, which `unpack` says
+    except _UNREADABLE:  # a damaged archive, reported by `unpack`
         return True
 
 
@@ -76,18 +75,18 @@ def unpack(path: Path, folder: Path) -> None:
     except _UNREADABLE as error:
         if isinstance(error, OSError) and error.errno not in _OF_ARCHIVE:
             raise
-        expected = "a whole zip or tar of a known kind"
+        expected = "a complete zip or tar archive of a supported kind"
         raise damaged_file(path, expected, error) from None
 
 
 def _of_zip(info: zipfile.ZipInfo) -> tuple[str, bool, int]:
-    """A member's name, whether it is a plain file or a folder, and its bytes."""
+    """Name of a zip member, whether it is a plain file or a folder, and its size in bytes."""
     kind = stat.S_IFMT(info.external_attr >> 16)
     return info.filename, kind in (0, stat.S_IFREG, stat.S_IFDIR), info.file_size
 
 
 def _check_members(path: Path, members: Iterable[tuple[str, bool, int]]) -> None:
-    """Refuse an archive before anything is written: both formats unpack no more than they say."""
+    """Check an archive's members before writing; members never exceed their declared size."""
     left = max(_AT_LEAST, _LARGER * path.stat().st_size)
     for name, plain, size in members:
         parts = PurePosixPath(name).parts
@@ -99,9 +98,9 @@ def _check_members(path: Path, members: Iterable[tuple[str, bool, int]]) -> None
             raise DataError(
                 f"{path} is not safe to unpack",
                 expected="plain files and folders below the archive's root, at most"
-                f" {_LARGER} times what the archive weighs",
+                f" {_LARGER} times the archive's size",
                 got=repr(name[:100]) + (" (too large)" if left < 0 else ""),
-                fix="do not use this archive; take the data from their publisher",
+                fix="get the data from the publisher instead",
             )
 
 
@@ -110,9 +109,7 @@ def _check_members(path: Path, members: Iterable[tuple[str, bool, int]]) -> None
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `folder` if the block succeeds, and is deleted otherwise.
-
-    It is beside `folder`, so that the last step is a rename within one file system.
+    """Context with a temporary folder that is renamed to `folder` on success, else deleted.
 
     Raises:
         DataError: `folder` exists already, or the disk is full.
@@ -125,7 +122,7 @@ def staged(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder` that is deleted after the block.
+    """Context with a temporary folder beside `folder`, deleted afterwards.
 
     Raises:
         DataError: the disk is full.
@@ -141,18 +138,18 @@ def scratch(folder: Path) -> Iterator[Path]:
 
 
 def check_absent(folder: Path) -> None:
-    """Check that nothing would be overwritten.
+    """Check that a folder is absent or empty.
 
     Raises:
         DataError: the folder exists and is not empty.
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise DataError(f"{folder} exists already", fix="use it as it is, or delete it first")
+        raise DataError(f"{folder} already exists", fix="use it as it is, or delete it first")
 
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn "disk full" inside the block into an error that the user can fix."""
+    """Convert "disk full" inside the block into a `DataError`."""
     try:
         yield
     except OSError as error:
@@ -161,7 +158,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
         raise DataError(
             f"the disk of {folder} is full",
             got=f"{shutil.disk_usage(folder).free:,} bytes free" if folder.exists() else None,
-            fix="make room, or set FEDREC_DATA to a folder on another disk",
+            fix="free disk space, or set FEDREC_DATA to a folder on another disk",
         ) from None
 
 
@@ -177,7 +174,7 @@ def collect(
         target: an existing folder.
 
     Raises:
-        DataError: a needed file is missing, or two candidates fit one file.
+        DataError: a needed file is missing, or a file has two candidates.
     """
     chosen: dict[Path, tuple[Path, Path]] = {}
     for path, relative in sorted(candidates, key=lambda pair: (len(pair[1].parts), pair[1])):
@@ -186,18 +183,18 @@ def collect(
                 continue
             inner = Path(*relative.parts[-len(Path(pattern).parts) :])
             _, nearest = chosen.setdefault(inner, (path, relative))
-            # the one nearest to the root counts
+            # the file nearest to the root wins
             if nearest != relative and len(nearest.parts) == len(relative.parts):
                 raise DataError(
-                    f"two files fit one name: {nearest} and {relative}",
-                    fix="name the folder that holds the right one",
+                    f"two candidates for one file: {nearest} and {relative}",
+                    fix="give the folder that contains the right one",
                 )
     missing = [file for file in source.files if Path(file) not in chosen]
     if missing or not chosen:
         raise DataError(
-            f"these are not the files of {name!r}",
+            f"files of {name!r} are missing",
             expected=", ".join(source.files or source.extras),
-            got="without " + ", ".join(missing) if missing else "none of them",
+            got="no " + ", ".join(missing) if missing else "none of these files",
             fix=f"see {source.page}",
         )
     for inner, (path, _) in chosen.items():
@@ -226,7 +223,7 @@ _ELSEWHERE = "try again later, or get the file elsewhere and use: fedrec data im
 def fetch(name: str, source: DatasetSource, folder: Path, progress: Progress | None = None) -> Path:
     """Download a dataset's archives and put its files into `folder`.
 
-    An interrupted download is kept beside the folder (`*.partial`) and resumed next time.
+    An interrupted download is saved beside the folder (`*.partial`) and resumed next time.
 
     Args:
         name: of the dataset.
@@ -243,11 +240,11 @@ def fetch(name: str, source: DatasetSource, folder: Path, progress: Progress | N
     """
     if not source.archives:
         raise DataError(
-            f"{name!r} cannot be downloaded: its publisher offers no fixed address",
-            fix=f"get it by way of {source.page}, then: fedrec data import {name} PATH",
+            f"{name!r} cannot be downloaded: its publisher offers no direct download",
+            fix=f"get it from {source.page}, then: fedrec data import {name} PATH",
         )
     check_absent(folder)
-    holder = folder.parent / f".{folder.name}.download"  # in which archives keep their names
+    holder = folder.parent / f".{folder.name}.download"  # archives are saved under their own names
     files = [_downloaded(archive, holder, progress) for archive in source.archives]
     with scratch(folder) as unpacked, staged(folder) as staging:
         for file in files:
@@ -258,12 +255,12 @@ def fetch(name: str, source: DatasetSource, folder: Path, progress: Progress | N
 
 
 def _downloaded(archive: Archive, holder: Path, progress: Progress | None) -> Path:
-    """The complete, verified archive."""
+    """Download and verify an archive, and return its path."""
     complete = holder / PurePosixPath(urlsplit(archive.url).path).name
     partial = complete.with_name(complete.name + ".partial")
     with disk_errors(holder.parent):
         holder.mkdir(parents=True, exist_ok=True)
-        if complete.is_file():  # an earlier run could not unpack it; it is verified again
+        if complete.is_file():  # left by a run that failed to unpack; verified again
             os.replace(complete, partial)
         _receive(archive, partial, progress)
         _check_published(archive, partial)
@@ -272,7 +269,7 @@ def _downloaded(archive: Archive, holder: Path, progress: Progress | None) -> Pa
 
 
 def _receive(archive: Archive, partial: Path, progress: Progress | None) -> None:
-    """Download the missing rest of the partial file."""
+    """Download the missing part of a partial file."""
     have = partial.stat().st_size if partial.exists() else 0
     if have == archive.size:
         return
@@ -289,7 +286,7 @@ def _receive(archive: Archive, partial: Path, progress: Progress | None) -> None
         if isinstance(e, urllib.error.HTTPError):
             got = f"HTTP status {e.code} {e.reason}"
             if e.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                partial.unlink()  # it does not belong to the file that is offered now
+                partial.unlink()  # part of an older version of the file
         fix = f"check the network; {_ELSEWHERE}"
         raise DataError(f"{archive.url} cannot be downloaded", got=got, fix=fix) from None
 
@@ -311,14 +308,14 @@ def _append(
 
 
 def _check_published(archive: Archive, partial: Path) -> None:
-    """Check size and digest; what is not the published file is deleted."""
+    """Check size and digest of a download; delete it if it is not the published file."""
     size = partial.stat().st_size
     if size < archive.size:
         raise DataError(
-            f"the download of {archive.url} broke off",
+            f"the download of {archive.url} was interrupted",
             expected=f"{archive.size:,} bytes",
-            got=f"{size:,} bytes, which are kept",
-            fix="run the command again; it resumes there",
+            got=f"{size:,} bytes, which are saved",
+            fix="run the command again to resume",
         )
     with partial.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -333,8 +330,7 @@ def _check_published(archive: Archive, partial: Path) -> None:
 
 
 def import_data(name: str, path: Path) -> Path:
-    """Copy a dataset into the data directory, after its reader has verified it; on an error nothing
-    is left behind.
+    """Verify a dataset with its reader and copy it into the data directory.
 
     Args:
         name: of the dataset, such as `"ml-1m"`.
@@ -346,16 +342,15 @@ def import_data(name: str, path: Path) -> Path:
 
     Raises:
         DataError: the files are missing, damaged or not the published ones, or the dataset's folder
-            exists already.
-        ExperimentError: there is no such dataset.
+            already exists.
+        ExperimentError: the dataset is unknown.
     """
     reader_class: type[Reader] = resolve(DATASET, name)
     source = reader_class.source
     if source is None:
         raise DataError(
             f"{name!r} is not a published dataset",
-            fix="name a file of your own in the experiment (dataset.path); generated data need no"
-            " import",
+            fix="set dataset.path to your own file; generated data need no import",
         )
     folder = reader_class(name, reader_class.Config()).default_folder()
     check_absent(folder)
@@ -367,7 +362,7 @@ def import_data(name: str, path: Path) -> Path:
 
 @contextmanager
 def _searched(path: Path, folder: Path) -> Iterator[Iterator[tuple[Path, Path]]]:
-    """The candidate files; an archive is unpacked temporarily beside the dataset's folder."""
+    """Yield the candidate files, of an archive from a temporary folder beside `folder`."""
     if path.is_dir():
         yield files_below(path)
     elif not path.is_file():

@@ -36,18 +36,18 @@ class FeatureNames(NamedTuple):
 
     @classmethod
     def of(cls, users: FeatureTable, items: FeatureTable) -> FeatureNames:
-        """Those of two tables."""
+        """Names of the features in a table of users and a table of items."""
         texts = tuple(text.name for text in items.texts)
         return cls(users.names, items.names, texts, tuple(v.name for v in items.vectors))
 
     @property
     def of_items(self) -> tuple[str, ...]:
-        """All of the items."""
+        """Names of all item features."""
         return (*self.items, *self.item_texts, *self.item_vectors)
 
     @property
     def categories(self) -> FeatureNames:
-        """Those that are categories."""
+        """Names of the categories only."""
         return FeatureNames(self.users, self.items)
 
 
@@ -80,12 +80,12 @@ class Feature:
 
     @classmethod
     def single(cls, name: str, labels: Iterable[object]) -> Feature:
-        """A feature with exactly one label per row; categories are the sorted distinct labels."""
+        """Create a feature with one label per row; categories are the sorted distinct labels."""
         return cls.multiple(name, [[label] for label in labels])
 
     @classmethod
     def multiple(cls, name: str, labels: Sequence[Sequence[object]]) -> Feature:
-        """A feature with any number of labels per row; categories are the sorted distinct
+        """Create a feature with any number of labels per row; categories are the sorted distinct
         labels."""
         counts = np.fromiter((len(row) for row in labels), np.int64, count=len(labels))
         flat = np.array([str(label) for row in labels for label in row], dtype=np.str_)
@@ -95,8 +95,8 @@ class Feature:
 
     @classmethod
     def words(cls, name: str, texts: Iterable[str]) -> Feature:
-        """The distinct words of each row's text, in lower case: letters and digits, at least two in
-        a word."""
+        """Create a feature of the distinct lower-case words of each row's text, of at least two
+        letters or digits."""
         return cls.multiple(name, [sorted(set(_WORD.findall(text.lower()))) for text in texts])
 
     @property
@@ -106,7 +106,7 @@ class Feature:
 
     @cached_property
     def width(self) -> int:
-        """The largest number of codes that any row has; 1 for a single-valued feature."""
+        """Largest number of codes in a row; 1 for a single-valued feature."""
         return int(np.diff(self.offsets).max(initial=0))
 
     def padded(self, rows: np.ndarray | None = None) -> np.ndarray:
@@ -122,12 +122,12 @@ class Feature:
         return table
 
     def renumbered(self, rows: np.ndarray, known: int) -> Feature:
-        """The feature of other rows.
+        """Return the feature with selected rows.
 
         Args:
-            rows: `int64 [n]`, the row that each takes its codes from; -1: it has none.
-            known: number of rows, from the first, whose categories remain. A category that occurs
-                only in rows behind them is left out, with its codes.
+            rows: `int64 [n]`, source row of each new row; -1: no codes.
+            known: number of leading rows whose categories remain; categories that occur only in
+                later rows are removed, with their codes.
         """
         counts = np.where(rows >= 0, np.diff(self.offsets)[rows], 0) if self.rows else 0 * rows
         owner = np.repeat(np.arange(len(rows)), counts)
@@ -141,15 +141,15 @@ class Feature:
         return Feature(self.name, names, np.concatenate([[0], np.cumsum(counts)]), codes)
 
     def among(self, declared: Sequence[str], other: str) -> Feature:
-        """The feature with these categories and `other`, which stands for all that are not among
-        them; none of them depends on the rows."""
+        """Return the feature with the declared categories, which do not depend on the rows; all
+        remaining values become `other`."""
         categories = (*dict.fromkeys(declared), *(() if other in declared else (other,)))
         number = {name: code for code, name in enumerate(categories)}
         new = np.array([number.get(name, number[other]) for name in self.categories], np.int64)
         return Feature(self.name, categories, self.offsets, new[self.codes])
 
     def distinct_shares(self) -> tuple[np.ndarray, np.ndarray]:
-        """Weight of each category in a row's mean, once for all rows with equal codes.
+        """Weight of each category in a row's mean, for each distinct list of codes.
 
         Returns:
             `float32 [distinct, categories]`, and the index of each row in it, `int32 [rows]`.
@@ -174,7 +174,7 @@ class Vectors:
     Attributes:
         name: such as `"cover"`.
         values: `float32 [rows, width]`, finite; zeros where a row has none.
-        known: `bool [rows]`, whether a row has one.
+        known: `bool [rows]`, whether a row has a vector.
     """
 
     name: str
@@ -188,7 +188,7 @@ class Vectors:
         wrong = self.values.ndim != 2 or not shape[1] or self.known.shape != shape[:1]
         if wrong or not np.isfinite(self.values).all():
             raise DataError(
-                f"vectors {self.name!r} are not usable",
+                f"invalid vectors {self.name!r}",
                 got=f"an array of shape {list(shape)}" + ("" if wrong else " with NaN or infinity"),
                 fix="give finite numbers [rows, width], at least one in a row",
             )
@@ -199,7 +199,7 @@ class Vectors:
         return len(self.values)
 
     def renumbered(self, rows: np.ndarray) -> Vectors:
-        """The vectors of other rows `int64 [n]`; -1: it has none."""
+        """Return the vectors of selected rows `int64 [n]`; -1: no vector."""
         has = rows >= 0
         has[has] = self.known[rows[has]]
         values = np.zeros((len(rows), self.values.shape[1]), dtype=np.float32)
@@ -207,8 +207,8 @@ class Vectors:
         return Vectors(self.name, values, has)
 
     def standardised(self) -> np.ndarray:
-        """The vectors less their mean, of mean squared length 1, `float32 [rows, width]`; zeros,
-        which is the mean, where a row has none."""
+        """Centred vectors of mean squared length 1, `float32 [rows, width]`; zeros (the mean) for
+        rows without a vector."""
         centred = np.zeros(self.values.shape)
         values = self.values[self.known].astype(np.float64)
         if len(values):
@@ -225,7 +225,7 @@ class FeatureTable:
     Attributes:
         rows: number of users (or items); needed because there may be no features.
         features: categories; each with the same number of rows, names distinct.
-        texts: words of texts, most of them rare; likewise. Only what says so uses them.
+        texts: words of texts, most of them rare, likewise; used only by systems that declare it.
         vectors: dense vectors, likewise.
     """
 
@@ -238,7 +238,7 @@ class FeatureTable:
         features = (*self.every, *self.vectors)
         names = [feature.name for feature in features]
         if len(set(names)) != len(names):
-            raise DataError(f"two features have one name: {', '.join(names)}", fix="rename one")
+            raise DataError(f"duplicate feature names: {', '.join(names)}", fix="rename one")
         for feature in features:
             if feature.rows != self.rows:
                 raise DataError(
@@ -248,7 +248,7 @@ class FeatureTable:
                 )
 
     def renumbered(self, rows: np.ndarray, known: int) -> FeatureTable:
-        """The features of other rows `int64 [n]`, see `Feature.renumbered`."""
+        """Return the features of selected rows `int64 [n]`, see `Feature.renumbered`."""
         return FeatureTable(
             len(rows),
             tuple(feature.renumbered(rows, known) for feature in self.features),
@@ -257,7 +257,7 @@ class FeatureTable:
         )
 
     def only(self, names: Collection[str]) -> FeatureTable:
-        """The features of some names."""
+        """Return the features with the given names."""
         return FeatureTable(
             self.rows,
             tuple(feature for feature in self.features if feature.name in names),
@@ -267,7 +267,7 @@ class FeatureTable:
 
     @property
     def every(self) -> tuple[Feature, ...]:
-        """Categories and texts, in order."""
+        """All categorical and text features, in order."""
         return (*self.features, *self.texts)
 
     @property
@@ -279,11 +279,11 @@ class FeatureTable:
         return {feature.name: feature for feature in self.every}[name]
 
 
-# Categories from the values of a column: a list of several, a number, or one label.
+# Categories from the values of a column: lists of labels, numbers, or single labels.
 #
-# Numbers such as prices, of which nearly every item has its own, would be as many categories.
-# They are put in bands between 1, 2 and 5 times a power of ten. These do not depend on the data, so
-# a device that has a few rows finds the same ones.
+# Numbers such as prices, which differ for nearly every item, are grouped into bands between 1, 2
+# and 5 times a power of ten. Bands do not depend on the data, so a device with few rows computes
+# the same ones.
 
 SEVERAL = "|"
 """Separates several values in one field; ";" is recognised, too."""
@@ -293,15 +293,14 @@ _BANDS = ((5, 10), (2, 5), (1, 2))
 
 
 def labelled(name: str, values: Sequence[str | None]) -> tuple[Feature, str]:
-    """The feature of a column.
+    """Convert a column to a feature.
 
     Args:
         name: of the feature.
-        values: of each user or item, `[rows]`; None: nothing is known.
+        values: value of each user or item, `[rows]`; None: unknown.
 
     Returns:
-        The feature, and what its values were taken for; empty if each is one category of several
-        rows.
+        The feature, and how its values were interpreted; empty if each value is a category.
     """
     rows = [[] if value is None else _parts(value) for value in values]
     parts = [part for row in rows for part in row]
@@ -319,7 +318,7 @@ def labelled(name: str, values: Sequence[str | None]) -> tuple[Feature, str]:
 
 
 def known_labels(value: str, categories: Collection[str]) -> tuple[list[str], list[str]]:
-    """The categories in a value that was written elsewhere, and what is none."""
+    """Split a value into known categories and unknown labels."""
     known: list[str] = []
     unknown: list[str] = []
     for piece in value.split(SEVERAL):
@@ -333,7 +332,7 @@ def known_labels(value: str, categories: Collection[str]) -> tuple[list[str], li
 
 
 def band(text: str) -> str | None:
-    """The band of a number, such as "20 to 50"; None for other texts."""
+    """Return the band of a number, such as "20 to 50"; None for other texts."""
     try:
         number = Decimal(text)
     except InvalidOperation:
@@ -354,8 +353,8 @@ def _parts(value: str) -> list[str]:
 
 
 def _are_amounts(parts: Sequence[str]) -> bool:
-    """True if most values are numbers, and too many different ones for categories: with decimals,
-    or more than half as many as values."""
+    """True if most values are numbers with too many distinct values for categories: with decimals,
+    or more than half distinct."""
     several = {part for part in set(parts) if band(part) is not None}
     if len(several) <= _FEW or 2 * sum(part in several for part in parts) <= len(parts):
         return False

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what a guarantee needs of the data before training: no client's rows change those of
-others.
+"""Checks before training that no client's rows affect those of others, as privacy guarantees need.
 
 A clip bounds how far one client's own update moves a sum. If that client's rows also decide which
 rows of others are for training, as one shuffle of all rows does, or how others' rows are perturbed,
-everybody's update moves and no bound on one client's update holds.
+every client's update moves and no bound on one client's update holds.
 
 The names of users and items and the numbers of users and rows are taken as public. So are the
-categories of users' features, which a model has a row for, where the dataset publishes or declares
-them; categories that are collected from the rows tell that somebody is in each.
+categories of users' features (a model has a row for each) if the dataset publishes or declares
+them; categories that are collected from the rows reveal that some user is in each.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from fedrec.privacy.accounting.sampling import Adjacency
 
 
 def check_independent_clients(settings: DataSettings, adjacency: Adjacency, what: str) -> None:
-    """Check that no split and no perturbation lets one client's rows decide about those of others.
+    """Check that under the split and perturbation no client's rows affect those of others.
 
     Args:
-        settings: of the data; an experiment has them.
+        settings: data settings, such as an experiment.
         adjacency: how neighbouring data differ.
-        what: what has the guarantee, such as "[privacy]".
+        what: the table with the guarantee, such as "[privacy]".
 
     Raises:
         ExperimentError: the guarantee would not hold.
@@ -39,11 +38,11 @@ def check_independent_clients(settings: DataSettings, adjacency: Adjacency, what
     if reason:
         raise ExperimentError(
             f"the guarantee of {what} does not hold with split {settings.split.name!r}: rows of one"
-            " client decide which rows of others are for training",
-            expected=f"a split that looks at one client at a time (under {adjacency})",
+            " client affect which rows of others are for training",
+            expected=f"a split that handles each client separately (under {adjacency})",
             got=f"parts that depend on {reason}",
-            fix="set split.stream = 'client', or choose another split; a split of your own says in"
-            " depends_on() that it is independent",
+            fix="set split.stream = 'client', or choose another split; a custom split declares its"
+            " independence in depends_on()",
         )
     perturbation = perturbation_of(settings)
     rated = settings.task == "rating" or settings.positive_above is not None
@@ -51,8 +50,8 @@ def check_independent_clients(settings: DataSettings, adjacency: Adjacency, what
     if settings.perturb is not None and reason:
         raise ExperimentError(
             f"the guarantee of {what} does not hold with perturbation {settings.perturb.name!r}:"
-            " rows of one client decide how rows of others are perturbed",
-            expected="a perturbation that looks at one client at a time",
+            " rows of one client affect how rows of others are perturbed",
+            expected="a perturbation that handles each client separately",
             got=f"rows that depend on {reason}",
             fix=f"leave out [perturb] or {what}, or choose random-replacement, randomised-response"
             " or targeted with select = 'random', without ratings",
@@ -64,10 +63,10 @@ def check_declared_categories(experiment: Experiment, what: str) -> None:
 
     Args:
         experiment: with a federated system.
-        what: what has the guarantee, such as "[privacy]".
+        what: the table with the guarantee, such as "[privacy]".
 
     Raises:
-        ExperimentError: the categories would be published as they are.
+        ExperimentError: the categories would be published unprotected.
     """
     reader = reader_of(experiment)
     model = registry.resolve(registry.MODEL, experiment.model.name)
@@ -77,9 +76,9 @@ def check_declared_categories(experiment: Experiment, what: str) -> None:
     if collected:
         raise ExperimentError(
             f"{what} does not protect the categories of users' features: the model has a row for"
-            " each, so that a category that one user alone has is published",
+            " each, which reveals even a category of a single user",
             expected=f"dataset.user-categories for {', '.join(collected)}",
             got="categories that are collected from the users' rows",
-            fix=f"set dataset.user-categories.{collected[0]} = [...], the categories that anybody"
-            " may know (others become 'other'), or model.features = false",
+            fix=f"set dataset.user-categories.{collected[0]} = [...], the public categories"
+            " (others become 'other'), or model.features = false",
         )

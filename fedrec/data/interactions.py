@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interactions, the data type of all datasets, with their schema and weights."""
+"""Interactions (the data type of all datasets), their schema and their weights."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Interactions:
             where it has no such file.
 
     Raises:
-        DataError: lengths differ, an index is out of range, a rating is not finite, or a name is
-            given twice.
+        DataError: lengths differ, an index is out of range, a rating is not finite, or an id is
+            duplicate.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Interactions:
             values.setflags(write=False)
             object.__setattr__(self, column, values)
             if len(values) != len(self.users):
-                raise self._wrong(f"column {column!r} has not {len(self.users)} values")
+                raise self._wrong(f"column {column!r} does not have {len(self.users)} values")
         for what, index, ids, features in (
             ("users", self.users, self.user_ids, self.user_features),
             ("items", self.items, self.item_ids, self.item_features),
@@ -84,17 +84,17 @@ class Interactions:
             if len(index) and not (index.min() >= 0 and index.max() < len(ids)):
                 raise self._wrong(f"an index in {what!r} is not in [0, {len(ids)})")
             if features.rows != len(ids):
-                raise self._wrong(f"features of {what} have not {len(ids)} rows")
+                raise self._wrong(f"features of {what} do not have {len(ids)} rows")
             if not are_distinct(ids):
-                raise self._wrong(f"two {what} have one id")
+                raise self._wrong(f"duplicate ids of {what}")
         if self.ratings is not None and not np.isfinite(self.ratings).all():
             raise self._wrong("a rating is not finite")
 
     def _wrong(self, problem: str) -> DataError:
         return DataError(
             f"{self.name}: {problem}",
-            fix="correct the reader: index_rows makes distinct ids and their indices, columns have"
-            " one value a row, and features one row for each user or item",
+            fix="correct the reader: use index_rows for ids and indices, one value per row in each"
+            " column, and one row of features per user or item",
         )
 
     def __len__(self) -> int:
@@ -102,23 +102,23 @@ class Interactions:
 
     @property
     def num_users(self) -> int:
-        """Number of users, those without an interaction included."""
+        """Number of users, including those without interactions."""
         return len(self.user_ids)
 
     @property
     def num_items(self) -> int:
-        """Number of items in the catalogue, those without an interaction included."""
+        """Number of items in the catalogue, including those without interactions."""
         return len(self.item_ids)
 
     @cached_property
     def user_order(self) -> np.ndarray:
-        """`int64 [rows]`: row numbers grouped by user, users ascending, each user's rows in the
+        """Row numbers grouped by user, `int64 [rows]`: users ascending, each user's rows in the
         source's order."""
         return np.argsort(self.users, kind="stable")
 
     @cached_property
     def user_offsets(self) -> np.ndarray:
-        """`int64 [num_users + 1]`: user u's rows are
+        """Offsets `int64 [num_users + 1]`: user u's rows are
         `user_order[user_offsets[u]:user_offsets[u + 1]]`."""
         counts = np.bincount(self.users, minlength=self.num_users)
         return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -128,10 +128,10 @@ class Interactions:
         return self.user_order[self.user_offsets[user] : self.user_offsets[user + 1]]
 
     def fingerprint(self) -> str:
-        """SHA-256 over the set of (user id, item id, rating) rows: the same for any row order,
-        times and machine."""
+        """SHA-256 of the set of (user id, item id, rating) rows, independent of row order, times
+        and machine."""
         ratings = self.ratings if self.ratings is not None else np.zeros(1, np.float32)
-        # adding zero makes -0 and 0 one number
+        # adding zero turns -0 into 0
         bits = (ratings + np.float32(0)).view(np.uint32).astype(np.uint64)
         # mixed after each column, so that XOR of columns cannot cancel
         rows = mixed(hashed(self.user_ids.tolist())[self.users])
@@ -140,14 +140,14 @@ class Interactions:
         return hashlib.sha256(rows.astype("<u8", copy=False).tobytes()).hexdigest()
 
     def with_rows(self, rows: np.ndarray | slice) -> Interactions:
-        """Some of the rows (row numbers `int64 [n]`, or a slice), in that order; users and items
-        keep their numbers."""
+        """Return selected rows (row numbers `int64 [n]`, or a slice), in that order, with the same
+        users and items."""
         columns = {name: getattr(self, name) for name in _COLUMNS}
         return replace(self, **{n: v[rows] for n, v in columns.items() if v is not None})
 
     def frame(self) -> pd.DataFrame:
-        """The rows as a table with the source's names: user, item, and rating and time where there
-        are any."""
+        """Return the rows as a data frame with the source's ids: user, item, and rating and time
+        if present."""
         columns = {"user": self.user_ids[self.users], "item": self.item_ids[self.items]}
         if self.ratings is not None:
             columns["rating"] = self.ratings
@@ -157,8 +157,7 @@ class Interactions:
 
 
 def more_ids(ids: np.ndarray, count: int, word: str) -> np.ndarray:
-    """Names `[n]` with `count` new ones behind them: further numbers, or `word-0`, `word-1` and so
-    on."""
+    """Append `count` new ids to ids `[n]`: further numbers, or `word-0`, `word-1` and so on."""
     if np.issubdtype(ids.dtype, np.integer):
         return np.concatenate([ids, ids.max(initial=-1) + 1 + np.arange(count)])
     taken = set(map(str, ids.tolist()))
@@ -168,8 +167,7 @@ def more_ids(ids: np.ndarray, count: int, word: str) -> np.ndarray:
 
 
 def no_times(name: str, what: str) -> DataError:
-    """The error where the order of items is needed: `what` the interactions of this name do not
-    allow."""
+    """Create the error for interactions without times; `what` is the predicate after `name`."""
     return DataError(
         f"{name} {what}",
         expected="a column of times",
@@ -192,19 +190,19 @@ def no_times(name: str, what: str) -> DataError:
 
 
 class RecencyConfig(Config):
-    """Settings of how much the items of a sequence count by their distance."""
+    """Settings of the weights of a sequence's items by their distance."""
 
     window: int = Field(default=10, ge=1)
-    """Largest distance, in places, of two items of a transition, and number of last items that a
-    score comes from."""
+    """Largest distance, in positions, between two items of a transition, and number of last items
+    used for a score."""
     decay: float = Field(default=0.8, gt=0, le=1)
-    """What a distance counts less than the one before, in (0, 1]."""
+    """Factor by which the weight decreases with each further position, in (0, 1]."""
 
 
 def time_weighted(
     users: np.ndarray, items: np.ndarray, ratings: np.ndarray | None, times: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """R of every pair of user and item.
+    """Compute the time-weighted rating R of every pair of user and item.
 
     Args:
         users: `int64 [rows]`.
@@ -231,9 +229,9 @@ def time_weighted(
 def recent_weights(
     offsets: np.ndarray, items: np.ndarray, num_items: int, recency: RecencyConfig
 ) -> np.ndarray:
-    """Weight of each item for the next one: `float32 [users, items]`, decay^(d - 1) for the d-th
-    from the end of a user's sequence, d up to the window; of an item that is there twice, the later
-    one; 0 for all others.
+    """Compute the weight of each item for predicting the next, `float32 [users, items]`:
+    decay^(d - 1) for the d-th item from the end of a user's sequence, d up to the window (the later
+    position if an item is repeated); 0 for all others.
 
     Args:
         offsets: `int64 [users + 1]`: user u's items are `items[offsets[u]:offsets[u + 1]]`.
@@ -251,13 +249,13 @@ def recent_weights(
 
 
 def last_items(offsets: np.ndarray, items: np.ndarray, length: int) -> np.ndarray:
-    """`int64 [users, length]`: each user's last items, from the earliest to the latest, and
-    -1 after them.
+    """Each user's last items, `int64 [users, length]`, from the earliest to the latest, padded with
+    -1.
 
     Args:
         offsets: `int64 [users + 1]`: user u's items are `items[offsets[u]:offsets[u + 1]]`.
         items: `int64 [n]`, each user's from the earliest to the latest.
-        length: number of items of a user at most.
+        length: largest number of items per user.
     """
     table = np.full((len(offsets) - 1, length), -1, dtype=np.int64)
     counts = np.minimum(np.diff(offsets), length)
@@ -267,7 +265,7 @@ def last_items(offsets: np.ndarray, items: np.ndarray, length: int) -> np.ndarra
 
 @dataclass(frozen=True)
 class Schema:
-    """The knowledge of a model before training.
+    """Public properties of the data that a model is built from.
 
     Attributes:
         num_items: size of the catalogue.
@@ -286,17 +284,17 @@ class Schema:
     user_words: tuple[tuple[str, ...], ...] = ()
 
     def described(self, names: Sequence[str] = ()) -> tuple[list[int], list[tuple[str, ...]]]:
-        """Positions of the users' features with these names (none: all), and the labels of each
-        one's categories.
+        """Positions of the named user features (no names: all), and the labels of the categories
+        of each.
 
         Raises:
-            ExperimentError: there is no such feature, or there are no features.
+            ExperimentError: a feature is unknown, or users have no features.
         """
         known = [name for name, _ in self.user_features]
         unknown = [name for name in names if name not in known]
         if unknown or not known or len(self.user_words) != len(known):
             raise ExperimentError(
-                "users have no such features",
+                "unknown or missing user features",
                 expected=", ".join(names) or "features of the users",
                 got=", ".join(known) or "users without features",
                 fix="name features of the dataset, or choose a dataset with features of users",
@@ -317,5 +315,5 @@ class LowRatedConfig(Config):
     """Settings of the weights in a user's history."""
 
     low_rated: float = Field(default=0.0, ge=0, le=1)
-    """Weight of a rated item that is not positive in a user's history, where a positive one has 1;
-    0 leaves these items out. Of no use where the data have no ratings."""
+    """Weight of rated but non-positive items in a user's history, where positive items have 1; 0
+    leaves them out. Without effect if the data have no ratings."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Malicious users of a dataset: their knowledge, their rows, and the report of them in results."""
+"""Malicious users of a dataset: their knowledge, their rows, and their report in results."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from fedrec.runtime.ragged import within_groups
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Knowledge of an adversary, beside the parameters that its clients are sent.
+    """Knowledge of an adversary, in addition to the parameters sent to its clients.
 
     Attributes:
         items: size of the catalogue.
         targets: `int64 [targets]`, ascending: the items that it promotes.
         malicious: `int64 [malicious]`, ascending: its clients.
         honest: number of honest training clients.
-        usual: median number of training rows of these, at least 1.
+        usual: median number of training rows of honest clients, at least 1.
         offsets: `int64 [honest + 1]`; honest client h has the public items
             `public[offsets[h]:offsets[h + 1]]`.
         public: `int64 [rows]`, items of the public rows.
@@ -48,17 +48,17 @@ class Known:
 
     @cached_property
     def popularity(self) -> np.ndarray:
-        """`int64 [items]`: number of public rows of each item."""
+        """Number of public rows of each item, `int64 [items]`."""
         return np.bincount(self.public, minlength=self.items)
 
     @property
     def users(self) -> np.ndarray:
-        """`int64 [rows]`: the honest client of each public row."""
+        """Honest client of each public row, `int64 [rows]`."""
         return np.repeat(np.arange(self.honest), np.diff(self.offsets))
 
     def popular(self, count: int) -> np.ndarray:
-        """`int64 [count]`: the items with the most public rows, most popular first, without
-        targets; fewer in a small catalogue."""
+        """Items with the most public rows, `int64 [count]`, most popular first, without targets;
+        fewer in a small catalogue."""
         ranked = np.argsort(-self.popularity, kind="stable")
         return ranked[~np.isin(ranked, self.targets)][:count]
 
@@ -66,17 +66,17 @@ class Known:
 def known_of(
     adversary: AdversaryConfig, seed: int, interactions: Interactions, partition: Partition
 ) -> Known:
-    """The knowledge of an adversary.
+    """Determine the knowledge of an adversary.
 
     Args:
         adversary: its settings.
         seed: of the experiment.
         interactions: the dataset, without malicious users.
-        partition: its parts; held-out rows are known to nobody.
+        partition: its parts; the adversary does not know held-out rows.
 
     Raises:
-        ExperimentError: a target is no item of the dataset, or named twice, or there are more
-            targets than items, or more malicious clients than honest ones.
+        ExperimentError: a target is unknown or duplicate, or there are more targets than items,
+            or more malicious clients than honest ones.
     """
     honest = partition.training_clients
     malicious = adversary.number_among(len(honest))
@@ -113,8 +113,8 @@ def _targets(
         wrong = [name for name in names if name not in index or names.count(name) > 1]
         if wrong:
             raise ExperimentError(
-                f"adversary.target-items: {wrong[0]!r} is no item of the dataset, or there twice",
-                fix="correct the name, or leave it out",
+                f"unknown or duplicate item {wrong[0]!r} in adversary.target-items",
+                fix="correct or remove the name",
             )
         return np.sort([index[name] for name in names])
     count = adversary.targets
@@ -137,8 +137,8 @@ def _check_at_most(key: str, count: int, most: int, what: str) -> None:
 
 # Malicious users, added to a dataset after it was split, so that honest users keep their parts.
 #
-# A malicious user has the side features of an honest user that the seed draws, and the training
-# rows of a profile that its attack makes up; it has no held-out rows. Targets are rated highest.
+# A malicious user has the side features of a randomly drawn honest user, and the training rows of
+# a fake profile from its attack; it has no held-out rows. Targets are rated highest.
 # Other items are rated highest for ranking, and at the mean for rating; times follow the last time
 # of the dataset, in the order of the profile.
 
@@ -146,13 +146,13 @@ def _check_at_most(key: str, count: int, most: int, what: str) -> None:
 def with_malicious(
     settings: DataSettings, interactions: Interactions, partition: Partition
 ) -> tuple[Interactions, Partition, Known | None]:
-    """A split dataset with the experiment's malicious users, whose user numbers are the last ones
-    and who are training clients; and what the adversary knows. Without `[adversary]` the same, and
-    None.
+    """Add the experiment's malicious users to a split dataset, as training clients with the last
+    user numbers, and return the adversary's knowledge too. Without `[adversary]`, return the
+    dataset unchanged, and None.
 
     Raises:
         ExperimentError: attack or targets are unknown.
-        ComponentError: the attack failed, or made up a profile of other items.
+        ComponentError: the attack failed, or returned an invalid profile.
     """
     if settings.adversary is None:
         return interactions, partition, None
@@ -176,8 +176,8 @@ def _with_profiles(
     known: Known,
     profiles: list[np.ndarray],
 ) -> Interactions:
-    """The dataset with a user for each profile, `int64 [n]` each, and its rows. The user's side
-    features are those of an honest one; it has none if there are no honest ones."""
+    """Add a user and its rows for each profile, `int64 [n]` each, with the side features of an
+    honest user, or none without honest users."""
     users = np.repeat(known.malicious, [len(items) for items in profiles])
     items = np.concatenate([np.empty(0, dtype=np.int64), *profiles])
     honest = partition.training_clients
@@ -208,7 +208,7 @@ def _with_profiles(
 
 
 def _profile(attack: object, known: Known, client: int) -> np.ndarray:
-    """`int64 [n]`: the made-up profile of a malicious client."""
+    """Fake profile of a malicious client, `int64 [n]`."""
     name = registry.POISONING.name
     with component_errors(name, attack, "in profile"):
         items = attack.profile(known, stream(known.seed, "profile", client))  # type: ignore[attr-defined]
@@ -220,13 +220,13 @@ def _profile(attack: object, known: Known, client: int) -> np.ndarray:
     return items.astype(np.int64)
 
 
-# The account of an adversary in the results of a run.
+# Description of an adversary in the results of a run.
 
 _SHOWN = 5  # targets
 
 
 def adversary_words(attack: str, known: Known, interactions: Interactions) -> str:
-    """The number of malicious clients, the attack, by its name, and its targets."""
+    """Describe the number of malicious clients, the name of the attack and its targets."""
     ids = interactions.item_ids[known.targets[:_SHOWN]].astype(str)
     names = ", ".join(ids.tolist()) + (" and others" if len(known.targets) > _SHOWN else "")
     count = len(known.malicious)
@@ -234,6 +234,6 @@ def adversary_words(attack: str, known: Known, interactions: Interactions) -> st
         f"{count} of {known.honest + count} training clients are malicious (attack {attack});"
         " all metrics are of honest users."
         if count
-        else "no client is malicious, so exposure is that without an attack."
+        else "no client is malicious, so exposure is measured without an attack."
     )
     return f"Adversary: {clients} Targets: {names}."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of perturbations, which replace the training rows by perturbed ones.
+"""Interface of perturbations, which replace the training rows by perturbed ones.
 
 A perturbation runs once, before the first round, and its result is the same in every round and on
 every node: a new draw per round would publish a profile as often as its client is sampled. It does
@@ -59,7 +59,7 @@ class Perturbed:
 
 
 class Perturbation(ABC):
-    """Changes the training rows of clients.
+    """Base class of perturbations of the clients' training rows.
 
     A built-in has a `name` and lives in `fedrec/perturb/`, its configuration class
     above it. Its result is a function of the data, its settings and the seed.
@@ -78,30 +78,30 @@ class Perturbation(ABC):
         self.seed = seed
 
     def depends_on(self, rated: bool) -> str:
-        """Name in words what of others' rows decides the rows that a client trains on; empty:
-        nothing. Private runs refuse a perturbation that depends on something, and one that does not
-        say so (the default).
+        """Describe which other data affect the rows that a client trains on; empty: none. Private
+        runs reject a perturbation that depends on other data, or does not declare its dependence
+        (the default).
 
         Args:
             rated: whether ratings are used in training.
         """
-        return "more than the client's own rows, as far as the perturbation says"
+        return "undeclared data: the perturbation does not implement depends_on()"
 
     @abstractmethod
     def perturb(self, data: TrainingData) -> Perturbed:
-        """The rows to train on.
+        """Return the rows to train on.
 
         Raises:
-            FedrecError: the data lack what it needs.
+            FedrecError: data that the perturbation needs are missing.
         """
 
     @abstractmethod
     def words(self) -> list[str]:
-        """Sentences to be reported with the results of a run: the guarantee and its limits."""
+        """Describe the guarantee and its limits, in sentences for the results of a run."""
 
 
 def perturbation_of(settings: DataSettings) -> Perturbation | None:
-    """The perturbation of the training rows; None without one."""
+    """Return the configured perturbation of the training rows, or None."""
     if settings.perturb is None:
         return None
     return component_of(registry.PERTURBATION, settings.perturb, settings.seed)
@@ -110,7 +110,7 @@ def perturbation_of(settings: DataSettings) -> Perturbation | None:
 def apply_perturbation(
     settings: DataSettings, interactions: Interactions, partition: Partition
 ) -> Perturbed | None:
-    """The perturbed training rows of a partition; None without a perturbation.
+    """Return the perturbed training rows of a partition; None without a perturbation.
 
     Raises:
         ComponentError: the perturbation failed, or returned rows of other users or items.
@@ -137,7 +137,7 @@ def apply_perturbation(
 
 
 def _misfit(perturbed: Any, rows: Interactions) -> tuple[str, str] | None:
-    """The result expected of a plug-in for training rows, and the one it gave; None if it fits."""
+    """Expected and actual result of a perturbation if it is invalid; None if it is valid."""
     if not isinstance(perturbed, Perturbed) or not isinstance(perturbed.rows, Interactions):
         expected = "a fedrec.data.perturbation.Perturbed with Interactions"
         return expected, type(perturbed).__name__
@@ -147,7 +147,7 @@ def _misfit(perturbed: Any, rows: Interactions) -> tuple[str, str] | None:
         return expected, f"{new.num_users} and {new.num_items}"
     for name in ("ratings", "times"):
         if getattr(rows, name) is not None and getattr(new, name) is None:
-            return f"rows with {name}, as there were", "rows without"
+            return f"rows with {name}, like the training rows", f"rows without {name}"
     origin = np.asarray(perturbed.origin)
     if len(origin) != len(new) or not ((origin >= -1) & (origin < len(rows))).all():
         expected = f"an origin of each of the {len(new)} rows, in [-1, {len(rows)})"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clients of an experiment with the data of each, and the cache of populations in a process."""
+"""Clients of an experiment with their data, and the cache of populations in a process."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Population:
             positive.
         perturbed: replaces the training rows, if these are perturbed. Held-out rows, and known and
             seen items, are always the real ones.
-        seed: decides the order of a user's rows of one time, see `fedrec.data.time_order`.
+        seed: decides the order of a user's rows of equal times, see `fedrec.data.time_order`.
         numbers: `int64 [users]`, ascending: each user's client id; None: its index.
-        adversary: what an adversary knows, of data with malicious users.
+        adversary: knowledge of an adversary, for data with malicious users.
 
     Raises:
         DataError: ratings are needed and the dataset has none.
@@ -61,7 +61,7 @@ class Population:
     ) -> None:
         if interactions.ratings is None and (task == "rating" or positive_above is not None):
             raise DataError(
-                f"{interactions.name} has no ratings, which rating and positive-above need",
+                f"{interactions.name} has no ratings, which task 'rating' and positive-above need",
                 fix="use task = 'ranking' without positive-above",
             )
         self.interactions = interactions
@@ -86,11 +86,11 @@ class Population:
         configured.
 
         Args:
-            settings: of the data; an experiment has them.
+            settings: data settings, such as an experiment.
             interactions: the dataset, if it has been read.
 
         Raises:
-            DataError: the dataset is missing or damaged, or lacks what the split needs.
+            DataError: the dataset is missing or damaged, or lacks data that the split needs.
             ComponentError: a reader, split or perturbation failed.
         """
         if interactions is None:
@@ -109,7 +109,7 @@ class Population:
 
     @property
     def training_clients(self) -> np.ndarray:
-        """`int64 [clients]`, ascending: clients that may be sampled for training rounds."""
+        """Clients that may be sampled for training rounds, `int64 [clients]`, ascending."""
         return self._ids(self.partition.training_clients)
 
     def schema(self) -> Schema:
@@ -128,15 +128,15 @@ class Population:
 
         Args:
             clients: ids, in any order.
-            part: "training" (the perturbed rows, if they are), "known" (the real training rows),
+            part: "training" (perturbed if configured), "known" (the real training rows),
                 "validation", "test" or "all".
-            positive: whether the rows are positive, or not; None: both.
+            positive: only positive rows, or only others; None: both.
         """
         rows = self._part(part).of(self._users(clients), clients)
         return rows if positive is None else rows.where((rows.labels > 0) == positive)
 
     def counts(self, clients: np.ndarray, part: Part = "training") -> np.ndarray:
-        """`int64 [clients]`: number of rows of some clients, see `rows`."""
+        """Number of rows of some clients, `int64 [clients]`, see `rows`."""
         return self._part(part).counts(self._users(clients))
 
     def client(self, client: int) -> ClientData:
@@ -179,20 +179,20 @@ class Population:
         return data
 
     def feature_codes(self, clients: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Per user feature the category codes of some clients, `int64 [clients, width]`, -1 for
-        none."""
+        """Category codes of some clients for each user feature, `int64 [clients, width]`, padded
+        with -1."""
         users = self._users(clients)
         return tuple(feature.padded(users) for feature in self.interactions.user_features.features)
 
     @property
     def time_positions(self) -> np.ndarray | None:
-        """`int64 [rows of the dataset]`: the position of each row in its user's sequence; None
-        without times."""
+        """Position of each row in its user's sequence, `int64 [rows of the dataset]`; None without
+        times."""
         return None if self.interactions.times is None else self._order.positions
 
     @cached_property
     def popularity(self) -> np.ndarray:
-        """`float64 [items]`: share of the training clients who like each item."""
+        """Share of the training clients who like each item, `float64 [items]`."""
         num_items = self.interactions.num_items
         counts = np.zeros(num_items, dtype=np.int64)
         for clients in _in_blocks(self.training_clients):
@@ -202,8 +202,8 @@ class Population:
 
     @cached_property
     def untrained_items(self) -> np.ndarray:
-        """`bool [items]`: items that no training client has a training row of; none on a device,
-        which does not know the others' rows."""
+        """Mask `bool [items]` of items without a training row of a training client; none on a
+        device, which does not know the others' rows."""
         untrained = np.ones(self.interactions.num_items, dtype=bool)
         if self.numbers is not None:
             return ~untrained
@@ -245,9 +245,9 @@ class Population:
     def histories(
         self, clients: np.ndarray, rated: bool = False, low_rated: float = 0.0
     ) -> np.ndarray:
-        """`float32 [clients, items]`: preference of some clients for the items of their training
-        rows: 1 for positive ones, or if `rated` their ratings weighted by time
-        (`fedrec.data.interactions`); `low_rated`, >= 0, for other rated ones; 0 elsewhere."""
+        """Preferences of some clients, `float32 [clients, items]`: for positive items of training
+        rows 1, or if `rated` the time-weighted rating (`fedrec.data.interactions`); for other rated
+        items `low_rated`, >= 0; 0 elsewhere."""
         rows = self.rows(clients, positive=True)
         owner, items, amounts = time_weighted(rows.owner, rows.items, rows.ratings, rows.times)
         table = np.zeros((len(clients), self.interactions.num_items), dtype=np.float32)
@@ -258,8 +258,8 @@ class Population:
         return table
 
     def evaluated_clients(self, held_out: _HeldOutPart) -> np.ndarray:
-        """`int64 [clients]`, ascending: clients with held-out rows to test on (ranking: a held-out
-        positive)."""
+        """Clients with held-out rows (ranking: a held-out positive), `int64 [clients]`,
+        ascending."""
         everyone = self._ids(np.arange(self.interactions.num_users))
         positive = True if self.task == "ranking" else None
         blocks = _in_blocks(everyone)
@@ -268,8 +268,8 @@ class Population:
         )
 
     def held_out(self, clients: np.ndarray, held_out: _HeldOutPart) -> HeldOut:
-        """Masks over the catalogue for a block of clients `int64 [clients]`; their memory grows
-        with clients times items."""
+        """Masks over the catalogue for a block of clients `int64 [clients]`, in memory of clients
+        times items."""
         seen = self.rows(clients, "all").mask()
         known = self.rows(clients, "known").mask()
         learned = known if self.perturbed is None else self.rows(clients).mask()
@@ -281,22 +281,22 @@ class Population:
         return HeldOut(seen, known, learned, rows.mask(), weight)
 
     def unrated_targets(self, clients: np.ndarray) -> np.ndarray | None:
-        """`bool [clients, targets]`: which items that an adversary promotes some clients have not
-        rated in any part of the data; None without an adversary."""
+        """Mask `bool [clients, targets]` of an adversary's targets that a client has not rated in
+        any part of the data; None without an adversary."""
         if self.adversary is None:
             return None
         return ~self.rows(clients, "all").mask()[:, self.adversary.targets]
 
     def _users(self, clients: np.ndarray) -> np.ndarray:
-        """`int64 [clients]`: user indices of some clients."""
+        """User indices of some clients, `int64 [clients]`."""
         return clients if self.numbers is None else np.searchsorted(self.numbers, clients)
 
     def _ids(self, users: np.ndarray) -> np.ndarray:
-        """`int64 [users]`: client ids of some users."""
+        """Client ids of some users, `int64 [users]`."""
         return users if self.numbers is None else self.numbers[users]
 
     def _make_labels(self, interactions: Interactions) -> np.ndarray:
-        """`float32 [rows]`, or `bool [rows]`, which takes a quarter of the memory."""
+        """Labels `float32 [rows]`, or `bool [rows]` in a quarter of the memory."""
         ratings = interactions.ratings
         if self.task == "rating" and ratings is not None:
             return ratings
@@ -315,15 +315,15 @@ class Population:
 
 
 def sample_clients(clients: np.ndarray, count: int | None, seed: int) -> np.ndarray:
-    """A fixed sample of some clients, `int64 [count]`, ascending, which depends on clients, count
-    and seed only; with `count` None, all."""
+    """Fixed sample of some clients, `int64 [count]`, ascending, a function of clients, count and
+    seed; all clients if `count` is None."""
     if count is None or count >= len(clients):
         return clients
     return np.sort(stream(seed, "evaluated").choice(clients, size=count, replace=False))
 
 
 def _in_blocks(clients: np.ndarray) -> list[np.ndarray]:
-    """Blocks of some clients `[n]`, so that their rows do not take the memory of all."""
+    """Split clients `[n]` into blocks, to limit the memory for their rows."""
     return np.split(clients, range(_AT_ONCE, len(clients), _AT_ONCE))
 
 
@@ -339,7 +339,7 @@ def read_interactions(settings: DataSettings) -> Interactions:
 
     Raises:
         DataError: it is missing or damaged.
-        ComponentError: its reader failed, or gave something else.
+        ComponentError: its reader failed, or returned something else.
     """
     reader = reader_of(settings)
     kind = registry.DATASET.name
@@ -353,8 +353,8 @@ def read_interactions(settings: DataSettings) -> Interactions:
 
 # The populations of this process: read once, or received from another process of the run.
 #
-# While a run goes on its population stays the same; what begins anew calls `renew` first, so that
-# data rewritten in between are read again.
+# The population is constant during a run; a new run calls `renew` first, so that data changed in
+# the meantime are read again.
 
 _MOST = 2  # populations in the cache
 FileStamp = tuple[str, int, int, int]
@@ -365,11 +365,11 @@ class PopulationCache:
     """A cache of a few populations; the least recently used one is dropped first."""
 
     def __init__(self) -> None:
-        # by key, with the stamps of the files that were read; None: received from elsewhere
+        # by key, with the stamps of the files read; None: received from another process
         self._cached: dict[str, tuple[Population, tuple[FileStamp, ...] | None]] = {}
 
     def population(self, settings: DataSettings) -> Population:
-        """The population of these settings; read if it is not cached.
+        """Return the population of these settings, read if it is not cached.
 
         Raises:
             DataError: the dataset is missing or damaged.
@@ -383,11 +383,11 @@ class PopulationCache:
         return population
 
     def cached(self, settings: DataSettings) -> Population | None:
-        """The population of these settings, if it is cached; nothing is read."""
+        """Return the cached population of these settings, or None."""
         return self._cached.get(_key(settings), (None, None))[0]
 
     def hold(self, settings: DataSettings, population: Population) -> None:
-        """Store a population, perhaps one that was read elsewhere, as the last one used."""
+        """Cache a population, possibly from another process, as the most recently used."""
         key = _key(settings)
         self._store(key, population, self._cached.get(key, (None, None))[1])
 
@@ -415,14 +415,14 @@ POPULATIONS = PopulationCache()
 
 
 def _key(settings: DataSettings) -> str:
-    """The cache key: everything that a population depends on, and the location of its data."""
+    """Cache key: all settings that a population depends on, and the location of its data."""
     parts = settings.model_dump(mode="json", include=set(DataSettings.model_fields))
     return json.dumps([parts, str(data_directory())], sort_keys=True)
 
 
 def _stamps(settings: DataSettings) -> tuple[FileStamp, ...]:
-    """The files that a dataset is read from; empty for generated data."""
+    """Stamps of the files that a dataset is read from; empty for generated data."""
     reader = reader_of(settings)
-    with component_errors(registry.DATASET.name, reader, "when its files were looked for"):
+    with component_errors(registry.DATASET.name, reader, "while listing its files"):
         stats = [(str(file), file.stat()) for file in reader.every_file()]
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of dataset readers, the location of raw data, and checks that a copy of a published
-dataset is the published one.
+"""Interface of dataset readers, location of raw data, and verification of published datasets.
 
 Damaged copies of well-known datasets circulate (lines added, files cut in the middle), and results
 on them are not comparable. So a reader rejects copies whose lines are incomplete or whose counts or
@@ -30,7 +29,7 @@ from fedrec.errors import DataError, missing_file
 
 @dataclass(frozen=True)
 class Archive:
-    """One file to download.
+    """A file to download.
 
     Attributes:
         url: its public address.
@@ -69,7 +68,7 @@ class DatasetSource:
     fingerprints: tuple[str, ...] = ()
 
     def check(self, interactions: Interactions) -> None:
-        """Check counts first, because they are more informative, then the checksum.
+        """Check the counts, whose errors are more informative, then the checksum.
 
         Raises:
             DataError: the number of rows, users or items, or the fingerprint, is not the published
@@ -98,7 +97,7 @@ class DatasetSource:
             f"{interactions.name}: the data are not the published ones, {what}",
             expected=expected,
             got=got,
-            fix=f"take the data from {self.page} again, or set dataset.verify = false for a"
+            fix=f"get the data again from {self.page}, or set dataset.verify = false for a"
             " deliberately changed copy",
         )
 
@@ -117,11 +116,11 @@ class ReaderConfig(Config):
     beside a `.txt` with the id of each row. Relative paths that are not there are looked up in the
     dataset's folder."""
     items_without_vector: Literal["refuse", "mean"] = "refuse"
-    """An item that is not in a file of vectors: refused, or has the mean of the others."""
+    """Items missing in a file of vectors: "refuse" (an error), or "mean" (of the others)."""
 
 
 class Reader(ABC):
-    """Reads one dataset into `Interactions`.
+    """Base class of readers: reads a dataset into `Interactions`.
 
     A built-in has a `name` and lives in `fedrec/data/readers/`, its configuration class above
     it.
@@ -132,8 +131,7 @@ class Reader(ABC):
         source: its origin and published statistics; None for generated data and for a user's own
             table.
         folder_name: name of its folder in the data directory; empty for the dataset's own name.
-        features: names of the side features that `read` gives, whatever the settings; None: not
-            stated.
+        features: names of the side features that `read` returns for any settings; None: not stated.
     """
 
     Config: ClassVar[type[ReaderConfig]] = ReaderConfig
@@ -156,26 +154,26 @@ class Reader(ABC):
         """
 
     def feature_names(self) -> FeatureNames | None:
-        """Names of the side features that `read` gives, by the settings, without reading any row;
-        None: not stated."""
+        """Return the names of the side features that `read` returns, without reading rows; None:
+        not stated."""
         return self.features
 
     def undeclared_categories(self) -> tuple[str, ...]:
-        """Names of the users' features whose categories are those that occur in the rows, and not
-        ones that are declared or published with the dataset; none by default. Models have a row for
-        each category, which tells that somebody is in it."""
+        """Names of users' features whose categories are collected from the rows, neither declared
+        nor published with the dataset; none by default. Models have a row for each category, which
+        reveals that some user is in it."""
         return ()
 
     def files(self) -> list[Path]:
-        """The files that exist of the raw data, down to the folders of its folder; a change of one
-        of them is noticed before the next run of a process."""
+        """Existing files of the raw data, down to its subfolders; the next run of a process checks
+        them for changes."""
         path = self.config.path or self.default_folder()
         if not path.is_dir():
             return [path] if path.is_file() else []
         return sorted(file for depth in ("*", "*/*") for file in path.glob(depth) if file.is_file())
 
     def described(self, interactions: Interactions) -> Interactions:
-        """The interactions with the vectors of items that the settings name.
+        """Add the vectors of items that the settings name to interactions.
 
         Raises:
             DataError: see `read_vectors`.
@@ -190,13 +188,13 @@ class Reader(ABC):
         return replace(interactions, item_features=table)
 
     def stated_features(self) -> FeatureNames | None:
-        """`feature_names`, and the names of vectors of items."""
+        """`feature_names` with the names of item vectors."""
         names = self.feature_names()
         vectors = tuple(path.stem for path in self.config.item_vectors)
         return None if names is None else names._replace(item_vectors=vectors)
 
     def every_file(self) -> list[Path]:
-        """`files`, and those of vectors of items."""
+        """`files` and the files of item vectors."""
         vectors = (file for path in self._vectors() for file in vector_files(path))
         return [*self.files(), *vectors]
 
@@ -213,7 +211,7 @@ class Reader(ABC):
         return data_directory() / (self.folder_name or self.name)
 
     def folder(self) -> Path:
-        """The folder (or file) with the raw data.
+        """Return the folder (or file) with the raw data.
 
         Raises:
             DataError: it does not exist.
@@ -222,15 +220,15 @@ class Reader(ABC):
         if not path.exists():
             offered = self.source is not None and self.source.archives
             raise DataError(
-                f"dataset {self.name!r} not found: there is no {path}",
+                f"dataset {self.name!r} not found in {path}",
                 fix=(f"fedrec data fetch {self.name}, or " if offered else "")
                 + f"fedrec data import {self.name} PATH, or set dataset.path, or set FEDREC_DATA to"
-                " the folder above it",
+                " its parent folder",
             )
         return path
 
     def file(self, name: str) -> Path:
-        """One file of the raw data.
+        """Return the path of a raw data file.
 
         Raises:
             DataError: it is missing, or (unless verification is off) its last line is cut.
@@ -248,7 +246,7 @@ class Reader(ABC):
         layout: TableLayout,
         roles: Sequence[str] = ("users", "items", "ratings", "times"),
     ) -> tuple[Interactions, Columns]:
-        """The verified rows of the first of the source's files, without features, and its columns.
+        """Read the verified rows of the source's first file, without features, and its columns.
 
         Args:
             layout: of the file.
@@ -262,8 +260,8 @@ class Reader(ABC):
         return self.indexed(**dict(zip(roles, columns.values(), strict=False))), columns
 
     def indexed(self, **columns: np.ndarray | pd.Series) -> Interactions:
-        """`index_rows` of these columns, checked against the published counts and checksum unless
-        verification is off.
+        """Index columns with `index_rows`, and check them against the published counts and checksum
+        unless verification is off.
 
         Raises:
             DataError: a count or the checksum differs.
@@ -297,5 +295,5 @@ def check_complete_lines(path: Path) -> None:
         f"{path} is cut off in the middle of a line",
         expected="a line end after the last line",
         got=f"the last line {last!r}" if size else "an empty file",
-        fix="get the file again, or set dataset.verify = false if this is how it is meant to end",
+        fix="get the file again, or set dataset.verify = false if the file is complete",
     )

@@ -31,8 +31,8 @@ _VALUE = rf"\s*(?:-?\d+(?:\.\d+)?(?:e[+-]?\d+)?\s*|(?:{DATE}).*)"
 
 
 def separator_of(path: Path) -> str:
-    """The separator that gives the first row most values, and most of the next rows as many; spaces
-    only if nothing else does.
+    """Find the separator that splits the first row into most values, consistently with the next
+    rows; spaces only if no other separator fits.
 
     Raises:
         DataError: the file is not readable.
@@ -59,12 +59,12 @@ def first_line_is_row(path: Path, layout: TableLayout) -> bool:
         verdict = _verdict(first, read_table(path, bare, rows=_FIRST_ROWS))
         # an id may recur in the last line
         return bool(_verdict(first, read_table(path, bare)) if verdict is None else verdict)
-    except DataError:  # of a line that has other values than the first
+    except DataError:  # a line has other types than the first
         return False
 
 
 def _verdict(first: list[str], columns) -> bool | None:
-    """True if the first line is a row by the lines below it; None if these do not tell."""
+    """True if the first line is a row, judged by the lines below it; None if undecided."""
     if all(_are_values(np.array(first))):
         return True
     recurs = False
@@ -82,7 +82,7 @@ def _verdict(first: list[str], columns) -> bool | None:
 
 
 def _are_values(texts) -> np.ndarray:
-    """`bool [texts]`: whether they are numbers or dates."""
+    """Mask `bool [texts]` of numbers and dates."""
     return np.asarray(pd.Series(texts, dtype=str).str.fullmatch(_VALUE, case=False), dtype=bool)
 
 
@@ -100,7 +100,7 @@ _TIMES_USED = (
 
 
 def _dates(column: pd.Series, form: str | None) -> bool:
-    """True if the first rows are dates, of a form if one is given."""
+    """True if the first rows are dates, in the given format if there is one."""
     if form is None and pd.api.types.is_datetime64_any_dtype(column):
         return True
     some = column.dropna().head(_FIRST_ROWS).astype(str)
@@ -117,27 +117,27 @@ def _numeric(column: pd.Series) -> bool:
 
 
 def _are_times(column: pd.Series, form: str | None) -> bool:
-    """True if a column with the name of times can be read as such."""
+    """True if a column named like times can be read as times."""
     return _dates(column, form) or (form is None and _numeric(column))
 
 
 def _look_like_times(column: pd.Series, form: str | None) -> bool:
-    """True if a column without a name of times holds some."""
+    """True if a column not named like times contains times."""
     if form is None and pd.api.types.is_numeric_dtype(column):
         return not column.isna().any() and float(column.min()) > _FIRST_TIME
     return _dates(column, form)
 
 
 def _are_ratings(column: pd.Series, _: str | None) -> bool:
-    """True if a column with the name of ratings, such as "note", has no texts, which are no numbers
-    and have more different values than a scale."""
+    """True unless a column named like ratings, such as "note", contains texts: values that are not
+    numbers and more varied than a scale."""
     numbers = pd.Series(pd.to_numeric(column, errors="coerce"))
     return bool(numbers.notna().any()) or column.nunique() <= _SCALE
 
 
 def _look_like_ratings(column: pd.Series, _: str | None) -> bool:
-    """True if a column, where no column has a name, holds ratings: a usual scale in steps of a half
-    at least. Small numbers in a column with another name are more likely to be quantities."""
+    """True if a column of a table without names contains ratings: a usual scale in steps of at
+    least a half. Small numbers in a column with another name are more likely to be quantities."""
     if not _numeric(column) or not 0 <= column.min() < column.max():
         return False
     return float(column.max()) in _SCALES and bool((column.astype(float) * 2 % 1 == 0).all())
@@ -148,16 +148,15 @@ _Test = Callable[[pd.Series, str | None], bool]
 
 @dataclass(frozen=True)
 class _Role:
-    """The recognition of a column with a role.
+    """Rules that recognise the column of a role.
 
     Attributes:
-        names: of such columns, the surest first: where several columns fit, an account may be of
-            several people, a session is part of what one does, and an account may be created long
-            before it is used.
+        names: names of such columns, the surest first: an account may be shared by several people,
+            a session is a part of a user's activity, and an account may be created long before it
+            is used.
         fits: whether a column with such a name can have the role, by its values and the given form
             of dates.
-        looks: whether a column with another name has the role, by its values; None: this is not
-            tried.
+        looks: whether a column with another name has the role, by its values; None: never.
         misfit: reason why a column with such a name is not used.
     """
 
@@ -167,7 +166,7 @@ class _Role:
     misfit: str = ""
 
     def surest_first(self, names: Sequence[str]) -> list[str]:
-        """The columns with a name of this role."""
+        """Columns with a name of this role, the surest first."""
         ranks = {name: rank for rank, name in reversed([*enumerate(self.names.split())])}
         return sorted((n for n in names if _plain(n) in ranks), key=lambda n: ranks[_plain(n)])
 
@@ -202,19 +201,19 @@ _ROLES = {
         _are_times,
         _look_like_times,
         "not every row has a number or a date (2024-12-31 or 31.12.2024) there; if all dates have"
-        " another form, say which (--time-format '%m/%d/%Y')",
+        " another format, set it (--time-format '%m/%d/%Y')",
     ),
 }
 
 
 def _plain(name: str) -> str:
-    """A name in small letters without accents, spaces, digits and signs."""
+    """Normalise a name: lower-case letters without accents, spaces, digits and signs."""
     return re.sub(r"[^a-z]", "", unicodedata.normalize("NFKD", name.lower()))
 
 
 @dataclass(frozen=True)
 class Recognised:
-    """The recognised columns of a table.
+    """Recognised columns of a table.
 
     Attributes:
         separator: of a CSV file.
@@ -236,8 +235,8 @@ class Recognised:
         items_per_user: mean number of different items of a user, where a user counts as having at
             most 100, so that one user changes it little.
         ignored: the other columns.
-        unfit: role -> column that is named like ratings or times and has values that cannot be
-            read as such, if no column holds them.
+        unfit: role -> column named like ratings or times whose values cannot be read as such, if no
+            column has the role.
         header: whether the first line of a CSV file has names; otherwise columns are named by their
             positions.
         time_format: form of dates, as given.
@@ -266,7 +265,7 @@ class Recognised:
     frame: Columns = field(default_factory=dict, repr=False, compare=False)
 
     def lines(self) -> list[str]:
-        """The result as text, one statement per line."""
+        """Describe the result, one statement per line."""
         lines = [self._size()]
         if self.repeated:
             lines.append(repeated_rows(self.repeated, self.rows))
@@ -276,7 +275,7 @@ class Recognised:
                 " first"
             )
         for role in filter(self.columns.get, ROLES):
-            rivals = (f"; {n!r} fits as well: --{role} {n}" for n in self.rivals.get(role, ()))
+            rivals = (f"; {n!r} also fits: --{role} {n}" for n in self.rivals.get(role, ()))
             about = self.reasons[role] + "".join(rivals)
             about += self._scaled() if role == "rating" else ""
             used = _TIMES_USED if role == "time" else ""
@@ -286,20 +285,20 @@ class Recognised:
             lines.append(f"not used: {', '.join(map(repr, self.ignored))}")
         lines += [
             f"{name!r} is named like a column of {role}s, but {_ROLES[role].misfit}; to use it,"
-            " correct these rows, or leave them out"
+            " correct or remove these rows"
             for role, name in self.unfit.items()
         ]
         return lines
 
     def _scaled(self) -> str:
-        """The scale of ratings, and how many are outside."""
+        """Describe the rating scale and the number of ratings outside."""
         low, high = self.scale or (0.0, 0.0)
         text = f"; a scale of {low:g} to {high:g}" if low < high else f"; all are {low:g}"
         rows = "rows are" if self.beyond > 1 else "row is"
         return text + (f", {self.beyond:,} {rows} outside" if self.beyond else "")
 
     def _size(self) -> str:
-        """The size of the table and which rows count as liked."""
+        """Describe the size of the table and which rows count as liked."""
         counts = ", ".join(
             f"{number:,} {word}{'s' if number > 1 else ''}"
             for number, word in ((self.rows, "row"), (self.users, "user"), (self.items, "item"))
@@ -313,7 +312,7 @@ class Recognised:
 
 
 def repeated_rows(repeated: int, rows: int) -> str:
-    """A sentence on rows of a table that repeat others."""
+    """Describe the number of repeated rows in a table."""
     return f"{repeated:,} of {rows:,} rows repeat the user and the item of another row"
 
 
@@ -331,24 +330,23 @@ def recognise(
     Args:
         path: a CSV, Parquet or JSON file. If its first line is a row, or all names are numbers or
             dates, the first two columns that are not `given` hold the users and the items.
-        given: by role (`user`, `item`, `rating`, `time`), the columns that are known.
+        given: known columns by role (`user`, `item`, `rating`, `time`).
         rated: whether a column may be taken for ratings; otherwise every row counts as liked.
-        header: whether the first line of text has names; None: this is recognised, see
-            `first_line_is_row`.
+        header: whether the first line of text has names; None: recognise it (`first_line_is_row`).
         time_format: form of dates, as of `strptime`; None: ISO, or dotted with the day first.
         positive_above: a row is positive when its rating is above this; None: the middle of the
             scale of the ratings, which is from the lowest to the highest, but for the lowest
             and highest hundredth of the rows where these are farther away than the others are wide.
 
     Raises:
-        DataError: there is no such file, an id is missing, a named column is missing or named
-            twice, a rating is no number, or the user and item columns are ambiguous.
+        DataError: the file or an id is missing, a named column is missing or duplicate, a rating
+            is not a number, or the user and item columns are ambiguous.
     """
     layout = _layout(path, header)
     nested = nested_columns(path)
     every = column_names(path, layout)
     roles = tuple(role for role in ROLES if rated or role != "rating")
-    # a column without a name cannot be asked for
+    # a column without a name cannot be given by the user
     names = [name for name in every if name and name not in nested]
     columns = _Columns(path, layout, names, given or {}, roles, time_format)
     columns.assign(telling=layout.names == "first line" and not _are_values(every).all())
@@ -396,7 +394,7 @@ def recognise(
 
 
 class _Columns:
-    """The columns of a table, and the roles that they get one after the other.
+    """Columns of a table, and the roles assigned to them step by step.
 
     Attributes:
         of_role: the column of each role.
@@ -435,7 +433,7 @@ class _Columns:
         self._all_names = names
 
     def _read(self, layout: TableLayout, names: Sequence[str], rows: int | None = None) -> Columns:
-        """Columns that may be ids are read as text, so that "007" is not 7."""
+        """Read columns, possible ids as text, so that "007" does not become 7."""
         ids = [name for role, name in self.given.items() if role in ("user", "item")]
         numbers = [name for role, name in self.given.items() if role in ("rating", "time")]
         numbers += [n for role in ("rating", "time") for n in _ROLES[role].surest_first(names)]
@@ -443,8 +441,8 @@ class _Columns:
         return read_table(self.path, replace(layout, columns=kinds), rows)
 
     def _needed(self, names: list[str], layout: TableLayout) -> list[str]:
-        """The columns that may be used: if users and items are known by name, those with a name of
-        a role or with times, by the first rows; so that prices and texts are not read."""
+        """Names of the columns to read: if users and items are known by name, only columns named
+        like a role or with times in the first rows, so that prices and texts are not read."""
         named = {role: by.surest_first(names) for role, by in _ROLES.items()}
         certain = all(role in self.given or named[role] for role in ("user", "item"))
         given = set(self.given.values())
@@ -467,14 +465,14 @@ class _Columns:
         self.reasons[role] = reason
 
     def assign(self, *, telling: bool) -> None:
-        """Give columns their roles: those that are given, then by names, values and order.
+        """Assign roles to columns: given ones, then by names, values and order.
 
         Args:
             telling: whether the names may tell what columns hold.
 
         Raises:
-            DataError: a given column is missing or given twice, users or items are ambiguous, or no
-                column has times of the given form.
+            DataError: a given column is missing or duplicate, users or items are ambiguous, or no
+                column has times of the given format.
         """
         for role, name in self.given.items():
             self._check_given(role, name, telling)
@@ -498,8 +496,8 @@ class _Columns:
         self._by_content()
         if self.form is not None and "time" not in self.of_role:
             raise DataError(
-                f"{self.path} has no column of times of the form {self.form!r}",
-                expected="a form that all dates of a column have, such as '%m/%d/%Y %H:%M'",
+                f"{self.path} has no column of times in the format {self.form!r}",
+                expected="the format of all dates of a column, such as '%m/%d/%Y %H:%M'",
                 got=self.form,
                 fix="correct --time-format, and name the column with --time",
             )
@@ -512,19 +510,19 @@ class _Columns:
                 got=f"--{role} {name}",
                 fix=did_you_mean(name, self.names)
                 if telling
-                else "the first line is a row: name columns by their places, such as --user 1"
-                " --item 2; if it has names, add --header",
+                else "the first line is a row: use column positions, such as --user 1 --item 2; if"
+                " it has names, add --header",
             )
         if name in self.of_role.values():
             raise DataError(
-                f"column {name!r} is given twice",
-                expected="a column of its own for each of users, items, ratings and times",
+                f"column {name!r} has two roles",
+                expected="different columns for users, items, ratings and times",
                 got=" ".join(f"--{role} {name}" for role, name in self.given.items()),
                 fix=f"give the name of the column of {role}s",
             )
 
     def _by_content(self) -> None:
-        """Users or items among the remaining columns: the only one, or the first of two."""
+        """Assign users and items among the remaining columns: the only one, or the first of two."""
         missing = [role for role in ("user", "item") if role not in self.of_role]
         if not missing:
             return
@@ -535,7 +533,7 @@ class _Columns:
                 f"cannot tell which column of {self.path} holds the {missing[0]}s",
                 expected="names such as user_id and item_id",
                 got=f"columns {', '.join(map(repr, self.names))}",
-                fix="say it with " + " ".join(f"--{role} COLUMN" for role in missing),
+                fix="add " + " ".join(f"--{role} COLUMN" for role in missing),
             )
         for role, name in zip(missing, ids, strict=True):
             self._set(
@@ -543,7 +541,7 @@ class _Columns:
             )
 
     def unfit(self) -> dict[str, str]:
-        """Role -> the surest column with its name, of ratings and times that no column holds."""
+        """Surest column named like ratings or times, by role, if no column has that role."""
         unused = [name for name in self._all_names if name not in self.of_role.values()]
         return {
             role: named[0]
@@ -554,7 +552,7 @@ class _Columns:
 
 
 def _are_ids(column: pd.Series) -> bool:
-    """True if values repeat, and none has decimals: prices have them, ids do not."""
+    """True if values repeat and none has decimals, as prices do."""
     if not 1 < column.nunique() < len(column):
         return False
     column = typed(column)
@@ -562,8 +560,8 @@ def _are_ids(column: pd.Series) -> bool:
 
 
 def _layout(path: Path, header: bool | None) -> TableLayout:
-    """The layout of a table, with its separator. Its first line has names if it is said to, or if
-    one of them is that of a role, or if nothing tells that it is a row."""
+    """Determine the layout of a table, with its separator. The first line has names if `header` is
+    true, or one of them names a role, or the line does not look like a row."""
     if not is_text(path):
         return TableLayout.own({})
     layout = TableLayout.own({}, separator=separator_of(path))
@@ -575,10 +573,10 @@ def _layout(path: Path, header: bool | None) -> TableLayout:
 
 
 def _ratings(column: pd.Series, path: Path) -> np.ndarray:
-    """Ratings, `float64 [rows]`.
+    """Convert a column to ratings, `float64 [rows]`.
 
     Raises:
-        DataError: a row has none.
+        DataError: a row has no rating.
     """
     numbers = pd.Series(pd.to_numeric(column, errors="coerce"))
     values = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
@@ -592,18 +590,18 @@ def _ratings(column: pd.Series, path: Path) -> np.ndarray:
             f" {column.name!r}, as in {int(missing.sum()):,} of {len(column):,} rows",
             expected="a finite number with a decimal point in each row",
             got="nothing" if pd.isna(value) else repr(value),
-            fix="correct these rows or leave them out, or --no-rating: every row counts as liked",
+            fix="correct or remove these rows, or --no-rating: every row counts as liked",
         )
     return values
 
 
 def _scale(ratings: np.ndarray) -> tuple[float, float]:
-    """The lowest and the highest rating, without rare ones beyond a gap that is wider than the
-    range of all others: typing errors and codes such as -99."""
+    """Lowest and highest rating, without rare outliers (typing errors and codes such as -99) beyond
+    a gap wider than the range of all others."""
     values = np.unique(ratings)
     low = np.quantile(ratings, _RARE, method="lower")
     high = np.quantile(ratings, 1 - _RARE, method="higher")
-    if low == high:  # nearly all are the same: the others are the other end of the scale
+    if low == high:  # nearly all are equal: the rare ones are the other end of the scale
         return float(values[0]), float(values[-1])
     bottom, top = (
         ends[np.argmax(np.append(np.abs(np.diff(ends)) > high - low, True))]

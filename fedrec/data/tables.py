@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reader of all tables: delimited text, Parquet and JSON. Text is parsed fast; a line that does
-not fit is found and named."""
+"""Reader of all tables: delimited text, Parquet and JSON. Text is parsed fast; errors name the
+first malformed line."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ Columns: TypeAlias = "Mapping[str, pd.Series]"
 _PARQUET = (".parquet", ".pq")
 _SHOWN = 200
 _NO_NAMES = "; if the first line of a CSV file is a row, set dataset.header = false"
-_FIRST_OBJECTS = 1000  # by which the columns of JSON are known
+_FIRST_OBJECTS = 1000  # read to determine the columns of JSON
 
 
 @dataclass(frozen=True)
 class TableLayout:
-    """The columns to read from a table, and its format if it is text.
+    """Columns to read from a table, and its format if it is text.
 
     Attributes:
-        columns: name -> type: a NumPy integer or float type, which each value must have; `str`; or
-            None for numbers if all values are, else text.
+        columns: name -> type: a NumPy integer or float type of all values; `str`; or None: numbers
+            if all values are numbers, else text.
         optional: likewise, columns that may be missing.
         settings: name -> the setting that names a column, for errors.
         separator: between two values; `"::"` is allowed. In a user's own table a space is any
             number of spaces.
         names: where the names of the columns come from: the first line; `columns`, which are all of
             them, in order; or their positions, "1", "2" and so on.
-        quoted: whether values may stand in double quotes.
+        quoted: whether values may be in double quotes.
         gaps: whether values may be missing.
         encoding: of the whole file.
     """
@@ -69,8 +69,8 @@ class TableLayout:
         separator: str = ",",
         header: bool = True,
     ) -> TableLayout:
-        """The layout of a user's own table: CSV whose values may be quoted or missing, in UTF-8 or
-        UTF-16, packed by gzip or not, with empty lines, titles and comments above."""
+        """Create the layout of a user's own table: CSV whose values may be quoted or missing, in
+        UTF-8 or UTF-16, optionally gzipped, with empty lines, titles and comments above."""
         names = "first line" if header else "positions"
         return cls(
             columns, optional or {}, settings or {}, separator, names, quoted=True, gaps=True
@@ -81,8 +81,7 @@ def column_names(path: Path, layout: TableLayout) -> list[str]:
     """Names of all columns of a table.
 
     Raises:
-        DataError: there is no such file, it is empty or not readable, or pyarrow is needed and
-            missing.
+        DataError: the file is missing, empty or not readable, or pyarrow is needed and missing.
     """
     _check_readable(path)
     if is_parquet(path):
@@ -106,17 +105,17 @@ def is_parquet(path: Path) -> bool:
 
 
 def is_text(path: Path) -> bool:
-    """True if a user's own table is delimited text: neither Parquet nor JSON.
+    """True if a user's own table is delimited text, neither Parquet nor JSON.
 
     Raises:
-        DataError: there is no such file, or it has another form.
+        DataError: the file is missing, or has another format.
     """
     _check_readable(path)
     return not (is_parquet(path) or is_json(path))
 
 
 def nested_columns(path: Path) -> list[str]:
-    """Names of the columns of a user's own table whose rows have lists, structs or maps.
+    """Names of the columns with lists, structs or maps in a user's own table.
 
     Raises:
         DataError: the file is damaged, or pyarrow is missing.
@@ -130,8 +129,8 @@ def nested_columns(path: Path) -> list[str]:
 
 
 def table_start(path: Path, layout: TableLayout) -> tuple[int, list[list[str]]]:
-    """The number of rows above a user's own table in a text file, 0 of others, and the first rows
-    of the table, `[rows][values]`.
+    """Find the number of rows above a user's own table (0 unless it is a text file), and the first
+    rows of the table, `[rows][values]`.
 
     Raises:
         DataError: the file is not readable.
@@ -145,7 +144,7 @@ def table_start(path: Path, layout: TableLayout) -> tuple[int, list[list[str]]]:
 
 
 def parquet_columns(path: Path) -> list[tuple[str, str]]:
-    """Name of each column, and its type if its rows have lists, structs or maps; otherwise an empty
+    """Name of each column, and its type if it contains lists, structs or maps, otherwise an empty
     text.
 
     Raises:
@@ -157,17 +156,17 @@ def parquet_columns(path: Path) -> list[tuple[str, str]]:
 
 
 def read_table(path: Path, layout: TableLayout, rows: int | None = None) -> Columns:
-    """The columns of a layout, and no others of a Parquet file; text is of type object.
+    """Read the columns of a layout, and no others from a Parquet file; text is of type object.
 
     Args:
         path: a file of Parquet, of delimited text, or of JSON objects in a user's own table.
         layout: the columns, and the format of text.
-        rows: how many of the first rows; None: all.
+        rows: number of first rows to read; None: all.
 
     Raises:
-        DataError: there is no such file, a column is missing, given twice or has nested values, a
-            line has too few or too many values or one that is not of its type, a table with gaps
-            has no rows, or pyarrow is missing.
+        DataError: the file is missing, a column is missing, duplicate or has nested values, a line
+            has too few or too many values or one of another type, a table with gaps has no rows,
+            or pyarrow is missing.
     """
     names = column_names(path, layout)
     wanted = _wanted(str(path), layout, names)
@@ -181,10 +180,10 @@ def read_table(path: Path, layout: TableLayout, rows: int | None = None) -> Colu
 
 
 def columns_of(table: str, frame: pd.DataFrame | Columns, layout: TableLayout) -> Columns:
-    """The columns of a layout from a table in memory.
+    """Select the columns of a layout from a table in memory.
 
     Raises:
-        DataError: a column is missing or stands twice, or a table with gaps has no rows.
+        DataError: a column is missing or duplicate, or a table with gaps has no rows.
     """
     columns = {name: pd.Series(frame[name]) for name in _wanted(table, layout, list(frame))}
     if layout.gaps and not all(map(len, columns.values())):
@@ -193,10 +192,10 @@ def columns_of(table: str, frame: pd.DataFrame | Columns, layout: TableLayout) -
 
 
 def _wanted(table: str, layout: TableLayout, present: Sequence[str]) -> dict[str, type | None]:
-    """The columns of a layout that are among those of a table, and their types.
+    """Select the columns of a layout that a table has, with their types.
 
     Raises:
-        DataError: one is missing or stands twice.
+        DataError: a column is missing or duplicate.
     """
     for column in layout.columns:
         if column not in present:
@@ -211,12 +210,12 @@ def _wanted(table: str, layout: TableLayout, present: Sequence[str]) -> dict[str
     optional = {name: kind for name, kind in layout.optional.items() if name in present}
     for column in (wanted := {**layout.columns, **optional}):
         if present.count(column) > 1:
-            raise DataError(f"{table} has two columns {column!r}", fix="rename one of them")
+            raise DataError(f"{table}: duplicate column {column!r}", fix="rename one of them")
     return wanted
 
 
 def _read_parquet(path: Path, columns: Sequence[str], rows: int | None) -> pd.DataFrame:
-    """Columns with one value per row. Bytes are read as text in UTF-8, others as `\\x80`.
+    """Read columns with one value per row. Bytes are read as UTF-8 text, invalid ones as `\\x80`.
 
     Raises:
         DataError: a column has nested values, the file is damaged, or pyarrow is missing.
@@ -224,17 +223,17 @@ def _read_parquet(path: Path, columns: Sequence[str], rows: int | None) -> pd.Da
     for name, nested in parquet_columns(path):
         if nested and name in columns:
             raise DataError(
-                f"{path}, column {name!r}: its rows have lists, structs or maps",
+                f"{path}, column {name!r} contains lists, structs or maps",
                 expected="one value per row, such as a number or a text",
                 got=nested,
-                fix="write one row per value, or name another column",
+                fix="write one row per value, or use another column",
             )
     with _parquet(path) as file:
         if rows is not None and file.metadata.num_rows > rows:
             table = next(file.iter_batches(batch_size=rows, columns=columns))
         else:
             table = file.read(columns=columns)
-        # the notes that pandas leaves in a file say nothing about the values, and may be damaged
+        # the metadata of pandas does not affect the values, and may be damaged
         frame = table.to_pandas(ignore_metadata=True)
     for name in frame.columns:
         if pd.api.types.infer_dtype(frame[name], skipna=True) == "bytes":
@@ -244,7 +243,7 @@ def _read_parquet(path: Path, columns: Sequence[str], rows: int | None) -> pd.Da
 
 @contextmanager
 def _parquet(path: Path):
-    """An open file; faults that appear while it is read are errors that name it."""
+    """Open a Parquet file; errors while it is read name the file."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -262,10 +261,10 @@ def _parquet(path: Path):
 
 
 def _read_json(path: Path, rows: int | None) -> pd.DataFrame:
-    """Objects as rows: one per line, or all in a list. Texts stay texts.
+    """Read objects as rows, one per line or all in a list, without converting texts.
 
     Raises:
-        DataError: the file is damaged, or has another form.
+        DataError: the file is damaged, or has another format.
     """
     try:
         with open_text(path, encoding_of(path)) as file:
@@ -291,19 +290,19 @@ def _read_text(
     kinds: dict = {
         name: object if kind is str else kind for name, kind in wanted.items() if kind is not None
     }
-    # The parser takes no name twice; none of these columns is read.
+    # The parser rejects duplicate names; these columns are not read.
     unique = [
         f"{name} ({index})" if names.count(name) > 1 else name for index, name in enumerate(names)
     ]
     above = table_start(path, layout)[0] if layout.gaps else 0
-    # If columns are selected, the parser accepts lines with too many values, so this is done only
-    # if it saves memory.
+    # The parser accepts lines with too many values if columns are selected, so select them only to
+    # save memory.
     some = list(wanted) if set(names) != set(wanted) else None
     try:
         with warnings.catch_warnings(), open_text(path, _encoding(path, layout)) as file:
-            # a first line with too many values only warns
+            # a first line with too many values only causes a warning
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            # The fast parser knows separators of one character only.
+            # The fast parser supports separators of one character only.
             single = len(layout.separator) == 1
             text = file if single else io.StringIO(file.read().replace(layout.separator, "\t"))
             return pd.read_csv(
@@ -333,7 +332,7 @@ def _check_readable(path: Path) -> None:
     if not path.is_file():
         other = "a pipe or a device, which can be read once only" if path.exists() else "nothing"
         raise DataError(
-            f"there is no table {path}",
+            f"table {path} not found",
             expected="a CSV, Parquet or JSON file",
             got="a folder" if path.is_dir() else other,
             fix="give the path of the file itself",
@@ -366,7 +365,7 @@ def _rows(path: Path, layout: TableLayout, errors: str = "strict") -> Iterator[l
 
 
 def _first_fault(path: Path, layout: TableLayout, names: list[str], error: Exception) -> DataError:
-    """Find the first bad line, slowly: the fast parser does not say which one it was."""
+    """Find the first malformed line, slowly, as the fast parser does not report it."""
     above = table_start(path, layout)[0] + (layout.names == "first line")
     with suppress(csv.Error):  # a value of more than 128 KiB, as after an open quote
         for number, row in enumerate(_rows(path, layout, "replace"), start=1):
@@ -378,7 +377,7 @@ def _first_fault(path: Path, layout: TableLayout, names: list[str], error: Excep
 
 
 def _fault(row: list[str], layout: TableLayout, names: list[str]) -> str:
-    """The expected format of a row; empty if it is correct."""
+    """Describe the expected format of a malformed row; empty if the row is correct."""
     if len(row) > len(names) or (len(row) < len(names) and not layout.gaps):
         return f"{len(names)} values: {', '.join(names)}"
     for name, text in zip(names, row, strict=False):
@@ -394,10 +393,10 @@ def _fault(row: list[str], layout: TableLayout, names: list[str]) -> str:
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
-    """The error for a file that is no text, or whose lines cannot be told apart."""
+    """Create the error for a file that is not text, or cannot be split into lines."""
     if isinstance(error, UnicodeDecodeError):
         iconv = "save it as UTF-8: iconv -f LATIN1 -t UTF-8 FILE > NEW-FILE"
-        return _not_text(f"{path} is no text in UTF-8 or UTF-16", path, str(error), iconv)
+        return _not_text(f"{path} is not text in UTF-8 or UTF-16", path, str(error), iconv)
     fix = "check the separator and the quotes, or get the file again"
     return _no_table(path, "one value per column and line", error, fix)
 
@@ -408,7 +407,7 @@ def _no_table(path: Path, expected: str, error: Exception, fix: str) -> DataErro
 
 
 def malformed_line(path: Path, number: int, line: str, expected: str) -> DataError:
-    """The error for one line that is not in the expected format."""
+    """Create the error for a malformed line."""
     return DataError(
         f"{path}, line {number:,}: not in the expected format",
         expected=expected,
@@ -417,8 +416,8 @@ def malformed_line(path: Path, number: int, line: str, expected: str) -> DataErr
     )
 
 
-# Text files as they come: packed by gzip or not, in UTF-8 or UTF-16, with lines above the names of
-# the columns; and other files, whose kind is told.
+# Text files: gzipped or not, in UTF-8 or UTF-16, with lines above the column names; and recognition
+# of other kinds of files for errors.
 
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 """Errors while a damaged file is unpacked."""
@@ -450,10 +449,10 @@ def _is_packed(path: Path) -> bool:
 
 
 def encoding_of(path: Path) -> str:
-    """`utf-16` where the file says so in its first bytes, else `utf-8-sig`.
+    """Detect the encoding: `utf-16` by the first bytes, else `utf-8-sig`.
 
     Raises:
-        DataError: the file is no text.
+        DataError: the file is not text.
     """
     return "utf-16" if _head(path).startswith(_UTF_16) else "utf-8-sig"
 
@@ -462,24 +461,24 @@ def is_json(path: Path) -> bool:
     """True if a file has JSON objects, one per line or in a list.
 
     Raises:
-        DataError: the file is no text.
+        DataError: the file is not text.
     """
     return bool(_JSON.match(_head(path).decode(encoding_of(path), "ignore")))
 
 
 @contextmanager
 def open_text(path: Path, encoding: str, errors: str = "strict") -> Iterator[IO[str]]:
-    """A text file, unpacked, with its line ends as they are."""
+    """Open a text file, unpacked, without converting line ends."""
     opened = gzip.open if _is_packed(path) else open
     with opened(path, "rt", encoding=encoding, errors=errors, newline="") as file:
         yield file
 
 
 def first_rows(rows: Iterable[list[str]]) -> tuple[int, list[list[str]]]:
-    """The number of rows above those of a table, and its first rows, `[rows][values]`.
+    """Find the number of rows above a table, and its first rows, `[rows][values]`.
 
-    Above are empty lines, titles (one value where rows have several), the line `sep=;` of Excel,
-    and comments (`#`) of another number of values.
+    Rows above are empty lines, titles (one value, unlike the table), the line `sep=;` of Excel, and
+    comments (`#`) with another number of values.
     """
     first = [(above, row) for above, row in enumerate(islice(rows, _FIRST_ROWS)) if row]
     widths = Counter(len(row) for _, row in first)
@@ -497,7 +496,7 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of a text file, unpacked."""
+    """Read the first bytes of a text file, unpacked."""
     try:
         head = _first_bytes(path)
     except DAMAGED as error:
@@ -508,14 +507,14 @@ def _head(path: Path) -> bytes:
             fix="get the file again, or save the table as CSV",
         ) from None
     if b"\0" in head and not head.startswith(_UTF_16):
-        zeros = "zero bytes, which text has none of"
-        raise _not_text(f"{path} is no text", path, zeros, "save the table as CSV in UTF-8")
+        zeros = "zero bytes, which text does not contain"
+        raise _not_text(f"{path} is not text", path, zeros, "save the table as CSV in UTF-8")
     return head
 
 
 def _not_text(problem: str, path: Path, otherwise: str, fix: str) -> DataError:
-    """The error for a file that is no text: its kind, or `otherwise` and `fix` if that is not
-    known."""
+    """Create the error for a file that is not text: its kind, or `otherwise` and `fix` if the kind
+    is unknown."""
     start = _first_bytes(path)
     kind = next((kind for first, kind in _OTHERS.items() if start.startswith(first)), None)
     if start[257:262] == b"ustar":

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of users: their order by time, their groups, and random numbers that no other user's data
-change."""
+"""Rows of users: order by time, grouping, and random numbers independent of other users' data."""
 
 from __future__ import annotations
 
@@ -15,17 +14,16 @@ from fedrec.data.interactions import Interactions, no_times
 from fedrec.rng import hashed, mixed, seed_sequence
 from fedrec.runtime.ragged import spans, within_groups
 
-# Random numbers of users and of their rows that no other user's data change.
+# Random numbers of users and of their rows, independent of other users' data.
 #
-# Numbers that are drawn for all rows from one stream are others for everybody when one user has a
-# row more or less. These are hashes: of the seed, the user's name and, for a row, its position
-# among the user's own.
+# Numbers drawn for all rows from one stream change for all users if one has a row more or less.
+# These are hashes of the seed, the user's name and, for a row, its position among the user's rows.
 
 _SHIFT = np.uint64(32)  # the upper half of a hash is the number
 
 
 def row_numbers(interactions: Interactions, seed: int, name: str, *address: int) -> np.ndarray:
-    """A random number in [0, 2^32) of each row, `int64 [rows]`.
+    """Random number in [0, 2^32) for each row, `int64 [rows]`.
 
     Args:
         interactions: the rows.
@@ -40,8 +38,8 @@ def row_numbers(interactions: Interactions, seed: int, name: str, *address: int)
 
 
 def pair_numbers(interactions: Interactions, seed: int, name: str, *address: int) -> np.ndarray:
-    """A random number in [0, 2^32) of each row's user and item, `int64 [rows]`, whatever the order
-    of the rows; arguments as of `row_numbers`."""
+    """Random number in [0, 2^32) for each row's user and item, `int64 [rows]`, independent of the
+    order of rows; arguments as of `row_numbers`."""
     users = _user_hashes(interactions, seed, name, *address)
     items = hashed(interactions.item_ids.tolist())
     numbers = mixed(users[interactions.users] + items[interactions.items])
@@ -49,7 +47,7 @@ def pair_numbers(interactions: Interactions, seed: int, name: str, *address: int
 
 
 def user_shares(interactions: Interactions, seed: int, name: str, *address: int) -> np.ndarray:
-    """A random number in [0, 1) of each user, `float64 [users]`; arguments as of `row_numbers`."""
+    """Random number in [0, 1) for each user, `float64 [users]`; arguments as of `row_numbers`."""
     return (_user_hashes(interactions, seed, name, *address) >> _SHIFT) / 2.0**32
 
 
@@ -68,22 +66,21 @@ def _hashes(ids: np.ndarray, seed: int, name: str, *address: int) -> np.ndarray:
     return mixed(hashed(ids.tolist()) ^ salt)
 
 
-# Each user's rows in the order of their times; the seed decides the order of rows of one time.
+# Each user's rows in the order of their times; the seed decides the order of rows of equal times.
 #
 # Exports list the rows of one day or second by item, or by popularity. If rows of equal times kept
-# the order of their file, then systems that know what came last would learn that order, and a split
-# by time would test the items that the file lists last. So such rows have an order that follows
-# from a hash of the seed, the user's name and the item's name: it is the same for any order of the
-# lines, and no other user's rows change it.
+# the order of their file, sequential systems would learn that order, and a split by time would test
+# the items that the file lists last. So their order is a hash of the seed, the user's name and the
+# item's name, independent of the order of lines and of other users' rows.
 
 log = logging.getLogger("fedrec.data")
 
 _LEAST_SHARE = 0.0005  # smallest share that is reported, a tenth of a percent when rounded
-_TIES = 4  # part of the stream "split", behind those of fedrec.data.splits
+_TIES = 4  # part of the stream "split", after those of fedrec.data.splits
 
 
 class TimeOrder:
-    """The order of each user's rows.
+    """Order of each user's rows.
 
     Args:
         interactions: the rows.
@@ -96,7 +93,7 @@ class TimeOrder:
 
     @cached_property
     def positions(self) -> np.ndarray:
-        """`int64 [rows]`: the position of each row in its user's sequence, from 0.
+        """Position of each row in its user's sequence, from 0, `int64 [rows]`.
 
         Raises:
             DataError: the interactions have no times.
@@ -121,16 +118,16 @@ def _report(name: str, share: float) -> None:
     if share < _LEAST_SHARE:
         return
     log.warning(
-        "%s: %.1f%% of the rows share their time with a row of another item of their user; the seed"
-        " decides the order of these",
+        "%s: %.1f%% of the rows have the same time as another item of their user; the seed decides"
+        " their order",
         name,
         100 * share,
     )
 
 
 def tied_share(interactions: Interactions) -> float:
-    """Share of the rows, in [0, 1], that have their time in common with a row of their user of
-    another item; 0 without rows.
+    """Share of the rows, in [0, 1], with the same time as another item of their user; 0 without
+    rows.
 
     Raises:
         DataError: the interactions have no times.
@@ -146,10 +143,10 @@ def tied_share(interactions: Interactions) -> float:
 
 
 def times_of(interactions: Interactions) -> np.ndarray:
-    """`int64 [rows]`: the times of interactions.
+    """Times of interactions, `int64 [rows]`.
 
     Raises:
-        DataError: they have none.
+        DataError: the interactions have no times.
     """
     if interactions.times is None:
         raise no_times(interactions.name, "cannot be split by time")
@@ -157,7 +154,7 @@ def times_of(interactions: Interactions) -> np.ndarray:
 
 
 def sorted_rows(users: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """`int64 [rows]`: row numbers by user, then by key, then as they are.
+    """Row numbers sorted by user, then by key, then in their order, `int64 [rows]`.
 
     Args:
         users: `int64 [rows]`, each >= 0.
@@ -171,8 +168,8 @@ def sorted_rows(users: np.ndarray, key: np.ndarray) -> np.ndarray:
     span = (span - 1) // unit + 1
     if int(users.max(initial=0)) + 1 > most // span:
         return np.lexsort((key, users))
-    # One sort of one number: rows are mostly grouped by user already, which makes it some twenty
-    # times as fast as one by each of the two.
+    # One sort by one number: rows are mostly grouped by user already, which makes it about twenty
+    # times as fast as two sorts.
     number = users * span
     if unit > 1:
         key = (key - least) // unit
@@ -183,8 +180,8 @@ def sorted_rows(users: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def _tied(data: Interactions, order: np.ndarray) -> np.ndarray:
-    """`bool [rows]`: which rows, in this order by user and time, have the user and the time of one
-    beside them."""
+    """Mask `bool [rows]` of rows, in this order by user and time, with the same user and time as a
+    neighbouring row."""
     users = data.users[order]
     times = times_of(data)[order]
     same = (users[1:] == users[:-1]) & (times[1:] == times[:-1])
@@ -194,19 +191,19 @@ def _tied(data: Interactions, order: np.ndarray) -> np.ndarray:
     return tied
 
 
-# Rows of interactions grouped by user, so that those of some users are found at once.
+# Rows of interactions grouped by user, for fast selection of users.
 
 
 @dataclass(frozen=True, eq=False)
 class UserRows:
-    """Rows of some clients, ragged: those of position c are `offsets[c]:offsets[c + 1]`.
+    """Ragged rows of some clients; the rows of client c are `offsets[c]:offsets[c + 1]`.
 
     Attributes:
         data: the dataset.
         all_labels: `float32` or `bool [all rows]`, labels of the dataset's rows.
-        order: of each user's rows.
+        order: order of each user's rows.
         clients: `int64 [clients]`, ids of the clients.
-        owner: `int64 [rows]`, ascending: position of each row's client among them.
+        owner: `int64 [rows]`, ascending: position of each row's client in `clients`.
         rows: `int64 [rows]`, row numbers in the dataset.
     """
 
@@ -219,48 +216,48 @@ class UserRows:
 
     @property
     def offsets(self) -> np.ndarray:
-        """`int64 [clients + 1]`: where the rows of each client begin."""
+        """Start of the rows of each client, `int64 [clients + 1]`."""
         counts = np.bincount(self.owner, minlength=len(self.clients))
         return np.concatenate([[0], np.cumsum(counts)])
 
     @property
     def ids(self) -> np.ndarray:
-        """`int64 [rows]`: the client of each row."""
+        """Client of each row, `int64 [rows]`."""
         return self.clients[self.owner]
 
     @property
     def items(self) -> np.ndarray:
-        """`int64 [rows]`."""
+        """Item of each row, `int64 [rows]`."""
         return self.data.items[self.rows]
 
     @property
     def lists(self) -> tuple[np.ndarray, np.ndarray]:
-        """`offsets`, `int64 [clients + 1]`, and `items`, `int64 [rows]`."""
+        """Pair of `offsets`, `int64 [clients + 1]`, and `items`, `int64 [rows]`."""
         return self.offsets, self.items
 
     @property
     def pairs(self) -> np.ndarray:
-        """`int64 [rows]`: a number of each pair of a client, by its position, and an item."""
+        """Number of each row's pair of client position and item, `int64 [rows]`."""
         return self.owner * self.data.num_items + self.items
 
     @property
     def labels(self) -> np.ndarray:
-        """`float32 [rows]`."""
+        """Label of each row, `float32 [rows]`."""
         return self.all_labels[self.rows].astype(np.float32, copy=False)
 
     @property
     def ratings(self) -> np.ndarray | None:
-        """`float32 [rows]`; None without ratings."""
+        """Rating of each row, `float32 [rows]`; None without ratings."""
         return None if self.data.ratings is None else self.data.ratings[self.rows]
 
     @property
     def times(self) -> np.ndarray | None:
-        """`int64 [rows]`: positions in the users' sequences; None without times."""
+        """Position of each row in its user's sequence, `int64 [rows]`; None without times."""
         return None if self.data.times is None else self.order.positions[self.rows]
 
     def sequences(self) -> tuple[np.ndarray, np.ndarray]:
-        """`offsets`, and the items `int64 [rows]` of each client from the earliest to the latest;
-        the seed decides where times are equal.
+        """Pair of `offsets` and the items `int64 [rows]` of each client from the earliest to the
+        latest; the seed decides the order of equal times.
 
         Raises:
             DataError: there are no times.
@@ -271,23 +268,23 @@ class UserRows:
         return self.offsets, self.items[np.lexsort((times, self.owner))]
 
     def mask(self) -> np.ndarray:
-        """`bool [clients, items]`: the items of the rows."""
+        """Mask `bool [clients, items]` of the items of the rows."""
         table = np.zeros((len(self.clients), self.data.num_items), dtype=bool)
         table[self.owner, self.items] = True
         return table
 
     def where(self, chosen: np.ndarray) -> UserRows:
-        """Some of the rows, `bool [rows]`."""
+        """Select rows by a mask `bool [rows]`."""
         return replace(self, owner=self.owner[chosen], rows=self.rows[chosen])
 
 
 class GroupedRows:
-    """A selection of the rows of interactions, grouped by user.
+    """Selection of the rows of interactions, grouped by user.
 
     Args:
         interactions: the dataset.
         labels: `float32` or `bool [all rows]`.
-        order: of each user's rows.
+        order: order of each user's rows.
         rows: `int64 [n]`, row numbers; None: all rows.
     """
 
@@ -310,11 +307,11 @@ class GroupedRows:
         self._offsets = np.concatenate([[0], np.cumsum(counts)])
 
     def counts(self, users: np.ndarray) -> np.ndarray:
-        """`int64 [users]`: number of selected rows of some users."""
+        """Number of selected rows of some users, `int64 [users]`."""
         return self._offsets[users + 1] - self._offsets[users]
 
     def of(self, users: np.ndarray, clients: np.ndarray) -> UserRows:
-        """The selected rows of some users `int64 [users]`, whose ids are `clients`."""
+        """Return the selected rows of some users `int64 [users]` with the ids `clients`."""
         counts = self.counts(users)
         owner = np.repeat(np.arange(len(users)), counts)
         rows = spans(self._offsets[users], counts)

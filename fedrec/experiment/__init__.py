@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An experiment: its TOML tables, how they are read, overridden and resolved, and its training
-phases."""
+"""Experiments: TOML tables, their reading, overriding and resolution, and training phases."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experiments from TOML files, by name, and from Flower's run configuration."""
+"""Loading of experiments from TOML files, by name, and from Flower's run configuration."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def load(
 
 
 def read(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """The table of an experiment with overrides, not validated and without defaults.
+    """Read the table of an experiment with overrides, not validated and without defaults.
 
     Args:
         source: a TOML file, the name of a shipped experiment, or a table.
-        overrides: as those of `load`.
+        overrides: see `load`.
 
     Raises:
         ExperimentError: the file is missing or not TOML, or an override cannot be read.
@@ -52,22 +52,22 @@ def read(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) 
 
 
 def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
-    """The experiment that a Flower run configuration names.
+    """Load the experiment that a Flower run configuration names.
 
     Keys: `resolved` (a whole experiment as JSON, from fedrec's engines), or `experiment` (a TOML
     file or the name of a shipped experiment) and `overrides` (like `--set`, separated by `;`).
 
     Raises:
-        ExperimentError: no experiment is named, or it is wrong.
+        ExperimentError: the experiment is missing or invalid.
     """
     if run_config.get("resolved"):
         try:
             table = dict(parse_json(str(run_config["resolved"])))
-        except (ValueError, TypeError) as error:  # no JSON, or no object
+        except (ValueError, TypeError) as error:  # not JSON, or not an object
             raise ExperimentError(
                 "the resolved experiment in the run configuration cannot be read",
                 got=str(error),
-                fix="leave resolved out, and name the experiment with the key experiment",
+                fix="remove the key resolved, and name the experiment with the key experiment",
             ) from None
         return Experiment.parse(table)
     if not run_config.get("experiment"):
@@ -81,7 +81,7 @@ def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
 
 
 def shipped_experiments() -> dict[str, Path]:
-    """Name -> file of the experiments that come with fedrec."""
+    """Files of the experiments shipped with fedrec, by name."""
     folder = Path(__file__).resolve().parents[2] / "simulations" / "experiments"
     return {file.stem: file for file in sorted(folder.glob("*.toml"))}
 
@@ -89,10 +89,10 @@ def shipped_experiments() -> dict[str, Path]:
 def _read(source: str | Path) -> dict[str, Any]:
     if not isinstance(source, str | Path):
         raise ExperimentError(
-            "no experiment is given",
+            "the experiment is missing",
             expected="a TOML file, the name of a shipped experiment, a table, or an Experiment",
             got=repr(source)[:200],
-            fix="fedrec.run('privrec-synthetic'); for a DataFrame of interactions fedrec.try_table",
+            fix="fedrec.run('privrec-synthetic'), or fedrec.try_table for a DataFrame",
         )
     try:
         path = Path(source).expanduser()
@@ -104,7 +104,7 @@ def _read(source: str | Path) -> dict[str, Any]:
         shipped = shipped_experiments()
         if str(source) not in shipped:
             raise ExperimentError(
-                f"there is no experiment {str(source)[:200]!r}",
+                f"unknown experiment {str(source)[:200]!r}",
                 expected="a TOML file, or the name of a shipped experiment",
                 got="a folder" if path.is_dir() else "no such file",
                 fix=did_you_mean(str(source), shipped),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The phases of an experiment's training, with their rounds and steps. Server and nodes derive them
+"""Phases of an experiment's training, with their rounds and steps. Server and nodes derive them
 independently from the experiment, so that a node need not trust the server about the step and the
 protection of a round.
 """
@@ -21,15 +21,14 @@ MAIN = "main"
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of training.
+    """Phase of training.
 
     Attributes:
         name: its name, as in `privacy.phases`, in the ledger and in the report.
         step: name and settings of the local step.
-        last: number of its last round; None: it lasts to the end.
-        volunteers: its participants, in words, if they are clients who agreed to it; empty: none
-            are.
-        sampler: how its cohorts are drawn; None: by the experiment's sampler.
+        last: number of its last round; None: until the end.
+        volunteers: description of the participants if they are volunteers; empty: they are not.
+        sampler: sampler of its cohorts; None: the experiment's sampler.
     """
 
     name: str
@@ -39,18 +38,18 @@ class Phase:
     sampler: Section | None = None
 
     def has_step(self, step: Mapping[str, Any]) -> bool:
-        """Whether its step has exactly these settings."""
+        """True if the phase's step has exactly these settings."""
         return _text(self.step) == _text(step)
 
 
 def step_table(section: Section) -> dict[str, Any]:
-    """Name and settings of a step in the form of a training order."""
+    """Name and settings of a step, as in a training order."""
     return {"name": section.name, **section.options}
 
 
 def contributions_of(step: Mapping[str, Any]) -> Contributions:
-    """The kind of contributions of a step, by its name and settings; `signed` unless the step
-    declares otherwise. Settings of a step around another one declare that of the other."""
+    """Kind of contributions of a step, by its name and settings; `signed` unless the step declares
+    otherwise. Settings of a step that wraps another declare the kind of the wrapped step."""
     section = Section.model_validate(step)
     declared: Contributions = getattr(
         registry.resolve(registry.STEP, section.name), "contributions", "signed"
@@ -59,8 +58,8 @@ def contributions_of(step: Mapping[str, Any]) -> Contributions:
 
 
 def symmetric_of(experiment: Experiment, step: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Names of the parameters of which a step changes one half as the other, so that one is sent;
-    none under `[compression]`, which rounds each half by itself.
+    """Names of parameters that a step updates symmetrically, so that only one half is sent; none
+    under `[compression]`, which rounds the halves separately.
 
     Args:
         experiment: the experiment.
@@ -73,17 +72,17 @@ def symmetric_of(experiment: Experiment, step: Mapping[str, Any] | None) -> tupl
 
 
 def phases_of(experiment: Experiment, *, nested: bool = True) -> tuple[Phase, ...]:
-    """The phases of a resolved experiment, the first one first.
+    """Phases of a resolved experiment, in order.
 
     Args:
         experiment: the experiment.
         nested: whether the strategy's phases are included; otherwise there is one phase, with the
-            experiment's own step.
+            experiment's step.
     """
     step = step_table(experiment.step)
     if nested:
         strategy = registry.resolve(registry.STRATEGY, experiment.strategy.name)
-        if hasattr(strategy, "schedule"):  # Flower's own strategies have none
+        if hasattr(strategy, "schedule"):  # missing in Flower's strategies
             return tuple(
                 strategy.schedule(component_settings(registry.STRATEGY, experiment.strategy), step)
             )
@@ -91,7 +90,7 @@ def phases_of(experiment: Experiment, *, nested: bool = True) -> tuple[Phase, ..
 
 
 def phase_at(phases: Sequence[Phase], round_number: int) -> Phase:
-    """The phase that a round belongs to."""
+    """Return the phase of a round."""
     return next(phase for phase in phases if phase.last is None or round_number <= phase.last)
 
 

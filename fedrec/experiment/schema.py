@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An experiment as one strict TOML file, frozen, and resolved before anything runs.
+"""Experiments as strict, frozen TOML files, resolved before anything runs.
 
 A section such as `[strategy]` names a component and carries its settings; they are checked by the
 component's own configuration class. `resolve` fills in every default, so the copy in a run folder
@@ -41,7 +41,7 @@ from fedrec.privacy.config import PrivacyConfig
 
 
 class Experiment(DataSettings):
-    """A whole experiment."""
+    """Settings of an experiment."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     """Short name; run folders start with it. Lower-case letters, digits, '.', '_' and '-'."""
@@ -51,10 +51,10 @@ class Experiment(DataSettings):
     """Paper and table that the experiment reproduces."""
     settings_tried: int | None = Field(default=None, ge=1)
     """Number of settings that were tried on validation users to choose those of the federated
-    system; tables state it beside its results, and it changes nothing. Default: not stated. A table
-    in `evaluation.baselines` may have the same key, for a centralised system."""
+    system; reported in result tables, without effect on the run. Default: not stated. A table in
+    `evaluation.baselines` may have the same key, for a centralised system."""
     rounds: int = Field(default=0, ge=1, le=999_999)
-    """Number of training rounds (E1 in PrivRec). Without it the experiment only evaluates
+    """Number of training rounds (E1 in PrivRec). By default the experiment only evaluates
     `evaluation.baselines`, without a federated system and its tables, such as `[model]`."""
     model: Section = Section(name="privrec")
     """The recommender."""
@@ -76,14 +76,14 @@ class Experiment(DataSettings):
     """`true`, or a table of settings: the server sees only the sum over nodes, which mask their own
     sums; default: it sees each node's sum."""
     devices: DevicesConfig | None = None
-    """Speed and availability of simulated devices; default: simulations have no time."""
+    """Speed and availability of simulated devices; default: time is not simulated."""
     closing: ClosingConfig | None = None
-    """Rounds that close before all clients have answered; default: a round waits for all."""
+    """Rounds that close before all clients have replied; default: a round waits for all."""
     asynchronous: AsynchronousConfig | None = None
-    """Rounds that do not wait for slow devices; default: all clients of a round start from the same
-    parameters."""
+    """Asynchronous rounds, which do not wait for slow devices; default: all clients of a round
+    start from the same parameters."""
     early_stopping: EarlyStoppingConfig | None = None
-    """Early stopping; default: none, and the parameters of the last round are kept."""
+    """Early stopping; default: none, the result has the parameters of the last round."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluation."""
     engine: EngineConfig = EngineConfig()
@@ -99,7 +99,7 @@ class Experiment(DataSettings):
         for key in ("secure-aggregation", "secure_aggregation"):
             if table.get(key) is True:
                 table[key] = {}
-            # validated separately, so that errors do not list the alternatives
+            # validated separately, so that errors do not list all alternatives
             if isinstance(table.get(key), Mapping):
                 table[key] = SecureAggregationConfig.parse(
                     table[key], at="secure-aggregation"
@@ -116,13 +116,13 @@ class Experiment(DataSettings):
 
     @property
     def federated(self) -> bool:
-        """Whether there is a federated system, or only centralised ones."""
+        """True if the experiment has a federated system, not only centralised ones."""
         return self.rounds > 0
 
     @property
     def hides_cohorts(self) -> bool:
-        """Whether the cohorts of the federated system, and all that depends on who is in them, are
-        secret: privacy mode `secure`."""
+        """True if cohorts, and all data that depend on their members, are secret (privacy mode
+        `secure`)."""
         return self.privacy is not None and self.privacy.mode == "secure"
 
     def table(self) -> dict[str, Any]:
@@ -134,14 +134,14 @@ class Experiment(DataSettings):
 
     @property
     def known_cohorts(self) -> bool:
-        """Whether the speed or availability of devices decides who takes part in a round, so that
-        nothing is gained by sampling."""
+        """True if devices' speed or availability determines the participants of a round, which
+        rules out privacy amplification by sampling."""
         away = self.devices is not None and self.devices.sometimes_away
         return away or self.leaves_late
 
     @property
     def leaves_late(self) -> bool:
-        """Whether rounds end without the clients that are late, which are no failures."""
+        """True if rounds end without late clients, which do not count as failures."""
         return self.closing is not None or self.asynchronous is not None
 
     @model_validator(mode="after")
@@ -160,18 +160,16 @@ class Experiment(DataSettings):
             " ranks whole histories, test rows too": (
                 self.early_stopping is not None and self.evaluation.protocol == "reconstruction"
             ),
-            "[compression] needs privacy.placement = 'central': noise that a client adds is on"
-            " every number, so nothing is left to leave out": (
+            "[compression] needs privacy.placement = 'central': a client's noise is on every"
+            " value, so none can be left out": (
                 self.compression is not None
                 and self.privacy is not None
                 and self.privacy.placement != "central"
             ),
-            f"evaluation.metrics = [{min(targets, default='')!r}] needs [adversary], whose targets"
-            " it measures (share = 0 adds no malicious client)": (
-                bool(targets) and self.adversary is None
-            ),
-            "task = 'rating' cannot be combined with positive-above: ratings themselves are"
-            " predicted": self.task == "rating" and self.positive_above is not None,
+            f"evaluation.metrics = [{min(targets, default='')!r}] needs the targets of [adversary]"
+            " (share = 0 adds no malicious client)": (bool(targets) and self.adversary is None),
+            "task = 'rating' cannot be combined with positive-above: it predicts the ratings"
+            " themselves": self.task == "rating" and self.positive_above is not None,
             **self._rules_of_late_devices(),
         }
         for message, broken in rules.items():
@@ -180,31 +178,31 @@ class Experiment(DataSettings):
         return self
 
     def _rules_of_late_devices(self) -> dict[str, bool]:
-        """Rules so that late answers can be left out or weighted, and a guarantee covers who takes
-        part, and whether each is broken."""
+        """Rules on late or weighted replies and on guarantees for participation, and whether each
+        is violated."""
         late = self.known_cohorts
         buffered = self.asynchronous is not None
         private = self.privacy is not None
         timed = private and self.devices is not None
         return {
-            "[privacy] with [devices] needs devices.examples: otherwise who takes part depends on"
-            " how many rows a user has": (
+            "[privacy] with [devices] needs devices.examples: otherwise participation depends on"
+            " a user's number of rows": (
                 late and private and self.devices is not None and self.devices.examples is None
             ),
-            "[devices] cannot be combined with privacy.mode = 'secure': the time that a round takes"
-            " shows who took part, which has to be secret": (
+            "[devices] cannot be combined with privacy.mode = 'secure': the duration of a round"
+            " reveals its participants, which must be secret": (
                 timed and not late and self.hides_cohorts
             ),
             "secure-aggregation cannot be combined with [closing], [asynchronous] or device"
-            " availability: its masks only cancel if all nodes of a session answer": (
+            " availability: its masks only cancel if all nodes of a session reply": (
                 bool(self.secure_aggregation) and late
             ),
             "[asynchronous] cannot be combined with [closing]: a round ends when its buffer is"
-            " full, and no answer is too late": buffered and self.closing is not None,
-            "[asynchronous] needs sampler.name = 'fixed-size': its buffer has as many answers as"
-            " the sampler's cohort has clients": buffered and self.sampler.name != "fixed-size",
-            "[asynchronous] cannot be combined with privacy.placement = 'distributed': the weight"
-            " of stale answers would make the clients' shares of the noise smaller": (
+            " full, and no reply is too late": buffered and self.closing is not None,
+            "[asynchronous] needs sampler.name = 'fixed-size': the size of the cohort is the size"
+            " of its buffer": buffered and self.sampler.name != "fixed-size",
+            "[asynchronous] cannot be combined with privacy.placement = 'distributed': the weights"
+            " of stale replies would reduce the clients' shares of the noise": (
                 buffered and self.privacy is not None and self.privacy.placement == "distributed"
             ),
         }
@@ -215,8 +213,7 @@ class Experiment(DataSettings):
         return sections_by_name(value)
 
     def resolve(self) -> Experiment:
-        """The same experiment with every section checked by its component and every default filled
-        in.
+        """Check every section by its component, and fill in every default.
 
         Raises:
             ExperimentError: a component or one of its settings is unknown or wrong.
@@ -258,8 +255,7 @@ class Experiment(DataSettings):
         return resolved
 
     def _of_adversary(self, adversary: AdversaryConfig) -> dict[str, Any]:
-        """The section with every default filled in, and the evaluation with the measures of its
-        targets."""
+        """Resolve the section, and add the metrics of its targets to the evaluation."""
         attack = resolved_section(registry.POISONING, adversary.attack, seed=self.seed)
         metrics = self.evaluation.metrics or ()
         wanted = TARGET_METRICS if self.task == "ranking" else TARGET_RATINGS
@@ -272,27 +268,26 @@ class Experiment(DataSettings):
         }
 
     def fine_tune_step(self) -> Section:
-        """The local step with the settings of on-device fine-tuning."""
+        """Return the local step with the settings of on-device fine-tuning."""
         return Section.model_validate(
             {"name": self.step.name, **self.step.options, **self.evaluation.fine_tune}
         )
 
     def steps(self) -> dict[str, Section]:
-        """All local steps that clients may be ordered to train with, by key: the experiment's, and
-        those of its strategy."""
+        """All local steps that orders may name, by key: the step of the experiment and those of its
+        strategy."""
         nested = nested_sections(self.settings(registry.STRATEGY))
         inner = {f"strategy.{key}": step for key, kind, step in nested if kind is registry.STEP}
         return {"step": self.step, **inner}
 
     def toml(self) -> str:
-        """The experiment as TOML text."""
+        """Return the experiment as TOML text."""
         import tomli_w
 
         return tomli_w.dumps(self.table())
 
     def digest(self) -> str:
-        """SHA-256 of the experiment: equal digests mean equal settings. How many settings were
-        tried is not among them."""
+        """SHA-256 of the settings, without the number of settings tried."""
         table = _untold(self.table())
         evaluation = dict(table.get("evaluation", {}))
         if "baselines" in evaluation:
@@ -302,8 +297,8 @@ class Experiment(DataSettings):
 
 
 def _untold(table: Any) -> Any:
-    """A table without the number of settings that were tried, the name alone if it is all that is
-    left; anything else as it is."""
+    """Remove the number of settings tried from a table, and reduce it to the name if no other key
+    remains; return other values unchanged."""
     if not isinstance(table, dict) or TRIED not in table:
         return table
     rest = {key: value for key, value in table.items() if key != TRIED}
@@ -324,7 +319,7 @@ CENTRAL_SECTIONS = (registry.DATASET, registry.SPLIT)
 TARGET_METRICS = ("exposure", "target-ndcg", "target-rank")
 """Metrics of the targets of an adversary, which an experiment with `[adversary]` always has."""
 TARGET_RATINGS = ("target-rating",)
-"""Those of predicted ratings."""
+"""Metrics of targets for predicted ratings."""
 FEDERATED = (
     *(kind.name for kind in SECTIONS if kind not in CENTRAL_SECTIONS),
     "privacy",
@@ -346,21 +341,21 @@ FEDERATED = (
 
 
 def leaks(experiment: Experiment) -> bool:
-    """Whether held-out items are kept out of the clients' negatives."""
+    """True if held-out items are excluded from the clients' negatives."""
     return bool(experiment.split.options.get("leaky-negatives", False))
 
 
 def marked(experiment: Experiment) -> str:
-    """The experiment's name in tables."""
+    """Return the experiment's name for tables, marked if it has the leak."""
     return f"{experiment.name} [leak]" if leaks(experiment) else experiment.name
 
 
 def leak_words(experiment: Experiment) -> list[str]:
-    """Remarks on the leak for a result, one paragraph each; none without a leak."""
+    """Warnings of the leak for a result, one paragraph each; none without a leak."""
     if not leaks(experiment):
         return []
     return [
-        "LEAK: split.leaky-negatives kept held-out items out of the negatives that clients learn"
-        " from, so that they can be identified without a model. These figures say"
-        " nothing of how well the system recommends."
+        "LEAK: split.leaky-negatives excluded held-out items from the clients' negatives, so that"
+        " they can be identified without a model. These figures do not measure the quality of"
+        " recommendations."
     ]

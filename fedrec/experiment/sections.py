@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of an experiment that name a component, and changes of single keys."""
+"""Sections of an experiment (tables that name a component), and overrides of single keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedrec.errors import ExperimentError
 
 
 class Section(Config):
-    """A table that names a component and carries its settings, such as `[model]`."""
+    """Table with the name and settings of a component, such as `[model]`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -28,7 +28,7 @@ class Section(Config):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The component's settings, without its name."""
+        """Settings of the component, without its name."""
         return dict(self.model_extra or {})
 
 
@@ -39,10 +39,10 @@ def component_settings(
 
     Args:
         kind: of the component.
-        section: names it and carries its settings.
+        section: its name and settings.
         at: full key of the section, for errors.
-        seed: of the experiment, for components whose own seed is left out (`Config.seeded`); None:
-            they remain unset.
+        seed: of the experiment, for components whose seed is not set (`Config.seeded`); None: they
+            remain unset.
 
     Returns:
         The component's `Config`, or plain keyword arguments when its class has none (Flower's own
@@ -74,18 +74,18 @@ def component_settings(
             shown = name.replace("_", "-")
             raise ExperimentError(
                 f"missing key '{at}.{shown}'",
-                expected=f"a value, {section.name} has no default",
+                expected=f"a value, as {section.name} has no default",
                 fix="set the key",
             )
     return arguments
 
 
 def component_of(kind: registry.Kind, section: Section, *arguments: Any) -> Any:
-    """The component that a section names, made from its settings and further arguments.
+    """Create the component of a section, from its settings and further arguments.
 
     Raises:
-        ExperimentError: it is unknown, or a setting is unknown or wrong.
-        ComponentError: it failed.
+        ExperimentError: the component is unknown, or a setting is unknown or wrong.
+        ComponentError: the constructor failed.
     """
     cls = registry.resolve(kind, section.name)
     settings = component_settings(kind, section)
@@ -94,7 +94,7 @@ def component_of(kind: registry.Kind, section: Section, *arguments: Any) -> Any:
 
 
 def sections_within(settings: Any) -> Iterator[tuple[str, registry.Kind, Section]]:
-    """The sections within a component's settings, with the key and the kind of each.
+    """Yield the sections within a component's settings, each with its key and kind.
 
     A field that holds one is annotated with the kind:
     `inner: Annotated[Section, registry.STRATEGY]`.
@@ -113,7 +113,7 @@ def sections_within(settings: Any) -> Iterator[tuple[str, registry.Kind, Section
 
 
 def nested_sections(settings: Any) -> Iterator[tuple[str, registry.Kind, Section]]:
-    """The same at any depth."""
+    """Yield the sections at any depth of a component's settings, each with its key and kind."""
     for key, kind, section in sections_within(settings):
         yield key, kind, section
         for path, inner_kind, inner in nested_sections(component_settings(kind, section)):
@@ -121,8 +121,7 @@ def nested_sections(settings: Any) -> Iterator[tuple[str, registry.Kind, Section
 
 
 def _with_nested(settings: Config, at: str, seed: int | None) -> Config:
-    """The same settings with the sections within them checked by their components and every default
-    filled in."""
+    """Check the sections within settings by their components, and fill in defaults."""
     settings = settings if seed is None else settings.seeded(seed)
     changes: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
@@ -139,28 +138,28 @@ def _with_nested(settings: Config, at: str, seed: int | None) -> Config:
 def resolved_section(
     kind: registry.Kind, section: Section, *, at: str | None = None, seed: int | None = None
 ) -> Section:
-    """The same section with every default filled in; for arguments and errors see
-    `component_settings`."""
+    """Return the section with every default filled in; see `component_settings` for arguments and
+    errors."""
     settings = component_settings(kind, section, at=at, seed=seed)
     table = settings.table() if isinstance(settings, Config) else settings
     return Section.model_validate({"name": section.name, **table})
 
 
 def sections_by_name(value: Any) -> Any:
-    """A list of sections, in which a name alone is a section without settings."""
+    """Convert a list of sections and names, where a name is a section without settings."""
     if not isinstance(value, list | tuple):
         return value
     return tuple({"name": entry} if isinstance(entry, str) else entry for entry in value)
 
 
-# Changes of single keys of an experiment, as in `--set key=value`.
+# Overrides of single keys of an experiment, as in `--set key=value`.
 
 log = logging.getLogger("fedrec")
 _DEEPEST = 50  # parts of a key
 
 
 def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """A table with one key changed.
+    """Return a table with one key changed.
 
     Args:
         table: nested tables.
@@ -169,19 +168,19 @@ def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
             previous component; engines share their settings.
 
     Raises:
-        ExperimentError: the text is not of that form, or a part of the key is not a table.
+        ExperimentError: the text has another format, or a part of the key is not a table.
     """
     key, equals, written = text.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not equals or not all(path) or len(path) > _DEEPEST:
         raise ExperimentError(
-            f"cannot read the override {text[:100]!r}",
+            f"invalid override {text[:100]!r}",
             expected="key=value",
             got=text[:200],
             fix="--set strategy.server-lr=0.5",
         )
     try:
-        full = re.sub(r"^(\s*[+-]?)\.(?=\d)", r"\g<1>0.", written)  # TOML has no .5
+        full = re.sub(r"^(\s*[+-]?)\.(?=\d)", r"\g<1>0.", written)  # TOML rejects .5
         value = tomllib.loads(f"value = {full}")["value"]
     except (ValueError, RecursionError):  # TOML's errors, and numbers of thousands of digits
         value = written.strip()  # a bare word, as on a command line
@@ -192,10 +191,10 @@ def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
         and isinstance(chosen, Mapping)
         and chosen.get("name") != value
     ):
-        dropped = ", ".join(sorted(set(chosen) - {"name"}))  # they belong to their component
+        dropped = ", ".join(sorted(set(chosen) - {"name"}))  # settings belong to their component
         if dropped:
             log.warning(
-                "%s = %r leaves out the settings of %r: %s",
+                "%s = %r removes the settings of %r: %s",
                 *(key.strip(), value, chosen.get("name"), dropped),
             )
         return {**table, path[0]: {"name": value}}
@@ -209,7 +208,7 @@ def _with(table: Mapping[str, Any], path: list[str], value: Any, text: str) -> d
     inner = table.get(head, {})
     if not isinstance(inner, Mapping):
         raise ExperimentError(
-            f"cannot apply the override {text!r}, as {head!r} is no table",
+            f"cannot apply the override {text!r}: {head!r} is not a table",
             got=repr(inner),
             fix="check the key",
         )

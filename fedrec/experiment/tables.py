@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of an experiment that name no component."""
+"""Tables of an experiment that do not name a component."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ Masked: TypeAlias = Literal["real", "learned", "both"]
 Precision: TypeAlias = Literal["float32", "bf16"]
 _ROUNDING = 1e-9  # of products of shares and numbers of clients
 TRIED = "settings-tried"
-"""Key of the number of settings that were tried to choose those of a system."""
+"""Key of the number of settings tried to choose those of a system."""
 
 
 class AdversaryConfig(Config):
-    """An adversary with clients of its own among the training clients, in simulations alone. Its
-    clients are added to the honest ones; sampler, clip and noise treat them alike, and the
-    guarantee of `[privacy]` is for the honest ones, as if nobody else were drawn."""
+    """Adversary with malicious clients among the training clients, for simulations only. They are
+    added to the honest clients; sampler, clip and noise treat them alike, and the guarantee of
+    `[privacy]` is for the honest clients, computed as if there were no others."""
 
     attack: Annotated[Section, registry.POISONING]
-    """The attack: a name, or a table with settings."""
+    """Attack: a name, or a table with settings."""
     share: float | None = Field(default=None, ge=0, le=1)
-    """Number of malicious clients as a share of the honest training clients, at least one; 0: none,
-    so that the targets alone are measured. Default: 0.01, unless `clients` is set."""
+    """Number of malicious clients as a share of the honest training clients, at least one; 0: no
+    malicious clients, only the targets are measured. Default: 0.01, unless `clients` is set."""
     clients: int | None = Field(default=None, ge=0)
-    """Number of malicious clients, in place of the share; at most that of the honest ones."""
+    """Number of malicious clients, instead of `share`; at most the number of honest clients."""
     targets: int = Field(default=1, ge=1)
-    """Number of items that are promoted; at most all of the dataset."""
+    """Number of promoted items; at most the number of items."""
     target_choice: Literal["least-popular", "random"] = "least-popular"
-    """How they are chosen: those with the fewest training rows, or by the seed."""
+    """Choice of promoted items: those with the fewest training rows, or random by the seed."""
     target_items: tuple[str, ...] = ()
-    """Names of the promoted items in the dataset, each once; default: they are chosen."""
+    """Ids of the promoted items in the dataset, without duplicates; default: items are chosen."""
     public_share: float = Field(default=0.01, ge=0, le=1)
-    """Share of each honest client's training rows that the adversary knows, rounded up; what it
-    knows of the items' popularity follows from these rows. 0: nothing, 1: all."""
+    """Share of each honest client's training rows that the adversary knows, rounded up; it derives
+    the items' popularity from these rows. 0: none, 1: all."""
 
     @field_validator("attack", mode="before")
     @classmethod
@@ -54,7 +54,7 @@ class AdversaryConfig(Config):
         return self
 
     def number_among(self, honest: int) -> int:
-        """Number of malicious clients beside so many honest ones."""
+        """Number of malicious clients for a number of honest ones."""
         if self.clients is not None:
             return self.clients
         share = 0.01 if self.share is None else self.share
@@ -62,8 +62,8 @@ class AdversaryConfig(Config):
 
 
 class DataSettings(Config):
-    """Dataset, split, perturbation, adversary, seed and task of an experiment: what the clients'
-    data depend on; `fedrec.data` needs no others."""
+    """Settings of an experiment that the clients' data depend on: dataset, split, perturbation,
+    adversary, seed and task."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of all random streams."""
@@ -92,17 +92,17 @@ class DataSettings(Config):
 
     @property
     def seed_of_split(self) -> int:
-        """The seed that the split draws from."""
+        """Seed of the split."""
         return self.seed if self.split_seed is None else self.split_seed
 
     def settings(self, kind: registry.Kind) -> Any:
         """Settings of the component in the section of that kind: its `Config`, or keyword arguments
-        without one."""
+        if it has none."""
         return component_settings(kind, getattr(self, kind.key))
 
 
 class EvaluationConfig(Config):
-    """Evaluation of the system."""
+    """Settings of the evaluation."""
 
     held_out: Literal["test", "validation"] = "test"
     """Held-out rows to evaluate: `validation` for tuning, `test` for reporting."""
@@ -124,7 +124,7 @@ class EvaluationConfig(Config):
     ks: tuple[Annotated[int, Field(ge=1, le=10**6)], ...] = Field(
         default=(5, 10, 20, 30), min_length=1
     )
-    """Cut-offs of the ranking metrics, each of them once."""
+    """Cut-offs of the ranking metrics, without duplicates."""
     fine_tune: dict[str, Any] = Field(default_factory=lambda: {"epochs": 0})
     """Settings of the local step that differ in on-device fine-tuning; `epochs = 0` evaluates the
     shared model."""
@@ -134,15 +134,15 @@ class EvaluationConfig(Config):
     metrics: tuple[Section, ...] | None = None
     """Metrics in addition to those of the task: names, or tables with settings; default: none."""
     shown: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Metrics of the printed table, such as `recall@20`; all are in the files in any case. Default,
-    also where the experiment has none of them: hit rates and NDCG@10, or errors of ratings."""
+    """Metrics of the printed table, such as `recall@20`; files contain all metrics. Default, also
+    if the experiment has none of these: hit rates and NDCG@10, or errors of ratings."""
     inactive_below: int = Field(default=20, ge=0)
     """Users with fewer known interactions than this form the group `inactive`."""
     baselines: tuple[str | Section, ...] = ("popularity", "ease")
     """Centralised recommenders to evaluate under the same protocol: names, or tables with settings
     such as `{ name = "dp-popularity", epsilon = 5.0 }`; a `label` names one in result tables, so
-    that a baseline can occur with several settings. `settings-tried` says how many settings were
-    tried to choose its own."""
+    that a baseline can occur with several settings. `settings-tried` is the number of settings
+    tried to choose them."""
 
     @field_validator("metrics", mode="before")
     @classmethod
@@ -157,18 +157,16 @@ class EvaluationConfig(Config):
         return value
 
     def baseline_settings(self) -> dict[str, dict[str, Any]]:
-        """Settings of each baseline by its label, which is its name unless it has another; then
-        `name` is among them.
+        """Settings of each baseline by its label (default: its name), with `name` if the label
+        differs.
 
         Raises:
-            ExperimentError: two baselines have the same label, a label is not text, or
-                `settings-tried` is no number.
+            ExperimentError: a label is duplicate or not a text, or `settings-tried` is no number.
         """
         return {label: _named(section, label) for label, section in self._labelled().items()}
 
     def settings_tried(self) -> dict[str, int | None]:
-        """By the label of each baseline, how many settings were tried to choose its own; None where
-        it is not stated."""
+        """Number of settings tried for each baseline, by label; None if not stated."""
         return {label: entry.options.get(TRIED) for label, entry in self._labelled().items()}
 
     def _labelled(self) -> dict[str, Section]:
@@ -180,8 +178,8 @@ class EvaluationConfig(Config):
         for label, section in zip(labels, sections, strict=True):
             if not isinstance(label, str) or not label.strip(" .") or "/" in label:
                 raise ExperimentError(
-                    "wrong label in evaluation.baselines",
-                    expected="a text without '/', which is also the name of a folder",
+                    "invalid label in evaluation.baselines",
+                    expected="a text without '/', which is also used as a folder name",
                     got=repr(label),
                     fix='{ name = "dp-gram", label = "dp-gram-5", epsilon = 5.0 }',
                 )
@@ -191,38 +189,38 @@ class EvaluationConfig(Config):
                     f"wrong value for 'baselines.{label}.{TRIED}'",
                     expected="the number of settings that were tried on validation users, >= 1",
                     got=repr(tried),
-                    fix="count them, or leave the key out",
+                    fix="correct or remove the key",
                 )
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ExperimentError(
-                f"baseline {twice[0]!r} is named twice",
+                f"duplicate baseline {twice[0]!r}",
                 got=", ".join(labels),
-                fix=f"leave one out, or give it a label: {{ name = {twice[0]!r}, label = '...' }}",
+                fix=f"remove one, or give it a label: {{ name = {twice[0]!r}, label = '...' }}",
             )
         return dict(zip(labels, sections, strict=True))
 
 
 def _named(section: Section, label: str) -> dict[str, Any]:
-    """A baseline's settings, including its name if the label differs."""
+    """Settings of a baseline, including its name if the label differs."""
     settings = {key: value for key, value in section.options.items() if key not in ("label", TRIED)}
     return settings if label == section.name else {"name": section.name, **settings}
 
 
 class EngineConfig(Config):
-    """Where the clients run. Only `precision` affects the results (up to the order of
-    summation)."""
+    """Settings of the engine that runs the clients. Only `precision` affects the results (up to the
+    order of summation)."""
 
     name: Literal["serial", "ray", "flower"] = "serial"
     """`serial`: in this process; `ray`: Ray actors, and on one machine without GPUs this process
-    for the first node, without Ray if there is no other; `flower`: Flower's own simulation through
+    for the first node, without Ray if it is the only one; `flower`: Flower's simulation through
     `flwr run`."""
     nodes: int | None = Field(default=None, ge=1, le=4096)
     """Number of nodes that host the clients; default: 1 for serial; one per core (or GPU)
     otherwise, on Ray on this machine without GPUs at most one per 8 clients of a cohort, and one
     for fewer than 20 rounds."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
+    """`auto` (CUDA if available), `cpu`, `cuda` or `cuda:N`."""
     precision: Precision = "float32"
     """Precision of matrix products in local training: `float32`, or `bf16` on CUDA; parameters and
     sums stay float32."""
@@ -241,12 +239,12 @@ class EngineConfig(Config):
     timeout: float = Field(default=3600.0, gt=0)
     """Seconds to wait for the replies of a round."""
     max_failures: float = Field(default=0.0, ge=0, le=1)
-    """Largest tolerated share of failed replies in a round; beyond it the run stops with the first
-    client error."""
+    """Largest tolerated share of failed replies in a round; if exceeded, the run stops with the
+    first client error."""
 
     @property
     def actors(self) -> int:
-        """Number of nodes that are Ray actors: the last ones."""
+        """Number of nodes that are Ray actors, the last ones."""
         if self.name != "ray":
             return 0
         here = self.ray_address is None and self.device == "cpu"
@@ -254,16 +252,16 @@ class EngineConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """Checkpoints of the state."""
+    """Settings of checkpoints."""
 
     every: int = Field(default=1, ge=1)
-    """Save after every so many rounds (and after the last)."""
+    """Number of rounds between checkpoints (another follows the last round)."""
     keep: int = Field(default=3, ge=2)
-    """Number of checkpoints to keep; at least 2, in case the newest one is damaged."""
+    """Number of checkpoints to retain; at least 2, in case the newest one is damaged."""
 
 
 class EarlyStoppingConfig(Config):
-    """Early stopping: end training when a metric of validation users no longer improves, and keep
+    """Early stopping: end training when a metric of validation users no longer improves, and use
     the best parameters (Prechelt 1998).
 
     The metric is always one of validation users, independently of `evaluation.held-out`, because
@@ -284,7 +282,7 @@ class EarlyStoppingConfig(Config):
 
 
 class SecureAggregationConfig(Config):
-    """Secure aggregation; `secure-aggregation = true` takes the defaults."""
+    """Settings of secure aggregation; `secure-aggregation = true` means the defaults."""
 
     threshold: float = Field(default=2 / 3, gt=0.5, le=1)
     """Share of a round's nodes that must remain until its sum is unmasked, and that would have to
@@ -299,41 +297,39 @@ class SecureAggregationConfig(Config):
     setting is ignored."""
 
     def quorum(self, nodes: int) -> int:
-        """Number of the given nodes that are needed to unmask a sum; may be larger than their
-        number."""
+        """Number of nodes needed to unmask a sum of the given nodes; may exceed their number."""
         return max(math.ceil(self.threshold * nodes), nodes // 2 + 1, self.least_nodes)
 
 
 class ClosingConfig(Config):
-    """When a round closes. What comes later is dropped. In a simulation, devices answer after the
-    times of `[devices]`; real nodes when they do."""
+    """Deadlines of rounds. Later replies are dropped. In a simulation, devices reply after the
+    times of `[devices]`."""
 
     deadline: float | None = Field(default=None, gt=0)
     """Seconds after which a round closes, simulated ones in a simulation; default: none in a
     simulation, and `engine.timeout` with real nodes."""
     over_selection: float = Field(default=1.0, ge=1, le=10)
-    """More clients are asked than the sampler's cohort has, by this factor: with 1.3 and a cohort
-    of 100, 130 are asked and the first 100 answers are taken."""
+    """Over-selection: factor by which more clients than the cohort are selected; with 1.3 and a
+    cohort of 100, 130 are selected and the first 100 replies are used."""
 
     def asked(self, cohort: float) -> float:
-        """Number of clients to ask for a cohort of that (mean) size; whole for a whole one."""
+        """Number of clients to select for a (mean) cohort size; a whole number for a whole size."""
         more = self.over_selection * cohort
         return math.ceil(more - _ROUNDING) if isinstance(cohort, int) else more
 
     def needed(self, asked: int) -> int:
-        """Number of answers that close a round in which so many clients were asked; at least one,
-        also where a random cohort has a single client."""
+        """Number of replies that close a round with `asked` selected clients; at least one, even if
+        a random cohort has a single client."""
         return max(1, math.floor(asked / self.over_selection + _ROUNDING))
 
 
 class AsynchronousConfig(Config):
-    """Buffered asynchronous aggregation (FedBuff, Nguyen et al. 2022): a round ends when as many
-    answers have come as the sampler's cohort has clients, and a client that has answered is
-    replaced at once, so that nobody waits for slow devices, which answer after the times of
-    `[devices]`. For simulations; real nodes refuse it."""
+    """Buffered asynchronous aggregation (FedBuff, Nguyen et al. 2022): a round ends when the number
+    of replies reaches the size of the sampler's cohort, and each client that replied is replaced
+    immediately, without waiting for slow devices (see `[devices]`). For simulations only."""
 
     concurrency: int = Field(ge=1)
-    """Number of clients that train at a time."""
+    """Number of clients that train concurrently."""
     staleness_exponent: float = Field(default=0.5, ge=0)
-    """An answer to parameters of s rounds ago enters the sum with weight (1 + s)^-a; a is this, 0.5
-    in the paper, and with 0 all count the same."""
+    """Exponent a of the weight (1 + s)^-a of a reply to parameters of s rounds ago (paper: 0.5); 0:
+    all replies have equal weight."""

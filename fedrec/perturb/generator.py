@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generator of substitutes, and how much each row contributes to its user's preferences."""
+"""Generator of substitutes, and attention weights of each row for its user's preferences."""
 
 from collections.abc import Iterator
 
@@ -49,7 +49,7 @@ class GeneratorConfig(Config):
 
 
 class Generator(nn.Module):
-    """Logits of the catalogue for the substitute of a row.
+    """Model of logits over the catalogue for the substitute of a row.
 
     Args:
         width: of the embeddings.
@@ -65,7 +65,7 @@ class Generator(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width))
 
     def logits(self, users: Tensor, originals: Tensor, sensitivity: float, items: Tensor) -> Tensor:
-        """h_ui of equations 8 and 9, `float32 [n, items]`.
+        """Compute h_ui of equations 8 and 9, `float32 [n, items]`.
 
         Args:
             users: `float32 [n, d]`, p_u.
@@ -79,7 +79,7 @@ class Generator(nn.Module):
 
 
 def gumbel(shape: tuple[int, ...] | torch.Size, generator: torch.Generator) -> Tensor:
-    """Independent standard Gumbel variables, `float32 [...]` of the given shape."""
+    """Draw independent standard Gumbel variables, `float32 [...]` of the given shape."""
     return (
         -torch.empty(shape)
         .exponential_(generator=generator)
@@ -89,7 +89,7 @@ def gumbel(shape: tuple[int, ...] | torch.Size, generator: torch.Generator) -> T
 
 
 def gumbel_softmax(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-    """Equation 12, `float [n, items]`; logits of minus infinity get no weight."""
+    """Compute equation 12, `float [n, items]`; logits of minus infinity get weight 0."""
     return torch.softmax((logits + gumbel(logits.shape, generator)) / temperature, dim=1)
 
 
@@ -101,7 +101,7 @@ def losses(
     mixture: Tensor,
     items: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """L_s and L_g of equations 13 and 14, summed over rows.
+    """Compute L_s and L_g of equations 13 and 14, summed over rows.
 
     Args:
         similarity: which definition.
@@ -130,7 +130,7 @@ def train_generator(
     similarity: Similarity,
     generator: torch.Generator,
 ) -> tuple[Generator, list[float]]:
-    """Train on the chosen rows.
+    """Train a generator on the chosen rows.
 
     Args:
         config: its settings.
@@ -168,7 +168,7 @@ def train_generator(
 def _batches(
     chosen: np.ndarray, config: GeneratorConfig, generator: torch.Generator
 ) -> Iterator[np.ndarray]:
-    """Batches of the chosen rows for all steps, shuffled again after each pass."""
+    """Yield batches of the chosen rows for all steps, reshuffled after each pass."""
     done = 0
     while True:
         for batch in torch.randperm(len(chosen), generator=generator).split(config.batch_size):
@@ -179,7 +179,7 @@ def _batches(
 
 
 def _owned(rows: Interactions, users: np.ndarray, candidates: np.ndarray) -> Tensor:
-    """`bool [n, candidates]`: whether a row's user has a candidate; false for a user who has
+    """Mask `bool [n, candidates]` of candidates that a row's user has; false for a user who has
     all."""
     column = np.full(rows.num_items, -1, dtype=np.int64)
     column[candidates] = np.arange(len(candidates))
@@ -223,7 +223,7 @@ class AttentionConfig(Config):
 
 
 class Attention(nn.Module):
-    """Attention weights of rows, and the map from their weighted sum to the user's embedding.
+    """Model of attention weights of rows, and of the user's embedding from their weighted sum.
 
     Args:
         config: its settings.
@@ -245,7 +245,7 @@ class Attention(nn.Module):
         self.second_bias = nn.Parameter(torch.zeros(width))
 
     def logits(self, users: Tensor, of_row: Tensor, items: Tensor) -> Tensor:
-        """v_ui of equation 4, `float32 [rows]`.
+        """Compute v_ui of equation 4, `float32 [rows]`.
 
         Args:
             users: `float32 [users, d]`, p_u.
@@ -256,7 +256,7 @@ class Attention(nn.Module):
         return (torch.relu(hidden) @ self.out)[:, 0]
 
     def profiles(self, users: Tensor, of_row: Tensor, items: Tensor) -> Tensor:
-        """t_u of equation 3, `float32 [users, d]`."""
+        """Compute t_u of equation 3, `float32 [users, d]`."""
         weights = attention_weights(
             self.logits(users, of_row, items), of_row, len(users), self.config.beta
         )
@@ -266,7 +266,7 @@ class Attention(nn.Module):
     def loss(
         self, users: Tensor, of_row: Tensor, items: Tensor, generator: torch.Generator | None = None
     ) -> Tensor:
-        """L_D of equation 6 over some users, a scalar `[]`; with dropout if a generator is given.
+        """L_D of equation 6 over users, a scalar `[]`; with dropout if a generator is given.
         Arguments as in `logits`."""
         hidden = torch.relu(self.profiles(users, of_row, items) @ self.first + self.first_bias)
         if generator is not None and self.config.dropout:
@@ -276,7 +276,7 @@ class Attention(nn.Module):
 
 
 def attention_weights(logits: Tensor, of_row: Tensor, users: int, beta: float) -> Tensor:
-    """a_ui of equation 5, `float [rows]`; with beta = 1 they sum to 1 over each user's rows.
+    """Compute a_ui of equation 5, `float [rows]`; with beta = 1 they sum to 1 for each user.
 
     Args:
         logits: `float [rows]`, v_ui.
@@ -298,8 +298,8 @@ def train_attention(
     items: Tensor,
     generator: torch.Generator,
 ) -> tuple[np.ndarray, list[float]]:
-    """Train the attention and return its logits for all rows, which have the same order as the
-    weights within a user.
+    """Train the attention and return its logits for all rows, which rank a user's rows like the
+    weights.
 
     Args:
         config: its settings.
@@ -336,7 +336,7 @@ def train_attention(
 
 
 def _attention_batches(rows: Interactions, order: np.ndarray, most: int) -> list[np.ndarray]:
-    """Users with rows, in the given order, divided into batches by their number of rows."""
+    """Divide users with rows, in the given order, into batches by their number of rows."""
     counts = np.diff(rows.user_offsets)[order]
     order = order[counts > 0]
     counts = counts[counts > 0]
@@ -345,7 +345,7 @@ def _attention_batches(rows: Interactions, order: np.ndarray, most: int) -> list
 
 
 def _gathered(rows: Interactions, batch: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-    """The users of a batch, and for each of their rows the position of its user and its item."""
+    """Users of a batch, and for each of their rows the user's position and the item."""
     profiles = [rows.rows_of(user) for user in batch]
     of_row = np.repeat(np.arange(len(batch)), [len(profile) for profile in profiles])
     items = rows.items[np.concatenate(profiles)]
@@ -353,6 +353,6 @@ def _gathered(rows: Interactions, batch: np.ndarray) -> tuple[Tensor, Tensor, Te
 
 
 def _uniform(shape: tuple[int, int], generator: torch.Generator) -> nn.Parameter:
-    """Weights as `nn.Linear` draws them, from a generator of our own."""
+    """Initialise weights like `nn.Linear`, from the given generator."""
     bound = shape[0] ** -0.5
     return nn.Parameter((2 * torch.rand(shape, generator=generator) - 1) * bound)

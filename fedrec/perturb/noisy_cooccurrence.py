@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Synthetic profiles from noisy counts of pairs of items, and measures of what they disclose."""
+"""Synthetic profiles from noisy counts of item pairs, and measures of their disclosure."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ from fedrec.privacy.plan import Plan
 from fedrec.privacy.statement import report
 from fedrec.rng import source_of, stream
 
-# Empirical measures of what a perturbed table reveals about the real one; they give no guarantee.
+# Empirical measures of the disclosure of a perturbed table; they are not a guarantee.
 #
 # *Kept* is the share of real (user, item) pairs that are in the perturbed table, *replaced* the
-# share of its rows whose item their user does not really have.
+# share of its rows whose item is not a real item of the user.
 #
 # *Linkage*: an attacker has all real profiles and the perturbed ones without names, and assigns to
 # each of these the real profile w with the largest overlap, each shared item weighted by idf =
@@ -43,17 +43,17 @@ _DEPTHS = (1, 10)
 
 
 def disclosure(real: Interactions, perturbed: Perturbed, seed: int) -> dict[str, Any]:
-    """Measure a perturbed table.
+    """Measure the disclosure of a perturbed table.
 
     Args:
         real: the training rows before.
         perturbed: the training rows after.
-        seed: of the half of the users that the attacker knows.
+        seed: seed of the choice of users that the attacker knows.
 
     Returns:
         Shares, each in [0, 1], NaN where there is nothing to measure: `kept`, of the real pairs
-        that are in the perturbed table; `replaced`, of the perturbed rows whose item the user does
-        not really have; `linked`, of the users identified by their perturbed profile, and `chance`
+        that are in the perturbed table; `replaced`, of the perturbed rows whose item is not a real
+        item of the user; `linked`, of the users identified by their perturbed profile, and `chance`
         by guessing; `recovered`, of the replaced rows whose original a trained attacker predicts,
         by the number of tries, and `frequent` by predicting the most frequent originals.
     """
@@ -73,7 +73,7 @@ def disclosure(real: Interactions, perturbed: Perturbed, seed: int) -> dict[str,
 
 
 def binary(rows: Interactions) -> sparse.csr_array:
-    """Binary sparse `float64 [users, items]`: which user has which item."""
+    """Convert rows to a binary sparse matrix `float64 [users, items]`."""
     pairs = np.unique(rows.users * rows.num_items + rows.items)
     return sparse.csr_array(
         (np.ones(len(pairs)), np.divmod(pairs, rows.num_items)), (rows.num_users, rows.num_items)
@@ -85,7 +85,7 @@ def linkage(real: sparse.csr_array, perturbed: sparse.csr_array) -> float:
 
     Args:
         real: binary `[users, items]`.
-        perturbed: the same of the perturbed table; users without rows in it are left out.
+        perturbed: likewise, of the perturbed table; users without rows in it are left out.
     """
     counts = np.asarray(real.sum(axis=0)).ravel()
     sizes = np.maximum(np.diff(real.indptr), 1)
@@ -105,13 +105,13 @@ def linkage(real: sparse.csr_array, perturbed: sparse.csr_array) -> float:
 def recovery(
     real: Interactions, perturbed: Perturbed, seed: int, width: int = 64, penalty: float = 1.0
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Shares of the replaced rows whose original is predicted.
+    """Shares of replaced rows whose original an attacker predicts.
 
     Args:
         real: the training rows before.
         perturbed: the training rows after; rows without an origin are left out.
-        seed: of the known half of the users.
-        width: of the factors of the perturbed table that substitutes and users are described by.
+        seed: seed of the choice of known users.
+        width: number of factors of the perturbed table that describe substitutes and users.
         penalty: of the ridge regression.
 
     Returns:
@@ -144,9 +144,9 @@ def recovery(
 
 
 def _described(rows: Interactions, some: np.ndarray, width: int) -> np.ndarray:
-    """Inputs of the attacker for some rows: factors of the item and of the user, and a constant."""
+    """Attacker's inputs for some rows: factors of the item and of the user, and a constant."""
     least = min(rows.num_users, rows.num_items)
-    start = np.ones(least)  # of the iteration, so that the same table gives the same factors
+    start = np.ones(least)  # fixed start of the iteration, so that factors are deterministic
     decomposed = svds(binary(rows), k=min(width, least - 1), v0=start)
     user, strength, item = map(np.asarray, decomposed)
     factors = [(item.T * strength)[rows.items[some]], (user * strength)[rows.users[some]]]
@@ -167,7 +167,7 @@ def _shares(ranks: np.ndarray) -> dict[str, float]:
     return {f"top-{depth}": float((ranks < depth).mean()) for depth in _DEPTHS}
 
 
-# The noisy release, and profiles drawn from it.
+# The noisy release and the sampling of profiles.
 
 _PROFILES_AT_ONCE = 2048  # users per block of dense rows in memory
 _COUNTS = 1
@@ -176,7 +176,7 @@ _PAIRS = 2  # addresses of the noise of the two releases
 
 @dataclass(frozen=True, eq=False)
 class NoisyCounts:
-    """The noisy release, from which everything else is computed.
+    """Noisy release, from which all profiles are computed.
 
     Attributes:
         items: `int64 [m]`, ascending: the most popular items by their noisy counts.
@@ -201,7 +201,7 @@ def noisy_release(
     threshold: float,
     seed: int,
 ) -> NoisyCounts:
-    """Two Gaussian releases, of counts and of pairs among the items with the largest noisy counts.
+    """Release counts, and pairs of the items with the largest noisy counts, with Gaussian noise.
 
     A user's contribution to each is scaled down to the norm of a user with `clip_items` items:
     sqrt(m) for counts, sqrt(m (m + 1) / 2) for the upper triangle of pairs with its diagonal.
@@ -245,8 +245,8 @@ def noisy_release(
 def profiles(
     release: NoisyCounts, users: int, smoothing: float, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Profiles of distinct items: the first by popularity, each further one by its pairs with those
-    before.
+    """Draw profiles of distinct items: the first by popularity, each further item by its pairs with
+    the previous ones.
 
     Args:
         release: the noisy counts.
@@ -303,7 +303,7 @@ def _sizes(matrix: sparse.csr_array) -> np.ndarray:
 
 
 def _user_shares(norms: np.ndarray, bound: float) -> np.ndarray:
-    """Factors that scale each contribution to a norm of at most the bound."""
+    """Factors that scale each contribution to at most the norm bound."""
     return np.minimum(1.0, bound / np.maximum(norms, 1e-12))
 
 
@@ -311,21 +311,21 @@ def _user_shares(norms: np.ndarray, bound: float) -> np.ndarray:
 # table.
 #
 # Only two Gaussian releases are computed from the data: the number of users of each item, and of
-# each pair of the most popular items. Everything after is post-processing: each user gets a profile
-# of items that occur together, drawn without that user's rows. So a profile reveals nothing about
-# its user beyond the guarantee. A recommender trained on it learns which items occur together, and
-# can be applied to rows that never leave the device.
+# each pair of the most popular items. The rest is post-processing: each user gets a profile of
+# items that occur together, drawn without that user's rows, so a profile reveals nothing about its
+# user beyond the guarantee. A recommender trained on such profiles learns co-occurrences, and can
+# be applied to rows that never leave the device.
 #
-# Neighbours differ in all rows of one user (replace-one); the set of users is public. Counts are
-# non-negative, so each of the two releases costs sqrt(2) S and not 2 S
+# Neighbouring tables differ in all rows of one user (replace-one); the set of users is public.
+# Counts are non-negative, so each of the two releases costs sqrt(2) S and not 2 S
 # (`fedrec.privacy.accounting.sampling`).
 
 
 class NoisyCooccurrenceConfig(Config):
-    """Settings of the generator from noisy co-occurrences."""
+    """Settings of the perturbation by noisy co-occurrences."""
 
     epsilon: float = Field(gt=0)
-    """Epsilon of the whole table, for both releases together, > 0."""
+    """Total epsilon of the table, for both releases, > 0."""
     delta: float = Field(default=1e-5, gt=0, le=0.1)
     """Additive term of the guarantee: any set of outcomes is at most e^epsilon times as probable as
     on neighbouring data, plus delta."""
@@ -349,13 +349,13 @@ class NoisyCooccurrence(Perturbation):
     config: NoisyCooccurrenceConfig
 
     def plan(self, users: int) -> Plan:
-        """Noise and cost of the two releases for a number of users, at a clip norm of 1."""
+        """Plan the noise and cost of the two releases for a number of users, at clip norm 1."""
         config = self.config
         settings = PrivacyConfig(clip_norm=1.0, epsilon=config.epsilon, delta=config.delta)
         return Plan.of(settings, "full", {}, users, rounds=2, contributions="non-negative")
 
     def perturb(self, data: TrainingData) -> Perturbed:
-        """A profile for each user with training rows; no row is derived from one of its own.
+        """Draw a profile for each user with training rows, independently of its own rows.
 
         Raises:
             DataError: a user has no training row.
@@ -365,7 +365,7 @@ class NoisyCooccurrence(Perturbation):
         rows = data.rows
         if data.rated:
             raise ExperimentError(
-                "profiles from noisy co-occurrences have no ratings",
+                "noisy co-occurrences give no ratings",
                 expected="task = 'ranking' without positive-above",
                 got="an experiment that learns from ratings",
                 fix="choose another perturbation",
@@ -395,24 +395,23 @@ class NoisyCooccurrence(Perturbation):
         return Perturbed(table, np.full(len(table), -1), figures)
 
     def words(self) -> list[str]:
-        """The guarantee and its limits."""
+        """Describe the guarantee and its limits."""
         config = self.config
         return [
             (
                 f"The synthetic table is ({config.epsilon:g}, {config.delta:g})-differentially"
-                " private at user level (replace-one): all rows of a user may be others. Who the"
-                " users are is public, and somebody who holds all rows is trusted to add the"
-                " noise."
+                " private at user level (replace-one: all rows of one user may differ). The set of"
+                " users is public, and a trusted curator who holds all rows adds the noise."
             ),
             (
-                "Settings that were tuned on these data are not covered. Random numbers come from"
-                " the experiment's seed: a simulation, not a release."
+                "Tuning of settings on these data is not covered. Random numbers come from the"
+                " experiment's seed: a simulation, not a release."
             ),
         ]
 
 
 def _table(rows: Interactions, users: np.ndarray, items: np.ndarray) -> Interactions:
-    """The synthetic rows; ratings and times are not used and zero."""
+    """Build the table of synthetic rows; unused ratings and times are zero."""
     ratings = None if rows.ratings is None else np.zeros(len(users), np.float32)
     times = None if rows.times is None else np.zeros(len(users), np.int64)
     return dataclasses.replace(

@@ -26,11 +26,11 @@ def randomised_response(
     epsilon: float,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """Randomised response over all `num_items x num_values` interactions (Warner 1965; Kairouz et
-    al. 2016).
+    """Apply randomised response over all `num_items x num_values` interactions (Warner 1965;
+    Kairouz et al. 2016).
 
-    Each is kept with probability `e^eps / (e^eps + outcomes - 1)` and otherwise replaced by any
-    other one, including the client's own: exactly epsilon-DP for each interaction.
+    Each stays unchanged with probability `e^eps / (e^eps + outcomes - 1)` and otherwise becomes any
+    other interaction, including those of the client: exactly epsilon-DP for each interaction.
 
     Args:
         codes: `int64 [k]`, the protected interactions, see `RandomisedRows`.
@@ -63,11 +63,11 @@ class RandomisedResponse(Perturbation):
     config: RandomisedResponseConfig
 
     def depends_on(self, rated: bool) -> str:
-        """Where ratings are drawn too, the rating scale."""
+        """Describe the dependence: if ratings are drawn too, on the rating scale."""
         return RATING_SCALE if rated else ""
 
     def perturb(self, data: TrainingData) -> Perturbed:
-        """Randomise every row; it keeps its user and time. Where ratings are learned from, its
+        """Randomise every row; it keeps its user and time. If ratings are used in training, its
         rating is drawn too."""
         rows = data.rows
         randomised = RandomisedRows(data)
@@ -87,7 +87,7 @@ class RandomisedResponse(Perturbation):
         return Perturbed(randomised.table(), np.arange(len(rows)), figures)
 
     def words(self) -> list[str]:
-        """The guarantee of a row, and the sum over rows."""
+        """Describe the guarantee of a row, and its sum over rows."""
         return [
             (
                 f"Randomised response with epsilon {self.config.epsilon:g} for each row, delta 0,"
@@ -98,19 +98,18 @@ class RandomisedResponse(Perturbation):
         ]
 
 
-# Replaces a share of each user's rows by random items: the baseline for generators of synthetic
-# rows.
+# Replacement of a share of each user's rows by random items: a baseline for synthetic data.
 
 
 class RandomReplacement(Perturbation):
-    """Random rows of each user get uniformly random items that the user does not have."""
+    """Replaces random rows of each user by uniformly random items that the user does not have."""
 
     name = "random-replacement"
     Config = ReplacementConfig
     config: ReplacementConfig
 
     def depends_on(self, rated: bool) -> str:
-        """Nothing: each user's rows and items have random numbers of its own."""
+        """Return no dependence: random numbers are drawn for each user separately."""
         return ""
 
     def perturb(self, data: TrainingData) -> Perturbed:
@@ -130,9 +129,9 @@ class RandomReplacement(Perturbation):
         )
 
     def words(self) -> list[str]:
-        """No guarantee."""
+        """State that there is no guarantee."""
         return [
             f"Random replacement of {self.config.replacement_ratio:.0%} of each user's rows: the"
-            " others are published as they are, and no epsilon covers a profile. What is left of"
-            " the profiles tells most of the users apart: see `fedrec synthesise`."
+            " others are published unchanged, and no epsilon covers a profile. The unchanged rows"
+            " identify most users: see `fedrec synthesise`."
         ]

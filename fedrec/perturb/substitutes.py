@@ -31,7 +31,7 @@ _DRAWS_AT_ONCE = 16  # proposals per row
 
 
 def random_substitutes(rows: Interactions, chosen: np.ndarray, seed: int) -> np.ndarray:
-    """Uniform draws from the items that a user does not have, without repetition.
+    """Draw substitutes uniformly from the items that a user does not have, without repetition.
 
     Args:
         rows: the training rows.
@@ -60,8 +60,8 @@ def scored_substitutes(
     draw: Draw,
     seed: int,
 ) -> np.ndarray:
-    """Items drawn from softmax(scores), which is equivalent to the arg max of scores plus Gumbel
-    noise, or the best ones.
+    """Draw substitutes from softmax(scores), i.e. by arg max of scores plus Gumbel noise, or take
+    the best ones.
 
     Args:
         rows: the training rows.
@@ -87,8 +87,8 @@ def scored_substitutes(
 
 
 def _blocks(rows: Interactions, chosen: np.ndarray) -> list[np.ndarray]:
-    """Indices of the chosen rows in blocks of whole users, each with at most the given number of
-    cells, or of one user."""
+    """Split the chosen rows into blocks of whole users with at most `_CELLS_AT_ONCE` cells, or of
+    one user, and return their indices."""
     most = max(1, _CELLS_AT_ONCE // rows.num_items)
     blocks: list[list[np.ndarray]] = []
     size = most
@@ -105,7 +105,7 @@ def _blocks(rows: Interactions, chosen: np.ndarray) -> list[np.ndarray]:
 def _distinct(
     rows: Interactions, chosen: np.ndarray, scores: Scores, draw: Draw, random: np.random.Generator
 ) -> np.ndarray:
-    """An item for each row of a block, distinct within a user.
+    """Draw an item for each row of a block, distinct within a user.
 
     Rows are assigned in random order; if all proposals of a row are taken, its user's items are
     removed from its distribution and proposals are drawn again.
@@ -137,8 +137,8 @@ def _proposals(
     draw: Draw,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """`int64 [rows, 16]`: items in the order in which they are tried, without those that the user
-    has or got; padded with -1. Scores are computed and used in blocks that stay in cache."""
+    """Draw items to try for each row, `int64 [rows, 16]`, without those that the user has or was
+    assigned, padded with -1. Scores are computed in blocks that fit into the cache."""
     users = rows.users[chosen]
     count = len(chosen)
     proposals = np.full((count, _DRAWS_AT_ONCE), -1, dtype=np.int64)
@@ -160,7 +160,7 @@ def _proposals(
 
 
 def drawn_by_weight(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Items, each with a probability in proportion to its weight in its row.
+    """Draw items with probabilities proportional to the weights in each row.
 
     Args:
         weights: `float32 [rows, items]`, finite, >= 0, in each row one above 0.
@@ -190,7 +190,7 @@ def _mask_taken(
 
 
 def _by_user(users: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Each user and the indices of its rows; rows are grouped by user."""
+    """Yield each user and the indices of its rows; rows are grouped by user."""
     if not len(users):
         return
     starts = np.flatnonzero(np.concatenate([[True], users[1:] != users[:-1]]))
@@ -198,12 +198,12 @@ def _by_user(users: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _free_items(rows: Interactions, user: int, count: int) -> int:
-    """Number of items that a user does not have, of which `count` are needed."""
+    """Number of items that a user does not have; an error if fewer than `count`."""
     free = rows.num_items - len(np.unique(rows.items[rows.rows_of(user)]))
     if count > free:
         raise DataError(
-            f"user {rows.user_ids[user]} has too few other items to replace rows by",
-            expected=f"at least {count} items that the user has not",
+            f"too few unvisited items to replace rows of user {rows.user_ids[user]}",
+            expected=f"at least {count} items that the user does not have",
             got=f"{free} of {rows.num_items}",
             fix="lower perturb.replacement-ratio, or leave the user out",
         )
@@ -221,7 +221,7 @@ def _free_items(rows: Interactions, user: int, count: int) -> int:
 # public code: normalised by the substitute's row instead of the original's, always in [0, 1]. The
 # text calls the quantity a cosine, but its formula is not one; `cosine` is.
 #
-# The least and largest product of an item are among its products with all items.
+# The least and largest products are over all items.
 
 Definition = Literal["paper", "released", "cosine"]
 _ITEMS_AT_ONCE = 512  # items per block of products in memory
@@ -229,7 +229,7 @@ _SMALL = 1e-12
 
 
 class Similarity:
-    """Similarity of items to items, or to mixtures of items.
+    """Similarity of items to other items, or to mixtures of items.
 
     Args:
         items: `float32 [items, d]`, the items' embeddings.
@@ -245,7 +245,7 @@ class Similarity:
     def of(
         self, originals: Tensor, others: Tensor, extremes: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
-        """Similarity of each original to the vector with the same index.
+        """Compute the similarity of each original to the vector with the same index.
 
         Args:
             originals: `int64 [n]`, items.
@@ -262,7 +262,7 @@ class Similarity:
     def between(
         self, originals: Tensor, others: Tensor, definition: Definition | None = None
     ) -> Tensor:
-        """Similarity of items to items, `int64 [n]` each, by any definition; `float32 [n]`."""
+        """Similarity of two lists of items `int64 [n]`, by any definition, `float32 [n]`."""
         vectors = self.items[others]
         return self._value(
             definition or self.definition,
@@ -273,7 +273,7 @@ class Similarity:
         )
 
     def rows(self, originals: Tensor) -> Tensor:
-        """Similarity of some originals to every item, `float32 [n, items]`."""
+        """Compute the similarity of some originals to every item, `float32 [n, items]`."""
         product = self.items[originals] @ self.items.T
         extremes = self.least, self.most
         return self._value(
@@ -288,8 +288,8 @@ class Similarity:
         lengths: Tensor,
         extremes: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
-        """The definition itself, by products of originals with others, the others' lengths, and
-        their least and largest products with any item."""
+        """Apply the definition to products of originals with others, the others' lengths, and their
+        least and largest products with any item."""
         squares = self.squares[originals]
         if definition == "cosine":
             return product / (squares.sqrt() * lengths).clamp(min=_SMALL)
@@ -300,18 +300,18 @@ class Similarity:
 
 
 def _extremes(items: Tensor) -> tuple[Tensor, Tensor]:
-    """Least and largest product of each item with any, itself included, `[items]` each; in blocks
-    of items."""
+    """Least and largest product of each item with any item, including itself, `[items]` each;
+    computed in blocks."""
     products = [(part @ items.T).aminmax(dim=1) for part in items.split(_ITEMS_AT_ONCE)]
     least, most = (torch.cat(parts) for parts in zip(*products, strict=True))
     return least, most
 
 
-# BPR-MF embeddings of the training rows, by which items are alike (UPC-SDG, experiments).
+# BPR-MF embeddings of the training rows, which define similarity (UPC-SDG, experiments).
 
 
 def trained_embeddings(settings: BprmfConfig, rows: Interactions) -> tuple[Tensor, Tensor]:
-    """Embeddings of users and of items, `float32 [users, d]` and `[items, d]`, from all rows.
+    """Train embeddings of users and items on all rows, `float32 [users, d]` and `[items, d]`.
 
     Raises:
         DataError: no user has a positive and a negative item.
@@ -324,10 +324,10 @@ def trained_embeddings(settings: BprmfConfig, rows: Interactions) -> tuple[Tenso
 # Similarity of substitutes to the items that they replace, by gamma (UPC-SDG, figure 4), for any
 # perturbation.
 #
-# Similarity is that of BPR-MF embeddings of the *real* training rows, so the figures are for the
-# holder of these rows and not part of a release. UPC-SDG has such embeddings and reports the
-# figures itself; for every other perturbation they are trained here, with UPC-SDG's settings but at
-# most 30 million steps.
+# Similarity is measured by BPR-MF embeddings of the *real* training rows, so the figures are for
+# the holder of these rows and not part of a release. UPC-SDG reports the figures of its own
+# embeddings; for other perturbations they are trained here, with UPC-SDG's settings but at most
+# 30 million steps.
 
 FIGURE = "mean similarity by sensitivity"
 """Name of the table among the figures of a perturbation."""
@@ -341,13 +341,13 @@ def mean_similarity(
     similarity: Similarity,
     label: str = "all",
 ) -> dict[str, dict[str, float]]:
-    """Mean similarity of items to their substitutes, in all three definitions.
+    """Mean similarity of items to their substitutes, by all three definitions.
 
     Args:
         originals: `int64 [n]`, items.
         substitutes: `int64 [n]`, the items that replace them.
         similarity: of the items, by any definition.
-        label: of the result: gamma, if there is one.
+        label: key of the result: gamma, if there is one.
 
     Returns:
         By the label: the number of `rows`, and the mean by definition; empty for n = 0.
@@ -362,8 +362,7 @@ def mean_similarity(
 def measured_similarity(
     real: Interactions, perturbed: Perturbed, seed: int
 ) -> dict[str, dict[str, float]]:
-    """The same of a perturbation that trains no embeddings, over the rows whose item is another
-    one.
+    """Mean similarity for a perturbation that trains no embeddings, over rows with a changed item.
 
     Args:
         real: the training rows before.

@@ -25,18 +25,18 @@ from fedrec.rng import stream
 # Where this differs from the paper: "unvisited" is judged by the client's training rows. Fakes that
 # also avoided the held-out items would reveal them.
 
-RATING_SCALE = "the rating values of everybody's rows, which replaced ratings are drawn from"
-"""The data other than a client's own rows on which profiles of rated rows depend."""
+RATING_SCALE = "the rating values of all clients' rows, from which replaced ratings are drawn"
+"""Dependence of rated profiles on data of other clients."""
 
 
 class RandomisedRows:
-    """Training rows, of which some become other interactions; each keeps its user and time.
+    """Training rows of which some are replaced; each keeps its user and time.
 
     An interaction is coded as `item * num_values + value`, where `value` is an index in the list of
     the dataset's rating values; there is one value, 0, if ratings are not used.
 
     Args:
-        data: the rows, and whether ratings are learned from; otherwise a row keeps its rating.
+        data: the rows, and whether ratings are used in training; otherwise a row keeps its rating.
 
     Attributes:
         items: `int64 [rows]`.
@@ -55,26 +55,26 @@ class RandomisedRows:
         self.sizes = {"num_items": rows.num_items, "num_values": len(self._scale)}
 
     def codes(self, rows: np.ndarray) -> np.ndarray:
-        """The interactions in some rows `int64 [k]`, `int64 [k]`."""
+        """Codes of the interactions in some rows `int64 [k]`, `int64 [k]`."""
         codes = self.items[rows] * len(self._scale)
         if self._rated and self._ratings is not None:
             codes = codes + np.searchsorted(self._scale, self._ratings[rows])
         return codes
 
     def write(self, rows: np.ndarray, codes: np.ndarray) -> None:
-        """Put other interactions into some rows, `int64 [k]` each."""
+        """Replace the interactions in some rows, `int64 [k]` each."""
         items, values = np.divmod(codes, len(self._scale))
         self.items[rows] = items
         if self._rated and self._ratings is not None:
             self._ratings[rows] = self._scale[values]
 
     def table(self) -> Interactions:
-        """All rows as they are now."""
+        """Return all rows in their current state."""
         return dataclasses.replace(self._rows, items=self.items, ratings=self._ratings)
 
 
 def keep_probability(epsilon: float, outcomes: int = 2) -> float:
-    """`e^eps / (e^eps + outcomes - 1)`: probability that an interaction is not changed."""
+    """Probability that an interaction is unchanged: `e^eps / (e^eps + outcomes - 1)`."""
     return 1 / (1 + (outcomes - 1) * math.exp(-epsilon))
 
 
@@ -87,8 +87,8 @@ def coin_flip(
     epsilon: float,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """Equation 2: each interaction stays with probability `e^eps / (e^eps + 1)`, or becomes one
-    with an unvisited item.
+    """Apply equation 2: each interaction stays with probability `e^eps / (e^eps + 1)`, or gets an
+    unvisited item.
 
     Args:
         codes: `int64 [k]`, the protected interactions, see `RandomisedRows`.
@@ -106,9 +106,9 @@ def coin_flip(
     if count and free < 1:
         raise DataError(
             "a client has no unvisited items",
-            expected="at least one item that it has not",
+            expected="at least one item that it does not have",
             got=f"{free} of {num_items}",
-            fix="perturb with perturb.name = 'randomised-response'",
+            fix="set perturb.name = 'randomised-response'",
         )
     # Fakes are drawn for all interactions, so that later draws do not depend on the number of
     # flips.
@@ -137,7 +137,7 @@ def coin_flip(
 def inclination(
     users: np.ndarray, items: np.ndarray, groups: np.ndarray, *, num_groups: int, num_items: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Item-group inclination of every group and of its complement.
+    """Compute the item-group inclination of every group and of its complement.
 
     Args:
         users: `int64 [rows]`, indices in `groups`.
@@ -163,8 +163,8 @@ def inclination(
 
 
 def stereotypicality(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
-    """Stereotypicality of each item for each group, from -1 (only others have it) to 1 (only the
-    group has it).
+    """Compute the stereotypicality of each item for each group, from -1 (only others have it) to 1
+    (only the group has it).
 
     Args:
         inside: `float64 [groups, items]`, inclination of each group.
@@ -177,18 +177,18 @@ def stereotypicality(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
 # Selection of the protected interactions of a profile by the data budget (poster "targeted DP",
 # section 2).
 #
-# The poster's argmax stands for the k largest values. Ties are broken at random, so that the order
-# of a dataset's rows does not decide.
+# The poster's argmax means the k largest values. Ties are broken at random, independently of the
+# order of a dataset's rows.
 
 
 def protected_count(rows: int, budget: float) -> int:
-    """`ceil((1 - beta) rows)`, with decimal arithmetic: 10 rows and .7 give 3, although 1 - .7 > .3
-    in floats."""
+    """Number of protected rows, `ceil((1 - beta) rows)`, in decimal arithmetic: 10 rows and .7 give
+    3, although 1 - .7 > .3 in floats."""
     return math.ceil((1 - Fraction(str(budget))) * rows)
 
 
 def most_stereotypical(scores: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
-    """`int64 [count]`, ascending: positions of the highest scores `float [rows]`."""
+    """Positions of the highest scores `float [rows]`, `int64 [count]`, ascending."""
     order = np.lexsort((random.random(len(scores)), -scores))
     return np.sort(order[:count])
 
@@ -197,8 +197,8 @@ def most_stereotypical(scores: np.ndarray, count: int, random: np.random.Generat
 
 
 class TargetedConfig(Config):
-    """Perturbation of each client's training rows on its device, drawn once for all rounds. A new
-    draw per round would publish a client's profile as often as it is sampled, and is not supported.
+    """Settings of the perturbation of each client's rows on its device, drawn once for all rounds.
+    A draw per round would publish a profile as often as its client is sampled.
     """
 
     attribute: str
@@ -238,7 +238,7 @@ class TargetedConfig(Config):
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Epsilons for one client, each the smallest that holds (delta = 0).
+    """Smallest epsilons that hold for one client (delta = 0).
 
     Attributes:
         nominal: epsilon setting of the mechanism.
@@ -265,7 +265,7 @@ def guarantee(
     protected: int,
     num_values: int = 1,
 ) -> Guarantee:
-    """The epsilons of one client.
+    """Compute the epsilons of one client.
 
     Args:
         config: the settings.
@@ -285,40 +285,39 @@ def guarantee(
 
 
 def words(config: TargetedConfig) -> list[str]:
-    """Sentences to be reported with the results of a run."""
+    """Describe the guarantee, in sentences for the results of a run."""
     texts = [
         f"Perturbation on the device (coin-flip, {config.select} selection, budget"
         f" {config.budget:g}) with nominal epsilon {config.epsilon:g} per protected interaction; it"
         " adds up over a profile's interactions.",
-        "The coin flip truly gives epsilon + ln m for one protected interaction, with m items that"
-        " the client has not, no finite epsilon where a fake's rating is drawn too, and in general"
-        " none for a profile of two or more interactions. perturb.name = 'randomised-response'"
-        " truly gives its epsilon for each interaction, and leaves far fewer of them as they were.",
+        "The true epsilon of the coin flip is epsilon + ln m for one protected interaction, with m"
+        " items that the client does not have, and infinite if a fake's rating is drawn too or, in"
+        " general, for a profile of two or more interactions. perturb.name = 'randomised-response'"
+        " has its true epsilon for each interaction, and leaves far fewer of them unchanged.",
     ]
     if config.budget > 0:
         texts.append(
-            "The untouched share of each profile is published as it is: no epsilon covers a whole"
-            " profile."
+            "The unprotected share of each profile is published unchanged: no epsilon covers a"
+            " whole profile."
         )
     if config.select == "stereotypical":
         texts.append(
-            "Items' stereotypes come from everyone's raw data and attributes; no epsilon covers"
-            " that."
+            "Items' stereotypes come from the raw data and attributes of all clients, which no"
+            " epsilon covers."
         )
     texts.append("Random numbers come from the experiment's seed: a simulation, not a release.")
     return texts
 
 
-# All clients' profiles, perturbed: the merged data sets of the poster "targeted DP" (equation 3).
+# Perturbed profiles of all clients: the merged data sets of the poster "targeted DP" (equation 3).
 #
 # Every client is perturbed independently with its own random stream, as its device would do once
-# before the first round. The order of rows is kept: a row's item and rating change, its user and
-# time do not.
+# before the first round. A row's item and rating change; its user, time and position do not.
 
 
 @dataclass(frozen=True, eq=False)
 class PerturbedProfiles:
-    """Perturbed training rows.
+    """Perturbed training rows of all clients.
 
     Attributes:
         config: the settings.
@@ -339,8 +338,8 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
     """Perturb the training rows of all clients.
 
     Args:
-        data: the training rows, and whose rows give the stereotypes. If ratings are not used, a
-            replaced row keeps its rating. The rating scale is that of these rows.
+        data: the training rows, and the clients whose rows define the stereotypes. If ratings are
+            not used, a replaced row keeps its rating. The rating scale is that of these rows.
         config: the settings.
         seed: of the streams `"perturb"`, one per client.
 
@@ -377,11 +376,11 @@ def perturb_profiles(data: TrainingData, config: TargetedConfig, seed: int) -> P
 
 
 def _groups(interactions: Interactions, attribute: str) -> tuple[np.ndarray, int]:
-    """Each user's category `int64 [users]`, -1 for none, and the number of categories."""
+    """Category of each user `int64 [users]`, -1 for none, and the number of categories."""
     names = interactions.user_features.names
     if attribute not in names:
         raise ExperimentError(
-            f"the users of {interactions.name} have no feature {attribute!r}",
+            f"unknown user feature {attribute!r} of {interactions.name}",
             expected=f"one of {', '.join(names)}" if names else "a dataset with user features",
             got=attribute,
             fix=did_you_mean(attribute, names) if names else "choose another dataset",
@@ -404,7 +403,7 @@ def _stereotypes(data: TrainingData, groups: np.ndarray, num_groups: int) -> np.
     gives = np.zeros(interactions.num_users, dtype=bool)
     gives[data.clients] = True
     rows = np.flatnonzero(gives[interactions.users])
-    # all others belong to no group, so that group sizes count training clients only
+    # other users belong to no group, so that group sizes count training clients only
     counted = np.where(gives, groups, -1)
     shares = inclination(
         interactions.users[rows],
@@ -431,11 +430,11 @@ _EPSILONS = {
 
 
 def summary(real: Interactions, perturbed: PerturbedProfiles) -> dict[str, Any]:
-    """Figures for reports.
+    """Summarise a targeted perturbation for reports.
 
     Args:
         real: the training rows before.
-        perturbed: the same after.
+        perturbed: the training rows after.
 
     Returns:
         `protected`, the number of protected rows; `changed`, the share of these with another item;
@@ -472,9 +471,9 @@ class Targeted(Perturbation):
     config: TargetedConfig
 
     def depends_on(self, rated: bool) -> str:
-        """The stereotypes, of which everybody's rows are counted, and the rating scale."""
+        """Describe the dependence on stereotypes of all clients' rows and on the rating scale."""
         if self.config.select == "stereotypical":
-            return "the stereotypes of everybody's rows (perturb.select = 'stereotypical')"
+            return "stereotypes from all clients' rows (perturb.select = 'stereotypical')"
         return RATING_SCALE if rated else ""
 
     def perturb(self, data: TrainingData) -> Perturbed:
@@ -483,5 +482,5 @@ class Targeted(Perturbation):
         return Perturbed(profiles.learned, np.arange(len(data.rows)), figures)
 
     def words(self) -> list[str]:
-        """Nominal and true epsilons, in sentences."""
+        """Describe nominal and true epsilons, in sentences."""
         return words(self.config)

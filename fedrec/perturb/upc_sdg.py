@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UPC-SDG: which rows are replaced by synthetic ones, and by which."""
+"""UPC-SDG: selection of rows and their replacement by synthetic ones."""
 
 import dataclasses
 from typing import Any, Literal
@@ -41,11 +41,10 @@ class ReplacementConfig(Config):
 
 
 def check_rows(data: TrainingData) -> None:
-    """Check that all training clients and tested users have a training row to make synthetic rows
-    from.
+    """Check that training clients and tested users have training rows to derive synthetic rows.
 
     Raises:
-        DataError: some have none, or there is no row at all.
+        DataError: users, or the whole dataset, have no training rows.
     """
     users = np.union1d(data.clients, data.tested)
     none = users[np.bincount(data.rows.users, minlength=data.rows.num_users)[users] == 0]
@@ -53,9 +52,9 @@ def check_rows(data: TrainingData) -> None:
         shown = ", ".join(str(data.rows.user_ids[user]) for user in none[:5])
         raise DataError(
             f"{data.rows.name} has users without training rows",
-            expected="at least one training row of each user who trains or is tested",
-            got=f"none of {len(none)} ({shown})",
-            fix="leave them out of the dataset, or choose a split that leaves each user a row",
+            expected="at least one training row of each training or test user",
+            got=f"{len(none)} users without one ({shown})",
+            fix="remove them from the dataset, or choose a split with training rows of each user",
         )
 
 
@@ -63,19 +62,19 @@ def check_rows(data: TrainingData) -> None:
 
 
 def replaced_counts(rows: Interactions, ratio: float) -> np.ndarray:
-    """`int64 [users]`: how many rows of each user are replaced, k n rounded half up, by the ratio
-    k, in [0, 1]."""
+    """Number of replaced rows of each user, `int64 [users]`: k n rounded half up, for the ratio k,
+    in [0, 1]."""
     counts = np.diff(rows.user_offsets)
     return np.floor(ratio * counts + 0.5 + 1e-9).astype(np.int64)  # .35 x 10 is 3.4999999999999996
 
 
 def lowest(rows: Interactions, score: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The rows of each user with the smallest scores.
+    """Select the rows of each user with the smallest scores.
 
     Args:
         rows: the training rows.
         score: `float [rows]`; equal scores keep the order of the rows.
-        counts: `int64 [users]`, how many of each user.
+        counts: `int64 [users]`, number of rows of each user.
 
     Returns:
         `int64 [rows]`: row numbers, users ascending, each user's by rising score.
@@ -85,14 +84,14 @@ def lowest(rows: Interactions, score: np.ndarray, counts: np.ndarray) -> np.ndar
     return order[rank < counts[rows.users[order]]]
 
 
-# UPC-SDG: rows that matter little to a user are replaced by items that the user would like (Liu et
+# UPC-SDG replaces rows of little importance to a user by items that the user would like (Liu et
 # al., SIGIR 2022).
 #
 # BPR-MF embeddings of the training rows are computed, and attention weights of each row's
 # contribution; the k n rows of each user with the smallest weights are replaced, by items from a
 # Gumbel-softmax trained for similarity of at most gamma to the row's item and for the user's
-# preference. The parts are in `fedrec.perturb`. Every row counts as an interaction, whatever its
-# rating; a substitute takes over the rating and time of the row that it replaces.
+# preference. Every row counts as an interaction, whatever its rating; a substitute takes over the
+# rating and time of the row that it replaces.
 #
 # The paper's definition 1 calls the share that is *kept* the replacement ratio, but uses it
 # everywhere as the share that is replaced, as here. It claims privacy without a proof: see `words`.
@@ -124,7 +123,7 @@ class UpcSdgConfig(ReplacementConfig):
 
 
 class UpcSdg(Perturbation):
-    """Synthetic rows by attention and Gumbel-softmax, without a guarantee."""
+    """Replaces rows by attention and Gumbel-softmax, without a guarantee."""
 
     name = "upc-sdg"
     Config = UpcSdgConfig
@@ -152,23 +151,23 @@ class UpcSdg(Perturbation):
         return Perturbed(dataclasses.replace(rows, items=items), np.arange(len(rows)), figures)
 
     def words(self) -> list[str]:
-        """No guarantee, and why."""
+        """State that there is no guarantee, and the reasons."""
         return [
             (
                 "UPC-SDG gives no differential privacy: embeddings, attention and generator are"
-                " trained on everybody's raw rows, those that are not replaced are published as"
-                " they are, and which are depends on the profile."
+                " trained on raw rows of all users, rows that are not replaced are published"
+                " unchanged, and their selection depends on the profile."
             ),
             (
-                "Its sensitivity bounds a mean similarity that training may exceed, and no attack."
-                " What a table tells can be measured only: see `fedrec synthesise`."
+                "Its sensitivity bounds only a mean similarity, which training may exceed, and does"
+                " not bound attacks. Disclosure can only be measured: see `fedrec synthesise`."
             ),
         ]
 
     def _chosen(
         self, rows: Interactions, users: torch.Tensor, items: torch.Tensor
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Row numbers, grouped by user, of the rows that are replaced."""
+        """Choose the rows to replace, and return their row numbers grouped by user."""
         counts = replaced_counts(rows, self.config.replacement_ratio)
         if self.config.select == "random" or not counts.any():
             return lowest(rows, stream(self.seed, "perturb-rows").random(len(rows)), counts), {}
@@ -183,7 +182,7 @@ class UpcSdg(Perturbation):
         users: torch.Tensor,
         similarity: Similarity,
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """`int64 [n]`: the items that replace those of the chosen rows."""
+        """Choose the substitutes of the chosen rows, `int64 [n]`."""
         config = self.config
         gamma = config.sensitivity
         if config.generate == "random" or not len(chosen):

@@ -165,7 +165,7 @@ _PARQUET = (".parquet", ".pq")
 
 
 def check_output(output: Path) -> None:
-    """Check that an output file has a known, writable format, before the work starts.
+    """Check that an output file has a known, writable format.
 
     Raises:
         ExperimentError: the format is unknown or needs a missing package, or the path is a folder.
@@ -281,7 +281,7 @@ def perturbed_population(experiment: Experiment) -> tuple[Population, Perturbed]
 
 
 def print_figures(figures: dict[str, Any], indent: str = "") -> None:
-    """Print counts, shares and spreads line by line, and the sentences last."""
+    """Print counts, shares and spreads line by line, then the sentences."""
     for name, value in figures.items():
         if isinstance(value, dict):
             typer.echo(f"{indent}{name}:")
@@ -347,7 +347,7 @@ def split(
     now = rows.user_ids.astype(str), rows.item_ids.astype(str)
     if not all(map(np.array_equal, now, read_ids(folder.path) or now)):
         raise DataError(
-            f"the data of {run} have changed since the run",
+            f"the data have changed since run {run}",
             expected="the users and items of the run",
             got=f"{rows.num_users:,} users and {rows.num_items:,} items, some of them different",
             fix="restore the original data, or run again",

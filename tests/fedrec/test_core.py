@@ -134,10 +134,8 @@ def test_wrong_value_shows_the_meaning_of_the_key():
 
 
 def test_further_faults_are_counted():
-    assert fault({"rounds": 0, "zzz": 1}).problem.endswith("(1 more fault after this one)")
-    assert fault({"rounds": 0, "zzz": 1, "yyy": 2}).problem.endswith(
-        "(2 more faults after this one)"
-    )
+    assert fault({"rounds": 0, "zzz": 1}).problem.endswith("(and 1 more error)")
+    assert fault({"rounds": 0, "zzz": 1, "yyy": 2}).problem.endswith("(and 2 more errors)")
 
 
 def test_settings_that_do_not_fit_together():
@@ -207,7 +205,7 @@ def test_every_public_name_is_there(tmp_path):
     assert set(used) == set(fedrec.__all__) <= set(dir(fedrec))
     assert [name for name, works in used.items() if not works()] == []
     for nothing in (None, 3):
-        with pytest.raises(fedrec.FedrecError, match="no experiment is given"):
+        with pytest.raises(fedrec.FedrecError, match="the experiment is missing"):
             fedrec.run(nothing)  # pyright: ignore[reportArgumentType]
     with pytest.raises(AttributeError, match="no attribute 'rum'"):
         _ = fedrec.rum

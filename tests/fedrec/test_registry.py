@@ -204,7 +204,7 @@ def test_a_class_without_a_name_is_no_component_but_a_plug_in(home):
 
 def test_one_name_in_two_modules_is_refused(home):
     kind = home({"one.py": TWO, "two.py": TWO.replace('"first"', '"third"')})
-    with pytest.raises(ExperimentError, match=r"two classes .* step 'second'") as caught:
+    with pytest.raises(ExperimentError, match=r"duplicate step name 'second'") as caught:
         builtin_names(kind)
     assert caught.value.got == f"one in {kind.home}.one, another in {kind.home}.two"
 
@@ -213,8 +213,8 @@ def test_a_named_class_of_another_base_is_refused(home):
     kind = home({"steps.py": 'class Alone:\n    name = "alone"\n'})
     with pytest.raises(ExperimentError, match="does not define the step 'alone'") as caught:
         resolve(kind, "alone")
-    assert caught.value.got == "the class Alone of another base"
-    assert caught.value.fix == "derive the class from Step, or take its `name` away"
+    assert caught.value.got == "class Alone with another base"
+    assert caught.value.fix == "derive the class from Step, or remove its `name`"
 
 
 VAE = {"model": {"name": "vae", "hidden": 6, "latent": 3}}

@@ -107,7 +107,7 @@ DEEP = "[" * 300 + "]" * 300
         ("privacy={clip-norm=1, noise-multiplier=1, delta=0.9}", "wrong value for 'privacy.delta'"),
         ("privacy={clip-norm=1e-300, noise-multiplier=1}", "wrong value for 'privacy.clip-norm'"),
         (f"title={DEEP}", "'title'... is nested too deeply"),
-        (".".join(["a"] * 5_000) + "=1", "cannot read the override 'a.a."),
+        (".".join(["a"] * 5_000) + "=1", "invalid override 'a.a."),
         (f"rounds={'9' * 5000}", "wrong value for 'rounds'"),
     ],
     ids=lambda value: value[:40],
@@ -136,7 +136,7 @@ def test_a_file_with_what_cannot_be_read_is_refused(tmp_path, text, reason):
 
 def test_an_override_through_a_value_is_refused():
     error = refused("rounds.often=3")
-    assert "rounds.often=3" in error.problem and "'rounds' is no table" in error.problem
+    assert "rounds.often=3" in error.problem and "'rounds' is not a table" in error.problem
 
 
 @pytest.mark.parametrize(

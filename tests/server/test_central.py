@@ -198,10 +198,10 @@ def test_half_an_experiment_is_refused(central, more, expected):
 @pytest.mark.parametrize(
     ("baselines", "problem", "fix"),
     [
-        (["ease", "ease"], "'ease' is named twice", "label"),
-        ([GRAM, {**GRAM, "label": "dp-gram"}], "'dp-gram' is named twice", "label"),
-        ([{**GRAM, "label": "a/b"}], "wrong label", "label"),
-        ([{**GRAM, "label": ".."}], "wrong label", "label"),
+        (["ease", "ease"], "duplicate baseline 'ease'", "label"),
+        ([GRAM, {**GRAM, "label": "dp-gram"}], "duplicate baseline 'dp-gram'", "label"),
+        ([{**GRAM, "label": "a/b"}], "invalid label", "label"),
+        ([{**GRAM, "label": ".."}], "invalid label", "label"),
         ([{**GRAM, "label": "x", "item": 3}], "unknown key 'baselines.x.item'", "items"),
         ([{"name": "dp-gam", "label": "x"}], "unknown baseline 'dp-gam'", "dp-gram"),
     ],

@@ -174,7 +174,7 @@ def test_who_takes_part_does_not_depend_on_data_under_a_guarantee(run_tiny, monk
         ((NIGHTLY, "secure-aggregation=true"), "secure-aggregation cannot be combined"),
         ((UNEVEN, EARLY, PRIVATE), "needs devices.examples"),
         ((NIGHTLY, PRIVATE), "needs devices.examples"),
-        ((TIMED, PRIVATE, "privacy.mode=secure"), "shows who took part"),
+        ((TIMED, PRIVATE, "privacy.mode=secure"), "reveals its participants"),
         (
             (TIMED, BUFFERED, PRIVATE, "privacy.placement=distributed"),
             "cannot be combined with privacy.placement = 'distributed'",

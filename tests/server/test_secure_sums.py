@@ -696,7 +696,7 @@ def test_attack_the_point_stands_where_nothing_is_left_of_the_others(dialogue, b
         assert talk.train(1).dtype == np.uint64
         return
     for place in range(3):
-        with pytest.raises(RefusalError, match=f"{bits} binary digits instead|not from the node"):
+        with pytest.raises(RefusalError, match=f"{bits} binary digits instead|stated sender"):
             talk.train(place)
 
 

@@ -182,7 +182,7 @@ def test_a_history_adds_to_the_rows_of_a_user_of_the_run(trained, table):
         (pd.DataFrame({"user": ["new"]}), "no column 'item'"),
         (pd.DataFrame({"user": [], "item": []}), "no rows"),
         (pd.DataFrame({"user": ["new"], "item": [None]}), "wrong value"),
-        ("nowhere.csv", "there is no table"),
+        ("nowhere.csv", "not found"),
     ],
 )
 def test_a_damaged_history_is_refused(trained, history, words):
@@ -281,12 +281,12 @@ def test_users_are_named_by_the_datas_ids(run):
     found = result.scores(["u7", "u3"])
     assert found.index.tolist() == ["u7", "u3"]
     np.testing.assert_array_equal(found.loc["u3"], result.scores().loc["u3"])
-    with pytest.raises(DataError, match="no user 'nobody'"):
+    with pytest.raises(DataError, match="unknown user 'nobody'"):
         result.recommend(["nobody"])
     with pytest.raises(ExperimentError, match="nothing to recommend"):
         result.recommend(k=0)
     for refused in (result.recommend, result.scores):
-        with pytest.raises(ExperimentError, match="users are a text") as error:
+        with pytest.raises(ExperimentError, match="users are one text") as error:
             refused("u7")
         assert "['u7']" in error.value.text()
 

@@ -249,10 +249,14 @@ def test_the_names_of_a_frame_are_no_row_and_what_is_taken_for_what_is_printed(
 @pytest.mark.parametrize(
     ("table", "given", "message"),
     [
-        ("mine.csv", {}, r"(?s)no DataFrame.*type str.*pandas.read_csv"),
-        (frame_of().to_numpy(), {}, r"(?s)no DataFrame.*type ndarray.*columns=\['user', 'item'\]"),
-        (None, {}, r"no DataFrame"),
-        (frame_of(), {"usr": "user"}, r"(?s)no argument 'usr'.*did you mean 'user'"),
+        ("mine.csv", {}, r"(?s)not a DataFrame.*type str.*pandas.read_csv"),
+        (
+            frame_of().to_numpy(),
+            {},
+            r"(?s)not a DataFrame.*type ndarray.*columns=\['user', 'item'\]",
+        ),
+        (None, {}, r"not a DataFrame"),
+        (frame_of(), {"usr": "user"}, r"(?s)column role 'usr'.*did you mean 'user'"),
         (frame_of(), {"user": "usr"}, r"(?s)no column 'usr'.*did you mean 'user'"),
         (frame_of(), {"epsilon": "5"}, r"(?s)a number > 0.*got: '5'"),
         (frame_of(), {"epsilon": True}, r"a number > 0"),
@@ -435,7 +439,7 @@ def test_rows_of_one_time_have_no_order_that_could_pay(tmp_path, caplog):
     file.write_text("\n".join(["user,item,timestamp", *lines]) + "\n")
     done = CliRunner().invoke(app, ["try", str(file), "-o", str(tmp_path / "run")])
     output = " ".join(done.output.split())
-    shared = "100.0% of the rows share their time with a row of another item of their user"
+    shared = "100.0% of the rows have the same time as another item of their user"
     assert caplog.text.count(shared) == 1
     assert "The order of items" not in output and "later half" not in output
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of Amazon's ratings, as three publications prepared them.
+"""Readers of Amazon's ratings as prepared by three publications.
 
 Files of reviews with one JSON object per line, such as the 5-core ones of McAuley et al. (2015),
 are read as tables: `user = "reviewerID"`, `item = "asin"`, `rating = "overall"` and
@@ -20,8 +20,8 @@ from fedrec.data.reader import DatasetSource, Reader
 from fedrec.data.readers.gowalla import PublishedPairs
 from fedrec.data.tables import TableLayout, read_table
 
-# Amazon Instant Video: 63,836 ratings with their times, 8,072 users, 11,830 items, as the public
-# code of PFedRec brings them.
+# Amazon Instant Video: 63,836 ratings with times, 8,072 users, 11,830 items, as included in the
+# public code of PFedRec.
 #
 # Times are real, in whole days, so that rows of a user on one day keep the file's order. A row is
 # `user,item,rating,seconds since 1970`.
@@ -32,7 +32,7 @@ _RATINGS = TableLayout(
 
 
 class AmazonVideo(Reader):
-    """Reads `ratings.dat`. Import only: no fixed address."""
+    """Reads `ratings.dat`. Import only: no direct download."""
 
     name = "amazon-video"
     title = "Amazon Instant Video: 63,836 ratings with times, 8,072 users, 11,830 items"
@@ -65,8 +65,7 @@ _PAIRS = TableLayout({"userID": np.int32, "itemID": np.int32}, separator=",", na
 
 
 class AmazonUpc(PublishedPairs):
-    """Reads `train.csv` and `test.csv`. Import only: no publisher offers these files at a fixed
-    address."""
+    """Reads `train.csv` and `test.csv`. Import only: no direct download."""
 
     name = "amazon-upc"
     title = "Amazon Office (UPC-SDG): 52,957 purchases, 4,874 users, 2,406 items"
@@ -109,7 +108,7 @@ _BEAUTY_PAIRS = TableLayout({"user": np.int64, "item": np.int64}, separator=" ")
 
 
 class Beauty(Reader):
-    """Reads `beauty.txt`. Import only: no fixed address."""
+    """Reads `beauty.txt`. Import only: no direct download."""
 
     name = "beauty"
     title = "Amazon Beauty (BERT4Rec): 353,962 rows in order, 40,226 users, 54,542 items"

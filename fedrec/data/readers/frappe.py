@@ -38,8 +38,8 @@ _APPS = TableLayout({"item": np.int32, "category": str}, names="first line", quo
 
 
 class Frappe(Reader):
-    """Reads `frappe.csv`, and app categories from `meta.csv` where it is there. Import only: no
-    fixed address."""
+    """Reads `frappe.csv`, and app categories from `meta.csv` if present. Import only: no direct
+    download."""
 
     name = "frappe"
     title = "Frappe: 96,203 rows of app usage, 957 users, 4,082 apps"
@@ -73,7 +73,7 @@ class Frappe(Reader):
         )
 
     def feature_names(self) -> FeatureNames:
-        """Contexts of users, costs of apps, and categories where meta.csv is there."""
+        """Names of users' contexts, apps' costs, and app categories if `meta.csv` is present."""
         described = any(file.name == "meta.csv" for file in self.files())
         return FeatureNames(tuple(_CONTEXT), ("cost", "category") if described else ("cost",))
 
@@ -88,8 +88,7 @@ class Frappe(Reader):
 
 
 def _most_frequent(owner: np.ndarray, labels: pd.Series) -> list[str]:
-    """For each owner, ascending, the label that most of its rows have; of equals the first in
-    alphabetical order."""
+    """Most frequent label of each owner, ascending; ties are resolved in alphabetical order."""
     frame = pd.DataFrame({"owner": owner, "label": labels.to_numpy()})
     counts = frame.value_counts(sort=False).rename("rows").reset_index()
     best = counts.sort_values(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reader of Gowalla's check-ins, and of pairs that are published as two files.
+"""Readers of Gowalla's check-ins and of pairs published as two files.
 
 Gowalla check-ins as split by the NGCF and LightGCN authors: 29,858 users, 40,981 places, 810,128
 + 217,242 pairs.
@@ -23,7 +23,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.reader import DatasetSource, Reader
 from fedrec.data.tables import malformed_line
 
-# The base of readers of pairs that are published as a training and a test file.
+# Base class of readers of pairs published as a training and a test file.
 
 
 class PublishedPairs(Reader):
@@ -45,13 +45,13 @@ class PublishedPairs(Reader):
         rows = self.indexed(users=users, items=items)
         split = len(files[0][0])
         rows = replace(rows, published_test=np.arange(len(rows)) >= split)
-        if self.config.verify:  # a pair moved from one file to the other leaves them all the same
+        if self.config.verify:  # moving pairs between the files leaves their union unchanged
             self.train_source.check(rows.with_rows(slice(split)))
         return rows
 
     @abstractmethod
     def pairs(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
-        """Users and items `int [pairs]` of one file.
+        """Read users and items `int [pairs]` from one of the files.
 
         Raises:
             DataError: a line is not in the format of the file.
@@ -62,8 +62,7 @@ _NUMBERS = re.compile(rb"[0-9 \t]*")
 
 
 class Gowalla(PublishedPairs):
-    """Reads `train.txt` and `test.txt`. Import only: no publisher offers these files at a fixed
-    address."""
+    """Reads `train.txt` and `test.txt`. Import only: no direct download."""
 
     name = "gowalla"
     title = "Gowalla: 1,027,370 check-ins, 29,858 users, 40,981 places"
@@ -87,7 +86,7 @@ class Gowalla(PublishedPairs):
     )
 
     def pairs(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
-        """Users and items `int64 [pairs]` of a file of lines `user item item ...`.
+        """Read users and items `int64 [pairs]` from a file of lines `user item item ...`.
 
         Raises:
             DataError: a line holds something other than whole numbers.

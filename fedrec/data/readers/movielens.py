@@ -19,7 +19,7 @@ from fedrec.data.reader import Archive, DatasetSource, Reader, ReaderConfig
 from fedrec.data.tables import Columns, TableLayout, read_table
 from fedrec.errors import DataError
 
-# The base of the readers: ratings, features by id, age bands, genres, licence.
+# Base class of the readers: ratings, features by id, age bands, genres, licence.
 
 LICENCE = (
     "research use with acknowledgement; no redistribution, no commercial use without permission"
@@ -31,11 +31,10 @@ _BANDS = ("Under 18", "18-24", "25-34", "35-44", "45-49", "50-55", "56+")
 
 
 class MovieLens(Reader):
-    """Reads one release.
+    """Base class of the readers of MovieLens releases.
 
     Attributes:
-        source: its files are those of the ratings, of the users where it has features of them, and
-            of the films.
+        source: its files contain the ratings, the users (if the release has them) and the films.
         ratings: layout of the ratings; its columns are user, item, rating and time.
         films: layout of the films; the first column is the id.
         users: layout of the users, likewise; None if the release has none.
@@ -55,7 +54,7 @@ class MovieLens(Reader):
         return replace(rows, user_features=self._table(users[0], self.users, rows.user_ids))
 
     def feature_names(self) -> FeatureNames:
-        """Gender, age and occupation where there is a file of users, and genres."""
+        """Names of gender, age and occupation if the release has users, and of genres."""
         users = () if self.users is None else ("gender", "age", "occupation")
         return FeatureNames(users, ("genres",))
 
@@ -73,42 +72,42 @@ class MovieLens(Reader):
         return FeatureTable(len(ids), tuple(Feature.single(*labels) for labels in users.items()))
 
     def film_features(self, films: Columns) -> list[Feature]:
-        """Features of films from their rows in the file of films: their genres."""
+        """Features of films from the rows of the films file: genres."""
         return [Feature.multiple("genres", genre_lists(films["genres"]))]
 
     def film_texts(self, films: Columns) -> list[Feature]:
-        """Words of films' texts from the same rows; none by default."""
+        """Text features of films from the same rows; none by default."""
         return []
 
     def occupations(self, codes: pd.Series) -> pd.Series:
-        """Names of occupations from what the file of users has."""
+        """Convert the users file's occupation codes to names."""
         return codes
 
 
 def age_band(age: int) -> str:
-    """The band of an age in years, as defined by MovieLens-1M (whose codes are the youngest age of
-    each band)."""
+    """Return the band of an age in years, as defined by MovieLens-1M (whose codes are the youngest
+    age of each band)."""
     return _BANDS[bisect_right(_BAND_STARTS, age) - 1]
 
 
 def rows_of(ids: np.ndarray, table: Columns, path: Path) -> Columns:
-    """The rows of a table, read from `path`, whose first column is one of the `ids` `[n]`, in the
-    order of these.
+    """Select the rows of a table, read from `path`, with the `ids` `[n]` in the first column, in
+    the order of `ids`.
 
     Raises:
-        DataError: an id has no row, or two.
+        DataError: an id is missing or duplicate.
     """
     listed = pd.Index(next(iter(table.values())))
     if not listed.is_unique:
         twice = listed[listed.duplicated()][0]
-        raise DataError(f"{path}: id {twice} is given twice", fix="leave one line out")
+        raise DataError(f"{path}: duplicate id {twice}", fix="remove one of the lines")
     index = listed.get_indexer(pd.Index(ids))
     missing = index < 0
     if missing.any():
         raise DataError(
             f"{path}: id {ids[missing][0]} of the ratings is missing",
             got=f"{int(missing.sum()):,} of {len(ids):,} ids without a line",
-            fix="take both files from one copy of the dataset",
+            fix="use both files from one copy of the dataset",
         )
     return {name: values.iloc[index] for name, values in table.items()}
 
@@ -184,7 +183,7 @@ class MovieLens1M(MovieLens):
     )
 
     def feature_names(self) -> FeatureNames:
-        """With eras and titles of the films if they are asked for."""
+        """Names of the features, with the films' eras and titles if configured."""
         users, items, *_ = super().feature_names()
         eras = ("eras",) if self.config.eras else ()
         return FeatureNames(users, (*items, *eras), ("title",) if self.config.titles else ())
@@ -207,8 +206,8 @@ class MovieLens1M(MovieLens):
 
 
 def _eras(title: str) -> list[str]:
-    """The two decades, of those that start every five years, that hold the year at the end of a
-    title; none without a year."""
+    """Both overlapping decades (one starts every five years) of the year at the end of a title;
+    none without a year."""
     year = _YEAR.search(title)
     last = int(year[1]) // 5 * 5 if year else 0
     return [f"{start}-{start + 9}" for start in (last - 5, last)] if year else []

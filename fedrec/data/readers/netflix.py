@@ -3,7 +3,7 @@
 Lanning, KDD Cup 2007).
 
 Two forms are read: the original `training_set/mv_*.txt` (one film per file) and
-`combined_data_*.txt` (the same files one after the other). In both, a line `film:` is followed by
+`combined_data_*.txt` (the same files concatenated). In both, a line `film:` is followed by
 lines `user,rating,date`. Times are midnight (UTC) of the date.
 """
 
@@ -24,7 +24,7 @@ from fedrec.errors import DataError
 
 
 class Netflix(Reader):
-    """Reads either form. Import only: the publisher withdrew the download."""
+    """Reads both forms. Import only: the publisher withdrew the download."""
 
     name = "netflix"
     title = "Netflix Prize: 100,480,507 ratings, 480,189 users, 17,770 films"
@@ -55,12 +55,12 @@ class Netflix(Reader):
                 return files
         raise DataError(
             f"{folder} has neither training_set/mv_*.txt nor combined_data_*.txt",
-            fix="unpack training_set.tar there, or import the folder that has the files",
+            fix="unpack training_set.tar there, or import the folder that contains the files",
         )
 
 
 def _read_rows(files: list[Path]) -> list[np.ndarray]:
-    """Films, users, ratings and times of all rows, in small types: 100 million rows take 1.7 GB."""
+    """Read films, users, ratings and times, in small types: 100 million rows take 1.7 GB."""
     columns = [array("i") for _ in range(4)]
     for path in files:
         film = None
@@ -85,11 +85,11 @@ def _read_rows(files: list[Path]) -> list[np.ndarray]:
 
 
 def _stars(text: bytes) -> int:
-    """A rating from 1 to 5."""
+    """Parse a rating from 1 to 5."""
     return (b"1", b"2", b"3", b"4", b"5").index(text) + 1
 
 
 @lru_cache
 def _seconds(date: bytes) -> int:
-    """Midnight of a date, in seconds since 1970."""
+    """Convert a date to seconds since 1970 (at midnight)."""
     return int(datetime.fromisoformat(f"{date.decode()}T00:00+00:00").timestamp())

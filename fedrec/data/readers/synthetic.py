@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Synthetic interactions, and the ground truth that they are drawn from.
+"""Synthetic interactions with known ground truth.
 
 Synthetic interactions with known truth: planted low-rank preferences, informative demographics,
 and long tails.
@@ -57,7 +57,7 @@ class PopularityLaw:
     head: float
 
     def cumulative(self, rank: np.ndarray) -> np.ndarray:
-        """`float [n]`: chance of the `rank` most popular items, `[n]`."""
+        """Probability of the `rank` most popular items `[n]`, `float [n]`."""
         (start, power, low, high) = self._terms
         return ((rank + start) ** power - low) / (high - low)
 
@@ -131,8 +131,8 @@ class Truth:
         return self.selectivity * affinity + self.log_popularity
 
     def popular_items(self, chances: np.ndarray) -> np.ndarray:
-        """`int32 [n]` items by popularity, in constant time each, from `[n]` uniform draws in
-        [0, 1)."""
+        """Draw `int32 [n]` items by popularity, in constant time each, from `[n]` uniform numbers
+        in [0, 1)."""
         return np.take(self.ranked_items, self.law.rank_at(chances), mode="clip")
 
 
@@ -183,8 +183,8 @@ def _single(
 def _multiple(
     name: str, categories: tuple[str, ...], rows: int, generator: np.random.Generator
 ) -> Feature:
-    """One to three distinct categories per row: cyclic steps through the list, each at most a third
-    of its length."""
+    """Draw one to three distinct categories per row: cyclic steps through the list, each at most a
+    third of its length."""
     counts = generator.integers(1, _MOST_GENRES + 1, rows)
     steps = generator.integers(1, len(categories) // _MOST_GENRES, (rows, _MOST_GENRES))
     steps[:, 0] = generator.integers(0, len(categories), rows)
@@ -194,7 +194,7 @@ def _multiple(
 
 
 def _means(feature: Feature, rank: int, generator: np.random.Generator) -> np.ndarray:
-    """`float32 [rows, rank]`: the scaled sum of random vectors, one per category of the row."""
+    """Scaled sums of random vectors, one per category of a row, `float32 [rows, rank]`."""
     vectors = generator.standard_normal((len(feature.categories) + 1, rank), dtype=np.float32)
     vectors[-1] = 0.0  # for padding
     codes = feature.padded()
@@ -206,7 +206,7 @@ def _means(feature: Feature, rank: int, generator: np.random.Generator) -> np.nd
 
 
 def _mixed(explained: np.ndarray, share: float, generator: np.random.Generator) -> np.ndarray:
-    """Factors of which `share` of the variance is explained; their products have standard deviation
+    """Draw factors with `share` of the variance explained; their products have standard deviation
     near 1."""
     random = generator.standard_normal(explained.shape, dtype=np.float32)
     explained = explained - explained.mean(axis=0)
@@ -225,7 +225,7 @@ _THRESHOLDS = np.array([-0.9, -0.2, 0.5, 1.3], dtype=np.float32)
 
 
 class SyntheticConfig(ReaderConfig):
-    """Settings of the synthetic dataset; `path` and `verify` have no meaning for it."""
+    """Settings of the synthetic dataset; `path` and `verify` are ignored."""
 
     users: int = Field(600, ge=1)
     """Number of users."""
@@ -238,7 +238,7 @@ class SyntheticConfig(ReaderConfig):
     """Smallest number of interactions of a user, at most `mean-interactions` and half of the
     items."""
     activity_spread: float = Field(1.0, ge=0)
-    """Standard deviation of the logarithm of the interactions above the fewest."""
+    """Standard deviation of the logarithm of the interactions above `min-interactions`."""
     popularity_exponent: float = Field(1.1, gt=0)
     """Exponent of the power law of items' popularity, not 1."""
     popularity_head: float = Field(0.02, ge=0, le=1)
@@ -301,7 +301,7 @@ class Synthetic(Reader):
         )
 
     def feature_names(self) -> FeatureNames:
-        """Gender, age and occupation, and genres."""
+        """Names of gender, age and occupation, and of genres."""
         return FeatureNames(("gender", "age", "occupation"), ("genres",))
 
     def truth(self) -> Truth:
@@ -318,8 +318,8 @@ class Synthetic(Reader):
         )
 
     def _activity(self) -> np.ndarray:
-        """`int64 [users]`: interactions of each user, log-normal above the fewest, at most half of
-        the items."""
+        """Draw the number of interactions of each user, `int64 [users]`: log-normal above the
+        minimum, at most half of the items."""
         config = self.config
         generator = stream(config.data_seed, "synthetic-activity")
         spread = config.activity_spread
@@ -333,7 +333,7 @@ class Synthetic(Reader):
     def _chunk(
         self, truth: Truth, counts: np.ndarray, number: int, part: slice
     ) -> tuple[np.ndarray, ...]:
-        """Rows of the users in `part`, grouped by user: users, items, ratings, times."""
+        """Draw the rows of the users in `part`, grouped by user: users, items, ratings, times."""
         generator = stream(self.config.data_seed, "synthetic-chunk", number)
         users = np.arange(part.start, part.stop)
         drawn = _Draws.of(users, counts[part], self.config.items, generator)
@@ -354,7 +354,7 @@ class Synthetic(Reader):
 
 
 class _Draws(NamedTuple):
-    """Random numbers from which the candidates of consecutive users follow.
+    """Random numbers that determine the candidates of consecutive users.
 
     Attributes:
         users: `int64 [users]`.
@@ -375,7 +375,7 @@ class _Draws(NamedTuple):
     def of(
         cls, users: np.ndarray, counts: np.ndarray, items: int, generator: np.random.Generator
     ) -> _Draws:
-        """Those of some users, of a catalogue of `items`."""
+        """Draw the random numbers of some users, for a catalogue of `items`."""
         chances = generator.random(_POPULAR_PER_INTERACTION * int(counts.sum()))
         starts = generator.integers(0, items, len(counts))
         steps = generator.integers(1, items, len(counts))
@@ -383,7 +383,7 @@ class _Draws(NamedTuple):
         return cls(users, counts, chances, starts, steps)
 
     def blocks(self) -> Iterator[_Draws]:
-        """Parts whose candidates stay in the processor's cache."""
+        """Split into parts whose candidates fit into the processor's cache."""
         ends = _POPULAR_PER_INTERACTION * np.concatenate([[0], np.cumsum(self.counts)])
         for part in _parts(self.counts, _CANDIDATES_IN_CACHE):
             chances = self.chances[ends[part.start] : ends[part.stop]]
@@ -392,7 +392,7 @@ class _Draws(NamedTuple):
             )
 
     def chance_items(self, items: int) -> np.ndarray:
-        """`int64 [interactions]`: as many distinct items as a user has interactions."""
+        """Items for each user's interactions, distinct per user, `int64 [interactions]`."""
         position = within_groups(self.counts)
         position *= np.repeat(self.steps, self.counts)
         position += np.repeat(self.starts, self.counts)
@@ -402,7 +402,7 @@ class _Draws(NamedTuple):
 def _chosen(
     truth: Truth, draws: _Draws, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Items that a block of users interacts with, by user, and how well they suit them."""
+    """Choose the items that a block of users interacts with, by user, with their affinity."""
     number, items, presence = _candidates(truth, draws)
     affinity = truth.affinity(draws.users, items, number)
     weight = np.exp(truth.selectivity * affinity)
@@ -412,8 +412,8 @@ def _chosen(
 
 
 def _parts(counts: np.ndarray, most: int) -> Iterator[slice]:
-    """Consecutive users with at most as many candidates, or a single user with more; depends on the
-    settings only."""
+    """Split consecutive users into parts of at most `most` candidates, or a single user with more;
+    a function of the settings only."""
     load = np.cumsum(counts * (_POPULAR_PER_INTERACTION + 1))
     ends = np.searchsorted(load, np.arange(most, load[-1], most), side="right")
     bounds = np.unique(np.concatenate([[0], ends, [len(counts)]]))
@@ -421,12 +421,12 @@ def _parts(counts: np.ndarray, most: int) -> Iterator[slice]:
 
 
 def _candidates(truth: Truth, draws: _Draws) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Distinct candidates of a block of users: several popular items per interaction, and as many
-    uniformly drawn items as interactions, which gives enough distinct ones.
+    """Collect distinct candidates of a block of users: several popular items per interaction, and a
+    uniformly drawn item per interaction, which ensures enough distinct ones.
 
     Returns:
-        `int64 [users]` the number of each, and by user the items `int64 [candidates]` and the
-        weight of each, `float32 [candidates]`.
+        Number of candidates of each user, `int64 [users]`, and by user their items
+        `int64 [candidates]` and weights `float32 [candidates]`.
     """
     num_items = len(truth.item_factors)
     counts = draws.counts
@@ -450,7 +450,7 @@ def _candidates(truth: Truth, draws: _Draws) -> tuple[np.ndarray, np.ndarray, np
     np.not_equal(pairs[1:], pairs[:-1], out=differs[1:])
     starts = np.flatnonzero(differs)
     first = codes[starts]
-    # Of equal pairs the uniformly drawn one is the first.
+    # Of equal pairs, the uniformly drawn one comes first.
     presence = np.array([_CHANCE_PRESENCE, 1], dtype=np.float32)[first & 1]
     others = np.diff(starts, append=len(codes)) - 1
     repeated = np.flatnonzero(others)
@@ -462,7 +462,7 @@ def _candidates(truth: Truth, draws: _Draws) -> tuple[np.ndarray, np.ndarray, np
 def _fittest(
     number: np.ndarray, weight: np.ndarray, counts: np.ndarray, generator: np.random.Generator
 ) -> np.ndarray:
-    """`counts` candidates per user, drawn without replacement by weight: their rows.
+    """Draw `counts` candidates per user by weight, without replacement, and return their rows.
 
     Each candidate gets an exponential random number divided by its weight, and the smallest numbers
     are taken (Efraimidis and Spirakis, 2006).

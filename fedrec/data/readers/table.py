@@ -31,7 +31,7 @@ from fedrec.runtime.ragged import distinct
 log = logging.getLogger("fedrec.data")
 
 OTHER = "other"
-"""Category of users whose own is not among the declared ones."""
+"""Category of users with an undeclared value."""
 
 
 class TableConfig(ReaderConfig):
@@ -47,11 +47,11 @@ class TableConfig(ReaderConfig):
     """Name of the column of times, numbers or dates (2022-05-26, 26.05.2022); none when
     left out."""
     time_format: str | None = None
-    """Form of the dates in the column of times, as of `strptime`, such as "%m/%d/%Y %H:%M"; ISO
-    dates, dotted dates with the day first and numbers need none."""
+    """Format of the dates in the column of times, as for `strptime`, such as "%m/%d/%Y %H:%M"; not
+    needed for ISO dates, dotted dates with the day first, and numbers."""
     separator: str = Field(",", pattern="^(.|::)$")
-    """What is between two values of a CSV file: a character, such as "," or "\\t", or "::"; " " is
-    any number of spaces."""
+    """Separator of the values in a CSV file: a character, such as "," or "\\t", or "::"; " " is any
+    number of spaces."""
     header: bool = True
     """Whether the first line of a CSV file has the names of the columns; otherwise they are named
     by their positions, "1", "2" and so on."""
@@ -60,8 +60,8 @@ class TableConfig(ReaderConfig):
     column and one row per user."""
     user_categories: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Categories of users' features, by column, such as `{city = ["Bonn", "Ulm"]}`; any other
-    value becomes "other". Without them the categories are those that occur, which tells that some
-    user has each; models that use them are then refused under privacy."""
+    value becomes "other". By default they are collected from the rows, which reveals that some user
+    has each; private runs reject models that use such features."""
     item_features: tuple[str, ...] = ()
     """Names of columns that are constant per item, or files of additional tables with the item
     column and one row per item. As in those of users, a value may be a list (books|food, or with
@@ -86,7 +86,7 @@ class Table(Reader):
         return rows
 
     def interactions(self, columns: Columns) -> Interactions:
-        """The interactions in columns that were read before.
+        """Convert columns to interactions.
 
         Args:
             columns: all that the settings name; ids as text, or as numbers of a Parquet file.
@@ -113,12 +113,12 @@ class Table(Reader):
         )
 
     def feature_names(self) -> FeatureNames:
-        """Columns, and files of additional tables, as the settings name them."""
+        """Names of the features: configured columns, and columns of additional tables."""
         config = self.config
         return FeatureNames(config.user_features, config.item_features, config.item_texts)
 
     def undeclared_categories(self) -> tuple[str, ...]:
-        """Columns of users' features without `user-categories`."""
+        """Names of users' features without `user-categories`."""
         config = self.config
         columns = [
             column
@@ -128,17 +128,17 @@ class Table(Reader):
         return tuple(c for c in columns if c != config.user and c not in config.user_categories)
 
     def _declared(self, features: list[Feature]) -> list[Feature]:
-        """The users' features with the declared categories.
+        """Apply the declared categories to the users' features.
 
         Raises:
-            DataError: categories are declared of a feature that users do not have.
+            DataError: categories are declared for an unknown feature.
         """
         declared = self.config.user_categories
         names = [feature.name for feature in features]
         for name in declared:
             if name not in names:
                 raise DataError(
-                    f"users have no feature {name!r}, whose categories are declared",
+                    f"categories are declared for an unknown user feature {name!r}",
                     fix=did_you_mean(name, names) + " (see dataset.user-features)",
                 )
         return [f.among(declared[f.name], OTHER) if f.name in declared else f for f in features]
@@ -152,7 +152,7 @@ class Table(Reader):
     @property
     def _path(self) -> Path:
         if self.config.path is None:
-            raise DataError("no table is given", fix="set dataset.path = ...")
+            raise DataError("dataset.path is missing", fix="set dataset.path to your table")
         return self.folder()
 
     def _layout(self) -> TableLayout:
@@ -163,8 +163,8 @@ class Table(Reader):
             name = getattr(config, role)
             if name in settings:
                 raise DataError(
-                    f"column {name!r} is given twice: {settings[name]} and dataset.{role}",
-                    fix="give a column of its own to each of users, items, ratings and times",
+                    f"column {name!r} has two roles: {settings[name]} and dataset.{role}",
+                    fix="use different columns for users, items, ratings and times",
                 )
             settings |= {name: f"dataset.{role}"} if name else {}
         extras = [self._extras[name] for name in config.item_features if name in self._extras]
@@ -225,22 +225,22 @@ class Table(Reader):
         return features
 
     def _feature(self, name: str, labels: pd.Series, owner: np.ndarray, ids: np.ndarray) -> Feature:
-        """A column as a feature; what its values are taken for is told, if that is not one
-        category each."""
+        """Convert a column to a feature; log how values are interpreted if they are not plain
+        categories."""
         values = _constant(name, labels, owner, ids)
         if name in self.config.item_texts:
             return Feature.words(name, [value or "" for value in values])
         feature, taken = labelled(name, values)
         if taken:
-            log.warning("feature %r is taken for %s", name, taken)
+            log.warning("feature %r is interpreted as %s", name, taken)
         return feature
 
 
 def indexed(name: str, frame: Columns, config: TableConfig, path: Path) -> Interactions:
-    """Interactions without features from the columns of a table.
+    """Convert the columns of a table to interactions without features.
 
     Raises:
-        DataError: a value is missing or wrong; `path` is named as its place.
+        DataError: a value of the table at `path` is missing or wrong.
     """
     return index_rows(
         name,
@@ -252,10 +252,10 @@ def indexed(name: str, frame: Columns, config: TableConfig, path: Path) -> Inter
 
 
 def _constant(name: str, labels: pd.Series, owner: np.ndarray, ids: np.ndarray) -> list[str | None]:
-    """The value of each owner, which is repeated in every row; None where it is missing.
+    """Return the constant value of each owner; None if it is missing.
 
     Raises:
-        DataError: one owner has two labels.
+        DataError: an owner has different values.
     """
     frame = pd.DataFrame({"owner": owner, "label": labels.to_numpy()}).dropna().drop_duplicates()
     twice = frame["owner"].duplicated()
@@ -266,8 +266,8 @@ def _constant(name: str, labels: pd.Series, owner: np.ndarray, ids: np.ndarray) 
             f"feature {name!r} is not constant",
             expected=f"one value for {ids[first]!r} in all its rows",
             got=" and ".join(repr(value) for value in shown),
-            fix="name only columns that belong to the user (or to the item); write several values"
-            " in one field: books|food",
+            fix="use only columns that describe the user (or the item); write several values in"
+            " one field: books|food",
         )
     values: list[str | None] = [None] * len(ids)
     for row, label in frame.itertuples(index=False):

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits into a last row and all others, into folds of rows, and by the publisher's files.
+"""Splits by leave-one-out, by folds of rows, and by the publisher's files.
 
 Cross-validation over rows: one fold is tested, the others train (PNBM, section 5: five folds of
 MovieLens).
 
-The fold of each row is drawn by itself (`fedrec.data.time_order`), so that no user's rows change
-the folds of another's; folds are of about the same size. Or they are the five published folds `u1`
-to `u5` of MovieLens-100K, which are the only ones that allow comparison with published figures row
-by row.
+The fold of each row is drawn independently (`fedrec.data.time_order`), so that no user's rows
+change the folds of others; folds have about the same size. Alternatively, the five published folds
+`u1` to `u5` of MovieLens-100K allow comparison with published figures row by row.
 """
 
 from __future__ import annotations
@@ -44,9 +43,8 @@ from fedrec.privacy.accounting.sampling import Adjacency
 # three rows are not tested, so that a tested user always has training rows, and so that the test
 # rows do not depend on `validation`.
 #
-# Each user is cut at a time of its own, so training rows of others may be later than a tested row:
-# a system learns what became popular, and what followed what, after the time at which it is asked.
-# The split `global-time` has no such leak.
+# Each user is split at a different time, so training rows of others may be later than a tested row:
+# a system learns later popularity and transitions. The split `global-time` has no such leak.
 
 _FEWEST_ROWS = 3
 
@@ -67,15 +65,15 @@ class LeaveOneOutConfig(Config):
 
 
 class LeaveOneOut(Split):
-    """The last row of each user is tested, the one before chooses settings, the others train, those
-    of other users that are later than a tested row, too (`global-time` has none of these)."""
+    """Tests the last row of each user, validates on the row before, and trains on the others, even
+    if they are later than tested rows of other users (unlike `global-time`)."""
 
     name = "leave-one-out"
     Config = LeaveOneOutConfig
     config: LeaveOneOutConfig
 
     def depends_on(self, adjacency: Adjacency) -> str:
-        """Nothing: a random order is each client's own."""
+        """Return no dependence: a random order is drawn for each client separately."""
         return ""
 
     def split(self, interactions: Interactions) -> Partition:
@@ -121,7 +119,7 @@ class KfoldConfig(Config):
 
 
 class Kfold(Split):
-    """One fold of the rows is tested, the others train."""
+    """Tests one fold of the rows and trains on the others."""
 
     name = "kfold"
     Config = KfoldConfig
@@ -129,12 +127,12 @@ class Kfold(Split):
     config: KfoldConfig
 
     def depends_on(self, adjacency: Adjacency) -> str:
-        """Nothing: the fold of a row is drawn by itself, or published."""
+        """Return no dependence: the fold of a row is drawn independently, or published."""
         return ""
 
     def split(self, interactions: Interactions) -> Partition:
-        """Divide the interactions; the folds of one seed are disjoint and together complete. Every
-        user is a training client, also one whose rows are all in the fold.
+        """Divide the interactions; the folds of a seed partition the rows. Every user is a training
+        client, even if all of its rows are in the tested fold.
 
         Raises:
             DataError: a published fold file is missing or does not belong to these interactions.
@@ -145,7 +143,7 @@ class Kfold(Split):
         return Partition.of_masks(interactions, test, validation, users_of(interactions))
 
     def _tested(self, interactions: Interactions) -> np.ndarray:
-        """`bool [rows]`: the rows of the fold."""
+        """Mask `bool [rows]` of the rows in the tested fold."""
         if not self.config.shipped:
             # The numbers do not depend on the fold, so that each row is in one of them.
             numbers = row_numbers(interactions, self.seed, "split", ROWS)
@@ -157,20 +155,20 @@ class Kfold(Split):
 
 
 def read_test_fold(folder: Path, fold: int, interactions: Interactions) -> np.ndarray:
-    """Row numbers in `interactions` of the test pairs of one fold, `int64 [pairs]`, in the order of
-    the file.
+    """Read the row numbers in `interactions` of a fold's test pairs, `int64 [pairs]`, in the order
+    of the file.
 
     Args:
         folder: the dataset's folder.
         fold: 1 to 5.
-        interactions: what was read from that folder, each (user, item) pair in one row.
+        interactions: read from that folder, each (user, item) pair in one row.
 
     Raises:
-        DataError: its file is missing or damaged, or a pair is not among the interactions.
+        DataError: the file is missing or damaged, or a pair is not among the interactions.
     """
     path = folder / f"u{fold}.test"
     if not path.is_file():
-        fix = "take the dataset's folder with all its files, or let the split draw its folds itself"
+        fix = "use the dataset's folder with all its files, or set split.shipped = false"
         raise missing_file(f"the file of fold {fold}", path, fix)
     check_complete_lines(path)
     pairs = read_table(path, _FOLD)
@@ -184,7 +182,7 @@ def read_test_fold(folder: Path, fold: int, interactions: Interactions) -> np.nd
         raise DataError(
             f"{interactions.name}: published pairs need each (user, item) pair once",
             got=f"{int(rows.duplicated().sum()):,} repeated rows",
-            fix="let the split divide the rows itself, without published files",
+            fix="use random folds or another split, without published files",
         )
     tested = rows.get_indexer(pd.MultiIndex.from_arrays([pairs["user"], pairs["item"]]))
     if (tested < 0).any():
@@ -193,7 +191,7 @@ def read_test_fold(folder: Path, fold: int, interactions: Interactions) -> np.nd
             f"{path}, line {line + 1:,}: a pair that is not among the interactions",
             expected=f"pairs of {interactions.name}",
             got=f"user {pairs['user'][line]}, item {pairs['item'][line]}",
-            fix="take both files from one copy of the dataset, and keep all ratings",
+            fix="use both files from one copy of the dataset, with all ratings",
         )
     return tested.astype(np.int64)
 
@@ -214,7 +212,7 @@ class PublishedConfig(Config):
 
 
 class Published(Split):
-    """Rows of the publisher's training file train, those of the test file are tested."""
+    """Trains on the publisher's training file and tests on its test file."""
 
     name = "published"
     Config = PublishedConfig
@@ -222,8 +220,8 @@ class Published(Split):
     config: PublishedConfig
 
     def depends_on(self, adjacency: Adjacency) -> str:
-        """Nothing: the publisher's files are given, and validation rows are drawn client by
-        client. Users without a row in the training file take part, with no row."""
+        """Return no dependence: the publisher's files are given, and validation rows are drawn for
+        each client separately. Users without a row in the training file are training clients."""
         return ""
 
     def split(self, interactions: Interactions) -> Partition:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of splits, and splits by users, times and shares."""
+"""Interface of splits, and splits by users, times and shares."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedrec.runtime.ragged import are_distinct, within_groups
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The result of a split. All row numbers refer to the interactions that were split.
+    """Result of a split; row numbers refer to the interactions that were split.
 
     Attributes:
         training_clients: `int64 [clients]`, ascending; users that may be sampled for training
@@ -35,13 +35,13 @@ class Partition:
             `training_clients` these serve on-device fine-tuning only.
         validation_rows: `int64 [rows]`, ascending; held out, to choose settings.
         test_rows: `int64 [rows]`, ascending; held out, to report.
-        leaky_negatives: whether held-out items are kept out of the negatives that clients draw, as
-            published code for federated recommenders does. This reveals the held-out items; see
+        leaky_negatives: whether held-out items are excluded from the sampled negatives, as in
+            published code of federated recommenders. This reveals the held-out items; see
             `fedrec.data.client_data`.
-        repeated_use: whether repeated use of an item is predicted: held-out rows may be of items
-            that the user has in training.
-        new_items: of "test" and "validation", the items without a training row that are ranked
-            apart from the others, `int64 [n]`; empty if the split makes none.
+        repeated_use: whether repeated use of an item is predicted: held-out rows may contain
+            training items of the user.
+        new_items: items of "test" and "validation" without a training row, which are ranked apart
+            from the others, `int64 [n]`; empty if the split makes none.
 
     Raises:
         DataError: a row is in two parts.
@@ -68,7 +68,7 @@ class Partition:
             taken[rows] = True
         if np.count_nonzero(taken) != sum(map(len, parts)):
             raise DataError(
-                "a split put one row into two parts",
+                "the split assigned a row to two parts",
                 fix="put each row in exactly one of train, validation and test",
             )
 
@@ -81,7 +81,7 @@ class Partition:
         clients: np.ndarray | None = None,
         **more: Any,
     ) -> Partition:
-        """The partition of all rows, those that are not held out in training.
+        """Create a partition from masks; rows that are not held out are training rows.
 
         Args:
             interactions: the rows.
@@ -96,8 +96,8 @@ class Partition:
         return cls(clients, train_rows, validation_rows, test_rows, **more)
 
     def parts(self, interactions: Interactions) -> np.ndarray:
-        """`[rows]`: the part of each row: `"training"`, `"known"` (a training row of a user who
-        does not train the shared model), `"validation"`, `"test"`, or empty where it is in none."""
+        """Part of each row, `[rows]`: `"training"`, `"known"` (a training row of a user who does
+        not train the shared model), `"validation"`, `"test"`, or empty if it is in no part."""
         trains = np.isin(interactions.users, self.training_clients)
         parts = np.full(len(interactions), "", dtype=object)
         parts[self.train_rows] = np.where(trains[self.train_rows], "training", "known")
@@ -107,7 +107,7 @@ class Partition:
 
 
 class Split(ABC):
-    """Divides interactions into training rows and held-out rows.
+    """Base class of splits of interactions into training rows and held-out rows.
 
     A built-in has a `name` and lives in `fedrec/data/splits/`, its configuration class above
     it. It is a function of the interactions, its configuration and the experiment's seed (stream
@@ -122,28 +122,28 @@ class Split(ABC):
         self.seed = seed
 
     def depends_on(self, adjacency: Adjacency) -> str:
-        """Name in words what of other clients decides the part of a client's row, or whether a
-        client trains; empty: nothing does, so that neighbouring data have equal parts but for the
-        rows of the client in which they differ. Private runs refuse a split that depends on
-        something, and one that does not say so (the default)."""
-        return "more than the client's own rows, as far as the split says"
+        """Describe which data of other clients affect the part of a client's row, or whether the
+        client trains; empty: none, so that neighbouring data have equal parts except for the rows
+        of the differing client. Private runs reject a split that depends on other clients' data, or
+        does not declare its dependence (the default)."""
+        return "undeclared data: the split does not implement depends_on()"
 
     @abstractmethod
     def split(self, interactions: Interactions) -> Partition:
         """Divide the interactions.
 
         Raises:
-            DataError: the interactions lack what this split needs (times, enough rows per user,
-                fold files).
+            DataError: data that this split needs are missing (times, enough rows per user, fold
+                files).
         """
 
 
 def partition_by(section: Section, seed: int, interactions: Interactions) -> Partition:
-    """The parts of interactions by the split that a section names.
+    """Divide interactions by the split that a section names.
 
-    No item of a user is in two parts, unless the split predicts repeated use. Where rows repeat a
-    user and an item, the split divides the first row of each pair, and others train if their pair
-    does and they are not later than what the user trains on; those that remain are in no part.
+    No item of a user is in two parts, unless the split predicts repeated use. If rows repeat a user
+    and an item, the split divides the first row of each pair; a repeat trains if its pair does and
+    it is not later than the user's other training rows; remaining repeats are in no part.
 
     Raises:
         DataError: the interactions lack what the split needs.
@@ -154,7 +154,7 @@ def partition_by(section: Section, seed: int, interactions: Interactions) -> Par
     pairs = interactions.users * interactions.num_items + interactions.items
     if partition.repeated_use or are_distinct(pairs):
         return partition
-    # Whatever others repeat: of a user without repeats the first rows are all rows.
+    # Independent of other users' repeats: without repeats, a user's first rows are all of its rows.
     first = _first_rows(interactions, pairs)
     of_first = _divided(split, interactions.with_rows(first))
     return replace(
@@ -176,8 +176,8 @@ def _divided(split: Split, interactions: Interactions) -> Partition:
 
 
 def _first_rows(interactions: Interactions, pairs: np.ndarray) -> np.ndarray:
-    """`int64 [distinct pairs]`, ascending: each pair's earliest row; without times its
-    first."""
+    """Earliest row of each pair (without times, the first), `int64 [distinct pairs]`,
+    ascending."""
     rows = np.arange(len(pairs))
     if interactions.times is not None:
         rows = np.argsort(interactions.times, kind="stable")
@@ -187,13 +187,13 @@ def _first_rows(interactions: Interactions, pairs: np.ndarray) -> np.ndarray:
 def _with_repeats(
     interactions: Interactions, pairs: np.ndarray, train_rows: np.ndarray, of_rows: Partition
 ) -> np.ndarray:
-    """Row numbers of the first rows of pairs that train, and of those that repeat them.
+    """Row numbers of the first training row of each pair, and of its repeats.
 
     Args:
         interactions: the rows.
         pairs: `int64 [rows]`, a number of each row's user and item.
         train_rows: first rows that train.
-        of_rows: the parts if the split divides all rows: what it holds out does not train.
+        of_rows: partition of all rows by the split; its held-out rows do not train.
     """
     repeats = of_rows.train_rows[np.isin(pairs[of_rows.train_rows], pairs[train_rows])]
     if interactions.times is not None:
@@ -204,10 +204,10 @@ def _with_repeats(
 
 
 def split_of(section: Section, seed: int) -> Split:
-    """The split that a section names.
+    """Create the split that a section names.
 
     Raises:
-        ComponentError: it cannot be made.
+        ComponentError: its constructor failed.
     """
     split_class = resolve(SPLIT, section.name)
     settings = component_settings(SPLIT, section)
@@ -229,14 +229,14 @@ BOUND = 3
 def sort_key(
     interactions: Interactions, order: Order, seed: int, source: Stream = "client"
 ) -> np.ndarray:
-    """Integers `[rows]` that order each user's rows: positions in time, or random numbers.
+    """Sort keys of each user's rows, integers `[rows]`: positions in time, or random numbers.
 
     Args:
         interactions: the rows.
         order: by time, or random.
         seed: of the experiment.
-        source: of a random order: each client's own numbers (`row_numbers`), or one shuffle of all
-            rows, which changes for everybody when one client has a row more or less.
+        source: source of a random order: numbers of each client (`row_numbers`), or one shuffle of
+            all rows, which changes for all clients if one has a row more or less.
 
     Raises:
         DataError: the order is temporal and the interactions have no times.
@@ -251,7 +251,7 @@ def sort_key(
 
 
 def places(users: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Position of each row in its user's sequence.
+    """Compute the position of each row in its user's sequence.
 
     Args:
         users: `int64 [rows]`, each >= 0.
@@ -267,8 +267,8 @@ def places(users: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def users_of(interactions: Interactions, rows: np.ndarray | None = None) -> np.ndarray:
-    """`int64 [users]`, ascending: the users who have at least one of the `rows` (row numbers, or a
-    mask; None: all)."""
+    """Users with at least one of the `rows` (row numbers, or a mask; None: all), `int64 [users]`,
+    ascending."""
     present = np.zeros(interactions.num_users, dtype=bool)
     present[interactions.users if rows is None else interactions.users[rows]] = True
     return np.flatnonzero(present)
@@ -283,11 +283,11 @@ def users_of(interactions: Interactions, rows: np.ndarray | None = None) -> np.n
 # option), the extra row of an odd count belongs to the training half, and additional users can be
 # held out for validation.
 #
-# With random test users, two seeds share some, and validation users of one seed are test users of
-# another. With `folds` they do not: the folds of all seeds are disjoint, so that results of seeds
-# are of different users, and the validation users are the same for all seeds and in no fold. They
-# are those of seed 0 without folds and with the default share of test users. Once settings are
-# chosen on them they may train like others (`validation-role`), but are never tested.
+# Random test users of two seeds overlap, and validation users of one are test users of another.
+# With `folds`, the folds of all seeds are disjoint, so that seeds test different users, and the
+# validation users are the same for all seeds and in no fold: those of seed 0 without folds and with
+# the default share of test users. Once settings are chosen on them they may train like others
+# (`validation-role`), but are never tested.
 
 
 class UserHoldoutConfig(Config):
@@ -317,8 +317,7 @@ class UserHoldoutConfig(Config):
     stream: Stream = "dataset"
     """Source of random choices: "dataset" (one permutation of the users, and one shuffle of all
     rows for random halves), or "client" (the seed and the client's name alone, so that no client
-    decides what another one does by being there, as add-remove privacy needs; shares are then met
-    on average)."""
+    affects another's role, as add-remove privacy needs; shares then hold on average)."""
 
     @model_validator(mode="after")
     def _leaves_training_users(self) -> Self:
@@ -331,7 +330,7 @@ class UserHoldoutConfig(Config):
 
 
 class UserHoldout(Split):
-    """Some users train the shared model, the others are tested on one half of their rows."""
+    """Trains the shared model on some users, and tests the others on one half of their rows."""
 
     name = "user-holdout"
     Config = UserHoldoutConfig
@@ -339,8 +338,8 @@ class UserHoldout(Split):
     config: UserHoldoutConfig
 
     def depends_on(self, adjacency: Adjacency) -> str:
-        """With `stream = "dataset"`: under add-remove the permutation of all users, which one user
-        more or less changes; of training users with random halves the shuffle of all rows."""
+        """Describe the dependence with `stream = "dataset"`: under add-remove on the permutation of
+        all users; if held-out users with random halves train, on the shuffle of all rows."""
         if self.config.stream == "client":
             return ""
         if adjacency == "add-remove":
@@ -373,8 +372,7 @@ class UserHoldout(Split):
         )
 
     def _user_parts(self, interactions: Interactions) -> tuple[np.ndarray, np.ndarray]:
-        """Test and training users, out of those who have any row; the others are validation
-        users."""
+        """Choose test and training users among users with rows; the others are validation users."""
         present = users_of(interactions)
         if self.config.stream == "client":
             return self._drawn_one_by_one(interactions, present)
@@ -391,7 +389,7 @@ class UserHoldout(Split):
     def _drawn_one_by_one(
         self, interactions: Interactions, present: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Test and training users by a random number of each."""
+        """Choose test and training users by a random number of each user."""
         config = self.config
         seed = 0 if config.folds else self.seed
         share = user_shares(interactions, seed, "split", USERS)[present]
@@ -409,13 +407,13 @@ class UserHoldout(Split):
         return present[test], present[~held_out]
 
     def _not_training(self, validation: int) -> int:
-        """The number of validation users who do not train."""
+        """Number of validation users who do not train."""
         return 0 if self.config.validation_role == "training" else validation
 
     def _fold(
         self, interactions: Interactions, present: np.ndarray, validation: int, folds: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Test and training users of this seed's fold; one permutation is for all seeds."""
+        """Choose test and training users of this seed's fold, by one permutation for all seeds."""
         shuffled = stream(0, "split", USERS).permutation(present)
         # Validation users first; in seed 0 without folds they follow the default share of test
         # users.
@@ -431,7 +429,7 @@ class UserHoldout(Split):
 def _check_enough(interactions: Interactions, tested: int, training: int) -> None:
     if tested < 1 or training < 1:
         raise DataError(
-            f"{interactions.name} has too few users to hold some out",
+            f"{interactions.name} has too few users for the split",
             expected="at least one test user and one training user",
             got=f"test users: {tested}, training users: {training}",
             fix="use a dataset with more users, or change split.test-users, split.folds or"
@@ -443,24 +441,23 @@ def _rounded(number: float) -> int:
     return int(number + 0.5)
 
 
-# One point of time for everybody: what came before trains, what came after is validated and tested
+# One point in time for all users: rows before it train, rows after it are validated and tested
 # (Ji et al., A Critical Study on Data Leakage in Recommender System Offline Evaluation, TOIS 2023).
 #
-# Leave-one-out holds out each user's own last row, so that a system learns from what others did
-# after it; here no row that trains is later than one that is held out. The points follow from
-# shares: a share `test` of all rows is later, and a share `validation` lies between the two. Rows
-# of one time are in one part. Users come and go, so that few of them may have rows on both sides;
-# those without a training row are left out of all parts.
+# Leave-one-out holds out each user's last row, so that a system learns from later rows of others;
+# here no training row is later than a held-out one. The points follow from shares: a share `test`
+# of all rows is later, and a share `validation` lies between the two. Rows of equal times are in
+# one part. Few users may have rows on both sides; those without a training row are in no part.
 
 
 class GlobalTimeConfig(Config):
-    """Settings of the split by one point of time."""
+    """Settings of the split by one point in time."""
 
     test: float = Field(default=0.1, gt=0, lt=1)
-    """Share of all rows, the latest ones, that are after the point of test, in (0, 1)."""
+    """Share of all rows, the latest ones, for testing, in (0, 1)."""
     validation: float = Field(default=0.1, ge=0, lt=1)
-    """Share of all rows between the point of validation and that of test, in [0, 1); 0: all rows
-    before the point of test train."""
+    """Share of all rows, those before the test rows, for validation, in [0, 1); 0: all rows before
+    the test rows train."""
 
     @model_validator(mode="after")
     def _leaves_training_rows(self) -> Self:
@@ -470,8 +467,8 @@ class GlobalTimeConfig(Config):
 
 
 class GlobalTime(Split):
-    """Trains before one point of time, and validates and tests after it; no row that trains is
-    later than one that is held out."""
+    """Trains before one point in time, and validates and tests after it; no training row is later
+    than a held-out one."""
 
     name = "global-time"
     Config = GlobalTimeConfig
@@ -479,16 +476,15 @@ class GlobalTime(Split):
     config: GlobalTimeConfig
 
     def depends_on(self, adjacency: Adjacency) -> str:
-        """The points follow from the times of all rows."""
+        """Describe the dependence: the points in time follow from the times of all rows."""
         return "the times of all rows, of which split.test is a share"
 
     def split(self, interactions: Interactions) -> Partition:
         """Divide the interactions; every user with a training row is a training client.
 
         Raises:
-            DataError: the interactions have no times, or one time for so many rows that nothing
-                trains, or that another part has less than half of its share, or more than twice of
-                it.
+            DataError: the interactions have no times, or so many rows of one time that nothing
+                trains, or another part is below half or above twice its share.
         """
         times = times_of(interactions)
         count = len(times)
@@ -501,18 +497,18 @@ class GlobalTime(Split):
         train = times < validated_from
         test = times >= tested_from
         parts = {"validation": ~train & ~test, "test": test}
-        # a row more or less is no fault of the times
+        # a difference of one row is rounding
         if not train.any() or not all(
             share * count / 2 - 1 <= parts[part].sum() <= 2 * share * count + 1
             for part, share in asked.items()
         ):
             sizes = {"training": train, **parts}
             raise DataError(
-                f"{interactions.name} has too many rows of one time for a split by shares",
-                expected="rows before the point of validation, and parts within a factor of 2 of"
+                f"{interactions.name} has too many rows of equal times for a split by time",
+                expected="rows before the validation rows, and parts within a factor of 2 of"
                 f" {asked}",
                 got=", ".join(f"{int(rows.sum()):,} rows for {n}" for n, rows in sizes.items()),
-                fix="change split.test and split.validation, or name a finer column of times",
+                fix="change split.test and split.validation, or use a more precise column of times",
             )
         counted = np.isin(interactions.users, users_of(interactions, train))
         return Partition(
@@ -527,9 +523,8 @@ class GlobalTime(Split):
 # 4.1.1).
 #
 # UPC-SDG splits each user's rows at random; DP-VAE gives the shares only, not whether users or rows
-# are divided, and we divide each user's rows. How counts are rounded is not stated: we round the
-# held-out ones half up, and a user keeps at least one training row (validation, then test, gives
-# way).
+# are divided; we divide each user's rows. The rounding of counts is not stated: we round held-out
+# counts half up, and a user keeps at least one training row (validation, then test, is reduced).
 
 
 class RatioConfig(Config):
@@ -545,8 +540,8 @@ class RatioConfig(Config):
     """Order of the rows: "random", or "temporal" (training rows first, then validation, then
     test)."""
     stream: Stream = "client"
-    """Source of a random order: "client" (each client's own, so that no client's rows change the
-    parts of others, which privacy needs), or "dataset" (one shuffle of all rows)."""
+    """Source of a random order: "client" (drawn for each client, so that no client's rows change
+    the parts of others, as privacy needs), or "dataset" (one shuffle of all rows)."""
 
     @model_validator(mode="after")
     def _sums_to_one(self) -> Self:
@@ -556,7 +551,7 @@ class RatioConfig(Config):
 
 
 class Ratio(Split):
-    """Fixed shares of each user's rows for training, validation and testing."""
+    """Divides each user's rows by fixed shares for training, validation and testing."""
 
     name = "ratio"
     Config = RatioConfig
@@ -564,7 +559,8 @@ class Ratio(Split):
     config: RatioConfig
 
     def depends_on(self, adjacency: Adjacency) -> str:
-        """One shuffle of all rows, with `stream = "dataset"` and a random order."""
+        """Describe the dependence on one shuffle of all rows, with `stream = "dataset"` and a
+        random order."""
         shuffled = self.config.order == "random" and self.config.stream == "dataset"
         return "one shuffle of all rows (split.stream = 'dataset')" if shuffled else ""
 
@@ -601,15 +597,15 @@ def _rounded_shares(numbers: np.ndarray) -> np.ndarray:
 #
 # Where this differs from the paper:
 #
-# - d, "the dimension of selected categories", is not given. omega = 0.05, delta = 0.1 and its
-# largest   bound of 1,772 make it 86.297, which is neither the 1,682 items nor the 19 genres of
-# MovieLens-100K; that is the default. Its smallest bound of 3 at p_min = 0.001 is 1.8 by the
-# formula. - It removes users (and items, by a rule that is not stated) before the split, which
-# makes ranking   easier; its table 5 compares such lists. Items are not removed here. - p_min is
-# "set to the value allowing the maximal model precision, by gradually increasing" it: run   with
-# several values of `p-min` on the validation part. p_min = 0 and 0.001 do not change
-# MovieLens-100K. - Theorem 1 applies a bound for classifiers of one concept to users of a
-# recommender; it is a   heuristic.
+# - d, "the dimension of selected categories", is not given. omega = 0.05, delta = 0.1 and the
+#   largest bound of 1,772 imply 86.297 (the default), which is neither the 1,682 items nor the 19
+#   genres of MovieLens-100K. The smallest bound of 3 at p_min = 0.001 is 1.8 by the formula.
+# - It removes users (and items, by an unstated rule) before the split, which makes ranking easier;
+#   its table 5 compares such lists. Items are not removed here.
+# - p_min is "set to the value allowing the maximal model precision, by gradually increasing" it:
+#   try values of `p-min` on validation rows. MovieLens-100K is the same for p_min = 0 and 0.001.
+# - Theorem 1 applies a bound for classifiers of one concept to users of a recommender; it is a
+#   heuristic.
 
 
 class BoundedConfig(RatioConfig):
@@ -625,12 +621,12 @@ class BoundedConfig(RatioConfig):
     """Users with a smaller p do not train."""
 
     def bound(self, p: float) -> float:
-        """Number of rows of a user with weight factor p."""
+        """Bound on the number of rows of a user with weight factor p."""
         return p / self.omega * (self.dimension + math.log(1 / self.delta))
 
 
 class Bounded(Ratio):
-    """Fixed shares of each user's rows, and a bound on the number of training rows of a user from
+    """Divides each user's rows by fixed shares, and bounds a user's number of training rows from
     above and below."""
 
     name = "bounded"
@@ -639,10 +635,10 @@ class Bounded(Ratio):
     config: BoundedConfig
 
     def depends_on(self, adjacency: Adjacency) -> str:
-        """As `Ratio`; with a lower bound above one row also the number of training clients, of
-        which all cohorts are drawn."""
+        """Describe the dependence, like `Ratio`; with a lower bound above one row, also on the
+        number of training clients, from which cohorts are drawn."""
         if self.config.bound(self.config.p_min) > 1:
-            return "how many users have as many rows as split.p-min asks for"
+            return "the number of users with enough rows for split.p-min"
         return super().depends_on(adjacency)
 
     def split(self, interactions: Interactions) -> Partition:

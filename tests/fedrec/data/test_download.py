@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets from elsewhere: download, import and archives."""
+"""Download, import and archives of datasets."""
 
 import errno
 import hashlib
@@ -120,7 +120,7 @@ def test_installs_the_files(server, folder):
 
 def test_interrupted_download_is_resumed(server, folder):
     server.cut = 500
-    with pytest.raises(DataError, match="broke off") as caught:
+    with pytest.raises(DataError, match="was interrupted") as caught:
         fetch("mine", source_of(server), folder)
     assert "500 bytes" in caught.value.got and f"{len(BODY):,} bytes" in caught.value.expected
     assert left(folder) == [".mine.download/data.zip.partial"]
@@ -132,7 +132,7 @@ def test_interrupted_download_is_resumed(server, folder):
 
 def test_server_that_ignores_ranges_starts_again(server, folder):
     server.cut, server.ranges = 500, False
-    with pytest.raises(DataError, match="broke off"):
+    with pytest.raises(DataError, match="was interrupted"):
         fetch("mine", source_of(server), folder)
     server.cut = None
     fetch("mine", source_of(server), folder)
@@ -203,9 +203,9 @@ def test_full_disk_while_unpacking_leaves_no_folder(server, folder, monkeypatch)
 
 
 def test_archive_without_the_needed_file_leaves_no_folder(server, folder):
-    with pytest.raises(DataError, match="not the files of 'mine'") as caught:
+    with pytest.raises(DataError, match="files of 'mine' are missing") as caught:
         fetch("mine", source_of(server, files=("data.txt", "users.txt")), folder)
-    assert caught.value.got == "without users.txt"
+    assert caught.value.got == "no users.txt"
     assert not folder.exists()
 
 
@@ -221,7 +221,7 @@ def test_plain_file(server, folder):
 def test_existing_folder_is_kept(server, folder):
     folder.mkdir(parents=True)
     (folder / "own.txt").write_text("precious")
-    with pytest.raises(DataError, match="exists already"):
+    with pytest.raises(DataError, match="already exists"):
         fetch("mine", source_of(server), folder)
     assert (folder / "own.txt").read_text() == "precious"
     assert server.asked == []
@@ -313,7 +313,7 @@ def test_file_nearest_to_the_root_counts(home, copy):
 def test_two_files_of_one_name_at_one_depth_are_refused(home, copy):
     (copy / "deep" / "other").mkdir()
     (copy / "deep" / "other" / "reviews.csv").write_text(REVIEW)
-    with pytest.raises(DataError, match="two files fit one name"):
+    with pytest.raises(DataError, match="two candidates for one file"):
         import_data(REVIEWS, copy)
 
 

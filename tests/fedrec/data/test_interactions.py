@@ -71,7 +71,7 @@ def test_texts_stay_apart_and_follow_their_rows():
     words = [{moved.categories[code] for code in row if code >= 0} for row in moved.padded()]
     assert words == [{"red", "hat"}, set(), {"red", "shoes"}]
     assert table.only({"title"}).every == (title,)
-    with pytest.raises(DataError, match="one name"):
+    with pytest.raises(DataError, match="duplicate feature"):
         FeatureTable(3, (Feature.single("title", "aba"),), (title,))
 
 
@@ -305,7 +305,7 @@ def test_a_split_that_depends_on_others_says_so_and_is_refused(name, options, ad
     settings = DataSettings.parse(
         {"dataset": {"name": "synthetic"}, "split": {"name": name, **options}}
     )
-    with pytest.raises(ExperimentError, match="one client decide which rows of others") as error:
+    with pytest.raises(ExperimentError, match="one client affect which rows of others") as error:
         check_independent_clients(settings, adjacency, "[privacy]")
     assert "[privacy]" in str(error.value)
 

@@ -373,7 +373,7 @@ def test_a_target_by_name(load_tiny):
     name = str(interactions.item_ids[7])
     found = Population.of(load_tiny(f"adversary={{attack='random',target-items=['{name}']}}"))
     assert found.adversary.targets.tolist() == [7]
-    with pytest.raises(ExperimentError, match="'nothing' is no item"):
+    with pytest.raises(ExperimentError, match="unknown or duplicate item 'nothing'"):
         Population.of(load_tiny("adversary={attack='random',target-items=['nothing']}"))
 
 
@@ -382,7 +382,7 @@ def test_a_target_by_name(load_tiny):
     [
         ("clients=1000000", "at most the number of honest training clients"),
         ("targets=1000000", "at most the number of items of the dataset"),
-        ("target-items=['{name}','{name}']", "or there twice"),
+        ("target-items=['{name}','{name}']", "unknown or duplicate"),
         ("share=0.1,clients=2", "but not both"),
     ],
 )

@@ -258,7 +258,7 @@ def test_rows_go_by_their_ids_and_other_items_are_left_out(tmp_path):
     assert vectors.name == "cover" and vectors.values.dtype == np.float32
     np.testing.assert_array_equal(vectors.values, [[3, -4], [0, 0], [1, 2]])
     assert vectors.known.tolist() == [True, False, True]
-    with pytest.raises(DataError, match="none for 1 of them, such as 'x'"):
+    with pytest.raises(DataError, match="1 missing, such as 'x'"):
         read_vectors(npy(tmp_path), np.array(["x"]), complete=False)
 
 
@@ -266,8 +266,8 @@ def test_rows_go_by_their_ids_and_other_items_are_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("values", "names", "message"),
     [
-        (VALUES, NAMES, "none for 1 of them, such as 20"),
-        (VALUES, ["30", "10", "30"], "two of '30'"),
+        (VALUES, NAMES, "1 missing, such as 20"),
+        (VALUES, ["30", "10", "30"], "duplicate '30'"),
         (VALUES, ["30", "10"], "2 ids and an array"),
         (VALUES[:, 0], NAMES, r"an array \[3\]"),
         (np.where(VALUES > 8, np.nan, VALUES), NAMES, "NaN or infinity"),
@@ -331,5 +331,5 @@ def test_the_catalogue_of_a_deployment_carries_them(tmp_path):
 
 def test_vectors_of_wrong_shape_are_refused():
     for values in (np.zeros((3, 0), np.float32), np.full((3, 2), np.inf, np.float32)):
-        with pytest.raises(DataError, match="not usable"):
+        with pytest.raises(DataError, match="invalid vectors"):
             replace(vectors(), values=values)

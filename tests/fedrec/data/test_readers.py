@@ -219,7 +219,7 @@ class TestMovieLens1M:
         ("users", "problem"),
         [
             ("2::M::56::16::1\n", r"users\.dat: id 7 of the ratings is missing"),
-            ("2::M::56::16::1\n7::F::1::10::1\n7::F::1::10::1\n", "id 7 is given twice"),
+            ("2::M::56::16::1\n7::F::1::10::1\n7::F::1::10::1\n", "duplicate id 7"),
             ("2::M::56::21::1\n7::F::1::10::1\n", "unknown occupation"),
         ],
     )

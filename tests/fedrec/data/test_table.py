@@ -62,7 +62,7 @@ def test_a_file_without_a_line_of_names_has_columns_named_by_their_places(tmp_pa
 @pytest.mark.parametrize("role", ["user", "item", "time"])
 def test_a_column_cannot_have_two_roles(tmp_path, role):
     settings = {**COLUMNS, role: "stars"}
-    with pytest.raises(DataError, match="column 'stars' is given twice"):
+    with pytest.raises(DataError, match="column 'stars' has two roles"):
         read(write(tmp_path, CSV), **settings)
     with pytest.raises(DataError, match=r"dataset\.user and dataset\.item"):
         read(write(tmp_path, CSV), user="who", item="who")
@@ -200,8 +200,8 @@ def test_lists_and_prices_in_fields_are_told(tmp_path, caplog):
         place = data.item_ids.tolist().index("i12")
         assert label(data.item_features["price"], place) == ["10 to 20"]
         assert label(data.item_features["tags"], place) == ["books", "food"]
-    assert caplog.text.count("feature 'tags' is taken for lists of 3 categories") == 2
-    assert caplog.text.count("feature 'price' is taken for 40 numbers in") == 2
+    assert caplog.text.count("feature 'tags' is interpreted as lists of 3 categories") == 2
+    assert caplog.text.count("feature 'price' is interpreted as 40 numbers in") == 2
 
 
 TITLED = "who,what,name\nu2,x,Red Shoes\nu1,y,\nu2,y,red  hat\n"
@@ -268,14 +268,14 @@ def test_wrong_values_are_named(tmp_path, old, new, message):
 
 
 def test_path_is_needed(tmp_path):
-    with pytest.raises(DataError, match="no table is given"):
+    with pytest.raises(DataError, match="path is missing"):
         Table("mine", Table.Config()).read()
-    with pytest.raises(DataError, match="there is no table"):
+    with pytest.raises(DataError, match="not found"):
         read(tmp_path)
     for text, problem in (
         ("", "is empty"),
         ("user,item\n", "no rows"),
-        ("user,user,item\n1,2,3\n", "two"),
+        ("user,user,item\n1,2,3\n", "duplicate"),
     ):
         with pytest.raises(DataError, match=problem):
             read(write(tmp_path, text))

@@ -440,7 +440,7 @@ def test_another_file_than_was_meant_is_refused(glove):
 
 
 def test_users_without_such_metadata_are_refused():
-    with pytest.raises(ExperimentError, match="no such features"):
+    with pytest.raises(ExperimentError, match="unknown or missing user features"):
         user_priors(PriorsConfig(features=("hobby",)), None, vae())
-    with pytest.raises(ExperimentError, match="no such features"):
+    with pytest.raises(ExperimentError, match="unknown or missing user features"):
         user_priors(PriorsConfig(), None, vae(words=()))

@@ -165,7 +165,7 @@ def test_the_table_depends_on_no_user_by_itself(two_tastes):
 
 
 def test_ratings_are_refused(two_tastes):
-    with pytest.raises(ExperimentError, match="have no ratings"):
+    with pytest.raises(ExperimentError, match="give no ratings"):
         NoisyCooccurrence(NoisyCooccurrenceConfig(epsilon=1.0), 0).perturb(
             dataclasses.replace(two_tastes, rated=True)
         )

@@ -210,7 +210,7 @@ def test_guarantees_are_those_of_each_client(world):
 
 
 @pytest.mark.parametrize(
-    ("attribute", "problem"), [("sex", "have no feature"), ("hobby", "several categories")]
+    ("attribute", "problem"), [("sex", "unknown user feature"), ("hobby", "several categories")]
 )
 def test_wrong_attributes_are_refused(world, attribute, problem):
     with pytest.raises(ExperimentError, match=problem):
@@ -374,8 +374,8 @@ def test_words_name_what_does_not_hold():
     for part in (
         "nominal epsilon 0.1",
         "epsilon + ln m",
-        "no finite epsilon",
-        "published as it is",
+        "infinite if",
+        "published unchanged",
         "stereotypes",
     ):
         assert part in said

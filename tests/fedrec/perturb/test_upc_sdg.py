@@ -437,7 +437,7 @@ def test_a_user_can_have_all_rows_replaced(make_data, draw):
 def test_too_few_other_items_are_an_error(make_data):
     data = make_data([0] * 4 + [1], [0, 1, 2, 3, 4])
     with pytest.raises(
-        DataError, match=r"user u0 has too few other items(.*\n)*.*at least 4(.*\n)*.*1 of 5"
+        DataError, match=r"too few unvisited items .* user u0(.*\n)*.*at least 4(.*\n)*.*1 of 5"
     ):
         replaced(data, **{"replacement-ratio": 1.0})
 
@@ -446,7 +446,7 @@ def test_too_few_other_items_are_an_error(make_data):
 def test_users_without_training_rows_are_an_error(make_data, role):
     data = dataclasses.replace(make_data([0, 2], [0, 1], 3, 9), **{role: np.array([0, 1, 2])})
     for perturb in (replaced, synthetic):
-        with pytest.raises(DataError, match=r"trains or is tested\n.*none of 1 \(u1\)"):
+        with pytest.raises(DataError, match=r"training or test user\n.*1 users without one \(u1\)"):
             perturb(data)
 
 
