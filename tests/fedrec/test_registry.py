@@ -206,7 +206,7 @@ def test_one_name_in_two_modules_is_refused(home):
     kind = home({"one.py": TWO, "two.py": TWO.replace('"first"', '"third"')})
     with pytest.raises(ExperimentError, match=r"duplicate step name 'second'") as caught:
         builtin_names(kind)
-    assert caught.value.got == f"one in {kind.home}.one, another in {kind.home}.two"
+    assert caught.value.got == f"a class in {kind.home}.one, another in {kind.home}.two"
 
 
 def test_a_named_class_of_another_base_is_refused(home):

@@ -120,8 +120,8 @@ def test_numbers_and_depths_that_no_run_can_have_are_refused_in_a_few_words(over
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("name = 'x'\nrounds = " + "9" * 5000, "is not TOML"),
-        ("name = 'x'\na = " + "[" * 100_000, "is not TOML"),
+        ("name = 'x'\nrounds = " + "9" * 5000, "is not valid TOML"),
+        ("name = 'x'\na = " + "[" * 100_000, "is not valid TOML"),
         ("name = 'x'\ntitle = " + DEEP, "nested too deeply"),
         ("name = 'x'\n" + ".".join(["a"] * 5_000) + " = 1", "nested too deeply"),
     ],

@@ -483,7 +483,7 @@ def test_explain_takes_options_or_an_experiment(fedrec):
         (("explain", "--clients", 9), "missing key 'cohort'"),
         (("explain", "privrec-synthetic"), "no differential privacy"),
         (("explain", "privrec-synthetic", "--cohort", 3), "--cohort"),
-        (("explain", "no-such-experiment"), "no experiment"),
+        (("explain", "no-such-experiment"), "unknown experiment"),
     ],
     ids=str,
 )

@@ -138,7 +138,7 @@ def test_what_devices_hold_is_exported_for_one_of_them_alone(run_tiny, tmp_path)
     with pytest.raises(ExperimentError, match="private values") as error:
         export(tuned, tmp_path / "export")
     assert "feature:gender" in error.value.text()
-    with pytest.raises(DataError, match="no user 'nobody'"):
+    with pytest.raises(DataError, match="unknown user 'nobody'"):
         export(tuned, tmp_path / "export", "nobody")
     assert not (tmp_path / "export").exists()
 

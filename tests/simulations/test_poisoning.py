@@ -572,7 +572,7 @@ PRIVREC = (
 def test_a_guarantee_that_would_not_hold_is_refused(play, settings):
     with pytest.raises(ExperimentError, match="does not hold with") as error:
         play(table_of(OWN), settings)
-    assert "one client decide" in str(error.value)
+    assert "one client affect" in str(error.value)
 
 
 def test_categories_that_are_collected_from_rows_are_refused_and_declared_ones_are_not(play):
@@ -587,6 +587,6 @@ def test_categories_that_are_collected_from_rows_are_refused_and_declared_ones_a
 
 
 def test_a_declared_feature_that_is_not_there_is_named(play):
-    with pytest.raises(DataError, match="no feature 'gruop'") as error:
+    with pytest.raises(DataError, match="unknown user feature 'gruop'") as error:
         play(table_of(OWN), [*GRAM, "dataset.user-categories={gruop=['b']}"])
     assert "group" in str(error.value)

@@ -457,7 +457,7 @@ def test_the_table_is_what_clients_learn_from(call, tmp_path, output):
 def test_people_get_it_in_lines(call):
     _, done = call({"name": "random-replacement", "replacement-ratio": 0.25})
     output = " ".join(done.output.split())
-    assert done.exit_code == 0 and "found by their profile in the table: " in output
+    assert done.exit_code == 0 and "identified by their profile in the table: " in output
     assert "top-10" in output and "mean similarity by sensitivity" in output
 
 
@@ -487,7 +487,7 @@ def test_a_run_learns_from_synthetic_rows(run_tiny):
             "perturb.replacement-ratio",
         ),
         ({"name": "upc-sdg", "sensitivity": -1}, "a.csv", "perturb.sensitivity"),
-        ({"name": "noisy-cooccurrence", "epsilon": 1.0}, "a.csv", "have no ratings"),
+        ({"name": "noisy-cooccurrence", "epsilon": 1.0}, "a.csv", "give no ratings"),
     ],
 )
 def test_faults_are_reported(call, perturb, output, words):
@@ -537,4 +537,6 @@ def test_a_table_comes_from_the_authors_files(authors_files):
 
 def test_who_is_tested_has_a_profile_to_make_synthetic_rows_from(authors_files):
     done = authors_files(False)
-    assert isinstance(done.exception, DataError) and "none of 1 (11)" in str(done.exception)
+    assert isinstance(done.exception, DataError) and "1 users without one (11)" in str(
+        done.exception
+    )

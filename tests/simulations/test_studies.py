@@ -97,8 +97,8 @@ def test_a_task_for_each_value_and_case_with_everything_filled_in(written):
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ("[sets]", "[sets", "cannot be read"),
-        ("[sets]", "[sets]\ndeep = " + "[" * 100_000, "is not TOML"),
+        ("[sets]", "[sets", "is not valid TOML"),
+        ("[sets]", "[sets]\ndeep = " + "[" * 100_000, "is not valid TOML"),
         ('like = "table1"', 'like = "tabel1"', "did you mean 'table1'"),
         ('set = ["@both"]', 'set = ["@bot"]', "did you mean 'both'"),
         ('"@mf"', '"@fm"', "unknown name 'fm'"),

@@ -258,7 +258,7 @@ def test_rows_go_by_their_ids_and_other_items_are_left_out(tmp_path):
     assert vectors.name == "cover" and vectors.values.dtype == np.float32
     np.testing.assert_array_equal(vectors.values, [[3, -4], [0, 0], [1, 2]])
     assert vectors.known.tolist() == [True, False, True]
-    with pytest.raises(DataError, match="1 missing, such as 'x'"):
+    with pytest.raises(DataError, match="1 of them, such as 'x'"):
         read_vectors(npy(tmp_path), np.array(["x"]), complete=False)
 
 
@@ -266,7 +266,7 @@ def test_rows_go_by_their_ids_and_other_items_are_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("values", "names", "message"),
     [
-        (VALUES, NAMES, "1 missing, such as 20"),
+        (VALUES, NAMES, "1 of them, such as 20"),
         (VALUES, ["30", "10", "30"], "duplicate '30'"),
         (VALUES, ["30", "10"], "2 ids and an array"),
         (VALUES[:, 0], NAMES, r"an array \[3\]"),
