@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients draw for their local work, as a description: all clients of a block are drawn in one
+call of compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from fedrec.data.client_data import ClientData
+from fedrec.data.interactions import Schema
+from fedrec.data.population import Population
+from fedrec.device import on_device
+from fedrec.rng import restored, state_of
+from fedrec.training.block import Batches, Block, width_of
+
+Ragged = tuple[np.ndarray, np.ndarray]
+"""Offsets `int64 [C + 1]`, and `int64 [n]`, the numbers of each client after those of the one
+before."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A client's labelled examples, in batches: its rows, which of a ranking are the positive ones,
+    and negatives.
+
+    A client that likes the whole catalogue has no negatives; it is no error, or its data would
+    decide whether a private run ends.
+
+    Attributes:
+        epochs: passes over the examples; 0: none are drawn.
+        batch_size: examples per step at most.
+        negatives: items per positive that are drawn outside the positives (ranking only).
+        afresh: whether negatives are drawn again for each epoch.
+        low_rated: whether rows that are not positive are negatives, too (ranking only).
+        shuffled: whether each epoch has an order of its own.
+    """
+
+    epochs: int
+    batch_size: int
+    negatives: int = 0
+    afresh: bool = False
+    low_rated: bool = False
+    shuffled: bool = True
+
+    def of(self, population: Population, clients: np.ndarray) -> Examples:
+        """The examples of some clients, `int64 [clients]`."""
+        rows = population.rows(clients)
+        ranking = population.task == "ranking"
+        liked = rows.where(rows.labels > 0) if ranking else rows
+        chosen = rows if self.low_rated else liked
+        avoided = population.rows(clients, "all") if population.partition.leaky_negatives else liked
+        items = chosen.lists, chosen.labels
+        counts = np.diff(liked.offsets) if ranking else np.zeros(len(clients), np.int64)
+        return Examples.of(self, *items, avoided.lists, counts, population.interactions.num_items)
+
+    def batches(self, data: ClientData, schema: Schema, random: np.random.Generator) -> Batches:
+        """The batches of one client, drawn from its stream."""
+        ranking = schema.task == "ranking"
+        liked = data.labels > 0
+        chosen = liked if ranking and not self.low_rated else slice(None)
+        items = data.items[chosen]
+        count = int(liked.sum()) if ranking else 0
+        examples = Examples.of(
+            self,
+            (np.array([0, len(items)]), items),
+            data.labels[chosen],
+            (np.array([0, len(data.never_negative)]), data.never_negative),
+            np.array([count]),
+            schema.num_items,
+        )
+        state = state_of(random)
+        block = examples.block(np.zeros(1, np.int64), state, (), torch.device("cpu"))
+        restored(random, state)
+        items, labels, sizes = (
+            part[:, 0].numpy() for part in (block.items, block.labels, block.sizes)
+        )
+        return Batches(items, labels, sizes, block.examples[0], block.last_epoch[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """The examples that some clients will draw.
+
+    Attributes:
+        draw: the description.
+        rows: the items of their rows.
+        labels: `float32 [n]`, of these.
+        avoided: items that are no negatives; they may repeat.
+        negatives: `int64 [C]`, how many a client draws.
+        num_items: of the catalogue.
+        counts: `int64 [C]`, number of examples in an epoch.
+        epoch: `int64 [C]`, number of steps in an epoch.
+        widths: `int64 [C]`, see `width_of`.
+    """
+
+    draw: Draw
+    rows: Ragged
+    labels: np.ndarray
+    avoided: Ragged
+    negatives: np.ndarray
+    num_items: int
+    counts: np.ndarray = field(init=False)
+    epoch: np.ndarray = field(init=False)
+    widths: np.ndarray = field(init=False)
+
+    @classmethod
+    def of(
+        cls,
+        draw: Draw,
+        rows: Ragged,
+        labels: np.ndarray,
+        avoided: Ragged,
+        positives: np.ndarray,
+        num_items: int,
+    ) -> Examples:
+        """Those of clients with so many positive rows, `int64 [C]`."""
+        negatives = draw.negatives * positives
+        for client in np.flatnonzero(np.diff(avoided[0]) >= num_items):
+            known = avoided[1][slice(*avoided[0][client : client + 2])]
+            if len(np.unique(known)) >= num_items:
+                negatives[client] = 0
+        return cls(draw, rows, labels, avoided, negatives, num_items)
+
+    def __post_init__(self) -> None:
+        counts = (np.diff(self.rows[0]) + self.negatives) * (self.draw.epochs > 0)
+        widths = width_of(self.draw.batch_size, counts)
+        for name, value in (
+            ("counts", counts),
+            ("epoch", -(-counts // widths)),
+            ("widths", widths),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def steps(self) -> np.ndarray:
+        """`int64 [C]`: number of steps of each client."""
+        return self.epoch * self.draw.epochs
+
+    def block(
+        self,
+        clients: np.ndarray,
+        states: np.ndarray,
+        users: Sequence[np.ndarray],
+        device: torch.device,
+    ) -> Block:
+        """Draw a block.
+
+        Args:
+            clients: `int64 [C]`, which; those with the most steps first.
+            states: of their streams (`fedrec.rng.streams`), changed in place.
+            users: per user feature the clients' category codes, `int64 [C, width]`.
+            device: device of the tensors.
+        """
+        from fedrec.kernel.draws import draw, lay_out  # imports Numba
+        from fedrec.kernel.rows import number_items
+
+        of = self.draw
+        counts = self.counts[clients]
+        pools = counts * (of.epochs if of.afresh else min(of.epochs, 1))
+        items = np.empty(int(pools.sum()), np.int64)
+        labels = np.empty(len(items), np.float32)
+        orders = np.empty(int(counts.sum()) * of.epochs, np.int32)
+        given = (*self.rows, self.labels), self.avoided, self.num_items, self.negatives
+        draw(states, clients, *given, of.epochs, (of.afresh, of.shuffled), (items, labels), orders)
+        touched, touched_counts, numbers = number_items(items, np.cumsum(pools))
+        steps = self.steps[clients]
+        shape = int(steps.max(initial=0)), len(clients), int(self.widths[clients].max(initial=0))
+        batches = (
+            np.zeros(shape, np.int64),
+            np.empty(shape, np.int64),
+            np.zeros(shape, np.float32),
+            np.zeros(shape[:2], np.int64),
+        )
+        pool = items, labels, numbers
+        lay_out(orders, pool, counts, of.epochs, of.afresh, touched.shape[1], batches)
+        return Block.given(
+            [on_device(codes, device) for codes in users],
+            steps,
+            [on_device(part, device) for part in (*batches, touched)],
+            touched_counts,
+            counts,
+            self.epoch[clients],
+        )
