@@ -253,7 +253,7 @@ def draw(states, clients, rows, avoided, num_items, negatives, epochs, kind, poo
 
 
 @compiled
-def lay_out(orders, pools, sizes, epochs, afresh, width, batches):
+def lay_out(orders, pools, sizes, epochs, copies, width, batches):
     """Put the examples of C clients into batches, step by step.
 
     Args:
@@ -261,7 +261,7 @@ def lay_out(orders, pools, sizes, epochs, afresh, width, batches):
         pools: items, labels and the number of each item among those of its client, `[P]` each.
         sizes: `int64 [C]`, examples in an epoch.
         epochs: how many.
-        afresh: whether there is a pool for each epoch.
+        copies: how many pools a client has.
         width: how far apart the first rows of two clients are.
         batches: items, rows `int64 [S, C, B]`, labels `float32 [S, C, B]` and sizes `int64 [S, C]`,
             0 before; written.
@@ -287,4 +287,4 @@ def lay_out(orders, pools, sizes, epochs, afresh, width, batches):
                 at += count
                 step += 1
         rows[step:, c, :] = first
-        pool += sizes[c] * (epochs if afresh else min(epochs, 1))
+        pool += sizes[c] * copies

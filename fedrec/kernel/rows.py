@@ -189,6 +189,22 @@ def powers(start, values, stride, clients, order):
     return sums
 
 
+@compiled
+def row_powers(start, touched, counts, values, order):
+    """The same of the rows that clients touched, see `add_changed_rows`."""
+    sums = np.zeros(len(counts))
+    for client in range(len(counts)):
+        total = 0.0
+        for position in range(counts[client]):
+            before = start[touched[client, position]]
+            after = values[client, position]
+            for i in range(before.size):
+                change = np.float64(after[i] - before[i])
+                total += change * change if order == 2 else abs(change)
+        sums[client] = total
+    return sums
+
+
 # Numbers for the distinct items of many clients, in compiled code.
 
 _PART = 64  # items that are looked at together: most parts of a large catalogue have none

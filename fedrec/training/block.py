@@ -18,7 +18,8 @@ from fedrec.protocol.client_arrays import ItemRequests
 from fedrec.runtime.ragged import within_groups
 
 _NARROW = 512  # examples; padding up to here is cheaper than blocks of fewer clients
-_UNLIMITED = 1 << 40  # examples of a batch; more than any client has
+UNLIMITED = 1 << 40
+"""Examples of a batch, more than any client has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +83,7 @@ class Batches:
     @classmethod
     def whole(cls, epochs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batches:
         """Each epoch's (items `int64 [n]`, labels `float32 [n]`) as one batch."""
-        return cls.cut(epochs, _UNLIMITED)
+        return cls.cut(epochs, UNLIMITED)
 
     def references(self) -> tuple[np.ndarray, np.ndarray]:
         """The items whose rows each step needs, `int64 [S, N]`, and which of them are no padding,

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedrec.data.client_data import ClientData
-from fedrec.data.interactions import Schema
+from fedrec.data.interactions import Schema, time_weighted
 from fedrec.data.population import Population
 from fedrec.device import on_device
 from fedrec.rng import restored, state_of
-from fedrec.training.block import Batches, Block, width_of
+from fedrec.training.block import UNLIMITED, Batches, Block, width_of
 
 Ragged = tuple[np.ndarray, np.ndarray]
 """Offsets `int64 [C + 1]`, and `int64 [n]`, the numbers of each client after those of the one
@@ -79,6 +81,36 @@ class Draw:
             part[:, 0].numpy() for part in (block.items, block.labels, block.sizes)
         )
         return Batches(items, labels, sizes, block.examples[0], block.last_epoch[0])
+
+
+@dataclass(frozen=True)
+class Preferences(Draw):
+    """All positive items of a client as one batch, with its preferences for them as labels
+    (`ClientData.amounts`); nothing is drawn.
+
+    Attributes:
+        epochs: 0 or 1.
+    """
+
+    batch_size: int = UNLIMITED
+    shuffled: bool = False
+
+    def of(self, population: Population, clients: np.ndarray) -> Examples:
+        """The preferences of some clients."""
+        rows = population.rows(clients)
+        liked = rows.labels > 0
+        if population.task == "rating":  # one of 0 or less belongs to a positive item, too
+            liked |= ~np.isin(rows.pairs, rows.pairs[liked])
+        rows = rows.where(liked)
+        owner, *items, amounts = time_weighted(rows.owner, rows.items, rows.ratings, rows.times)
+        ends = np.searchsorted(owner, np.arange(len(clients) + 1))
+        none = np.zeros(len(clients) + 1, np.int64)
+        given = amounts, (none, none[:0]), none[:-1], population.interactions.num_items
+        return Examples.of(self, (ends, *items), *given)
+
+    def batches(self, data: ClientData, schema: Schema, random: np.random.Generator) -> Batches:
+        """Those of one client."""
+        return Batches.whole([(data.positives, data.amounts(rated=True))] * self.epochs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,33 +187,109 @@ class Examples:
             users: per user feature the clients' category codes, `int64 [C, width]`.
             device: device of the tensors.
         """
-        from fedrec.kernel.draws import draw, lay_out  # imports Numba
+        drawn = self.drawn(clients, states)
+        laid_out = _in_compiled_code if device.type == "cpu" else _on_device
+        return Block.given(
+            [on_device(codes, device) for codes in users],
+            drawn.steps,
+            [*laid_out(drawn, device), on_device(drawn.touched, device)],
+            drawn.touched_counts,
+            drawn.counts,
+            drawn.epoch,
+        )
+
+    def drawn(self, clients: np.ndarray, states: np.ndarray) -> _Drawn:
+        """What is drawn for a block, which needs no device and not Python's lock."""
+        from fedrec.kernel.draws import draw  # imports Numba
         from fedrec.kernel.rows import number_items
 
         of = self.draw
         counts = self.counts[clients]
-        pools = counts * (of.epochs if of.afresh else min(of.epochs, 1))
-        items = np.empty(int(pools.sum()), np.int64)
+        copies = of.epochs if of.afresh else min(of.epochs, 1)
+        items = np.empty(int(counts.sum()) * copies, np.int64)
         labels = np.empty(len(items), np.float32)
         orders = np.empty(int(counts.sum()) * of.epochs, np.int32)
         given = (*self.rows, self.labels), self.avoided, self.num_items, self.negatives
         draw(states, clients, *given, of.epochs, (of.afresh, of.shuffled), (items, labels), orders)
-        touched, touched_counts, numbers = number_items(items, np.cumsum(pools))
-        steps = self.steps[clients]
-        shape = int(steps.max(initial=0)), len(clients), int(self.widths[clients].max(initial=0))
-        batches = (
-            np.zeros(shape, np.int64),
-            np.empty(shape, np.int64),
-            np.zeros(shape, np.float32),
-            np.zeros(shape[:2], np.int64),
-        )
-        pool = items, labels, numbers
-        lay_out(orders, pool, counts, of.epochs, of.afresh, touched.shape[1], batches)
-        return Block.given(
-            [on_device(codes, device) for codes in users],
-            steps,
-            [on_device(part, device) for part in (*batches, touched)],
-            touched_counts,
-            counts,
-            self.epoch[clients],
-        )
+        touched, touched_counts, numbers = number_items(items, np.cumsum(counts * copies))
+        width = int(self.widths[clients].max(initial=0))
+        pools = items, labels, numbers
+        sizes = counts, self.epoch[clients], of.epochs, copies, width
+        return _Drawn(pools, orders, touched, touched_counts, *sizes)
+
+
+class _Drawn(NamedTuple):
+    """A block as it was drawn; see `fedrec.kernel.draws.draw`.
+
+    Attributes:
+        pools: items, labels, and numbers of the items among those of their client, `[P]` each.
+        orders: `int32 [Q]`.
+        touched: `int64 [C, R]`, see `Block`.
+        touched_counts: `int64 [C]`.
+        counts: `int64 [C]`, examples in an epoch.
+        epoch: `int64 [C]`, steps in an epoch.
+        epochs: how many.
+        copies: how many pools a client has.
+        width: examples of a step.
+    """
+
+    pools: tuple[np.ndarray, np.ndarray, np.ndarray]
+    orders: np.ndarray
+    touched: np.ndarray
+    touched_counts: np.ndarray
+    counts: np.ndarray
+    epoch: np.ndarray
+    epochs: int
+    copies: int
+    width: int
+
+    @property
+    def steps(self) -> np.ndarray:
+        """`int64 [C]`: number of steps of each client."""
+        return self.epoch * self.epochs
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """`[S, C, B]`."""
+        return int(self.steps.max(initial=0)), len(self.counts), self.width
+
+
+def _in_compiled_code(drawn: _Drawn, device: torch.device) -> list[Tensor]:
+    """Items, rows, labels and sizes of a block, see `Block`."""
+    from fedrec.kernel.draws import lay_out
+
+    kinds = (np.int64, np.int64, np.float32)
+    batches = [np.zeros(drawn.shape, kind) for kind in kinds]
+    sizes = np.zeros(drawn.shape[:2], np.int64)
+    counts = drawn.counts, drawn.epochs, drawn.copies
+    lay_out(drawn.orders, drawn.pools, *counts, drawn.touched.shape[1], (*batches, sizes))
+    return [torch.from_numpy(part) for part in (*batches, sizes)]
+
+
+def _on_device(drawn: _Drawn, device: torch.device) -> list[Tensor]:
+    """The same by operations of the device, to which only what was drawn is copied."""
+    steps, clients, width = drawn.shape
+    counts = on_device(drawn.counts, device)
+    epoch = on_device(drawn.epoch, device)
+    items, labels, numbers = (on_device(part, device) for part in drawn.pools)
+    orders = on_device(drawn.orders, device).long()
+    every = torch.arange(clients, device=device)
+    owner = every.repeat_interleave(counts * drawn.epochs, output_size=len(orders))
+    begins = counts.cumsum(0) - counts
+    place = torch.arange(len(orders), device=device) - (begins * drawn.epochs)[owner]
+    within = place % counts[owner]
+    step = place // counts[owner] * epoch[owner] + within // width
+    target = (step * clients + owner) * width + within % width
+    source = orders + (begins * drawn.copies)[owner]
+    first = every * drawn.touched.shape[1]
+    rows = first[:, None].expand(drawn.shape).flatten()
+    rows.index_copy_(0, target, numbers[source] + first[owner])
+    laid_out = [
+        values.new_zeros(rows.shape).index_copy_(0, target, values[source])
+        for values in (items, labels)
+    ]
+    number = torch.arange(steps, device=device)[:, None]
+    left = counts - number % epoch.clamp(min=1) * width
+    sizes = torch.where(number < epoch * drawn.epochs, left.clamp(max=width), 0)
+    flat = (laid_out[0], rows, laid_out[1])
+    return [*(part.view(drawn.shape) for part in flat), sizes]

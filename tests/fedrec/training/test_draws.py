@@ -13,7 +13,7 @@ from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Schema
 from fedrec.rng import restored, state_of, stream, streams
 from fedrec.training.block import Batches, Block
-from fedrec.training.draws import Draw, Examples
+from fedrec.training.draws import Draw, Examples, _in_compiled_code, _on_device
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**32, 2**70 + 5])
@@ -119,3 +119,18 @@ def test_one_client_alone_leaves_its_stream_where_numpy_does(draw):
     for field in dataclasses.fields(Batches):
         assert np.array_equal(getattr(got, field.name), getattr(wanted, field.name)), field.name
     assert ours.random() == numpy.random()
+
+
+@pytest.mark.parametrize("draw", DRAWS, ids=str)
+def test_a_device_lays_out_what_compiled_code_does(draw):
+    random = np.random.default_rng(6)
+    counts = np.array([30, 30, 7, 0])
+    ends = np.cumsum([0, *counts])
+    items = random.integers(80, size=ends[-1])
+    labels = (random.random(len(items)) < 0.5).astype(np.float32)
+    examples = Examples.of(draw, (ends, items), labels, (ends, items), counts, 80)
+    states = streams(0, "client", np.arange(4))
+    drawn = examples.drawn(np.arange(4), states)
+    cpu = torch.device("cpu")
+    for got, wanted in zip(_on_device(drawn, cpu), _in_compiled_code(drawn, cpu), strict=True):
+        assert torch.equal(got, wanted)
