@@ -83,8 +83,8 @@ class PrivateState(DatabaseFile):
             connection.executemany("INSERT INTO state VALUES (?, ?, ?)", rows)
             connection.execute(
                 f"DELETE FROM state WHERE {these} AND round < (SELECT MAX(round) FROM state AS last"
-                " WHERE last.client = state.client AND last.round <= ?)",
-                (clients, number - keep + 1),
+                " WHERE last.client = state.client AND last.round <= ? - ? + 1)",
+                (clients, number, keep),
             )
 
 
