@@ -21,7 +21,7 @@ from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
 from fedrec.privacy.accounting.sampling import Contributions
 from fedrec.training.block import Batches, Block, OwnData, UserCodes
-from fedrec.training.draws import Draw
+from fedrec.training.draws import ExampleDraw
 from fedrec.training.results import Outcome
 
 
@@ -117,7 +117,7 @@ class Step(ABC):
             fix=f"set {wanted}, or step.name = 'sgd'",
         )
 
-    def draw(self) -> Draw | None:
+    def draw(self) -> ExampleDraw | None:
         """What each client draws, so that all are drawn at once; None, as by default: `batches`
         draws for one client. It is not asked of a class with `batches` or `block` of its own."""
         return None

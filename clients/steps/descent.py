@@ -31,7 +31,7 @@ from fedrec.pretext.contrast import (
 from fedrec.pretext.views import PREFIX
 from fedrec.training.block import Batches, Block, OwnData, UserCodes
 from fedrec.training.descent import Objective, descend
-from fedrec.training.draws import Draw
+from fedrec.training.draws import ExampleDraw
 from fedrec.training.results import Trained
 from fedrec.training.sgd import SgdSettings
 
@@ -183,9 +183,9 @@ class ShuffledStep(Step):
 
     config: ShuffledConfig
 
-    def draw(self) -> Draw:
+    def draw(self) -> ExampleDraw:
         """The rows and negatives, shuffled in each epoch."""
-        return Draw(self.config.epochs, self.config.batch_size, self.config.negatives)
+        return ExampleDraw(self.config.epochs, self.config.batch_size, self.config.negatives)
 
 
 # Settings for parameters by patterns of their names, such as `layer*`.

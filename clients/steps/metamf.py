@@ -19,7 +19,7 @@ from clients.step import Step, StepConfig
 from clients.steps.updates import Updates
 from fedrec.models.base import Parameters
 from fedrec.training.block import Block
-from fedrec.training.draws import Draw
+from fedrec.training.draws import ExampleDraw
 
 _WIDTH = 64  # examples side by side; clients of a block are padded to multiples of it
 
@@ -43,9 +43,9 @@ class MetaMfStep(Step):
     paper = "MetaMF (Lin et al. 2020)"
     config: MetaMfStepConfig
 
-    def draw(self) -> Draw:
+    def draw(self) -> ExampleDraw:
         """One client's examples; they name the rows that it needs."""
-        return Draw(self.config.epochs, _WIDTH, self.config.negatives, shuffled=False)
+        return ExampleDraw(self.config.epochs, _WIDTH, self.config.negatives, shuffled=False)
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None

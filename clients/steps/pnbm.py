@@ -28,7 +28,7 @@ from fedrec.models.base import Parameters
 from fedrec.models.pnbm import Pnbm
 from fedrec.neighbourhood.learned import Rest, own_gradient
 from fedrec.training.block import Block
-from fedrec.training.draws import Draw, Preferences
+from fedrec.training.draws import ExampleDraw, PreferenceDraw
 
 
 class PnbmStepConfig(StepConfig):
@@ -50,9 +50,9 @@ class PnbmStep(Step):
     paper = "PNBM, equations 4-5"
     config: PnbmStepConfig
 
-    def draw(self) -> Draw:
+    def draw(self) -> ExampleDraw:
         """All ratings of a client; nothing is drawn."""
-        return Preferences(min(self.config.epochs, 1))
+        return PreferenceDraw(min(self.config.epochs, 1))
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None

@@ -38,7 +38,7 @@ from fedrec.models.base import Parameters
 from fedrec.models.privrec import ITEMS, PROFILE, PrivRecProfile
 from fedrec.pretext.views import mean_directions, recommender_part
 from fedrec.training.block import Block
-from fedrec.training.draws import Draw
+from fedrec.training.draws import ExampleDraw
 from fedrec.training.kernel import kernel_refusal, train_block
 from fedrec.training.results import Trained
 from fedrec.training.sgd import SgdSettings
@@ -70,10 +70,10 @@ class Sgd(DescentStep):
     paper = "PrivRec (Wang et al. 2021), algorithm 1"
     config: SgdConfig
 
-    def draw(self) -> Draw:
+    def draw(self) -> ExampleDraw:
         """The rows and negatives of each epoch, shuffled."""
         config = self.config
-        return Draw(
+        return ExampleDraw(
             config.epochs,
             config.batch_size,
             config.negatives,

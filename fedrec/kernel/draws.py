@@ -62,7 +62,7 @@ def _next32(states, client):
     if states[client, 5]:
         states[client, 5] = 0
         return states[client, 4]
-    number = _next64(states, client)
+    number = _next64(states, client)  # pyright: ignore[reportCallIssue]
     states[client, 4] = number >> np.uint64(32)
     states[client, 5] = 1
     return number & np.uint64(0xFFFFFFFF)
@@ -100,21 +100,21 @@ def _joined(first, second):
 
 
 @compiled
-def seeded(words, place, clients):
+def seeded(words, position, clients):
     """The states of many streams, `uint64 [C, 6]`, see `_next64`: those of PCG64 from the
     SeedSequence of the words.
 
     Args:
         words: `uint32 [n]`, at least 4.
-        place: of the two words, the lower one first, that are the client's.
+        position: of the two words, the lower one first, that are the client's.
         clients: `int64 [C]`, >= 0.
     """
     states = np.zeros((len(clients), 6), np.uint64)
     words = words.copy()
     pool = np.empty(_POOL, np.uint32)
     for c in range(len(clients)):
-        words[place] = _U32(clients[c] & 0xFFFFFFFF)
-        words[place + 1] = _U32(clients[c] >> 32)
+        words[position] = _U32(clients[c] & 0xFFFFFFFF)
+        words[position + 1] = _U32(clients[c] >> 32)
         constant = _U32(0x43B0D7E5)
         multiplier = _U32(0x931E8875)
         for i in range(_POOL):
@@ -135,11 +135,11 @@ def seeded(words, place, clients):
             drawn[i // 2] |= np.uint64(value) << np.uint64(32 * (i % 2))
         states[c, 2] = (drawn[2] << np.uint64(1)) | (drawn[3] >> np.uint64(63))
         states[c, 3] = (drawn[3] << np.uint64(1)) | np.uint64(1)
-        _next64(states, c)
+        _next64(states, c)  # pyright: ignore[reportCallIssue]
         low = states[c, 1] + drawn[1]
         states[c, 0] += drawn[0] + np.uint64(low < drawn[1])
         states[c, 1] = low
-        _next64(states, c)
+        _next64(states, c)  # pyright: ignore[reportCallIssue]
     return states
 
 
@@ -279,10 +279,10 @@ def lay_out(orders, pools, sizes, epochs, copies, width, batches):
                 count = min(most, sizes[c] - begin)
                 counts[step, c] = count
                 for n in range(count):
-                    place = pool + orders[at + n]
-                    items[step, c, n] = pool_items[place]
-                    rows[step, c, n] = first + numbers[place]
-                    labels[step, c, n] = pool_labels[place]
+                    source = pool + orders[at + n]
+                    items[step, c, n] = pool_items[source]
+                    rows[step, c, n] = first + numbers[source]
+                    labels[step, c, n] = pool_labels[source]
                 rows[step, c, count:] = first
                 at += count
                 step += 1

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -210,8 +210,9 @@ class Block:
         `tensors` are `items`, `rows`, `labels`, `sizes` and `touched`."""
         ended = np.searchsorted(np.sort(steps), np.arange(len(tensors[0])), side="right")
         active = (len(steps) - ended).tolist()
-        parts = (part.tolist() for part in (touched_counts, examples, last_epoch))
-        return cls(tuple(users), tuple(active), *tensors, *map(tuple, parts), tuple(members))
+        counts = (tuple(part.tolist()) for part in (touched_counts, examples, last_epoch))
+        rest: tuple[Any, ...] = (*tensors, *counts, tuple(members))
+        return cls(tuple(users), tuple(active), *rest)
 
     @classmethod
     def without_batches(cls, examples: Sequence[int]) -> Block:

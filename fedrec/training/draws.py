@@ -25,7 +25,7 @@ before."""
 
 
 @dataclass(frozen=True)
-class Draw:
+class ExampleDraw:
     """A client's labelled examples, in batches: its rows, which of a ranking are the positive ones,
     and negatives.
 
@@ -48,7 +48,7 @@ class Draw:
     low_rated: bool = False
     shuffled: bool = True
 
-    def of(self, population: Population, clients: np.ndarray) -> Examples:
+    def of(self, population: Population, clients: np.ndarray) -> ClientExamples:
         """The examples of some clients, `int64 [clients]`."""
         rows = population.rows(clients)
         ranking = population.task == "ranking"
@@ -57,7 +57,9 @@ class Draw:
         avoided = population.rows(clients, "all") if population.partition.leaky_negatives else liked
         items = chosen.lists, chosen.labels
         counts = np.diff(liked.offsets) if ranking else np.zeros(len(clients), np.int64)
-        return Examples.of(self, *items, avoided.lists, counts, population.interactions.num_items)
+        return ClientExamples.of(
+            self, *items, avoided.lists, counts, population.interactions.num_items
+        )
 
     def batches(self, data: ClientData, schema: Schema, random: np.random.Generator) -> Batches:
         """The batches of one client, drawn from its stream."""
@@ -66,7 +68,7 @@ class Draw:
         chosen = liked if ranking and not self.low_rated else slice(None)
         items = data.items[chosen]
         count = int(liked.sum()) if ranking else 0
-        examples = Examples.of(
+        examples = ClientExamples.of(
             self,
             (np.array([0, len(items)]), items),
             data.labels[chosen],
@@ -84,7 +86,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Preferences(Draw):
+class PreferenceDraw(ExampleDraw):
     """All positive items of a client as one batch, with its preferences for them as labels
     (`ClientData.amounts`); nothing is drawn.
 
@@ -95,18 +97,18 @@ class Preferences(Draw):
     batch_size: int = UNLIMITED
     shuffled: bool = False
 
-    def of(self, population: Population, clients: np.ndarray) -> Examples:
+    def of(self, population: Population, clients: np.ndarray) -> ClientExamples:
         """The preferences of some clients."""
         rows = population.rows(clients)
         liked = rows.labels > 0
         if population.task == "rating":  # one of 0 or less belongs to a positive item, too
             liked |= ~np.isin(rows.pairs, rows.pairs[liked])
         rows = rows.where(liked)
-        owner, *items, amounts = time_weighted(rows.owner, rows.items, rows.ratings, rows.times)
+        owner, items, amounts = time_weighted(rows.owner, rows.items, rows.ratings, rows.times)
         ends = np.searchsorted(owner, np.arange(len(clients) + 1))
         none = np.zeros(len(clients) + 1, np.int64)
         given = amounts, (none, none[:0]), none[:-1], population.interactions.num_items
-        return Examples.of(self, (ends, *items), *given)
+        return ClientExamples.of(self, (ends, items), *given)
 
     def batches(self, data: ClientData, schema: Schema, random: np.random.Generator) -> Batches:
         """Those of one client."""
@@ -114,7 +116,7 @@ class Preferences(Draw):
 
 
 @dataclass(frozen=True, eq=False)
-class Examples:
+class ClientExamples:
     """The examples that some clients will draw.
 
     Attributes:
@@ -129,7 +131,7 @@ class Examples:
         widths: `int64 [C]`, see `width_of`.
     """
 
-    draw: Draw
+    draw: ExampleDraw
     rows: Ragged
     labels: np.ndarray
     avoided: Ragged
@@ -142,13 +144,13 @@ class Examples:
     @classmethod
     def of(
         cls,
-        draw: Draw,
+        draw: ExampleDraw,
         rows: Ragged,
         labels: np.ndarray,
         avoided: Ragged,
         positives: np.ndarray,
         num_items: int,
-    ) -> Examples:
+    ) -> ClientExamples:
         """Those of clients with so many positive rows, `int64 [C]`."""
         negatives = draw.negatives * positives
         for client in np.flatnonzero(np.diff(avoided[0]) >= num_items):
@@ -179,7 +181,7 @@ class Examples:
         users: Sequence[np.ndarray],
         device: torch.device,
     ) -> Block:
-        """Draw a block.
+        """ExampleDraw a block.
 
         Args:
             clients: `int64 [C]`, which; those with the most steps first.
@@ -199,7 +201,8 @@ class Examples:
         )
 
     def drawn(self, clients: np.ndarray, states: np.ndarray) -> _Drawn:
-        """What is drawn for a block, which needs no device and not Python's lock."""
+        """What is drawn for a block of clients, `int64 [C]`, from the states of their streams,
+        `uint64 [C, 6]`, changed in place; it needs no device, and hardly Python's lock."""
         from fedrec.kernel.draws import draw  # imports Numba
         from fedrec.kernel.rows import number_items
 
@@ -276,9 +279,9 @@ def _on_device(drawn: _Drawn, device: torch.device) -> list[Tensor]:
     every = torch.arange(clients, device=device)
     owner = every.repeat_interleave(counts * drawn.epochs, output_size=len(orders))
     begins = counts.cumsum(0) - counts
-    place = torch.arange(len(orders), device=device) - (begins * drawn.epochs)[owner]
-    within = place % counts[owner]
-    step = place // counts[owner] * epoch[owner] + within // width
+    position = torch.arange(len(orders), device=device) - (begins * drawn.epochs)[owner]
+    within = position % counts[owner]
+    step = position // counts[owner] * epoch[owner] + within // width
     target = (step * clients + owner) * width + within % width
     source = orders + (begins * drawn.copies)[owner]
     first = every * drawn.touched.shape[1]

@@ -13,7 +13,7 @@ from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Schema
 from fedrec.rng import restored, state_of, stream, streams
 from fedrec.training.block import Batches, Block
-from fedrec.training.draws import Draw, Examples, _in_compiled_code, _on_device
+from fedrec.training.draws import ClientExamples, ExampleDraw, _in_compiled_code, _on_device
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**32, 2**70 + 5])
@@ -56,12 +56,12 @@ def by_numpy(draw, data, schema, random):
 
 
 DRAWS = [
-    Draw(3, 4, 2),
-    Draw(3, 4, 2, afresh=True),
-    Draw(2, 1_000_000, 3, low_rated=True),
-    Draw(1, 8, 1, shuffled=False),
-    Draw(0, 8, 1),
-    Draw(2, 16, 0),
+    ExampleDraw(3, 4, 2),
+    ExampleDraw(3, 4, 2, afresh=True),
+    ExampleDraw(2, 1_000_000, 3, low_rated=True),
+    ExampleDraw(1, 8, 1, shuffled=False),
+    ExampleDraw(0, 8, 1),
+    ExampleDraw(2, 16, 0),
 ]
 
 
@@ -88,7 +88,7 @@ def test_a_block_is_what_numpy_draws_for_each_client(draw, task, items):
         return ends, np.concatenate(lists)
 
     given = ragged(rows), np.concatenate(labels), ragged(avoided), np.array(likes), items
-    examples = Examples.of(draw, *given)
+    examples = ClientExamples.of(draw, *given)
     order = np.argsort(-examples.steps, kind="stable")
     states = streams(5, "client", np.arange(len(clients)), 2)
     device = torch.device("cpu")
@@ -128,7 +128,7 @@ def test_a_device_lays_out_what_compiled_code_does(draw):
     ends = np.cumsum([0, *counts])
     items = random.integers(80, size=ends[-1])
     labels = (random.random(len(items)) < 0.5).astype(np.float32)
-    examples = Examples.of(draw, (ends, items), labels, (ends, items), counts, 80)
+    examples = ClientExamples.of(draw, (ends, items), labels, (ends, items), counts, 80)
     states = streams(0, "client", np.arange(4))
     drawn = examples.drawn(np.arange(4), states)
     cpu = torch.device("cpu")
