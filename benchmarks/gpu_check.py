@@ -339,8 +339,8 @@ def main() -> None:
     torch.set_num_threads(1)
     budget = Budget(60 * given.minutes)
     report: dict[str, Any] = {"machine": machine()}
-    ran = "" if CUDA else "not "
-    print(f"This {ran}ran on a GPU: {report['machine']['device']}", flush=True)
+    where = "Runs on a GPU" if CUDA else "Does not run on a GPU"
+    print(f"{where}: {report['machine']['device']}", flush=True)
     for part in (tests, steps, cohorts, loop):
         print(f"{part.__name__}:", flush=True)
         report[part.__name__] = part(budget)
