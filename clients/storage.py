@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -54,16 +54,13 @@ class PrivateState(DatabaseFile):
         """The same for several clients, of the arrays with these names; None: of all."""
         if self.file is not None and not self.file.exists():
             return [{} for _ in clients]
-        loaded = []
+        query = (
+            "SELECT (SELECT arrays FROM state WHERE client = value AND round < ?"
+            " ORDER BY round DESC LIMIT 1) FROM json_each(?)"
+        )
         with self._connect() as connection:
-            for client in clients:
-                row = connection.execute(
-                    "SELECT arrays FROM state WHERE client = ? AND round < ? ORDER BY round DESC"
-                    " LIMIT 1",
-                    (int(client), int(before_round)),
-                ).fetchone()
-                loaded.append(_decode(row[0], names) if row else {})
-        return loaded
+            rows = connection.execute(query, (int(before_round), _listed(clients))).fetchall()
+        return [{} if blob is None else _decode(blob, names) for (blob,) in rows]
 
     def save_all(
         self, arrays: Mapping[int, Mapping[str, Change]], round_number: int, *, keep: int
@@ -77,16 +74,22 @@ class PrivateState(DatabaseFile):
             round_number: the round that produced them.
             keep: number of rounds, up to this one, whose state is kept.
         """
+        number = int(round_number)
+        clients = _listed(arrays)
+        rows = [(int(client), number, _encode(values)) for client, values in arrays.items()]
+        these = "client IN (SELECT value FROM json_each(?))"
         with self._connect() as connection:
-            for client, values in arrays.items():
-                key = (int(client), int(round_number))
-                connection.execute("DELETE FROM state WHERE client = ? AND round >= ?", key)
-                connection.execute("INSERT INTO state VALUES (?, ?, ?)", (*key, _encode(values)))
-                connection.execute(
-                    "DELETE FROM state WHERE client = ? AND round < "
-                    "(SELECT MAX(round) FROM state WHERE client = ? AND round <= ? - ? + 1)",
-                    (int(client), int(client), int(round_number), keep),
-                )
+            connection.execute(f"DELETE FROM state WHERE round >= ? AND {these}", (number, clients))
+            connection.executemany("INSERT INTO state VALUES (?, ?, ?)", rows)
+            connection.execute(
+                f"DELETE FROM state WHERE {these} AND round < (SELECT MAX(round) FROM state AS last"
+                " WHERE last.client = state.client AND last.round <= ? - ? + 1)",
+                (clients, number, keep),
+            )
+
+
+def _listed(clients: Iterable[int]) -> str:
+    return json.dumps(list(map(int, clients)))
 
 
 def _encode(arrays: Mapping[str, Change]) -> bytes:

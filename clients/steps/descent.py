@@ -31,6 +31,7 @@ from fedrec.pretext.contrast import (
 from fedrec.pretext.views import PREFIX
 from fedrec.training.block import Batches, Block, OwnData, UserCodes
 from fedrec.training.descent import Objective, descend
+from fedrec.training.draws import ExampleDraw
 from fedrec.training.results import Trained
 from fedrec.training.sgd import SgdSettings
 
@@ -182,22 +183,9 @@ class ShuffledStep(Step):
 
     config: ShuffledConfig
 
-    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work; none for a client without examples."""
-        config = self.config
-        epochs = []
-        if config.epochs:
-            items, labels = self._examples(data, random)
-            for _ in range(config.epochs if len(items) else 0):
-                order = random.permutation(len(items))
-                epochs.append((items[order], labels[order]))
-        return Batches.cut(epochs, config.batch_size)
-
-    def _examples(
-        self, data: ClientData, random: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Items and labels, the first that is drawn."""
-        return labelled(data, self.model.schema, self.config.negatives, "ignore", random)
+    def draw(self) -> ExampleDraw:
+        """The rows and negatives, shuffled in each epoch."""
+        return ExampleDraw(self.config.epochs, self.config.batch_size, self.config.negatives)
 
 
 # Settings for parameters by patterns of their names, such as `layer*`.

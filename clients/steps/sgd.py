@@ -18,11 +18,10 @@ of a network differently).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -33,14 +32,13 @@ from clients.steps.descent import (
     DescentStep,
     check_patterns,
     fits,
-    labelled,
     rates_by_name,
 )
-from fedrec.data.client_data import ClientData
 from fedrec.models.base import Parameters
 from fedrec.models.privrec import ITEMS, PROFILE, PrivRecProfile
 from fedrec.pretext.views import mean_directions, recommender_part
-from fedrec.training.block import Batches, Block
+from fedrec.training.block import Block
+from fedrec.training.draws import ExampleDraw
 from fedrec.training.kernel import kernel_refusal, train_block
 from fedrec.training.results import Trained
 from fedrec.training.sgd import SgdSettings
@@ -72,9 +70,16 @@ class Sgd(DescentStep):
     paper = "PrivRec (Wang et al. 2021), algorithm 1"
     config: SgdConfig
 
-    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work."""
-        return Batches.cut(list(self._epochs(data, random)), self.config.batch_size)
+    def draw(self) -> ExampleDraw:
+        """The rows and negatives of each epoch, shuffled."""
+        config = self.config
+        return ExampleDraw(
+            config.epochs,
+            config.batch_size,
+            config.negatives,
+            afresh=config.negatives_policy == "epoch",
+            low_rated=config.low_rated == "negative",
+        )
 
     def trained(self, parameters: Parameters) -> Parameters:
         """All but those of self-supervised training."""
@@ -102,23 +107,6 @@ class Sgd(DescentStep):
         """The late parameters."""
         check_patterns(names, self.config.late_parameters, "late-parameters")
         return frozenset(name for name in names if fits(name, self.config.late_parameters))
-
-    def _epochs(
-        self, data: ClientData, random: np.random.Generator
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Items and labels of each epoch, in the order of training."""
-        pool = None
-        for _ in range(self.config.epochs):
-            if pool is None or self.config.negatives_policy == "epoch":
-                pool = self._examples(data, random)
-            order = random.permutation(len(pool[0]))
-            yield pool[0][order], pool[1][order]
-
-    def _examples(
-        self, data: ClientData, random: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        config = self.config
-        return labelled(data, self.model.schema, config.negatives, config.low_rated, random)
 
 
 # Local SGD of PrivRec's network, and a profile of the user's own items: an extension of Wang et al.

@@ -99,6 +99,18 @@ def in_batches(epochs, size, device, step):
     return examples, loss
 
 
+def epochs(step, data, random):
+    """Items and labels of each epoch of local SGD, in the order of training."""
+    config = step.config
+    pool = None
+    for _ in range(config.epochs):
+        if pool is None or config.negatives_policy == "epoch":
+            known = data, step.model.schema, config.negatives, config.low_rated
+            pool = labelled(*known, random)
+        order = random.permutation(len(pool[0]))
+        yield pool[0][order], pool[1][order]
+
+
 class Sgd(OneByOne, sgd.Sgd):
     def alone(self, parameters, data, random):
         trained = recommender_part(parameters)
@@ -109,7 +121,7 @@ class Sgd(OneByOne, sgd.Sgd):
         )
         examples = 0
         loss = float("nan")
-        for epoch, (items, labels) in enumerate(self._epochs(data, random)):
+        for epoch, (items, labels) in enumerate(epochs(self, data, random)):
             held = self._held(sgd, epoch)
             examples = len(items)
             starts = range(0, examples, self.config.batch_size)
