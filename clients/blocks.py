@@ -74,9 +74,10 @@ def train_in_blocks(
 # The blocks of clients that are trained at once: as many as fit into the memory or, on a processor,
 # its cache.
 
-_ONE_BY_ONE = 32  # clients of a block in compiled code, which takes one after the other
+_ONE_BY_ONE = 64  # clients of a block in compiled code, which takes one after the other
 # GiB of a block in compiled code, with all copies counted: 32 clients of PrivRec's network
 _COMPILED_GIB = 3 / 32
+_PRIVATE_BYTES = 1 << 26  # of clients whose private parameters are loaded at once
 _COPIES = 4  # copies of a client's parameters: values, gradients, momentum, and autograd's
 
 
@@ -185,10 +186,11 @@ class _NodeTraining:
             self.node.experiment.engine, self.node.device, self.path, self.step.block_clients
         )
         cut = cut_blocks(sizes, parameters, tables if compact else [], **limits)
+        private = self._private(clients)
         if self.node.device.type == "cpu":
             for indices in cut:
                 block = build(indices)
-                trained = self._trained(clients[indices], block)
+                trained = self._trained(clients[indices], block, private(indices))
                 del block
                 yield (first + indices).tolist(), trained
                 del trained
@@ -197,7 +199,7 @@ class _NodeTraining:
         coming = next(built, None)
         while coming is not None:
             indices, block = coming
-            trained = self._trained(clients[indices], block)
+            trained = self._trained(clients[indices], block, private(indices))
             coming = next(built, None)  # while the device trains the one before
             yield (first + indices).tolist(), trained
 
@@ -265,10 +267,10 @@ class _NodeTraining:
         with self._naming_one_of(clients):
             return step.whole_block(self.parameters, self.node.population, clients)
 
-    def _trained(self, clients: np.ndarray, block: Block) -> Outcome:
+    def _trained(self, clients: np.ndarray, block: Block, private: Mapping[str, Tensor]) -> Outcome:
         """The clients of a block, trained."""
         with self._naming_one_of(clients), self.node.products():
-            start = self._client_params(block, clients)
+            start = self._client_params(block, clients, private)
             kernel = self.path == "kernel"
             train = self.step.train_in_kernel if kernel else self.step.train_block
             arguments = (start,) if start else ()
@@ -288,11 +290,31 @@ class _NodeTraining:
         except Exception as error:
             raise self._blamed(clients, error) from error
 
-    def _client_params(self, block: Block, clients: np.ndarray) -> dict[str, Tensor]:
+    def _private(self, clients: np.ndarray) -> Callable[[np.ndarray], Mapping[str, Tensor]]:
+        """How to load the private parameters of some of the clients: of all at once, if they are
+        small."""
+        names = self.step.private_names(list(self.parameters))
+        size = len(clients) * sum(self.parameters[name].nbytes for name in names)
+
+        def load(indices: np.ndarray) -> dict[str, Tensor]:
+            return private_parameters(
+                self.node,
+                self.step,
+                self.parameters,
+                clients[indices],
+                self.before,
+                self._replaced,
+            )
+
+        if size > _PRIVATE_BYTES:
+            return load
+        loaded = load(np.arange(len(clients)))
+        return lambda indices: {name: value[indices] for name, value in loaded.items()}
+
+    def _client_params(
+        self, block: Block, clients: np.ndarray, private: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
         """What the clients start from instead of the global parameters, `[C, ...]` each."""
-        private = private_parameters(
-            self.node, self.step, self.parameters, clients, self.before, self._replaced
-        )
         if self.given is None:
             return private
         sent = self.given.take(np.searchsorted(self.given.requests.clients, clients))
@@ -304,7 +326,7 @@ class _NodeTraining:
                 got=f"other rows, for some of the clients {_listed(clients.tolist())}",
                 fix="request the round's items from the nodes before generating parameters",
             )
-        return to_device(sent.padded(width), self.node.device) | private
+        return to_device(sent.padded(width), self.node.device) | dict(private)
 
     def _blamed(self, clients: np.ndarray, error: Exception) -> FedrecError:
         """The error of the client that makes a block fail, found by training the clients one by

@@ -47,29 +47,18 @@ def private_parameters(
     names = [name for name in step.private_names(list(parameters)) if name not in without]
     if node.private is None or not names:
         return {}
-    saved = node.private.load_all(clients.tolist(), before_round, names)
-    shared = {name: parameters[name].cpu().numpy() for name in names}
-    std = step.config.private_std if isinstance(step.config, PrivateParameters) else None
-    if std is not None:
-        seed = node.experiment.seed
-        saved = [
-            values or _normal(shared, std, stream(seed, "private", client))
-            for values, client in zip(saved, clients.tolist(), strict=True)
-        ]
-    return to_device(
-        {
-            name: np.stack([values.get(name, start) for values in saved])
-            for name, start in shared.items()
-        },
-        node.device,
-    )
-
-
-def _normal(
-    shared: Mapping[str, np.ndarray], std: float, random: np.random.Generator
-) -> dict[str, np.ndarray]:
-    """Normal numbers in the shapes of the shared values."""
-    return {
-        name: (std * random.standard_normal(value.shape)).astype(value.dtype)
-        for name, value in shared.items()
+    values = {
+        name: np.repeat(parameters[name].numpy(force=True)[None], len(clients), axis=0)
+        for name in names
     }
+    fresh = set(range(len(clients)))
+    for positions, saved in node.private.load_all(clients.tolist(), before_round, names):
+        for name, arrays in saved.items():
+            values[name][positions] = arrays
+            fresh.difference_update(positions)
+    if isinstance(step.config, PrivateParameters) and step.config.private_std is not None:
+        for position in sorted(fresh):
+            random = stream(node.experiment.seed, "private", int(clients[position]))
+            for value in values.values():
+                value[position] = step.config.private_std * random.standard_normal(value.shape[1:])
+    return to_device(values, node.device)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +24,12 @@ from fedrec.privacy.accounting.sampling import Contributions
 from fedrec.training.block import Batches, Block, OwnData, UserCodes
 from fedrec.training.draws import ExampleDraw
 from fedrec.training.results import Outcome
+
+
+@lru_cache(maxsize=4096)  # the same names are asked for in every block
+def fits(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a name matches one of some patterns, such as `layer*`."""
+    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 class StepConfig(Config):
@@ -196,8 +203,7 @@ class Step(ABC):
     def private_names(self, names: list[str]) -> list[str]:
         """The parameters among `names` that stay on the device between rounds and are never
         sent."""
-        patterns = self.private_patterns
-        return [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+        return [name for name in names if fits(name, self.private_patterns)]
 
     @property
     def private_patterns(self) -> tuple[str, ...]:

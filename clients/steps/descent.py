@@ -4,7 +4,6 @@ contrastive step."""
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.step import Step, StepConfig
+from clients.step import Step, StepConfig, fits
 from clients.steps.updates import Updates
 from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.data.interactions import Schema
@@ -191,11 +190,6 @@ class ShuffledStep(Step):
 # Settings for parameters by patterns of their names, such as `layer*`.
 
 
-def fits(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches one of some patterns."""
-    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
-
-
 def check_patterns(names: Iterable[str], patterns: Iterable[str], key: str) -> None:
     """Check that each pattern matches a name.
 
@@ -204,7 +198,7 @@ def check_patterns(names: Iterable[str], patterns: Iterable[str], key: str) -> N
     """
     names = list(names)
     for pattern in patterns:
-        if not any(fits(name, [pattern]) for name in names):
+        if not any(fits(name, (pattern,)) for name in names):
             raise ExperimentError(
                 f"no parameter fits step.{key}",
                 expected=f"a pattern of {', '.join(names)}",
@@ -228,7 +222,7 @@ def rates_by_name(names: Iterable[str], rates: Mapping[str, float]) -> dict[str,
     check_patterns(names, rates, "rates")
     factors = {}
     for name in names:
-        fitting = [pattern for pattern in rates if fits(name, [pattern])]
+        fitting = [pattern for pattern in rates if fits(name, (pattern,))]
         if len(fitting) > 1:
             raise ExperimentError(
                 f"parameter {name!r} matches more than one pattern in step.rates",

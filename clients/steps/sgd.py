@@ -20,22 +20,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.step import PrivateParameters
+from clients.step import PrivateParameters, fits
 from clients.steps.descent import (
     DescentConfig,
     DescentStep,
     check_patterns,
-    fits,
     rates_by_name,
 )
 from fedrec.models.base import Parameters
 from fedrec.models.privrec import ITEMS, PROFILE, PrivRecProfile
+from fedrec.nn.layers import KernelModel
 from fedrec.pretext.views import mean_directions, recommender_part
 from fedrec.training.block import Block
 from fedrec.training.draws import ExampleDraw
@@ -81,13 +82,17 @@ class Sgd(DescentStep):
             low_rated=config.low_rated == "negative",
         )
 
+    @cached_property
+    def _kernel(self) -> KernelModel | None:
+        return self.model.kernel()
+
     def trained(self, parameters: Parameters) -> Parameters:
         """All but those of self-supervised training."""
         return recommender_part(parameters)
 
     def kernel_refusal(self) -> str | None:
         """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
-        return kernel_refusal(self.model.kernel(), self.config.sgd(), self.device)
+        return kernel_refusal(self._kernel, self.config.sgd(), self.device)
 
     def train_in_kernel(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
@@ -95,7 +100,7 @@ class Sgd(DescentStep):
         """The same as `train_block` in native code; called if `kernel_refusal` is None."""
         trained = self.trained(parameters)
         settings = self.settings(list(trained))
-        moved = train_block(self.model.kernel(), trained, block, settings, client_params)
+        moved = train_block(self._kernel, trained, block, settings, client_params)
         return replace(moved, start=parameters)
 
     def settings(self, names: list[str]) -> SgdSettings:

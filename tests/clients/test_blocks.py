@@ -247,7 +247,7 @@ def test_blocks_hold_clients_with_the_most_steps_first_and_everyone_once():
 
 
 def test_compiled_code_on_a_processor_takes_few_clients_of_a_large_model():
-    batches = [Batches.cut([(np.zeros(4, np.int64), np.zeros(4, np.float32))], 4)] * 40
+    batches = [Batches.cut([(np.zeros(4, np.int64), np.zeros(4, np.float32))], 4)] * 80
     for length, expected in ((2**18, 23), (2**20, 5), (2**24, 1)):
         given = {"w": torch.zeros(length)}
         blocks = blocks_of(batches, given, [], memory_gib=_COMPILED_GIB, largest=None)
@@ -256,18 +256,18 @@ def test_compiled_code_on_a_processor_takes_few_clients_of_a_large_model():
 
 def test_a_gpu_takes_as_many_clients_at_once_as_its_memory_holds(load_tiny):
     """On a CPU the size follows from the cache, and is larger in the kernel."""
-    batches = [Batches.cut([(np.zeros(4, np.int64), np.zeros(4, np.float32))], 4)] * 40
+    batches = [Batches.cut([(np.zeros(4, np.int64), np.zeros(4, np.float32))], 4)] * 80
     parameters = {"item.id": torch.zeros(100, 8)}
     for device, path, sizes in (
-        ("cpu", "blocks", [16, 16, 8]),
-        ("cpu", "kernel", [32, 8]),
-        ("cuda", "blocks", [40]),
+        ("cpu", "blocks", [16] * 5),
+        ("cpu", "kernel", [64, 16]),
+        ("cuda", "blocks", [80]),
     ):
         limits = block_limits(load_tiny().engine, torch.device(device), path, 16)
         blocks = blocks_of(batches, parameters, ["item.id"], **limits)
         assert [len(block) for block in blocks] == sizes
     one = block_limits(load_tiny("engine.path=reference").engine, torch.device("cpu"), "blocks", 16)
-    assert len(blocks_of(batches, parameters, ["item.id"], **one)) == 40
+    assert len(blocks_of(batches, parameters, ["item.id"], **one)) == 80
 
 
 def test_batches_are_cut_epoch_by_epoch():
