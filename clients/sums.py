@@ -167,7 +167,12 @@ class CompressedUpdates:
         """What each client kept of its last update."""
         if not self._keeps_error or self.store is None:
             return [{} for _ in clients]
-        return [_read(self.store.load(client, self.codec.round), arrays) for client in clients]
+        before: list[dict[str, Change]] = [{} for _ in clients]
+        for positions, saved in self.store.load_all(clients, self.codec.round):
+            for row, position in enumerate(positions):
+                left = {name: value[row] for name, value in saved.items()}
+                before[position] = _read(left, arrays)
+        return before
 
 
 def _finite(change: Change) -> bool:

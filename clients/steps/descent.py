@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clients.step import Step, StepConfig, fits
 from clients.steps.updates import Updates
-from fedrec.data.client_data import ClientData, draw_negatives
+from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
@@ -28,7 +28,7 @@ from fedrec.pretext.contrast import (
     SessionTask,
 )
 from fedrec.pretext.views import PREFIX
-from fedrec.training.block import Batches, Block, OwnData, UserCodes
+from fedrec.training.block import UNLIMITED, Batches, Block, OwnData, UserCodes
 from fedrec.training.descent import Objective, descend
 from fedrec.training.draws import ExampleDraw
 from fedrec.training.results import Trained
@@ -93,10 +93,6 @@ class DescentStep(Step):
         return replace(moved, start=parameters)
 
 
-# The labelled examples that a client learns from: its rated rows, or its positives and drawn
-# negatives.
-
-
 def labelled(
     data: ClientData,
     schema: Schema,
@@ -104,32 +100,11 @@ def labelled(
     low_rated: Literal["ignore", "negative"],
     random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Items `int64 [n]` and labels `float32 [n]`.
-
-    Args:
-        data: of one client.
-        schema: its task says what a label is: a rating, or 1 and 0.
-        negatives: unobserved items per positive (ranking only).
-        low_rated: how rows that are not positive are used (ranking only).
-        random: source of the negatives.
-
-    A client that likes the whole catalogue has no negatives; it is no error, or its data would
-    decide whether a private run ends.
-    """
-    items = data.items
-    labels = data.labels
-    if schema.task == "rating":
-        return items, labels
-    if low_rated == "ignore":
-        items = items[labels > 0]
-        labels = labels[labels > 0]
-    count = negatives * int((labels > 0).sum())
-    if not count or len(data.never_negative) >= schema.num_items:
-        return items, labels
-    drawn = draw_negatives(data.never_negative, schema.num_items, count, random)
-    return np.concatenate([items, drawn]), np.concatenate(
-        [labels, np.zeros(count, dtype=np.float32)]
-    )
+    """Draw the examples of one client once, in no order: items `int64 [n]` and labels `float32
+    [n]`; see `ExampleDraw`."""
+    draw = ExampleDraw(1, UNLIMITED, negatives, low_rated=low_rated == "negative", shuffled=False)
+    drawn = draw.batches(data, schema, random)
+    return drawn.items.ravel()[: drawn.examples], drawn.labels.ravel()[: drawn.examples]
 
 
 # Steps that train on a client's own sessions, alone or beside labelled examples.
@@ -153,7 +128,6 @@ class SessionStep(DescentStep):
         return SessionObjective(self.task)
 
     def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
-        """Put clients together, see `Block.of`."""
         return SessionBlock.of(users, batches, device)
 
     def added_parameters(
@@ -324,7 +298,6 @@ class Contrastive(SessionStep):
     config: ContrastiveConfig
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work."""
         epochs = list(self._epochs(data, random))
         return SessionBatches.deal(Batches.none(), epochs, self.config.batch_size, self.task.layout)
 

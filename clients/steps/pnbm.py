@@ -57,7 +57,6 @@ class PnbmStep(Step):
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Updates:
-        """Train the clients of a block one after the other."""
         shared = _Shared(self.model, parameters)
         changes = []
         losses = []

@@ -112,7 +112,6 @@ class SequenceStep(DescentStep):
         return SequenceObjective(self.model)
 
     def settings(self, names: list[str]) -> SgdSettings:
-        """Settings of the gradient steps for the parameters of these names."""
         return replace(super().settings(names), rates=rates_by_name(names, self.config.rates))
 
 
@@ -180,7 +179,6 @@ class Joint(SessionStep, Sgd):
     config: JointConfig
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work."""
         epochs = list(self._joint_epochs(data, random))
         plain = Batches.cut([examples for examples, _ in epochs], self.config.batch_size)
         return SessionBatches.deal(

@@ -91,20 +91,17 @@ class Sgd(DescentStep):
         return recommender_part(parameters)
 
     def kernel_refusal(self) -> str | None:
-        """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
         return kernel_refusal(self._kernel, self.config.sgd(), self.device)
 
     def train_in_kernel(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Trained:
-        """The same as `train_block` in native code; called if `kernel_refusal` is None."""
         trained = self.trained(parameters)
         settings = self.settings(list(trained))
         moved = train_block(self._kernel, trained, block, settings, client_params)
         return replace(moved, start=parameters)
 
     def settings(self, names: list[str]) -> SgdSettings:
-        """Settings of the gradient steps for the parameters of these names."""
         rates = rates_by_name(names, self.config.rates)
         return replace(super().settings(names), rates=rates, late=self._late(names))
 
@@ -153,14 +150,12 @@ class SgdProfile(Sgd):
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Trained:
-        """Train every client of a block."""
         moved = super().train_block(_network(parameters), block, client_params)
         return self._with_profiles(moved, parameters, client_params)
 
     def train_in_kernel(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Trained:
-        """The same as `train_block` in native code; asked for where `kernel_refusal` gives None."""
         moved = super().train_in_kernel(_network(parameters), block, client_params)
         return self._with_profiles(moved, parameters, client_params)
 

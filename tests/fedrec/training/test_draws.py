@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from clients.steps.descent import labelled
 from fedrec.data.client_data import ClientData
 from fedrec.data.features import FeatureTable
 from fedrec.data.interactions import Schema
 from fedrec.rng import restored, state_of, stream, streams
 from fedrec.training.block import Batches, Block
 from fedrec.training.draws import ClientExamples, ExampleDraw, _in_compiled_code, _on_device
+from tests.clients.oracles import labelled
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**32, 2**70 + 5])
