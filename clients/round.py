@@ -17,9 +17,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from torch import Tensor
 
-from clients.blocks import train_in_blocks
+from clients.blocks import to_device, train_in_blocks
 from clients.node import Node
-from clients.one_client import to_device
 from clients.participation import permitted
 from clients.step import Step
 from clients.step_checks import check_finite_sum, check_private_patterns

@@ -74,7 +74,7 @@ class PrivateState(DatabaseFile):
                 positions.append(position)
                 entries.append(data)
         return [
-            (positions, _decoded(json.loads(layout), entries, names))
+            (positions, _decoded(parse_json(layout, MOST_JSON), entries, names))
             for layout, (positions, entries) in alike.items()
         ]
 

@@ -11,10 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from clients.blocks import _COMPILED_GIB, Sizes, block_limits, cut_blocks, train_in_blocks
+from clients.blocks import (
+    _COMPILED_GIB,
+    Sizes,
+    block_limits,
+    cut_blocks,
+    train_in_blocks,
+    update_of,
+)
 from clients.evaluation import evaluate_clients
 from clients.node import Node
-from clients.one_client import update_of
 from clients.round import train_clients
 from clients.steps.sgd import Sgd
 from fedrec.data.population import Population

@@ -13,10 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from clients.app import app, node_of
-from clients.blocks import train_in_blocks
+from clients.blocks import private_parameters, train_in_blocks, update_of
 from clients.evaluation import client_scorer, evaluate_clients, mean_metrics
 from clients.node import Node, TrainingPath
-from clients.one_client import private_parameters, update_of
 from clients.round import only_reads, train_clients
 from clients.step import Step
 from clients.steps.descent import Update, one_by_one

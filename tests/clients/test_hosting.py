@@ -6,7 +6,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from clients.app import node_of
-from clients.generated import requested_items
+from clients.evaluation import requested_items
 from clients.node import Node, TrainingPath, training_path
 from clients.steps.fedgnn import FedgnnStep
 from clients.steps.gpfedrec import GpfedrecStep

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from clients.generated import requested_items
+from clients.blocks import update_of
+from clients.evaluation import requested_items
 from clients.node import Node, training_path
-from clients.one_client import update_of
 from clients.round import train_clients, train_each
 from clients.step import Step
 from clients.steps.fedgnn import FedgnnStepConfig

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from clients.blocks import train_in_blocks
+from clients.blocks import train_in_blocks, update_of
 from clients.evaluation import client_scorer
 from clients.node import Node
-from clients.one_client import update_of
 from clients.round import train_clients
 from clients.steps.sgd import Sgd, SgdConfig
 from clients.steps.statistics import GramStep
