@@ -127,6 +127,15 @@ def test_a_write_that_fails_changes_nothing(state):
     assert rounds(state, 1) == [1, 2] and got(state, 1, 2) == 1
 
 
+def test_a_file_of_an_earlier_version_is_an_error(state):
+    put(state, 1, 1, 1)
+    with closing(sqlite3.connect(state.file)) as connection:
+        connection.execute("ALTER TABLE state DROP COLUMN layout")
+    for use in (lambda: state.load(1, 2), lambda: put(state, 1, 2, 1)):
+        with pytest.raises(RunError, match="start a new run"):
+            use()
+
+
 def pages(state):
     with closing(sqlite3.connect(state.file)) as connection:
         return connection.execute("PRAGMA page_size").fetchone()[0]
