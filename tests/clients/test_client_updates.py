@@ -118,6 +118,17 @@ def test_what_is_left_out_is_kept_with_error_feedback_alone(run_tiny, monkeypatc
     assert all(name.startswith("compression/") for name in names)
 
 
+def test_what_is_left_out_is_saved_beside_private_parameters(run_tiny, monkeypatch):
+    saved: list = []
+    monkeypatch.setattr(
+        "clients.round._save_private",
+        lambda node, private, round_: saved.extend(values for _, values in private),
+    )
+    run_tiny("compression={name='top-k', share=0.2}", *MF)
+    assert saved and all("user.factors" in arrays for arrays in saved)
+    assert any(name.startswith("compression/") for arrays in saved for name in arrays)
+
+
 def test_privacy_costs_the_same_and_the_clip_holds(run_tiny, monkeypatch):
     """Rounding makes some updates longer; none of them is above the clip norm."""
     private = "privacy={clip-norm=0.01, noise-multiplier=1.0, delta=1e-5}"
