@@ -87,7 +87,7 @@ def steps_of(name: str) -> dict[str, Step]:
     return {
         name: step
         for name, step in steps.items()
-        if step.generated or type(step).batches is not Step.batches
+        if step.generated or step.draw() or type(step).batches is not Step.batches
     }
 
 

@@ -10,6 +10,7 @@ Its times say nothing about a GPU.
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -82,10 +83,12 @@ class SecondDevice(_python_dispatch.TorchDispatchMode):
 
     Attributes:
         crossings: how often a line, "file:line", read something back or copied something there.
+        seconds: processor time of what a device would compute, and of noting it.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.seconds = 0.0
         self.crossings: Counter[tuple[Direction, str]] = Counter()
         self._others = ExitStack()
 
@@ -100,11 +103,15 @@ class SecondDevice(_python_dispatch.TorchDispatchMode):
         self._others.__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        begun = time.process_time()
         given = kwargs or {}
         operation = _Operation.of(func, args, given)
         if operation.crossing is not None:
             self.note(operation.crossing)
-        return _computed(func, operation, args, given)
+        result = _computed(func, operation, args, given)
+        if operation.lands or any(operation.there):
+            self.seconds += time.process_time() - begun
+        return result
 
     def note(self, direction: Direction) -> None:
         """Count a crossing, of the line of this project that it comes from."""

@@ -17,8 +17,7 @@ from flwr.clientapp import ClientApp
 
 from clients.device.node import at_multiples_of, device_node_of
 from clients.device.policy import Policy
-from clients.evaluation import evaluate_clients, mean_metrics
-from clients.generated import requested_items
+from clients.evaluation import evaluate_clients, mean_metrics, requested_items
 from clients.node import Node
 from clients.round import only_reads, train_clients, train_each
 from clients.secure import channel_key, masked_sum, share, unmask

@@ -3,25 +3,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from clients.node import Node, PathName, TrainingPath
-from clients.one_client import private_parameters, to_device
-from clients.step import Step
+from clients.step import PrivateParameters, Step
 from clients.step_checks import check_block
+from clients.steps.descent import Update
 from clients.steps.statistics import SufficientStatistics
 from fedrec.components.errors import file_of, line_of, named
 from fedrec.data.client_data import ClientData
+from fedrec.device import on_device
 from fedrec.errors import ClientError, FedrecError
+from fedrec.experiment.tables import EngineConfig
 from fedrec.protocol.client_arrays import ClientArrays
-from fedrec.rng import stream
+from fedrec.rng import stream, streams
 from fedrec.training.block import Batches, Block, OwnData
 from fedrec.training.results import Outcome
 
@@ -70,6 +72,92 @@ def train_in_blocks(
         yield from work.blocks(clients[start : start + MOST_CLIENTS], start)
 
 
+# The blocks of clients that are trained at once: as many as fit into the memory or, on a processor,
+# its cache.
+
+_ONE_BY_ONE = 64  # clients of a block in compiled code, which takes one after the other
+# GiB of a block in compiled code, with all copies counted: 32 clients of PrivRec's network
+_COMPILED_GIB = 3 / 32
+_PRIVATE_BYTES = 1 << 26  # of clients whose private parameters are loaded at once
+_COPIES = 4  # copies of a client's parameters: values, gradients, momentum, and autograd's
+
+
+class Sizes(NamedTuple):
+    """The batches of some clients by their sizes.
+
+    Attributes:
+        widths: `int64 [clients]`, examples side by side.
+        steps: `int64 [clients]`.
+        rows: `int64 [clients]`, how many rows of items all steps refer to.
+    """
+
+    widths: np.ndarray
+    steps: np.ndarray
+    rows: np.ndarray
+
+    @classmethod
+    def of(cls, batches: Sequence[Batches]) -> Sizes:
+        """Those of batches that were drawn."""
+        sizes = [(b.items.shape[1], len(b.sizes), b.references()[0].size) for b in batches]
+        return cls(*np.array(sizes, dtype=np.int64).reshape(-1, 3).T)
+
+
+def cut_blocks(
+    sizes: Sizes,
+    parameters: Mapping[str, Tensor],
+    item_tables: Sequence[str],
+    *,
+    memory_gib: float,
+    largest: int | None,
+) -> Iterator[np.ndarray]:
+    """Sort clients by their number of steps, most first, and cut them into blocks of one width that
+    fit the memory.
+
+    Args:
+        sizes: of the clients' batches.
+        parameters: the global parameters.
+        item_tables: names of those that become compact.
+        memory_gib: GiB that one block may take.
+        largest: clients per block at most; None: as many as fit the memory.
+
+    Yields:
+        Positions of clients, `int64 [C]`, each once. A block has at least one client, even if it
+        exceeds the memory.
+    """
+    order = np.lexsort((-sizes.steps, -sizes.widths))
+    budget = memory_gib * 2**30
+    dense = sum(value.numel() for name, value in parameters.items() if name not in item_tables)
+    width = sum(parameters[name].shape[1] for name in item_tables)
+    needs = 4 * _COPIES * (dense + sizes.rows * width) + 40 * sizes.rows
+    widths = sizes.widths[order].tolist()
+    first = 0
+    taken = 0
+    for number, need in enumerate(needs[order].tolist()):
+        full = number - first == largest or taken + need > budget
+        if number > first and (full or widths[number] != widths[first]):
+            yield order[first:number]
+            first = number
+            taken = 0
+        taken += need
+    if len(order):
+        yield order[first:]
+
+
+def block_limits(
+    engine: EngineConfig, device: torch.device, path: PathName, together: int
+) -> dict[str, Any]:
+    """`memory_gib` and `largest` of `cut_blocks` on a device: blocks have one client if the path
+    `reference` is requested, and `together` on a processor unless compiled code takes one after the
+    other (`Step.block_clients`)."""
+    memory = engine.memory_gib
+    largest = None
+    if device.type == "cpu":
+        one_by_one = path == "kernel"
+        largest = _ONE_BY_ONE if one_by_one else together
+        memory = min(memory, _COMPILED_GIB) if one_by_one else memory
+    return {"memory_gib": memory, "largest": 1 if engine.path == "reference" else largest}
+
+
 @dataclass(frozen=True, eq=False)
 class _NodeTraining:
     """What the clients of a node do; see `train_in_blocks`."""
@@ -93,34 +181,68 @@ class _NodeTraining:
         if whole and self.path != "reference":
             yield list(range(first, first + len(clients))), self._whole_block(clients)
             return
-        data = self.node.population.clients(clients)
-        batches = [self._batches(client) for client in data]
-        sizes, tables = self._sizes()
-        if any(isinstance(batch, OwnData) for batch in batches):
-            tables = []  # such steps return whole tables
-        one_by_one = self.path == "kernel"
-        cut = self.node.blocks(batches, sizes, tables, one_by_one, self.step.block_clients)
+        sizes, compact, build = self._drawn(clients)
+        parameters, tables = self._parameters()
+        limits = block_limits(
+            self.node.experiment.engine, self.node.device, self.path, self.step.block_clients
+        )
+        cut = cut_blocks(sizes, parameters, tables if compact else [], **limits)
+        private = self._private(clients)
         if self.node.device.type == "cpu":
             for indices in cut:
-                members = [data[i] for i in indices]
-                block = self._built(members, [batches[i] for i in indices])
-                trained = self._trained(members, block)
+                block = build(indices)
+                trained = self._trained(clients[indices], block, private(indices))
                 del block
-                yield [first + i for i in indices], trained
+                yield (first + indices).tolist(), trained
                 del trained
             return
-        built = (
-            (indices, self._built([data[i] for i in indices], [batches[i] for i in indices]))
-            for indices in cut
-        )
+        built = ((indices, build(indices)) for indices in cut)
         coming = next(built, None)
         while coming is not None:
             indices, block = coming
-            trained = self._trained([data[i] for i in indices], block)
+            trained = self._trained(clients[indices], block, private(indices))
             coming = next(built, None)  # while the device trains the one before
-            yield [first + i for i in indices], trained
+            yield (first + indices).tolist(), trained
 
-    def _sizes(self) -> tuple[dict[str, Tensor], list[str]]:
+    def _drawn(self, clients: np.ndarray) -> tuple[Sizes, bool, Callable[[np.ndarray], Block]]:
+        """The sizes of the clients' batches, whether their steps return compact tables, and how to
+        build the block of some of them."""
+        population = self.node.population
+        kind = type(self.step)
+        described = kind.batches is Step.batches and kind.block is Step.block
+        draw = self.step.draw() if described else None
+        if draw is None:
+            data = population.clients(clients)
+            batches = [self._batches(client) for client in data]
+
+            def build(indices: np.ndarray) -> Block:
+                members = [data[i] for i in indices]
+                with self._naming_one_of(clients[indices]):
+                    features = [client.features for client in members]
+                    parts = [batches[i] for i in indices]
+                    return self._tables_of(self.step.block(features, parts, self.node.device))
+
+            compact = not any(isinstance(batch, OwnData) for batch in batches)
+            return Sizes.of(batches), compact, build
+        examples = draw.of(population, clients)
+        states = streams(self.node.experiment.seed, self.stream, clients, self.round)
+        codes = population.feature_codes(clients)
+
+        def build_drawn(indices: np.ndarray) -> Block:
+            users = [feature[indices] for feature in codes]
+            drawn = examples.block(indices, states[indices], users, self.node.device)
+            return self._tables_of(drawn)
+
+        steps = examples.steps
+        return Sizes(examples.widths, steps, steps * examples.widths), True, build_drawn
+
+    def _tables_of(self, block: Block) -> Block:
+        """A block with the item tables of the path."""
+        if self.path == "reference" and self.given is None:
+            return block.on_whole_tables(self.node.model.schema.num_items)
+        return block
+
+    def _parameters(self) -> tuple[dict[str, Tensor], list[str]]:
         """One client's parameters, and the item tables among them."""
         if self.given is None:
             return self.parameters, list(self.node.model.item_tables)
@@ -137,61 +259,63 @@ class _NodeTraining:
 
     def _batches(self, data: ClientData) -> Batches:
         drawn = stream(self.node.experiment.seed, self.stream, data.client, self.round)
-        try:
+        with self._naming_one_of(np.array([data.client])):
             return self.step.batches(data, drawn)
-        except FedrecError as error:
-            raise error.about(f"client {data.client}") from error
-        except Exception as error:
-            raise self._failed(data, error) from error
 
     def _whole_block(self, clients: np.ndarray) -> Outcome:
         """All clients as one block, of a step that needs no batches."""
         step: Any = self.step
-        try:
+        with self._naming_one_of(clients):
             return step.whole_block(self.parameters, self.node.population, clients)
-        except FedrecError:
-            raise
-        except Exception as error:
-            raise self._blamed(self.node.population.clients(clients), error) from error
 
-    def _built(self, data: list[ClientData], batches: list[Batches]) -> Block:
-        """A block of clients."""
-        with self._naming_one_of(data):
-            features = [client.features for client in data]
-            block = self.step.block(features, batches, self.node.device)
-            if self.path == "reference" and self.given is None:
-                return block.on_whole_tables(self.node.model.schema.num_items)
-            return block
-
-    def _trained(self, data: list[ClientData], block: Block) -> Outcome:
+    def _trained(self, clients: np.ndarray, block: Block, private: Mapping[str, Tensor]) -> Outcome:
         """The clients of a block, trained."""
-        clients = [client.client for client in data]
-        with self._naming_one_of(data), self.node.products():
-            start = self._client_params(block, np.array(clients))
+        with self._naming_one_of(clients), self.node.products():
+            start = self._client_params(block, clients, private)
             kernel = self.path == "kernel"
             train = self.step.train_in_kernel if kernel else self.step.train_block
             arguments = (start,) if start else ()
             trained = train(self.parameters, block, *arguments)
-        check_block(self.step, trained, self.parameters, self._doing(clients))
+        check_block(self.step, trained, self.parameters, self._doing(clients.tolist()))
         return trained
 
     @contextmanager
-    def _naming_one_of(self, data: list[ClientData]) -> Iterator[None]:
+    def _naming_one_of(self, clients: np.ndarray) -> Iterator[None]:
         """What fails in it names a client."""
         try:
             yield
         except FedrecError as error:  # its text is complete except for the client
-            if len(data) > 1:
+            if len(clients) > 1:
                 raise
-            raise error.about(f"client {data[0].client}") from error
+            raise error.about(f"client {clients[0]}") from error
         except Exception as error:
-            raise self._blamed(data, error) from error
+            raise self._blamed(clients, error) from error
 
-    def _client_params(self, block: Block, clients: np.ndarray) -> dict[str, Tensor]:
+    def _private(self, clients: np.ndarray) -> Callable[[np.ndarray], Mapping[str, Tensor]]:
+        """How to load the private parameters of some of the clients: of all at once, if they are
+        small."""
+        names = self.step.private_names(list(self.parameters))
+        size = len(clients) * sum(self.parameters[name].nbytes for name in names)
+
+        def load(indices: np.ndarray) -> dict[str, Tensor]:
+            return private_parameters(
+                self.node,
+                self.step,
+                self.parameters,
+                clients[indices],
+                self.before,
+                self._replaced,
+            )
+
+        if size > _PRIVATE_BYTES:
+            return load
+        loaded = load(np.arange(len(clients)))
+        return lambda indices: {name: value[indices] for name, value in loaded.items()}
+
+    def _client_params(
+        self, block: Block, clients: np.ndarray, private: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
         """What the clients start from instead of the global parameters, `[C, ...]` each."""
-        private = private_parameters(
-            self.node, self.step, self.parameters, clients, self.before, self._replaced
-        )
         if self.given is None:
             return private
         sent = self.given.take(np.searchsorted(self.given.requests.clients, clients))
@@ -203,22 +327,22 @@ class _NodeTraining:
                 got=f"other rows, for some of the clients {_listed(clients.tolist())}",
                 fix="request the round's items from the nodes before generating parameters",
             )
-        return to_device(sent.padded(width), self.node.device) | private
+        return to_device(sent.padded(width), self.node.device) | dict(private)
 
-    def _blamed(self, data: list[ClientData], error: Exception) -> FedrecError:
+    def _blamed(self, clients: np.ndarray, error: Exception) -> FedrecError:
         """The error of the client that makes a block fail, found by training the clients one by
         one."""
-        if len(data) == 1:
-            return self._failed(data[0], error)
-        for client in data:
+        if len(clients) == 1:
+            return self._failed(self.node.population.client(int(clients[0])), error)
+        for client in clients:
             try:
-                self._trained([client], self._built([client], [self._batches(client)]))
+                list(self.blocks(np.array([client]), 0))
             except FedrecError as error_of_client:
                 return error_of_client
         return ClientError(
             f"{named('step', self.step)} failed for a block of clients, but for none of them alone"
             f" (round {self.round})",
-            expected=f"updates of clients {_listed([client.client for client in data])}",
+            expected=f"updates of clients {_listed(clients.tolist())}",
             fix="--set engine.path=reference trains one client after the other",
         )
 
@@ -242,3 +366,53 @@ class _NodeTraining:
 
 def _listed(clients: list[int]) -> str:
     return ", ".join(map(str, clients))
+
+
+# One client's parameters and its update.
+
+
+def to_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
+    """Numpy parameters as tensors on a device."""
+    return {name: on_device(array, device) for name, array in arrays.items()}
+
+
+def update_of(
+    step: Step, parameters: Mapping[str, Tensor], data: ClientData, random: np.random.Generator
+) -> Update:
+    """The update of a client alone, with whole item tables, from the global `parameters` (without
+    cohort dimension, unchanged)."""
+    block = step.block([data.features], [step.batches(data, random)], step.device)
+    block = block.on_whole_tables(step.model.schema.num_items)
+    trained = step.train_block(parameters, block)
+    return Update(trained.changes_of(0), trained.block.examples[0], trained.losses()[0])
+
+
+def private_parameters(
+    node: Node,
+    step: Step,
+    parameters: dict[str, Tensor],
+    clients: np.ndarray,
+    before_round: int,
+    without: Collection[str] = (),
+) -> dict[str, Tensor]:
+    """The clients' private parameters, which replace the shared values, `[C, ...]` each, `without`
+    some. Those of a client that has none yet are the shared values, or its own with
+    `private-std`."""
+    names = [name for name in step.private_names(list(parameters)) if name not in without]
+    if node.private is None or not names:
+        return {}
+    values = {
+        name: np.repeat(parameters[name].numpy(force=True)[None], len(clients), axis=0)
+        for name in names
+    }
+    fresh = set(range(len(clients)))
+    for positions, saved in node.private.load_all(clients.tolist(), before_round, names):
+        for name, arrays in saved.items():
+            values[name][positions] = arrays
+            fresh.difference_update(positions)
+    if isinstance(step.config, PrivateParameters) and step.config.private_std is not None:
+        for position in sorted(fresh):
+            random = stream(node.experiment.seed, "private", int(clients[position]))
+            for value in values.values():
+                value[position] = step.config.private_std * random.standard_normal(value.shape[1:])
+    return to_device(values, node.device)

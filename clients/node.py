@@ -8,7 +8,7 @@ node in every round, so its private state can stay there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,7 +38,6 @@ from fedrec.experiment.tables import EngineConfig
 from fedrec.models.base import Model
 from fedrec.protocol.orders import EvaluateOrder, ItemQuery, TrainOrder
 from fedrec.rng import NoiseSource, source_of, torch_stream
-from fedrec.training.block import Batches
 
 if TYPE_CHECKING:
     from fedrec.secure.identity import Identity
@@ -88,7 +87,7 @@ def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPat
         return TrainingPath("reference", "item tables are private")
     if engine.path == "blocks" or isinstance(step, SufficientStatistics):  # nothing is trained
         return TrainingPath("blocks")
-    if type(step).batches is Step.batches:
+    if type(step).batches is Step.batches and step.draw() is None:
         return TrainingPath("blocks", f"step {type(step).__name__} trains one client at a time")
     if refusal is None and engine.precision != "float32":
         refusal = f"the kernel computes in float32, not in {engine.precision}"
@@ -116,58 +115,6 @@ def _kernel_refusal(step: Step) -> str | None:
     if none or registry.covers_overrides(type(step), "train_in_kernel", replaced):
         return step.kernel_refusal()
     return f"step {type(step).__name__} overrides what the kernel of its base class replaces"
-
-
-_ONE_BY_ONE = 32  # clients of a block in compiled code, which takes one after the other
-# GiB of a block in compiled code, with all copies counted: 32 clients of PrivRec's network
-_COMPILED_GIB = 3 / 32
-_COPIES = 4  # copies of a client's parameters: values, gradients, momentum, and autograd's
-
-
-def cut_blocks(
-    batches: Sequence[Batches],
-    parameters: Mapping[str, Tensor],
-    item_tables: Sequence[str],
-    *,
-    memory_gib: float,
-    largest: int | None,
-) -> Iterator[list[int]]:
-    """Sort clients by their number of steps, most first, and cut them into blocks of one width that
-    fit the memory.
-
-    Args:
-        batches: the batches of each client.
-        parameters: the global parameters.
-        item_tables: names of those that become compact.
-        memory_gib: GiB that one block may take.
-        largest: clients per block at most; None: as many as fit the memory.
-
-    Yields:
-        Positions in `batches`, each once. A block has at least one client, even if it exceeds the
-        memory.
-    """
-    width = [batch.items.shape[1] for batch in batches]
-    order = sorted(
-        range(len(batches)), key=lambda index: (-width[index], -len(batches[index].sizes), index)
-    )
-    budget = memory_gib * 2**30
-    dense = sum(value.numel() for name, value in parameters.items() if name not in item_tables)
-    widths = sum(parameters[name].shape[1] for name in item_tables)
-    block: list[int] = []
-    taken = 0.0
-    for index in order:
-        rows = batches[index].references()[0].size
-        need = 4 * _COPIES * (dense + rows * widths) + 40 * rows
-        if block and (
-            len(block) == largest or taken + need > budget or width[index] != width[block[0]]
-        ):
-            yield block
-            block = []
-            taken = 0.0
-        block.append(index)
-        taken += need
-    if block:
-        yield block
 
 
 class Node:
@@ -227,36 +174,6 @@ class Node:
     def path(self, step: Step) -> TrainingPath:
         """The training path of a step."""
         return training_path(step, self.model, self.experiment.engine)
-
-    def blocks(
-        self,
-        batches: Sequence[Batches],
-        parameters: Mapping[str, Tensor],
-        item_tables: Sequence[str],
-        one_by_one: bool,
-        together: int = Step.block_clients,
-    ) -> Iterator[list[int]]:
-        """The blocks of clients that are trained at once, see `cut_blocks`: as many as fit into
-        this node's memory or, on a processor, its cache; of one client if the path `reference` is
-        requested.
-
-        Args:
-            batches: the batches of each client.
-            parameters: the global parameters.
-            item_tables: names of those that become compact.
-            one_by_one: whether compiled code processes one client after the other.
-            together: clients whose numbers PyTorch's operations pass over at once on a processor,
-                see `Step.block_clients`.
-        """
-        engine = self.experiment.engine
-        memory = engine.memory_gib
-        largest = None
-        if self.device.type == "cpu":
-            largest = _ONE_BY_ONE if one_by_one else together
-            memory = min(memory, _COMPILED_GIB) if one_by_one else memory
-        if engine.path == "reference":
-            largest = 1
-        return cut_blocks(batches, parameters, item_tables, memory_gib=memory, largest=largest)
 
     def products(self) -> AbstractContextManager[object]:
         """Context manager that sets the precision of matrix products to that of the experiment."""

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import numpy as np
 from torch import Tensor
 
-from clients.blocks import train_in_blocks
+from clients.blocks import to_device, train_in_blocks
 from clients.node import Node
-from clients.one_client import to_device
 from clients.participation import permitted
 from clients.step import Step
 from clients.step_checks import check_finite_sum, check_private_patterns
 from clients.steps.updates import Updates
+from clients.storage import Arrays
 from clients.sums import CompressedUpdates, UpdateSum
 from fedrec.components.registry import MODEL, STEP, ours, resolve
 from fedrec.errors import ClientError, ExperimentError
@@ -32,7 +32,6 @@ from fedrec.experiment.sections import Section
 from fedrec.privacy.personal import PersonalNoise
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import TrainEach, TrainOrder, TrainSum
-from fedrec.protocol.updates import Change
 from fedrec.rng import stream
 from fedrec.training.block import Block
 from fedrec.training.results import Outcome
@@ -74,13 +73,21 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     # Clients are then trained alone, so that none is trained again to find which one failed: the
     # duration would reveal that one did.
     hides_failures = node.real and (covered or adds_noise)
-    private: dict[int, dict[str, Change]] = {}
+    private: list[tuple[list[int], Arrays]] = []
     for block in work.trained(alone=hides_failures):
         total.add_block(block.clients, block.shared)
-        private |= block.private
+        private.append(block.private)
         del block  # before the next one is built
-    for client, left_out in total.errors.items():
-        private[client] = {**private.get(client, {}), **left_out}
+    if total.errors:
+        by_client: dict[int, Arrays] = {
+            client: {name: value[index : index + 1] for name, value in values.items()}
+            for clients, values in private
+            for index, client in enumerate(clients)
+        }
+        for client, left_out in total.errors.items():
+            errors = {name: value[None] for name, value in left_out.items()}
+            by_client[client] = {**by_client.get(client, {}), **errors}
+        private = [([client], values) for client, values in by_client.items()]
     _save_private(node, private, order.round)
     reply = total.sum()
     if order.protection is None and not hides_failures:
@@ -109,14 +116,14 @@ def train_each(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
     work = _Work.of(node, arrays, order)
     tables = node.model.item_tables if work.given is None else work.given.rows
     answers: list[TrainEach] = []
-    private: dict[int, dict[str, Change]] = {}
+    private: list[tuple[list[int], Arrays]] = []
     for block in work.trained():
         shared = block.shared
         names = [name for name in shared.names if name not in work.private]
         updates = shared.each(block.clients, names, [name for name in names if name in tables])
         examples = np.array(shared.block.examples, dtype=np.int64)
         answers.append(TrainEach(updates, examples, np.array(shared.losses(), dtype=np.float64)))
-        private |= block.private
+        private.append(block.private)
         del block, shared
     _save_private(node, private, order.round)
     return TrainEach.joined(answers)
@@ -128,13 +135,12 @@ class _Block(NamedTuple):
     Attributes:
         clients: `[C]`.
         shared: what they send.
-        private: what each of them keeps; a `SparseUpdate` is a table of which all other rows are
-            zero.
+        private: those of them that save private parameters, and these.
     """
 
     clients: list[int]
     shared: Outcome
-    private: dict[int, dict[str, Change]]
+    private: tuple[list[int], Arrays]
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,16 +214,21 @@ class _Work:
         for indices, trained in blocks:
             members = clients[indices].tolist()
             shared, values = trained.kept(names)
-            saved = {
-                name: value.cpu().numpy() if isinstance(value, Tensor) else value
+            saved: Arrays = {
+                name: value.numpy(force=True) if isinstance(value, Tensor) else value
                 for name, value in values.items()
             }
-            private = {
-                client: {name: value[index] for name, value in saved.items()}
-                for index, client in enumerate(members if saved else [])
-                if not step.replaced or trained.block.examples[index]
-            }
-            yield _Block(members, shared, private)
+            savers = members
+            if step.replaced:
+                with_rows = np.flatnonzero(trained.block.examples).tolist()
+                savers = [members[i] for i in with_rows]
+                saved = {
+                    name: value[with_rows]
+                    if isinstance(value, np.ndarray)
+                    else [value[i] for i in with_rows]
+                    for name, value in saved.items()
+                }
+            yield _Block(members, shared, (savers, saved))
             del trained, shared
 
     def _alone(self, step: Step, clients: np.ndarray) -> Iterator[_Block]:
@@ -233,7 +244,7 @@ class _Work:
             except Exception as error:
                 message = "round %d: client %d failed and counts like one without rows"
                 log.error(message, self.round, client, exc_info=error)
-                block = _Block([client], self._without_rows(step, client), {})
+                block = _Block([client], self._without_rows(step, client), ([], {}))
             yield block
 
     def _without_rows(self, step: Step, client: int) -> Outcome:
@@ -262,7 +273,7 @@ def _check_uncompressed(node: Node, why: str) -> None:
         )
 
 
-def _save_private(node: Node, private: Mapping[int, Mapping[str, Change]], round_: int) -> None:
+def _save_private(node: Node, private: Iterable[tuple[list[int], Arrays]], round_: int) -> None:
     """Save the private parameters of some clients after a round; nothing if there are none.
 
     A resumed run may start from any checkpoint that is kept, and needs the private state of that
@@ -271,13 +282,14 @@ def _save_private(node: Node, private: Mapping[int, Mapping[str, Change]], round
     Raises:
         ClientError: the node has no private state.
     """
+    private = [(clients, values) for clients, values in private if clients and values]
     if not private:
         return
     if node.private is None:
         raise ClientError(
             "private parameters cannot be saved",
             expected="a run folder, for the private state of the clients",
-            got=f"private parameters {list(next(iter(private.values())))}",
+            got=f"private parameters {list(private[0][1])}",
             fix="give the run an output folder",
         )
     experiment = node.experiment

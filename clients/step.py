@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +22,14 @@ from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
 from fedrec.privacy.accounting.sampling import Contributions
 from fedrec.training.block import Batches, Block, OwnData, UserCodes
+from fedrec.training.draws import ExampleDraw
 from fedrec.training.results import Outcome
+
+
+@lru_cache(maxsize=4096)  # the same names are asked for in every block
+def fits(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a name matches one of some patterns, such as `layer*`."""
+    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 class StepConfig(Config):
@@ -50,7 +58,8 @@ class Step(ABC):
         ExperimentError: the model, or its task, is not one that it trains.
 
     A built-in has a `name` and lives in `clients/steps/`, its configuration class above it. It
-    defines `train_block`, and `batches` unless it draws its batches while it trains. The result is
+    defines `train_block`, and what is drawn for it: by `draw`, which is fast, or client by client
+    by `batches`, unless it draws its batches while it trains. The result is
     a function of the parameters, the clients' data and their random streams; a step holds no state
     between calls.
 
@@ -92,7 +101,7 @@ class Step(ABC):
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
-        if not {"batches", "block", "train_block"}.isdisjoint(vars(cls)):
+        if not {"draw", "batches", "block", "train_block"}.isdisjoint(vars(cls)):
             cls.contributions = vars(cls).get("contributions", "signed")
             cls.symmetric = vars(cls).get("symmetric", ())
             cls.replaced = vars(cls).get("replaced", ())
@@ -115,10 +124,18 @@ class Step(ABC):
             fix=f"set {wanted}, or step.name = 'sgd'",
         )
 
+    def draw(self) -> ExampleDraw | None:
+        """What each client draws, so that all are drawn at once; None, as by default: `batches`
+        draws for one client. It is not asked of a class with `batches` or `block` of its own."""
+        return None
+
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work; by default its data and random stream, for steps
-        that draw their batches in `train_block` (`clients.steps.descent`)."""
-        return OwnData.of(data, random)
+        """All batches of one client's local work; by default those of `draw`, or else its data and
+        random stream, for steps that draw while they train (`clients.steps.descent`)."""
+        draw = self.draw()
+        if draw is None:
+            return OwnData.of(data, random)
+        return draw.batches(data, self.model.schema, random)
 
     def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
         """Build a block from the data of some clients, see `Block.of`."""
@@ -186,8 +203,7 @@ class Step(ABC):
     def private_names(self, names: list[str]) -> list[str]:
         """The parameters among `names` that stay on the device between rounds and are never
         sent."""
-        patterns = self.private_patterns
-        return [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+        return [name for name in names if fits(name, self.private_patterns)]
 
     @property
     def private_patterns(self) -> tuple[str, ...]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from clients.step import Step
+from clients.step import Step, fits
 from clients.steps.updates import Updates
 from fedrec.components import registry
 from fedrec.components.errors import (
@@ -93,7 +92,7 @@ def check_private_patterns(step: Step, names: Sequence[str]) -> None:
         ExperimentError: a pattern matches none, or they match all.
     """
     for pattern in step.private_patterns:
-        if not any(fnmatch(name, pattern) for name in names):
+        if not any(fits(name, (pattern,)) for name in names):
             raise ExperimentError(
                 f"no parameter fits the pattern {pattern!r} of 'step.private-parameters'",
                 expected="patterns of the model's parameters",

@@ -12,25 +12,27 @@ this order; no session begins twice. Nothing of it is ever logged.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from fedrec.errors import RefusalError
-from fedrec.protocol.serialization import PackedArray, opened, packed
-from fedrec.protocol.updates import Change, SparseUpdate
+from fedrec.protocol.updates import SparseUpdate
 from fedrec.runtime.files import MOST_JSON, DatabaseFile, parse_json
 
 # Private arrays of each client, which never leave the node that hosts it.
 #
 # One SQLite file per node, readable by its owner only. Every entry carries the round that wrote it,
 # and a round reads only entries of earlier rounds, so a repeated round starts from the same private
-# state. Flower's `Context.state` is not used: it lives in memory only. Of a table most of whose
-# rows are zero, such as what a client knows of the few items that it met, only the other rows are
-# written.
+# state. Flower's `Context.state` is not used: it lives in memory only. Clients whose arrays have
+# the same names, types and shapes are written and read together.
 
-_ROWS = "rows"  # format of a table of which only rows that are not zero are written
+Arrays = Mapping[str, np.ndarray | Sequence[SparseUpdate]]
+"""By name the arrays of n clients, `[n, ...]`, or of a table `[rows, d]` of each of them the rows
+that are not zero."""
 
 
 class PrivateState(DatabaseFile):
@@ -40,88 +42,126 @@ class PrivateState(DatabaseFile):
         # of a new file, before its first table; the state of a client may be a table of items, and
         # pages of 4 KiB are read and written one by one
         "PRAGMA page_size = 65536",
-        "CREATE TABLE IF NOT EXISTS state "
-        "(client INTEGER, round INTEGER, arrays BLOB, PRIMARY KEY (client, round))",
+        "CREATE TABLE IF NOT EXISTS state (client INTEGER, round INTEGER, layout TEXT, data BLOB,"
+        " PRIMARY KEY (client, round))",
     )
+    fix = "start a new run, as this one's private state is damaged or of another version"
 
     def load(self, client: int, before_round: int) -> dict[str, np.ndarray]:
         """The newest arrays of a client written before a round; empty when there are none."""
-        return self.load_all([client], before_round)[0]
+        saved = self.load_all([int(client)], before_round)
+        return {name: value[0] for _, arrays in saved for name, value in arrays.items()}
 
     def load_all(
         self, clients: Sequence[int], before_round: int, names: Collection[str] | None = None
-    ) -> list[dict[str, np.ndarray]]:
-        """The same for several clients, of the arrays with these names; None: of all."""
+    ) -> list[tuple[list[int], dict[str, np.ndarray]]]:
+        """The same for several clients, of the arrays with these names; None: of all.
+
+        Returns:
+            Positions of clients, and their arrays `[n, ...]`; a client without any is left out.
+        """
         if self.file is not None and not self.file.exists():
-            return [{} for _ in clients]
-        loaded = []
+            return []
+        query = (
+            "SELECT key, layout, data FROM json_each(?) JOIN state ON client = value AND round ="
+            " (SELECT MAX(round) FROM state AS last WHERE last.client = value AND last.round < ?)"
+        )
+        alike: dict[str, tuple[list[int], list[bytes]]] = {}
         with self._connect() as connection:
-            for client in clients:
-                row = connection.execute(
-                    "SELECT arrays FROM state WHERE client = ? AND round < ? ORDER BY round DESC"
-                    " LIMIT 1",
-                    (int(client), int(before_round)),
-                ).fetchone()
-                loaded.append(_decode(row[0], names) if row else {})
-        return loaded
+            rows = connection.execute(query, (json.dumps(list(clients)), int(before_round)))
+            for position, layout, data in rows:
+                positions, entries = alike.setdefault(layout, ([], []))
+                positions.append(position)
+                entries.append(data)
+        return [
+            (positions, _decoded(parse_json(layout, MOST_JSON), entries, names))
+            for layout, (positions, entries) in alike.items()
+        ]
 
     def save_all(
-        self, arrays: Mapping[int, Mapping[str, Change]], round_number: int, *, keep: int
+        self, arrays: Iterable[tuple[Sequence[int], Arrays]], round_number: int, *, keep: int
     ) -> None:
         """Write clients' arrays for a round, in one transaction; entries of that round or later (a
         broken run's) are replaced.
 
         Args:
-            arrays: the private arrays of each client; a `SparseUpdate` is a table of which all
-                other rows are zero.
+            arrays: clients and their private arrays; each client once.
             round_number: the round that produced them.
             keep: number of rounds, up to this one, whose state is kept.
         """
+        number = int(round_number)
+        rows = [
+            (int(client), number, layout, data)
+            for clients, values in arrays
+            for client, layout, data in _encoded(clients, values)
+        ]
+        written = json.dumps([row[0] for row in rows])
+        these = "client IN (SELECT value FROM json_each(?))"
         with self._connect() as connection:
-            for client, values in arrays.items():
-                key = (int(client), int(round_number))
-                connection.execute("DELETE FROM state WHERE client = ? AND round >= ?", key)
-                connection.execute("INSERT INTO state VALUES (?, ?, ?)", (*key, _encode(values)))
-                connection.execute(
-                    "DELETE FROM state WHERE client = ? AND round < "
-                    "(SELECT MAX(round) FROM state WHERE client = ? AND round <= ? - ? + 1)",
-                    (int(client), int(client), int(round_number), keep),
-                )
+            connection.execute(f"DELETE FROM state WHERE round >= ? AND {these}", (number, written))
+            connection.executemany("INSERT INTO state VALUES (?, ?, ?, ?)", rows)
+            connection.execute(
+                f"DELETE FROM state WHERE {these} AND round < ?2 AND round < (SELECT MAX(round)"
+                " FROM state AS last WHERE last.client = state.client AND last.round <= ?2)",
+                (written, number - keep + 1),
+            )
 
 
-def _encode(arrays: Mapping[str, Change]) -> bytes:
-    return packed(
-        _rows(name, value) if isinstance(value, SparseUpdate) else _part(name, np.asarray(value))
-        for name, value in arrays.items()
-    )
+def _encoded(clients: Sequence[int], arrays: Arrays) -> Iterator[tuple[int, str, np.ndarray]]:
+    """Clients, the layout of their arrays and the bytes of these: by name the type, the shape and,
+    of a table, how many rows are written."""
+    if len(clients) > 1 and not all(isinstance(value, np.ndarray) for value in arrays.values()):
+        for index, client in enumerate(clients):
+            yield from _encoded(
+                [client], {name: value[index : index + 1] for name, value in arrays.items()}
+            )
+        return
+    layout = []
+    parts = []
+    for name, value in arrays.items():
+        if isinstance(value, np.ndarray):
+            layout.append((name, value.dtype.str, value.shape[1:], None))
+            parts.append(_bytes(value))
+        else:
+            (table,) = value
+            layout.append((name, table.values.dtype.str, table.shape, len(table.rows)))
+            parts += [_bytes(table.rows.astype(np.int64)[None]), _bytes(table.values[None])]
+    text = json.dumps(layout)
+    for client, data in zip(clients, np.concatenate(parts, axis=1), strict=True):
+        yield client, text, data
 
 
-def _part(name: str, value: np.ndarray) -> PackedArray:
-    filled = np.flatnonzero(value.any(axis=1)) if value.ndim == 2 else None
-    if filled is None or 2 * len(filled) > len(value):
-        return PackedArray(name, value.dtype.str, value.shape, "raw", value.tobytes())
-    return _rows(name, SparseUpdate(value.shape, filled, value[filled]))
+def _bytes(values: np.ndarray) -> np.ndarray:
+    """The bytes of arrays `[n, ...]`, `uint8 [n, bytes]`."""
+    rows = np.ascontiguousarray(values).reshape(len(values), math.prod(values.shape[1:]))
+    return rows.view(np.uint8)
 
 
-def _rows(name: str, table: SparseUpdate) -> PackedArray:
-    data = table.rows.astype(np.int64, copy=False).tobytes() + table.values.tobytes()
-    return PackedArray(name, table.values.dtype.str, table.shape, _ROWS, data)
+def _decoded(
+    layout: Sequence[Any], entries: Sequence[bytes], names: Collection[str] | None
+) -> dict[str, np.ndarray]:
+    """The arrays of entries of one layout, `[n, ...]` each."""
+    data = np.frombuffer(b"".join(entries), np.uint8).reshape(len(entries), -1)
+    begin = 0
 
+    def taken(dtype: str, *shape: int) -> np.ndarray:
+        nonlocal begin
+        end = begin + math.prod(shape) * np.dtype(dtype).itemsize
+        values = data[:, begin:end].copy().view(dtype)
+        begin = end
+        return values.reshape(len(entries), *shape)
 
-def _decode(blob: bytes, names: Collection[str] | None) -> dict[str, np.ndarray]:
-    return {part.name: _array(part) for part in opened(blob) if names is None or part.name in names}
-
-
-def _array(part: PackedArray) -> np.ndarray:
-    if part.stype != _ROWS:
-        return np.frombuffer(part.data, part.dtype).reshape(part.shape).copy()
-    whole = np.zeros(part.shape, part.dtype)
-    count = len(part.data) // (8 + part.shape[1] * whole.itemsize)
-    rows = np.frombuffer(part.data, np.int64, count)
-    whole[rows] = np.frombuffer(part.data, part.dtype, offset=8 * count).reshape(
-        count, part.shape[1]
-    )
-    return whole
+    arrays = {}
+    for name, dtype, shape, count in layout:
+        if count is None:
+            value = taken(dtype, *shape)
+        else:
+            value = np.zeros((len(entries), *shape), dtype)
+            rows = taken("<i8", count)
+            value[np.arange(len(entries))[:, None], rows] = taken(dtype, count, *shape[1:])
+        if names is None or name in names:
+            arrays[name] = value
+    return arrays
 
 
 class SessionSecrets(DatabaseFile):

@@ -167,7 +167,12 @@ class CompressedUpdates:
         """What each client kept of its last update."""
         if not self._keeps_error or self.store is None:
             return [{} for _ in clients]
-        return [_read(saved, arrays) for saved in self.store.load_all(clients, self.codec.round)]
+        before: list[dict[str, Change]] = [{} for _ in clients]
+        for positions, saved in self.store.load_all(clients, self.codec.round):
+            for row, position in enumerate(positions):
+                left = {name: value[row] for name, value in saved.items()}
+                before[position] = _read(left, arrays)
+        return before
 
 
 def _finite(change: Change) -> bool:
@@ -404,6 +409,7 @@ class UpdateSum:
         # Protected clients all have weight 1, whatever the factor of their clip.
         self.weight += sum(shares) if self.protection is None else len(shares)
         self.examples += sum(examples)
-        finite = [loss for loss in losses if math.isfinite(loss)]
-        self.loss = self.loss + sum(finite)
-        self.losses = self.losses + len(finite)
+        for loss in losses:
+            if math.isfinite(loss):
+                self.loss += loss
+                self.losses += 1

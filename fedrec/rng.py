@@ -38,6 +38,13 @@ def seed_sequence(seed: int, name: str, *address: int) -> np.random.SeedSequence
     Raises:
         ValueError: `seed` or a part of the address is negative.
     """
+    words = _entropy(seed, name, *address)
+    # From an array of this type numpy makes the same sequence in a quarter of the time.
+    return np.random.SeedSequence(words if max(words) >> 32 else np.array(words, dtype=np.uint32))
+
+
+def _entropy(seed: int, name: str, *address: int) -> list[int]:
+    """The words that `seed_sequence` hashes: four of the name, and then those of numbers."""
     for part in (seed, *address):
         if part < 0:
             raise ValueError(
@@ -45,9 +52,7 @@ def seed_sequence(seed: int, name: str, *address: int) -> np.random.SeedSequence
             )
     # Each integer has its own 64-bit slot, so (1, 23) and (12, 3) cannot collide.
     slots = [word for part in (seed, *address) for word in (part & 0xFFFFFFFF, part >> 32)]
-    words = [*_words(name), len(address), *slots]
-    # From an array of this type numpy makes the same sequence in a quarter of the time.
-    return np.random.SeedSequence(words if max(words) >> 32 else np.array(words, dtype=np.uint32))
+    return [*_words(name), len(address), *slots]
 
 
 @functools.lru_cache  # a node opens a stream of the same name for every client
@@ -59,6 +64,43 @@ def _words(name: str) -> tuple[int, ...]:
 def stream(seed: int, name: str, *address: int) -> np.random.Generator:
     """Numpy generator of the stream `name[address]`."""
     return np.random.Generator(np.random.PCG64(seed_sequence(seed, name, *address)))
+
+
+def streams(seed: int, name: str, first: np.ndarray, *address: int) -> np.ndarray:
+    """The states of the streams `name[f, *address]` for each number f of `first`, `int64 [C]`, as
+    compiled code takes them, `uint64 [C, 6]` (`fedrec.kernel.draws`)."""
+    from fedrec.kernel.draws import seeded  # imports Numba
+
+    words = _entropy(seed, name, 0, *address)
+    rest = 2 * (1 + len(address))  # words of the address, which are the last ones
+    top = [word for part in words[:-rest] for word in _in_words(part)]
+    every = np.array([*top, *words[-rest:]], dtype=np.uint32)
+    return seeded(every, len(top), np.ascontiguousarray(first, dtype=np.int64))
+
+
+def _in_words(number: int) -> list[int]:
+    """A number as words of 32 bits, the lowest first, as numpy's `SeedSequence` takes it."""
+    count = max(1, -(-number.bit_length() // 32))
+    return [(number >> (32 * word)) & 0xFFFFFFFF for word in range(count)]
+
+
+def state_of(random: np.random.Generator) -> np.ndarray:
+    """The state of a generator of PCG64 as compiled code takes it, `uint64 [1, 6]`."""
+    state = random.bit_generator.state
+    numbers = state["state"]["state"], state["state"]["inc"]
+    halves = [half for number in numbers for half in (number >> 64, number & _LOW)]
+    return np.array([[*halves, state["uinteger"], state["has_uint32"]]], dtype=np.uint64)
+
+
+def restored(random: np.random.Generator, state: np.ndarray) -> None:
+    """Set a generator of PCG64 to a state `uint64 [1, 6]`."""
+    high, low, _, _, half, has = state[0].tolist()
+    before = random.bit_generator.state
+    numbers = {**before["state"], "state": (high << 64) | low}
+    random.bit_generator.state = {**before, "state": numbers, "uinteger": half, "has_uint32": has}
+
+
+_LOW = (1 << 64) - 1
 
 
 def torch_stream(seed: int, name: str, *address: int):

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from clients.blocks import to_device
 from clients.evaluation import client_scorer
 from clients.node import Node
-from clients.one_client import to_device
 from clients.step import Step
 from fedrec.components.registry import DATASET
 from fedrec.data.interactions import Interactions

@@ -154,23 +154,24 @@ class PlainLoop:
                     self.private_values.get((client, name), value)
                 )
         data = self.node.population.client(client)
-        config = self.step.config
         user = [torch.from_numpy(codes) for codes in data.features]
         early = torch.optim.SGD(self._groups(late=False), lr=1.0)
         every = torch.optim.SGD(self._groups(late=True), lr=1.0)
         random = stream(self.node.experiment.seed, "client", client, round_)
-        for epoch, (items, labels) in enumerate(self.step._epochs(data, random)):
-            late = epoch == config.epochs - 1
+        drawn = self.step.batches(data, random)
+        for number, size in enumerate(drawn.sizes):
+            late = number >= len(drawn.sizes) - drawn.last_epoch
             for value in self.late:
                 value.requires_grad_(late)
-            batches = (torch.from_numpy(part).split(config.batch_size) for part in (items, labels))
-            self._epoch(every if late else early, user, zip(*batches, strict=True))
+            batch = (torch.from_numpy(p[number, :size]) for p in (drawn.items, drawn.labels))
+            self._descend(every if late else early, user, *batch)
 
-    def _epoch(self, optimiser: torch.optim.SGD, user: list[Tensor], batches: zip) -> None:
-        for items, labels in batches:
-            optimiser.zero_grad()
-            self.measure(self.net(user, items), labels).backward()
-            optimiser.step()
+    def _descend(
+        self, optimiser: torch.optim.SGD, user: list[Tensor], items: Tensor, labels: Tensor
+    ) -> None:
+        optimiser.zero_grad()
+        self.measure(self.net(user, items), labels).backward()
+        optimiser.step()
 
     def _groups(self, late: bool) -> list[dict[str, object]]:
         moving = [

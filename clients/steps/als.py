@@ -138,7 +138,6 @@ class Als(Step):
         return Batches.whole([(items, weights)] if len(items) else [])
 
     def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
-        """Build a block from the data of some clients, see `Block.of`."""
         return _BlockOfLikes.of(users, batches, device)
 
     def train_block(

@@ -4,7 +4,6 @@ contrastive step."""
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +14,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.step import Step, StepConfig
+from clients.step import Step, StepConfig, fits
 from clients.steps.updates import Updates
-from fedrec.data.client_data import ClientData, draw_negatives
+from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import Schema
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Model, Parameters
@@ -29,8 +28,9 @@ from fedrec.pretext.contrast import (
     SessionTask,
 )
 from fedrec.pretext.views import PREFIX
-from fedrec.training.block import Batches, Block, OwnData, UserCodes
+from fedrec.training.block import UNLIMITED, Batches, Block, OwnData, UserCodes
 from fedrec.training.descent import Objective, descend
+from fedrec.training.draws import ExampleDraw
 from fedrec.training.results import Trained
 from fedrec.training.sgd import SgdSettings
 
@@ -93,10 +93,6 @@ class DescentStep(Step):
         return replace(moved, start=parameters)
 
 
-# The labelled examples that a client learns from: its rated rows, or its positives and drawn
-# negatives.
-
-
 def labelled(
     data: ClientData,
     schema: Schema,
@@ -104,32 +100,11 @@ def labelled(
     low_rated: Literal["ignore", "negative"],
     random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Items `int64 [n]` and labels `float32 [n]`.
-
-    Args:
-        data: of one client.
-        schema: its task says what a label is: a rating, or 1 and 0.
-        negatives: unobserved items per positive (ranking only).
-        low_rated: how rows that are not positive are used (ranking only).
-        random: source of the negatives.
-
-    A client that likes the whole catalogue has no negatives; it is no error, or its data would
-    decide whether a private run ends.
-    """
-    items = data.items
-    labels = data.labels
-    if schema.task == "rating":
-        return items, labels
-    if low_rated == "ignore":
-        items = items[labels > 0]
-        labels = labels[labels > 0]
-    count = negatives * int((labels > 0).sum())
-    if not count or len(data.never_negative) >= schema.num_items:
-        return items, labels
-    drawn = draw_negatives(data.never_negative, schema.num_items, count, random)
-    return np.concatenate([items, drawn]), np.concatenate(
-        [labels, np.zeros(count, dtype=np.float32)]
-    )
+    """Draw the examples of one client once, in no order: items `int64 [n]` and labels `float32
+    [n]`; see `ExampleDraw`."""
+    draw = ExampleDraw(1, UNLIMITED, negatives, low_rated=low_rated == "negative", shuffled=False)
+    drawn = draw.batches(data, schema, random)
+    return drawn.items.ravel()[: drawn.examples], drawn.labels.ravel()[: drawn.examples]
 
 
 # Steps that train on a client's own sessions, alone or beside labelled examples.
@@ -153,7 +128,6 @@ class SessionStep(DescentStep):
         return SessionObjective(self.task)
 
     def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
-        """Put clients together, see `Block.of`."""
         return SessionBlock.of(users, batches, device)
 
     def added_parameters(
@@ -182,30 +156,12 @@ class ShuffledStep(Step):
 
     config: ShuffledConfig
 
-    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work; none for a client without examples."""
-        config = self.config
-        epochs = []
-        if config.epochs:
-            items, labels = self._examples(data, random)
-            for _ in range(config.epochs if len(items) else 0):
-                order = random.permutation(len(items))
-                epochs.append((items[order], labels[order]))
-        return Batches.cut(epochs, config.batch_size)
-
-    def _examples(
-        self, data: ClientData, random: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Items and labels, the first that is drawn."""
-        return labelled(data, self.model.schema, self.config.negatives, "ignore", random)
+    def draw(self) -> ExampleDraw:
+        """The rows and negatives, shuffled in each epoch."""
+        return ExampleDraw(self.config.epochs, self.config.batch_size, self.config.negatives)
 
 
 # Settings for parameters by patterns of their names, such as `layer*`.
-
-
-def fits(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches one of some patterns."""
-    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
 def check_patterns(names: Iterable[str], patterns: Iterable[str], key: str) -> None:
@@ -216,7 +172,7 @@ def check_patterns(names: Iterable[str], patterns: Iterable[str], key: str) -> N
     """
     names = list(names)
     for pattern in patterns:
-        if not any(fits(name, [pattern]) for name in names):
+        if not any(fits(name, (pattern,)) for name in names):
             raise ExperimentError(
                 f"no parameter fits step.{key}",
                 expected=f"a pattern of {', '.join(names)}",
@@ -240,7 +196,7 @@ def rates_by_name(names: Iterable[str], rates: Mapping[str, float]) -> dict[str,
     check_patterns(names, rates, "rates")
     factors = {}
     for name in names:
-        fitting = [pattern for pattern in rates if fits(name, [pattern])]
+        fitting = [pattern for pattern in rates if fits(name, (pattern,))]
         if len(fitting) > 1:
             raise ExperimentError(
                 f"parameter {name!r} matches more than one pattern in step.rates",
@@ -342,7 +298,6 @@ class Contrastive(SessionStep):
     config: ContrastiveConfig
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work."""
         epochs = list(self._epochs(data, random))
         return SessionBatches.deal(Batches.none(), epochs, self.config.batch_size, self.task.layout)
 

@@ -79,8 +79,6 @@ class DpSgd(OwnNoiseStep):
 
     @property
     def uploads(self) -> int | None:
-        """Largest number of rounds that a client may take part in, which its device enforces; None:
-        any number."""
         return super().uploads if self.config.upload else None
 
     def train_block(

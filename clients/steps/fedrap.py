@@ -108,13 +108,11 @@ class FedrapStep(ShuffledStep):
         return _trained(parameters, block, values, block.last_epoch_means(losses))
 
     def kernel_refusal(self) -> str | None:
-        """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
         return device_refusal(self.device)
 
     def train_in_kernel(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Trained:
-        """The same as `train_block` in native code; called if `kernel_refusal` is None."""
         from fedrec.training.steps import (
             train_additive,  # imports Numba, which the other paths do not need
         )

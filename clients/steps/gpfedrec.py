@@ -179,13 +179,11 @@ class GpfedrecStep(ShuffledStep):
         return self._guided(parameters, block, client_params or {}, self._descend)
 
     def kernel_refusal(self) -> str | None:
-        """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
         return kernel_refusal(self.model.network(), self._settings(), self.device)
 
     def train_in_kernel(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Updates:
-        """The same as `train_block` in native code; called if `kernel_refusal` is None."""
         return self._guided(parameters, block, client_params or {}, self._descend_in_kernel)
 
     def _guided(

@@ -11,17 +11,15 @@ items are drawn as negatives outside the training positives, new ones in each ro
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from clients.step import Step, StepConfig
-from clients.steps.descent import labelled
 from clients.steps.updates import Updates
-from fedrec.data.client_data import ClientData
 from fedrec.models.base import Parameters
-from fedrec.training.block import Batches, Block
+from fedrec.training.block import Block
+from fedrec.training.draws import ExampleDraw
 
 _WIDTH = 64  # examples side by side; clients of a block are padded to multiples of it
 
@@ -45,13 +43,9 @@ class MetaMfStep(Step):
     paper = "MetaMF (Lin et al. 2020)"
     config: MetaMfStepConfig
 
-    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
+    def draw(self) -> ExampleDraw:
         """One client's examples; they name the rows that it needs."""
-        epochs = []
-        if self.config.epochs:
-            count = self.config.negatives
-            epochs.append(labelled(data, self.model.schema, count, "ignore", random))
-        return Batches.cut(epochs, _WIDTH)
+        return ExampleDraw(self.config.epochs, _WIDTH, self.config.negatives, shuffled=False)
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None

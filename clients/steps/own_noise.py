@@ -59,8 +59,6 @@ class OwnNoiseStep(Step):
 
     @property
     def uploads(self) -> int | None:
-        """Largest number of rounds that a client may take part in, which its device enforces; None:
-        any number."""
         return self.config.participations if self.config.epochs else None
 
     def bound(

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from clients.step import Step, StepConfig
 from clients.steps.updates import ChangedPart, Parts, Updates
-from fedrec.data.client_data import ClientData
 from fedrec.models.base import Parameters
 from fedrec.models.pnbm import Pnbm
 from fedrec.neighbourhood.learned import Rest, own_gradient
-from fedrec.training.block import Batches, Block
+from fedrec.training.block import Block
+from fedrec.training.draws import ExampleDraw, PreferenceDraw
 
 
 class PnbmStepConfig(StepConfig):
@@ -50,15 +50,13 @@ class PnbmStep(Step):
     paper = "PNBM, equations 4-5"
     config: PnbmStepConfig
 
-    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All ratings of a client as one batch; nothing is drawn."""
-        ratings = data.amounts(rated=True)
-        return Batches.whole([(data.positives, ratings)] if self.config.epochs else [])
+    def draw(self) -> ExampleDraw:
+        """All ratings of a client; nothing is drawn."""
+        return PreferenceDraw(min(self.config.epochs, 1))
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Updates:
-        """Train the clients of a block one after the other."""
         shared = _Shared(self.model, parameters)
         changes = []
         losses = []

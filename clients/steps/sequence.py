@@ -25,6 +25,7 @@ from clients.steps.descent import (
     GradientConfig,
     SessionStep,
     SessionStepConfig,
+    labelled,
     rates_by_name,
 )
 from clients.steps.sgd import Sgd, SgdConfig
@@ -111,7 +112,6 @@ class SequenceStep(DescentStep):
         return SequenceObjective(self.model)
 
     def settings(self, names: list[str]) -> SgdSettings:
-        """Settings of the gradient steps for the parameters of these names."""
         return replace(super().settings(names), rates=rates_by_name(names, self.config.rates))
 
 
@@ -179,7 +179,6 @@ class Joint(SessionStep, Sgd):
     config: JointConfig
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work."""
         epochs = list(self._joint_epochs(data, random))
         plain = Batches.cut([examples for examples, _ in epochs], self.config.batch_size)
         return SessionBatches.deal(
@@ -198,5 +197,11 @@ class Joint(SessionStep, Sgd):
         self, data: ClientData, random: np.random.Generator
     ) -> Iterator[tuple[tuple[np.ndarray, np.ndarray], np.ndarray]]:
         """Examples (items, labels) and views of each epoch, in the order of training."""
-        for examples in self._epochs(data, random):
-            yield examples, self.task.views(data, random)
+        config = self.config
+        pool = None
+        for _ in range(config.epochs):
+            if pool is None or config.negatives_policy == "epoch":
+                known = data, self.model.schema, config.negatives, config.low_rated
+                pool = labelled(*known, random)
+            order = random.permutation(len(pool[0]))
+            yield (pool[0][order], pool[1][order]), self.task.views(data, random)

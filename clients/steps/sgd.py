@@ -18,29 +18,28 @@ of a network differently).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.step import PrivateParameters
+from clients.step import PrivateParameters, fits
 from clients.steps.descent import (
     DescentConfig,
     DescentStep,
     check_patterns,
-    fits,
-    labelled,
     rates_by_name,
 )
-from fedrec.data.client_data import ClientData
 from fedrec.models.base import Parameters
 from fedrec.models.privrec import ITEMS, PROFILE, PrivRecProfile
+from fedrec.nn.layers import KernelModel
 from fedrec.pretext.views import mean_directions, recommender_part
-from fedrec.training.block import Batches, Block
+from fedrec.training.block import Block
+from fedrec.training.draws import ExampleDraw
 from fedrec.training.kernel import kernel_refusal, train_block
 from fedrec.training.results import Trained
 from fedrec.training.sgd import SgdSettings
@@ -72,29 +71,37 @@ class Sgd(DescentStep):
     paper = "PrivRec (Wang et al. 2021), algorithm 1"
     config: SgdConfig
 
-    def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """All batches of one client's local work."""
-        return Batches.cut(list(self._epochs(data, random)), self.config.batch_size)
+    def draw(self) -> ExampleDraw:
+        """The rows and negatives of each epoch, shuffled."""
+        config = self.config
+        return ExampleDraw(
+            config.epochs,
+            config.batch_size,
+            config.negatives,
+            afresh=config.negatives_policy == "epoch",
+            low_rated=config.low_rated == "negative",
+        )
+
+    @cached_property
+    def _kernel(self) -> KernelModel | None:
+        return self.model.kernel()
 
     def trained(self, parameters: Parameters) -> Parameters:
         """All but those of self-supervised training."""
         return recommender_part(parameters)
 
     def kernel_refusal(self) -> str | None:
-        """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
-        return kernel_refusal(self.model.kernel(), self.config.sgd(), self.device)
+        return kernel_refusal(self._kernel, self.config.sgd(), self.device)
 
     def train_in_kernel(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Trained:
-        """The same as `train_block` in native code; called if `kernel_refusal` is None."""
         trained = self.trained(parameters)
         settings = self.settings(list(trained))
-        moved = train_block(self.model.kernel(), trained, block, settings, client_params)
+        moved = train_block(self._kernel, trained, block, settings, client_params)
         return replace(moved, start=parameters)
 
     def settings(self, names: list[str]) -> SgdSettings:
-        """Settings of the gradient steps for the parameters of these names."""
         rates = rates_by_name(names, self.config.rates)
         return replace(super().settings(names), rates=rates, late=self._late(names))
 
@@ -102,23 +109,6 @@ class Sgd(DescentStep):
         """The late parameters."""
         check_patterns(names, self.config.late_parameters, "late-parameters")
         return frozenset(name for name in names if fits(name, self.config.late_parameters))
-
-    def _epochs(
-        self, data: ClientData, random: np.random.Generator
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Items and labels of each epoch, in the order of training."""
-        pool = None
-        for _ in range(self.config.epochs):
-            if pool is None or self.config.negatives_policy == "epoch":
-                pool = self._examples(data, random)
-            order = random.permutation(len(pool[0]))
-            yield pool[0][order], pool[1][order]
-
-    def _examples(
-        self, data: ClientData, random: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        config = self.config
-        return labelled(data, self.model.schema, config.negatives, config.low_rated, random)
 
 
 # Local SGD of PrivRec's network, and a profile of the user's own items: an extension of Wang et al.
@@ -160,14 +150,12 @@ class SgdProfile(Sgd):
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Trained:
-        """Train every client of a block."""
         moved = super().train_block(_network(parameters), block, client_params)
         return self._with_profiles(moved, parameters, client_params)
 
     def train_in_kernel(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Trained:
-        """The same as `train_block` in native code; asked for where `kernel_refusal` gives None."""
         moved = super().train_in_kernel(_network(parameters), block, client_params)
         return self._with_profiles(moved, parameters, client_params)
 

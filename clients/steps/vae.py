@@ -245,7 +245,6 @@ class HistoryStep(Step):
         return type(self)(self.config.model_copy(update={"beta": beta}), self.model, self.device)
 
     def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
-        """Put clients together, see `Block.of`."""
         return HistoryBlock.of(users, batches, device, self.model)
 
     def history_batches(

@@ -189,38 +189,54 @@ def powers(start, values, stride, clients, order):
     return sums
 
 
+@compiled
+def row_powers(start, touched, counts, values, order):
+    """The same of the rows that clients touched, see `add_changed_rows`."""
+    sums = np.zeros(len(counts))
+    for client in range(len(counts)):
+        total = 0.0
+        for position in range(counts[client]):
+            before = start[touched[client, position]]
+            after = values[client, position]
+            for i in range(before.size):
+                change = np.float64(after[i] - before[i])
+                total += change * change if order == 2 else abs(change)
+        sums[client] = total
+    return sums
+
+
 # Numbers for the distinct items of many clients, in compiled code.
 
 _PART = 64  # items that are looked at together: most parts of a large catalogue have none
 
 
 @compiled
-def number_items(references, real, ends, distinct, counts, numbers):
+def number_items(references, ends):
     """Number the distinct items that each of C clients refers to, in ascending order.
 
     Args:
         references: `int64 [N]`, items >= 0, one client after the other.
-        real: `bool [N]`, which of them count.
         ends: `int64 [C]`, where the references of each client end.
-        distinct: `int64 [N]`, written: the items of each client, one client after the other.
-        counts: `int64 [C]`, written: how many each client has.
-        numbers: `int64 [N]`, written: the place of each reference among the client's items; stays
-            as it is where `real` is false.
+
+    Returns:
+        The items of each client, `int64 [C, R]`, padded with item 0; how many they are, `int64
+        [C]`; and the place of each reference among its client's, `int64 [N]`.
     """
     size = 1
-    for n in range(len(references)):
-        if real[n]:
-            size = max(size, references[n] + 1)
+    for reference in references:
+        size = max(size, reference + 1)
     present = np.zeros(-(-size // _PART) * _PART, np.bool_)
     parts = np.zeros(len(present) // _PART, np.bool_)
     positions = np.empty(size, np.int64)
+    distinct = np.empty(len(references), np.int64)
+    counts = np.zeros(len(ends), np.int64)
+    numbers = np.empty(len(references), np.int64)
     used = 0
     start = 0
     for client in range(len(ends)):
-        for n in range(start, ends[client]):
-            if real[n]:
-                present[references[n]] = True
-                parts[references[n] // _PART] = True
+        for item in references[start : ends[client]]:
+            present[item] = True
+            parts[item // _PART] = True
         first = used
         for part in range(len(parts)):
             if not parts[part]:
@@ -234,6 +250,14 @@ def number_items(references, real, ends, distinct, counts, numbers):
                     used += 1
         counts[client] = used - first
         for n in range(start, ends[client]):
-            if real[n]:
-                numbers[n] = positions[references[n]]
+            numbers[n] = positions[references[n]]
         start = ends[client]
+    most = 1
+    for count in counts:
+        most = max(most, count)
+    table = np.zeros((len(ends), most), np.int64)
+    used = 0
+    for client in range(len(ends)):
+        table[client, : counts[client]] = distinct[used : used + counts[client]]
+        used += counts[client]
+    return table, counts, numbers

@@ -44,13 +44,20 @@ class PackedArray(NamedTuple):
 def packed(parts: Iterable[PackedArray]) -> bytes:
     """Pack arrays into bytes, in order."""
     parts = list(parts)
-    table = [
-        [part.name, part.dtype, list(part.shape), part.stype, len(part.data)] for part in parts
-    ]
-    header = json.dumps(table).encode()
+    header = _header(tuple((*part[:4], len(part.data)) for part in parts))
     return b"".join(
         [len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(part.data for part in parts)]
     )
+
+
+@functools.lru_cache(maxsize=16)  # clients save arrays of the same names, types and shapes
+def _header(table: tuple[tuple[Any, ...], ...]) -> bytes:
+    return json.dumps(table).encode()
+
+
+@functools.lru_cache(maxsize=16)
+def _table(header: bytes) -> list[Any]:
+    return parse_json(header, MOST_JSON)
 
 
 def opened(data: bytes) -> list[PackedArray]:
@@ -62,7 +69,7 @@ def opened(data: bytes) -> list[PackedArray]:
     """
     start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     parts: list[PackedArray] = []
-    for name, dtype, shape, stype, length in parse_json(data[_LENGTH_BYTES:start], MOST_JSON):
+    for name, dtype, shape, stype, length in _table(bytes(data[_LENGTH_BYTES:start])):
         if not isinstance(length, int) or not 0 <= length <= len(data) - start:
             raise ValueError(
                 f"array {name!r} is cut off: expected {length} bytes, got {len(data) - start}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedrec.kernel.products import CODES
 from fedrec.kernel.rows import aligned, whole_lines
 from fedrec.nn.layers import KernelModel
 from fedrec.training.block import Block
+from fedrec.training.results import rows_at
 from fedrec.training.sgd import SgdSettings
 
 # The records of compiled code.
@@ -242,6 +244,7 @@ class ParameterLayout:
         """Width of the rows of the item table; 0 without one."""
         return self.shapes[self.model.item_table][1] if self.model.item_table is not None else 0
 
+    @cached_property
     def network(self) -> Network:
         """The model as a record of numbers."""
         start = 0
@@ -365,7 +368,7 @@ def table_rows(
         return np.empty((*block.touched.shape, 0), dtype=np.float32)
     if name in client_params:
         return client_params[name].clone(memory_format=torch.contiguous_format).numpy()
-    return start[name][block.touched].numpy()
+    return rows_at(start[name], block.touched).numpy()
 
 
 def check_block(

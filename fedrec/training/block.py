@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from fedrec.protocol.client_arrays import ItemRequests
 from fedrec.runtime.ragged import within_groups
 
 _NARROW = 512  # examples; padding up to here is cheaper than blocks of fewer clients
-_UNLIMITED = 1 << 40  # examples of a batch; more than any client has
+UNLIMITED = 1 << 40
+"""Examples of a batch, more than any client has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,8 @@ class Batches:
         If the batch size is far larger than the client's data, as for a step on all examples, the
         rectangle is narrower.
         """
-        batch_size = _width(batch_size, max((len(items) for items, _ in epochs), default=0))
+        longest = max((len(items) for items, _ in epochs), default=0)
+        batch_size = int(width_of(batch_size, np.array(longest)))
         steps = [-(-len(items) // batch_size) for items, _ in epochs]
         total = sum(steps)
         items = np.zeros(total * batch_size, dtype=np.int64)
@@ -81,7 +83,7 @@ class Batches:
     @classmethod
     def whole(cls, epochs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batches:
         """Each epoch's (items `int64 [n]`, labels `float32 [n]`) as one batch."""
-        return cls.cut(epochs, _UNLIMITED)
+        return cls.cut(epochs, UNLIMITED)
 
     def references(self) -> tuple[np.ndarray, np.ndarray]:
         """The items whose rows each step needs, `int64 [S, N]`, and which of them are no padding,
@@ -108,14 +110,12 @@ class OwnData(Batches):
         return cls(**vars(cls.none()), data=data, random=random)
 
 
-def _width(batch_size: int, longest: int) -> int:
-    """The width of a client's rectangle. It depends on the client's own data only, because
-    otherwise rounding would depend on the other clients of the block."""
-    return (
-        min(batch_size, max(_NARROW, 1 << (longest - 1).bit_length()))
-        if longest
-        else min(batch_size, _NARROW)
-    )
+def width_of(batch_size: int, longest: np.ndarray) -> np.ndarray:
+    """The widths of clients' rectangles, `int64 [C]`, of so many examples, `int64 [C]`. They depend
+    on the client's own data only, because otherwise rounding would depend on the other clients of
+    the block."""
+    powers = 2 ** np.ceil(np.log2(np.maximum(longest, 1))).astype(np.int64)
+    return np.minimum(batch_size, np.maximum(_NARROW, powers))
 
 
 # A block of clients that are trained together: their batches padded to one rectangle, built once
@@ -188,12 +188,31 @@ class Block:
             for name in ("items", "labels", "sizes")
         )
         rows = rectangle.filled(rows, on_device(firsts, device))
-        tables = (items, rows, labels, sizes, on_device(table, device))
-        active = tuple(int((rectangle.steps > step).sum()) for step in range(len(items)))
-        examples = tuple(batch.examples for batch in batches)
-        last_epoch = tuple(batch.last_epoch for batch in batches)
-        touched = tuple(counts.tolist())
-        return cls(codes, active, *tables, touched, examples, last_epoch, tuple(batches))
+        tensors = (items, rows, labels, sizes, on_device(table, device))
+        examples, last_epoch = (
+            np.array([getattr(batch, name) for batch in batches], dtype=np.int64)
+            for name in ("examples", "last_epoch")
+        )
+        return cls.given(codes, rectangle.steps, tensors, counts, examples, last_epoch, batches)
+
+    @classmethod
+    def given(
+        cls,
+        users: Sequence[Tensor],
+        steps: np.ndarray,
+        tensors: Sequence[Tensor],
+        touched_counts: np.ndarray,
+        examples: np.ndarray,
+        last_epoch: np.ndarray,
+        members: Sequence[Batches] = (),
+    ) -> Self:
+        """A block of its attributes, of arrays and the clients' numbers of `steps`, `int64 [C]`;
+        `tensors` are `items`, `rows`, `labels`, `sizes` and `touched`."""
+        ended = np.searchsorted(np.sort(steps), np.arange(len(tensors[0])), side="right")
+        active = (len(steps) - ended).tolist()
+        counts = (tuple(part.tolist()) for part in (touched_counts, examples, last_epoch))
+        rest: tuple[Any, ...] = (*tensors, *counts, tuple(members))
+        return cls(tuple(users), tuple(active), *rest)
 
     @classmethod
     def without_batches(cls, examples: Sequence[int]) -> Block:
@@ -350,16 +369,10 @@ def _numbered(
         real: `bool [N, width]`, which of them are no padding.
         steps: `int64 [C]`, number of steps of each client.
     """
-    from fedrec.kernel.rows import (
-        number_items,  # imports Numba, which is slow and not always needed
-    )
+    from fedrec.kernel.rows import number_items  # imports Numba, which is slow
 
-    numbers = np.zeros(references.shape, dtype=np.int64)  # its rows side by side, unlike the given
-    distinct = np.empty(references.size, dtype=np.int64)
-    counts = np.zeros(len(steps), dtype=np.int64)
-    flat = (part.reshape(-1) for part in (references, real))
-    number_items(*flat, steps.cumsum() * references.shape[1], distinct, counts, numbers.reshape(-1))
-    width = max(1, int(counts.max()))
-    table = np.zeros((len(steps), width), dtype=np.int64)
-    table[np.arange(width) < counts[:, None]] = distinct[: counts.sum()]
+    before = np.concatenate([[0], real.sum(1).cumsum()])
+    table, counts, numbered = number_items(references[real], before[steps.cumsum()])
+    numbers = np.zeros(references.shape, dtype=np.int64)
+    numbers[real] = numbered
     return table, counts, numbers

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -67,19 +68,20 @@ def train_block(
     check_block(model, start, params, block)
     first = torch.zeros(len(block), 1, dtype=torch.int64)  # a table of one row
     users = [*(first for _ in model.user_rows), *(block.users if model.user_tables else ())]
-    shapes = {name: tuple(value.shape) for name, value in start.items()}
-    layout = ParameterLayout(model, shapes, tuple(codes.shape[1] for codes in users))
+    shapes = tuple((name, tuple(value.shape)) for name, value in start.items())
+    layout = _layout(model, shapes, tuple(codes.shape[1] for codes in users))
+    steps, last_epoch = (np.array(part, dtype=np.int64) for part in (block.steps, block.last_epoch))
     dense = dense_vectors(layout, start, params, len(block))
     names = (model.item_table, model.item_bias, model.product_table)
     tables = tuple(table_rows(start, params, name, block) for name in names)
     losses = np.full(len(block), np.nan)
     train_clients(
-        layout.network(),
+        layout.network,
         (layout.rates(sgd, late=False), layout.rates(sgd, late=True)),
         (block.items.numpy(), block.rows.numpy(), block.labels.numpy(), block.sizes.numpy()),
-        np.array(block.steps, dtype=np.int64),
-        block.last_epoch_begins.numpy(),
-        np.array(block.last_epoch, dtype=np.int64),
+        steps,
+        steps - last_epoch,
+        last_epoch,
         np.arange(len(block), dtype=np.int64) * block.touched.shape[1],
         dense,
         tables,
@@ -90,10 +92,17 @@ def train_block(
     values = {}
     for name, begin in layout.starts.items():  # in the memory of the clients' vectors
         columns = dense[:, begin : begin + start[name].numel()]
-        values[name] = columns.reshape(len(block), *shapes[name])
+        values[name] = columns.reshape(len(block), *start[name].shape)
     values |= {name: table for name, table in zip(names, tables, strict=True) if name is not None}
     trained = {name: torch.from_numpy(value) for name, value in values.items()}
     return Trained(start, block, trained, model.item_tables, torch.ones(len(block)), losses)
+
+
+@functools.lru_cache(maxsize=16)  # of the models of a process, for all of their blocks
+def _layout(
+    model: KernelModel, shapes: tuple[tuple[str, tuple[int, ...]], ...], widths: tuple[int, ...]
+) -> ParameterLayout:
+    return ParameterLayout(model, dict(shapes), widths)
 
 
 def _numbers(guidance: Guidance | None, rows: np.ndarray) -> tuple[np.float32, np.ndarray]:

@@ -232,7 +232,7 @@ class Trained(Outcome):
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
         if name not in self.values:
             return
-        if bool((self.untouched == 1).all()) and self.values[name].is_cpu:
+        if self._by_touched_rows(name):
             self._add_touched_rows(name, total, shares)
             return
         drifts = torch.where(shares != 0, shares * (self.untouched.double().cpu() - 1), 0.0)
@@ -251,12 +251,20 @@ class Trained(Outcome):
         """The same as `add_rows` if only touched rows changed."""
         from fedrec.kernel.rows import add_changed_rows
 
-        counts = np.array(self.block.touched_counts, dtype=np.int64)
-        total.reserve(int(counts.sum()))
+        total.reserve(sum(self.block.touched_counts))
         sums = (total.values, total.slots, total.rows)
-        block = self.block.touched.numpy()
-        given = self.start[name].numpy(), block, counts, self.values[name].numpy(), shares.numpy()
-        total.used = add_changed_rows(*sums, total.used, *given)
+        rows = self._touched_rows(name)
+        total.used = add_changed_rows(*sums, total.used, *rows, shares.numpy())
+
+    def _by_touched_rows(self, name: str) -> bool:
+        """Whether compiled code finds all changes of a table in its touched rows."""
+        return bool((self.untouched == 1).all()) and self.values[name].is_cpu
+
+    def _touched_rows(self, name: str) -> tuple[np.ndarray, ...]:
+        """A table at the start, the clients' touched rows, their counts and values."""
+        counts = np.array(self.block.touched_counts, dtype=np.int64)
+        touched = self.block.touched.numpy()
+        return self.start[name].numpy(), touched, counts, self.values[name].numpy()
 
     def changed_rows(self, name: str) -> np.ndarray | None:
         return self.block.changed_rows(name in self.values, name in self.item_tables)
@@ -319,6 +327,10 @@ class Trained(Outcome):
     def _table_powers(self, name: str, order: int) -> Tensor:
         """`float64 [C]`: sum over a table's coordinates of the change's square (order 2) or
         magnitude (1)."""
+        if self._by_touched_rows(name):
+            from fedrec.kernel.rows import row_powers
+
+            return torch.from_numpy(row_powers(*self._touched_rows(name), order))
         items, client, moved = self._moved(name)
         drift = (self.untouched.double() - 1).to(client.device)
         total = torch.zeros(len(self.block), dtype=torch.float64, device=client.device)

@@ -140,7 +140,7 @@ class TrainedSystem:
         Args:
             users: `int64 [users]`.
         """
-        from clients.one_client import update_of
+        from clients.blocks import update_of
 
         node = self._node
         if node.model.generated:
@@ -168,7 +168,7 @@ class TrainedSystem:
 
     @cached_property
     def _tensors(self) -> dict[str, Tensor]:
-        from clients.one_client import to_device
+        from clients.blocks import to_device
 
         copies = {name: value.copy() for name, value in self.parameters.items()}
         return to_device(copies, self._node.device)
@@ -191,7 +191,7 @@ def _generated_updates(
     """Yield each client's upload, by name: updates of its generated parameters."""
     import torch
 
-    from clients.generated import requested_items
+    from clients.evaluation import requested_items
     from clients.round import train_each
     from fedrec.models.metamf import generate
     from fedrec.protocol.client_arrays import ClientArrays

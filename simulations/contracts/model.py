@@ -194,11 +194,10 @@ def _private(node: Node) -> dict[str, np.ndarray]:
     """Private parameters of a node's clients after the first round."""
     if node.private is None or not node.step(node.experiment.step).keeps:
         return {}
-    saved = node.private.load_all([int(client) for client in node.training], 2)
     return {
         f"{client}/{name}": np.asarray(value, dtype=np.float64)
-        for client, params in zip(node.training, saved, strict=True)
-        for name, value in params.items()
+        for client in node.training
+        for name, value in node.private.load(int(client), 2).items()
     }
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from clients.blocks import update_of
 from clients.node import Node
-from clients.one_client import update_of
 from clients.round import train_clients
 from clients.step import Step
 from clients.steps.descent import Update

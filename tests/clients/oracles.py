@@ -14,18 +14,44 @@ from clients.steps import als, dpvae, fedrap, gpfedrec, maml, sequence, sgd, vae
 from clients.steps import descent as contrastive
 from clients.steps import sgd as sgd_profile
 from clients.steps.als import MOMENTS
-from clients.steps.descent import Update, labelled, one_by_one
+from clients.steps.descent import Update, one_by_one
 from clients.steps.fedrap import PERSONAL, SHARED, _check_finite
 from clients.steps.gpfedrec import BIAS, ITEMS, WEIGHT
 from clients.steps.maml import _minus_gradients
 from clients.steps.own_noise import clipped_mean
 from clients.steps.sgd import PROFILE, _network
 from clients.steps.vae import generator_of
+from fedrec.data.client_data import ClientData, draw_negatives
+from fedrec.data.interactions import Schema
 from fedrec.nn.layers import gather_rows
 from fedrec.pretext.views import mean_directions, recommender_part
 from fedrec.sums.products import packed
 from fedrec.training.block import Block, OwnData
 from fedrec.training.sgd import SgdSettings
+
+
+def labelled(
+    data: ClientData,
+    schema: Schema,
+    negatives: int,
+    low_rated: str,
+    random: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Items and labels, drawn by numpy."""
+    items = data.items
+    labels = data.labels
+    if schema.task == "rating":
+        return items, labels
+    if low_rated == "ignore":
+        items = items[labels > 0]
+        labels = labels[labels > 0]
+    count = negatives * int((labels > 0).sum())
+    if not count or len(data.never_negative) >= schema.num_items:
+        return items, labels
+    drawn = draw_negatives(data.never_negative, schema.num_items, count, random)
+    return np.concatenate([items, drawn]), np.concatenate(
+        [labels, np.zeros(count, dtype=np.float32)]
+    )
 
 
 class OneByOne:
@@ -99,6 +125,18 @@ def in_batches(epochs, size, device, step):
     return examples, loss
 
 
+def epochs(step, data, random):
+    """Items and labels of each epoch of local SGD, in the order of training."""
+    config = step.config
+    pool = None
+    for _ in range(config.epochs):
+        if pool is None or config.negatives_policy == "epoch":
+            known = data, step.model.schema, config.negatives, config.low_rated
+            pool = labelled(*known, random)
+        order = random.permutation(len(pool[0]))
+        yield pool[0][order], pool[1][order]
+
+
 class Sgd(OneByOne, sgd.Sgd):
     def alone(self, parameters, data, random):
         trained = recommender_part(parameters)
@@ -109,7 +147,7 @@ class Sgd(OneByOne, sgd.Sgd):
         )
         examples = 0
         loss = float("nan")
-        for epoch, (items, labels) in enumerate(self._epochs(data, random)):
+        for epoch, (items, labels) in enumerate(epochs(self, data, random)):
             held = self._held(sgd, epoch)
             examples = len(items)
             starts = range(0, examples, self.config.batch_size)

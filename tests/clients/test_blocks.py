@@ -11,10 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from clients.blocks import train_in_blocks
+from clients.blocks import (
+    _COMPILED_GIB,
+    Sizes,
+    block_limits,
+    cut_blocks,
+    train_in_blocks,
+    update_of,
+)
 from clients.evaluation import evaluate_clients
-from clients.node import _COMPILED_GIB, Node, cut_blocks
-from clients.one_client import update_of
+from clients.node import Node
 from clients.round import train_clients
 from clients.steps.sgd import Sgd
 from fedrec.data.population import Population
@@ -231,38 +237,43 @@ def test_a_clients_update_is_the_same_to_the_bit_in_any_company(pair):
                 assert all(torch.equal(first[name], own[name]) for name in own)
 
 
+def blocks_of(batches, *given, **limits):
+    """The blocks as lists."""
+    return [block.tolist() for block in cut_blocks(Sizes.of(batches), *given, **limits)]
+
+
 def test_blocks_hold_clients_with_the_most_steps_first_and_everyone_once():
     lengths = [5, 40, 1, 40, 0, 17]
     batches = [Batches.cut([(np.zeros(n, np.int64), np.zeros(n, np.float32))], 4) for n in lengths]
     parameters = {"item.id": torch.zeros(100, 8), "w": torch.zeros(10, 10)}
-    blocks = list(cut_blocks(batches, parameters, ["item.id"], memory_gib=1.0, largest=2))
+    blocks = blocks_of(batches, parameters, ["item.id"], memory_gib=1.0, largest=2)
     assert blocks == [[1, 3], [5, 0], [2, 4]]
-    tight = list(cut_blocks(batches, parameters, ["item.id"], memory_gib=1e-9, largest=None))
+    tight = blocks_of(batches, parameters, ["item.id"], memory_gib=1e-9, largest=None)
     assert tight == [[1], [3], [5], [0], [2], [4]]
 
 
 def test_compiled_code_on_a_processor_takes_few_clients_of_a_large_model():
-    batches = [Batches.cut([(np.zeros(4, np.int64), np.zeros(4, np.float32))], 4)] * 40
+    batches = [Batches.cut([(np.zeros(4, np.int64), np.zeros(4, np.float32))], 4)] * 80
     for length, expected in ((2**18, 23), (2**20, 5), (2**24, 1)):
         given = {"w": torch.zeros(length)}
-        blocks = cut_blocks(batches, given, [], memory_gib=_COMPILED_GIB, largest=None)
-        assert len(next(blocks)) == expected
+        blocks = blocks_of(batches, given, [], memory_gib=_COMPILED_GIB, largest=None)
+        assert len(blocks[0]) == expected
 
 
 def test_a_gpu_takes_as_many_clients_at_once_as_its_memory_holds(load_tiny):
     """On a CPU the size follows from the cache, and is larger in the kernel."""
-    node = Node(load_tiny(), 0, 1, None)
-    batches = [Batches.cut([(np.zeros(4, np.int64), np.zeros(4, np.float32))], 4)] * 40
+    batches = [Batches.cut([(np.zeros(4, np.int64), np.zeros(4, np.float32))], 4)] * 80
     parameters = {"item.id": torch.zeros(100, 8)}
     for device, path, sizes in (
-        ("cpu", "blocks", [16, 16, 8]),
-        ("cpu", "kernel", [32, 8]),
-        ("cuda", "blocks", [40]),
+        ("cpu", "blocks", [16] * 5),
+        ("cpu", "kernel", [64, 16]),
+        ("cuda", "blocks", [80]),
     ):
-        node.device = torch.device(device)
-        assert [
-            len(block) for block in node.blocks(batches, parameters, ["item.id"], path == "kernel")
-        ] == sizes
+        limits = block_limits(load_tiny().engine, torch.device(device), path, 16)
+        blocks = blocks_of(batches, parameters, ["item.id"], **limits)
+        assert [len(block) for block in blocks] == sizes
+    one = block_limits(load_tiny("engine.path=reference").engine, torch.device("cpu"), "blocks", 16)
+    assert len(blocks_of(batches, parameters, ["item.id"], **one)) == 80
 
 
 def test_batches_are_cut_epoch_by_epoch():
@@ -287,7 +298,7 @@ def test_a_step_on_everything_is_hardly_wider_than_a_clients_data():
     assert cut(600, 599).sizes.tolist() == [599, 1, 599, 1]
     parameters = {"item.id": torch.zeros(100, 8)}
     mixed = [cut(n, 10_000) for n in (600, 20, 700, 30)]
-    assert list(cut_blocks(mixed, parameters, ["item.id"], memory_gib=1.0, largest=None)) == [
+    assert blocks_of(mixed, parameters, ["item.id"], memory_gib=1.0, largest=None) == [
         [0, 2],
         [1, 3],
     ]
@@ -297,11 +308,11 @@ def test_an_error_in_a_block_is_that_of_the_client_at_fault(pair, monkeypatch):
     """Client 5's own work fails, so a block with it fails, and the error is that of client 5
     alone."""
     fast, _, arrays = pair("blocks")
-    batches = Sgd.batches
+    draw = Sgd.draw
     train_block = Sgd.train_block
 
     def marked(self, data, random):
-        found = batches(self, data, random)
+        found = draw(self).batches(data, self.model.schema, random)
         return replace(found, examples=-1) if data.client == 5 else found
 
     def failing(self, parameters, block, client_params=None):

@@ -13,10 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from clients.app import app, node_of
-from clients.blocks import train_in_blocks
+from clients.blocks import private_parameters, train_in_blocks, update_of
 from clients.evaluation import client_scorer, evaluate_clients, mean_metrics
 from clients.node import Node, TrainingPath
-from clients.one_client import private_parameters, update_of
 from clients.round import only_reads, train_clients
 from clients.step import Step
 from clients.steps.descent import Update, one_by_one
@@ -564,6 +563,25 @@ def test_scores_with_private_parameters_are_those_of_each_client(evaluation_node
         own |= {name: value[place : place + 1] for name, value in kept.items()}
         alone = made.model.scores(own, tuple(table[place : place + 1] for table in codes))
         torch.testing.assert_close(found[place], alone[0])
+
+
+def test_each_client_starts_from_what_it_saved_or_drew(
+    evaluation_node, evaluated_theta, monkeypatch
+):
+    private = {"private-parameters": ["layer1.bias"], "private-std": 1.0}
+    made = evaluation_node("step.private-parameters=['layer1.bias']", "step.private-std=1.0")
+    saved = np.full((2, *evaluated_theta["layer1.bias"].shape), [[7.0], [8.0]], np.float32)
+    made.private.save_all([([3, 1], {"layer1.bias": saved})], 1, keep=9)
+    step = made.step(Section.model_validate({"name": "sgd", **private}))
+    parameters = {name: torch.from_numpy(value) for name, value in evaluated_theta.items()}
+    start = private_parameters(made, step, parameters, np.arange(4), 2)["layer1.bias"].numpy()
+    assert (start[3] == 7).all() and (start[1] == 8).all()
+    assert len(np.unique(start[:, 0])) == 4
+    parts = [np.array([0, 2]), np.array([3, 1])]
+    monkeypatch.setattr("clients.blocks.cut_blocks", lambda *_, **__: iter(parts))
+    train_clients(made, evaluated_theta, TrainOrder(2, np.arange(4), overrides={"epochs": 0}))
+    after = [made.private.load(client, 3)["layer1.bias"] for client in range(4)]
+    np.testing.assert_array_equal(after, start)
 
 
 def test_rating_errors_of_known_predictions(evaluation_node, evaluated_theta):

@@ -110,12 +110,23 @@ def test_what_is_left_out_is_kept_with_error_feedback_alone(run_tiny, monkeypatc
     saved: list = []
     monkeypatch.setattr(
         "clients.round._save_private",
-        lambda node, private, round_: saved.extend(private.values()),
+        lambda node, private, round_: saved.extend(values for _, values in private),
     )
     run_tiny(f"compression={{name='top-k', share=0.2, error-feedback={feedback}}}")
     names = {name for arrays in saved for name in arrays}
     assert bool(names) == (feedback == "true")
     assert all(name.startswith("compression/") for name in names)
+
+
+def test_what_is_left_out_is_saved_beside_private_parameters(run_tiny, monkeypatch):
+    saved: list = []
+    monkeypatch.setattr(
+        "clients.round._save_private",
+        lambda node, private, round_: saved.extend(values for _, values in private),
+    )
+    run_tiny("compression={name='top-k', share=0.2}", *MF)
+    assert saved and all("user.factors" in arrays for arrays in saved)
+    assert any(name.startswith("compression/") for arrays in saved for name in arrays)
 
 
 def test_privacy_costs_the_same_and_the_clip_holds(run_tiny, monkeypatch):

@@ -3,11 +3,10 @@
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import Context, RecordDict
 
 from clients.app import node_of
-from clients.generated import requested_items
+from clients.evaluation import requested_items
 from clients.node import Node, TrainingPath, training_path
 from clients.steps.fedgnn import FedgnnStep
 from clients.steps.gpfedrec import GpfedrecStep
@@ -17,7 +16,6 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.sections import Section
 from fedrec.protocol.orders import ItemQuery
 from fedrec.rng import stream
-from fedrec.training.block import Batches
 
 
 def test_client_c_lives_on_node_c_mod_n(load_tiny, world):
@@ -64,15 +62,6 @@ def test_without_a_folder_there_is_no_private_state(load_tiny):
 def test_a_context_without_an_experiment_is_refused():
     with pytest.raises(ExperimentError, match="names no experiment"):
         node_of(Context(1, 2, {}, RecordDict(), {}))
-
-
-@pytest.mark.parametrize(
-    ("path", "blocks"), [("reference", [[0], [1], [2]]), ("blocks", [[0, 1, 2]])]
-)
-def test_the_reference_trains_one_client_after_the_other(load_tiny, path, blocks):
-    node = Node(load_tiny(f"engine.path={path}"), 0, 1, None)
-    batches = [Batches.whole([(np.arange(3), np.ones(3, dtype=np.float32))])] * 3
-    assert list(node.blocks(batches, {"weight": torch.zeros(2)}, [], False)) == blocks
 
 
 # The choice of the training path: the fastest that is supported, with the reason; an error if the

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from clients.generated import requested_items
+from clients.blocks import update_of
+from clients.evaluation import requested_items
 from clients.node import Node
-from clients.one_client import update_of
 from clients.round import train_clients, train_each
 from clients.steps.maml import Maml, MamlConfig
 from clients.steps.metamf import MetaMfStep

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from clients.generated import requested_items
+from clients.blocks import update_of
+from clients.evaluation import requested_items
 from clients.node import Node, training_path
-from clients.one_client import update_of
 from clients.round import train_clients, train_each
 from clients.step import Step
 from clients.steps.fedgnn import FedgnnStepConfig
@@ -336,7 +336,7 @@ def test_a_client_keeps_the_last_change_of_its_rows_alone(
     node = Node(load(table), 0, 1, tmp_path)
     clients = node.training[:4]
     parts = [[3, 1, 2, 0]] if together else [[0], [1], [2], [3]]
-    monkeypatch.setattr(Node, "blocks", lambda *_: iter(parts))
+    monkeypatch.setattr("clients.blocks.cut_blocks", lambda *_, **__: map(np.array, parts))
     idle = clients[0]
     before = None
     for number in (1, 2):
@@ -370,7 +370,8 @@ def test_a_client_without_examples_sends_what_the_others_send(
     table = tiny_experiment() | {"model": MODEL, "step": step}
     node = Node(load(table), 0, 1, tmp_path)
     monkeypatch.setattr(
-        Node, "blocks", lambda node, batches, *_: ([i] for i in range(len(batches)))
+        "clients.blocks.cut_blocks",
+        lambda sizes, *_, **__: (np.array([i]) for i in range(len(sizes.steps))),
     )
     clients = node.training[:3]
     batches = GpfedrecStep.batches

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from clients.blocks import update_of
 from clients.evaluation import client_scorer
 from clients.node import Node
-from clients.one_client import update_of
 from clients.round import train_clients
 from clients.steps.descent import labelled
 from clients.steps.dpsgd import DpSgd, DpSgdConfig

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from clients.blocks import train_in_blocks
+from clients.blocks import train_in_blocks, update_of
 from clients.evaluation import client_scorer
 from clients.node import Node
-from clients.one_client import update_of
 from clients.round import train_clients
 from clients.steps.descent import Contrastive, ContrastiveConfig
 from clients.steps.sequence import Joint, JointConfig, SequenceStep, SequenceStepConfig

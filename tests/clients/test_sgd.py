@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from clients.blocks import train_in_blocks
+from clients.blocks import train_in_blocks, update_of
 from clients.evaluation import client_scorer
 from clients.node import Node
-from clients.one_client import update_of
 from clients.round import train_clients
 from clients.steps.sgd import Sgd, SgdConfig
 from clients.steps.statistics import GramStep
@@ -167,7 +166,10 @@ def test_the_update_is_a_function_of_the_stream(make):
 
 def pools(step, data):
     """The examples of each epoch, largest label first and then by item."""
-    epochs = list(step._epochs(data, stream(0, "client", 0, 1)))
+    drawn = step.batches(data, stream(0, "client", 0, 1))
+    sizes = np.arange(drawn.items.shape[1]) < drawn.sizes[:, None]
+    parts = np.split(np.arange(len(drawn.sizes)), step.config.epochs)
+    epochs = [(drawn.items[part][sizes[part]], drawn.labels[part][sizes[part]]) for part in parts]
     orders = [np.lexsort((items, -labels)) for items, labels in epochs]
     return [
         (items[order], labels[order]) for (items, labels), order in zip(epochs, orders, strict=True)

@@ -11,9 +11,9 @@ import torch
 from scipy.stats import norm
 
 import fedrec
+from clients.blocks import to_device, update_of
 from clients.evaluation import client_scorer
 from clients.node import Node
-from clients.one_client import to_device, update_of
 from fedrec.baselines.base import Histories
 from fedrec.baselines.linear import CentralIalsConfig, solved
 from fedrec.baselines.private.ranking import DpFoldIn, DpFoldInConfig

@@ -14,8 +14,8 @@ from pfedrec.step import BIAS, ITEMS, WEIGHT, DualPersonal
 from pfedrec.strategy import SharedItems
 from torch.nn import functional as F
 
+from clients.blocks import update_of
 from clients.node import Node
-from clients.one_client import update_of
 from clients.storage import PrivateState
 from fedrec.components.registry import STEP
 from fedrec.errors import ClientError, ExperimentError
