@@ -13,7 +13,7 @@ from typing import Any
 
 from fedrec.experiment.loading import load
 from fedrec.report.inputs import system_inputs
-from fedrec.report.page.page import report
+from fedrec.report.page.sections import report
 from fedrec.report.rows import epsilon_of, system_rows
 from fedrec.runs.result import Result
 from fedrec.runtime.files import write_atomically

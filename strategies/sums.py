@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strategies that compute a model from sums over clients: least squares, EASE, PureSVD, transitions
-and fold-in."""
+"""Strategies that solve a system from sums of all clients, also for new items."""
 
 from __future__ import annotations
 
@@ -15,17 +14,21 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedrec.components import registry
 from fedrec.config import Config, Width
 from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
+from fedrec.models.content import LEFT, MAP, RIGHT
 from fedrec.models.linear import LEARNED, PRODUCTS, PUBLIC, WEIGHTS
+from fedrec.sums.content import MapConfig, mapped
 from fedrec.sums.fold_in import LearnedConfig, placed_embeddings
 from fedrec.sums.products import (
     BIAS,
     SmoothingConfig,
     Solution,
+    above_edge,
     chosen_items,
     is_semi_definite,
     item_scale,
@@ -286,7 +289,7 @@ def _denoised(total: Tensor, edge: float, limit: int) -> Tensor:
 
 FACTORS = "item.factors"
 GRAM = "user.gram"
-RIGHT = "item.right"
+RIGHT_PRODUCTS = "item.right"
 MOMENTS = "item.moments"
 
 
@@ -342,7 +345,7 @@ class Fcf(CohortStrategy):
     def gradient(self, factors: np.ndarray, sums: dict[str, np.ndarray]) -> np.ndarray:
         """Gradient of the loss with respect to the items' factors, `float64 [items, d]`."""
         gram = (sums[GRAM] + sums[GRAM].T) / 2  # noise is not symmetric
-        return 2 * (factors @ gram - sums[RIGHT] + self.config.regularisation * factors)
+        return 2 * (factors @ gram - sums[RIGHT_PRODUCTS] + self.config.regularisation * factors)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return Adam's two moments and its number of steps."""
@@ -379,7 +382,7 @@ def check_model(theta: dict[str, np.ndarray], *, moments: bool) -> None:
     Raises:
         ExperimentError: it is another model, or clients do not send the needed sums.
     """
-    needed = {FACTORS, GRAM, RIGHT, "item.gram"}
+    needed = {FACTORS, GRAM, RIGHT_PRODUCTS, "item.gram"}
     flag = str(moments).lower()
     if needed - set(theta) or (MOMENTS in theta) != moments:
         raise ExperimentError(
@@ -443,14 +446,14 @@ class FedAls(CohortStrategy):
         width = len(gram)
         at_once = max(1, _NUMBERS_AT_ONCE // width**2)
         solved = []
-        for start in range(0, len(sums[RIGHT]), at_once):
+        for start in range(0, len(sums[RIGHT_PRODUCTS]), at_once):
             part = slice(start, start + at_once)
             moments = unpacked(sums[MOMENTS][part])
             if noisy:
                 moments = semi_definite(moments)
             matrix = moments.mul_(self.config.weight - 1).add_(gram)
             matrix.diagonal(dim1=1, dim2=2).add_(self.config.regularisation)
-            right = self.config.weight * sums[RIGHT][part].unsqueeze(-1)
+            right = self.config.weight * sums[RIGHT_PRODUCTS][part].unsqueeze(-1)
             solved.append(torch.cholesky_solve(right, torch.linalg.cholesky(matrix)).squeeze(-1))
         return with_factors(theta, torch.cat(solved).numpy())
 
@@ -502,3 +505,94 @@ class FoldInStrategy(ProductsStrategy):
             factors=theta[LEARNED].shape[1],
         )
         return {LEARNED: learned.float().numpy()}
+
+
+# A linear model with a map from items' content to its factors, from one sum of the clients'
+# products.
+#
+#     [strategy]
+#     name = "popularity-start"
+#     main = { name = "content-map" }
+#
+# Two rounds, in which every client uploads once each: its counts, which choose the items of the
+# second round, and its products of those items (step `gram`): the sum that strategies `gram` and
+# `fold-in` release, so that the guarantee is theirs. Factors and map are post-processing of it and
+# of public columns (`fedrec.sums.content`). Under noise eigenvalues below the noise edge are left
+# out, and items that were not chosen have factors by their content, as new ones do.
+#
+# With every client in both rounds, all items chosen and no noise this is the centralised baseline
+# `content-map`.
+
+
+class ContentMapStrategyConfig(MapConfig):
+    """Settings of the model and of the map; the number of factors is the model's."""
+
+    solution: Solution = "puresvd"
+    """The model of the chosen items: `puresvd`, or `ease`, which needs as many factors in the model
+    as there are chosen items."""
+    regularisation: float = Field(default=500.0, gt=0)
+    """Lambda of `ease`, > 0."""
+
+
+class ContentMapStrategy(ProductsStrategy):
+    """Sums the products, and solves for factors and for the map from content to them."""
+
+    name = "content-map"
+    Config = ContentMapStrategyConfig
+    paper = "attribute-to-feature mappings (Gantner et al. 2010), from one release"
+    products = PRODUCTS
+    model = "content-map"
+    config: ContentMapStrategyConfig
+
+    def check_parameters(self, theta: Mapping[str, np.ndarray]) -> None:
+        """Refuse a model without such factors, or with too few of them."""
+        super().check_parameters(theta)
+        wide = self.config.solution == "ease"
+        if MAP not in theta or (wide and theta[LEFT].shape[1] < len(theta[PRODUCTS])):
+            raise ExperimentError(
+                "the model has no factors that the strategy 'content-map' could compute",
+                expected="model.name = 'content-map'"
+                + (", with as many factors as items" if wide else ""),
+                got=", ".join(f"{name} {list(value.shape)}" for name, value in theta.items()),
+                fix="set model.name = 'content-map'"
+                + (" and a larger model.factors" if wide else ""),
+            )
+
+    def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:
+        """Factors of all items, `float32 [items, factors]`, and the map."""
+        width = theta[LEFT].shape[1]
+        # an item's own product is the number of its users, under noise of this deviation
+        std = products.edge / (2 * len(products.gram)) ** 0.5
+        used = products.gram.diagonal() > std
+        scale = products.scale[:, None]
+        left, right = self._factors(products, width)
+        model = mapped(
+            scale * left,
+            right / scale,
+            products.chosen,
+            used,
+            torch.from_numpy(theta[PUBLIC]),
+            self.config.map_regularisation,
+        )
+        values = {LEFT: model.left, RIGHT: model.right, MAP: model.weights}
+        return {name: _padded(value, width).numpy() for name, value in values.items()}
+
+    def _factors(self, products: Products, width: int) -> tuple[Tensor, Tensor]:
+        """L and R of the chosen items in their scale, `float64 [m, factors]`."""
+        if self.config.solution == "puresvd":
+            vectors = above_edge(products.gram, products.edge, width)[1]
+            return vectors, vectors
+        weights = solved_weights(
+            products.gram,
+            products.edge,
+            solution="ease",
+            factors=0,
+            regularisation=self.config.regularisation,
+            ridge=1.0,
+        )
+        return torch.eye(len(weights), dtype=weights.dtype), weights.T
+
+
+def _padded(values: Tensor, width: int) -> Tensor:
+    """`float32 [n, width]`, zeros behind the columns `[n, fewer]`."""
+    return F.pad(values, (0, width - values.shape[1])).float()

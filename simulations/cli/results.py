@@ -11,7 +11,7 @@ import typer
 from fedrec.errors import ExperimentError
 from fedrec.report.comparison import compare as compared
 from fedrec.report.formats import comparison_notes, comparison_terminal, comparison_text, csv_text
-from fedrec.report.page.page import report as rendered
+from fedrec.report.page.sections import report as rendered
 from fedrec.report.privacy_total import shown_together
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result

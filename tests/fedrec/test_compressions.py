@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fedrec.compression.codes import Rounding, TopK, quantised, restored
+from fedrec.compression.codec import Rounding, TopK, quantised, restored
 from fedrec.protocol.updates import SparseUpdate, dense_change, network_bytes
 
 ROWS = np.array([0, 3, 4, 9, 250])

@@ -22,7 +22,7 @@ from fedrec.privacy.mechanisms.base import Mechanism
 from fedrec.protocol.messages import unpack_sum
 from fedrec.protocol.orders import Presence
 from fedrec.protocol.serialization import to_record
-from fedrec.report.page.page import report
+from fedrec.report.page.sections import report
 from fedrec.runs.folder import RunFolder
 from server import cohort as selection
 from server.callbacks.base import Callback

@@ -11,7 +11,7 @@ from clients.steps.descent import Update
 from clients.steps.sgd import Sgd
 from fedrec import testing
 from fedrec.baselines.simple import Popularity
-from fedrec.compression.codes import Rounding
+from fedrec.compression.codec import Rounding
 from fedrec.config import Config
 from fedrec.data.features import FeatureNames
 from fedrec.data.readers.synthetic import Synthetic

@@ -31,7 +31,7 @@ from fedrec.protocol.orders import TrainOrder, TrainSum
 from fedrec.protocol.serialization import _PACKED, for_the_network, from_the_network, to_record
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_text
-from fedrec.report.page.page import report
+from fedrec.report.page.sections import report
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from server.checkpoint import Checkpoints

@@ -12,8 +12,14 @@ import torch
 from typer.testing import CliRunner
 
 from fedrec.baselines.base import Histories
-from fedrec.baselines.content import ContentKnn, ContentKnnConfig, ContentMap, ContentMapConfig
-from fedrec.baselines.linear import Puresvd, PuresvdConfig
+from fedrec.baselines.linear import (
+    ContentKnn,
+    ContentKnnConfig,
+    ContentMap,
+    ContentMapConfig,
+    Puresvd,
+    PuresvdConfig,
+)
 from fedrec.data.features import FeatureTable, Vectors
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import POPULATIONS

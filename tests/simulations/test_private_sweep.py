@@ -11,7 +11,7 @@ import pytest
 
 from fedrec.data.population import Population
 from fedrec.errors import ExperimentError
-from fedrec.report.page.page import report
+from fedrec.report.page.sections import report
 from fedrec.report.privacy_total import total_of
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result

@@ -17,7 +17,7 @@ import numpy as np
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import Interactions
 from fedrec.data.reader import DatasetSource, Reader
-from fedrec.data.readers.gowalla import PublishedPairs
+from fedrec.data.readers.published import PublishedPairs
 from fedrec.data.tables import TableLayout, read_table
 
 # Amazon Instant Video: 63,836 ratings with times, 8,072 users, 11,830 items, as included in the

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sections of a page: results, privacy and costs, for all users and for groups."""
+"""The sections of the HTML report, and the page that holds them."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedrec.errors import ExperimentError
+from fedrec.errors import ExperimentError, RunError
 from fedrec.evaluation.tables import group_gaps, main_metric
 from fedrec.experiment.schema import leak_words, marked
 from fedrec.privacy.config import PrivacyConfig
@@ -28,9 +29,10 @@ from fedrec.report.page.charts import (
     line_chart,
     metric_cell,
     number_cell,
+    rendered,
 )
 from fedrec.report.privacy_total import shown_together
-from fedrec.report.rows import Run, epsilon_of, is_private, system_rows
+from fedrec.report.rows import Run, epsilon_of, is_private, named, system_rows
 from fedrec.report.summary import answer_line, early_stopping_line, interruption_line, summary_notes
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
@@ -462,3 +464,58 @@ def byte_text(value: float) -> str:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} GB"
+
+
+# Self-contained HTML page about runs: no scripts, network or other files.
+#
+# It is accessible on phones, in print, in dark mode, by keyboard and with screen readers.
+
+_SHOWN_RESULTS = 4  # tables of single runs before the comparison of all
+_SHOWN_NOTES = 5  # notes shown above the first section; the others are collapsed
+
+
+def report(results: Sequence[Result], *, title: str | None = None) -> str:
+    """Render a self-contained HTML page about finished runs.
+
+    Args:
+        results: results of finished runs.
+        title: title of the page; default: from the experiments.
+
+    Raises:
+        RunError: `results` is empty.
+    """
+    if not results:
+        raise RunError(
+            "no runs to report",
+            expected="one run or more",
+            got="none",
+            fix="name folders of finished runs",
+        )
+    import fedrec
+
+    names = list(dict.fromkeys(marked(result.experiment) for result in results))
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    count = f"{len(results)} run{'s' if len(results) > 1 else ''}"
+    runs = named(results)
+    stamp = datetime.now().strftime("%Y-%m-%d %H:%M")
+    page = {
+        "title": title or results[0].experiment.title * (len(results) == 1) or shown,
+        "subtitle": f"{count}, reported by fedrec {fedrec.__version__} on {stamp}",
+        "version": fedrec.__version__,
+        "answers": answers(runs),
+        "notes": notes(runs),
+        "what": what(runs),
+        "results": [results_table(run) for run in runs],
+        "lists": lists_tables(runs),
+        "tests": tests_table(results),
+        "curves": curves(runs),
+        "distributions": distributions(runs),
+        "groups": groups(runs),
+        "central_groups": central_groups(runs),
+        "privacy": privacy_cards(runs),
+        "cost": cost_table(runs),
+        "repeat": reproductions(runs),
+    }
+    return rendered(
+        "page.html.j2", page=page, shown_notes=_SHOWN_NOTES, shown_results=_SHOWN_RESULTS
+    )

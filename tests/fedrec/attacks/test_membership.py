@@ -32,7 +32,7 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.schema import marked
 from fedrec.report.comparison import compare
 from fedrec.report.formats import comparison_text
-from fedrec.report.page.page import report
+from fedrec.report.page.sections import report
 from fedrec.runs.folder import RunFolder
 from simulations import runner
 from simulations.attacks.members import half_members, half_memberships

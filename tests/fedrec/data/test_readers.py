@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from fedrec.data.readers.amazon import AmazonVideo, Beauty
-from fedrec.data.readers.frappe import Frappe
-from fedrec.data.readers.gowalla import Gowalla
 from fedrec.data.readers.movielens import MovieLens1M, MovieLens20M, MovieLens100K, age_band
-from fedrec.data.readers.netflix import Netflix
+from fedrec.data.readers.published import Frappe, Gowalla, Netflix
 from fedrec.errors import DataError
 
 # Frappe, Gowalla and the Amazon readers on small files in the documented formats.

@@ -11,8 +11,7 @@ import pytest
 import fedrec
 from fedrec.report.comparison import bootstrap_intervals
 from fedrec.report.page.charts import Line, histogram, line_chart
-from fedrec.report.page.page import report
-from fedrec.report.page.sections import privacy_cards
+from fedrec.report.page.sections import privacy_cards, report
 from fedrec.report.rows import named
 from tests.fedrec.report.browser import OUTSIDE
 

@@ -24,7 +24,7 @@ from fedrec.privacy.accounting.events import from_record
 from fedrec.report.comparison import bootstrap_intervals, compare, holm, paired_tests, seed_test
 from fedrec.report.formats import comparison_cells, comparison_text
 from fedrec.report.inputs import Inputs, inputs_line, system_inputs
-from fedrec.report.page.page import report
+from fedrec.report.page.sections import report
 from fedrec.report.privacy_total import shown_together
 from fedrec.report.summary import (
     answer_line,

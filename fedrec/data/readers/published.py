@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers of Gowalla, Frappe and Netflix."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from array import array
+from dataclasses import replace
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+
+from fedrec.data.features import Feature, FeatureNames, FeatureTable
+from fedrec.data.interactions import Interactions
+from fedrec.data.reader import DatasetSource, Reader
+from fedrec.data.tables import TableLayout, malformed_line, read_table
+from fedrec.errors import DataError
+
+# Readers of Gowalla's check-ins and of pairs published as two files.
+#
+# Gowalla check-ins as split by the NGCF and LightGCN authors: 29,858 users, 40,981 places, 810,128
+# + 217,242 pairs.
+#
+# Each line of `train.txt` and `test.txt` is a user followed by that user's places. Pairs have no
+# rating and no time. Rows of `train.txt` come first.
+
+# Base class of readers of pairs published as a training and a test file.
+
+
+class PublishedPairs(Reader):
+    """Reads a training and a test file of pairs.
+
+    Attributes:
+        source: `files` are the training and the test file.
+        train_source: published statistics of the training file alone.
+    """
+
+    source: ClassVar[DatasetSource]  # pyright: ignore[reportIncompatibleVariableOverride]
+    train_source: ClassVar[DatasetSource]
+
+    features = FeatureNames()
+
+    def read(self) -> Interactions:
+        files = [self.pairs(self.file(name)) for name in self.source.files]
+        users, items = (np.concatenate(columns) for columns in zip(*files, strict=True))
+        rows = self.indexed(users=users, items=items)
+        split = len(files[0][0])
+        rows = replace(rows, published_test=np.arange(len(rows)) >= split)
+        if self.config.verify:  # moving pairs between the files leaves their union unchanged
+            self.train_source.check(rows.with_rows(slice(split)))
+        return rows
+
+    @abstractmethod
+    def pairs(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
+        """Read users and items `int [pairs]` from one of the files.
+
+        Raises:
+            DataError: a line is not in the format of the file.
+        """
+
+
+_NUMBERS = re.compile(rb"[0-9 \t]*")
+
+
+class Gowalla(PublishedPairs):
+    """Reads `train.txt` and `test.txt`. Import only: no direct download."""
+
+    name = "gowalla"
+    title = "Gowalla: 1,027,370 check-ins, 29,858 users, 40,981 places"
+    paper = "UPC-SDG; X. He et al., LightGCN, SIGIR 2020"
+    source = DatasetSource(
+        page="https://github.com/gusye1234/LightGCN-PyTorch",
+        licence=(
+            "collected by E. Cho, S. A. Myers, J. Leskovec (KDD 2011) and published by SNAP; cite"
+            " the paper"
+        ),
+        files=("train.txt", "test.txt"),
+        users=29_858,
+        items=40_981,
+        rows=1_027_370,
+        fingerprints=("e747d1fbcd694b9a04bcab83a20e4c6f0392254f692f11171f9b13313c05bbf2",),
+    )
+    train_source: ClassVar[DatasetSource] = replace(
+        source,
+        rows=810_128,
+        fingerprints=("55a126701da3607f7ae5bfa45ca00d0786f9c8106783579b6db56a20a9a63d7d",),
+    )
+
+    def pairs(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
+        """Read users and items `int64 [pairs]` from a file of lines `user item item ...`.
+
+        Raises:
+            DataError: a line holds something other than whole numbers.
+        """
+        lines = path.read_bytes().splitlines()
+        for number, line in enumerate(lines, start=1):
+            if not _NUMBERS.fullmatch(line):
+                expected = "a user and items, all whole numbers, between single spaces"
+                raise malformed_line(path, number, line[:200].decode("latin-1"), expected)
+        values = [np.fromstring(line, dtype=np.int64, sep=" ") for line in lines]
+        values = [numbers for numbers in values if len(numbers)]
+        users = [np.full(len(numbers) - 1, numbers[0]) for numbers in values]
+        empty = np.empty(0, dtype=np.int64)
+        return np.concatenate([empty, *users]), np.concatenate([empty, *(v[1:] for v in values)])
+
+
+# Frappe: 96,203 rows of mobile app usage, 957 users, 4,082 apps, each row with its context
+# (Baltrunas et al., 2015).
+#
+# A row says that a user used an app `cnt` times in one context; a (user, app) pair has 5 rows on
+# average. There are no star ratings: `cnt` is the rating here, and there are no times.
+#
+# PrivRec (section 3.2) treats daytime, weekday, isweekend, homework, weather, country and city as
+# features of the user. They vary from row to row, so the feature of a user is the value that most
+# of the user's rows have (of equals, the first in alphabetical order). PrivRec's 288,609
+# interactions are these rows and two sampled negatives for each.
+
+_CONTEXT = ("daytime", "weekday", "isweekend", "homework", "weather", "country", "city")
+_USAGE = TableLayout(
+    {
+        "user": np.int32,
+        "item": np.int32,
+        "cnt": np.float32,
+        "cost": str,
+        **dict.fromkeys(_CONTEXT, str),
+    },
+    names="first line",
+)
+_APPS = TableLayout({"item": np.int32, "category": str}, names="first line", quoted=True)
+
+
+class Frappe(Reader):
+    """Reads `frappe.csv`, and app categories from `meta.csv` if present. Import only: no direct
+    download."""
+
+    name = "frappe"
+    title = "Frappe: 96,203 rows of app usage, 957 users, 4,082 apps"
+    paper = (
+        "PrivRec; L. Baltrunas et al., Frappe: Understanding the Usage and Perception of Mobile App"
+        " Recommendations"
+    )
+    source = DatasetSource(
+        page="https://www.baltrunas.info/context-aware/frappe",
+        licence=(
+            "research use with acknowledgement; no redistribution, no commercial use without"
+            " permission"
+        ),
+        files=("frappe.csv",),
+        extras=("meta.csv", "README.txt"),
+        users=957,
+        items=4_082,
+        rows=96_203,
+        fingerprints=("b23699fb46d8614269915466ff38cfdfe67d9fb42b04b74e6e3c695ee574e770",),
+    )
+
+    def read(self) -> Interactions:
+        rows, usage = self.rows(_USAGE, ("users", "items", "ratings"))
+        features = [
+            Feature.single(name, _most_frequent(rows.users, usage[name])) for name in _CONTEXT
+        ]
+        return replace(
+            rows,
+            user_features=FeatureTable(rows.num_users, tuple(features)),
+            item_features=self._item_features(rows, usage["cost"]),
+        )
+
+    def feature_names(self) -> FeatureNames:
+        """Names of users' contexts, apps' costs, and app categories if `meta.csv` is present."""
+        described = any(file.name == "meta.csv" for file in self.files())
+        return FeatureNames(tuple(_CONTEXT), ("cost", "category") if described else ("cost",))
+
+    def _item_features(self, rows: Interactions, cost: pd.Series) -> FeatureTable:
+        features = [Feature.single("cost", _most_frequent(rows.items, cost))]
+        if (self.folder() / "meta.csv").is_file():
+            apps = read_table(self.file("meta.csv"), _APPS)
+            category = dict(zip(apps["item"].tolist(), apps["category"], strict=True))
+            names = (category.get(app) for app in rows.item_ids.tolist())
+            features.append(Feature.multiple("category", [[n] if n else [] for n in names]))
+        return FeatureTable(rows.num_items, tuple(features))
+
+
+def _most_frequent(owner: np.ndarray, labels: pd.Series) -> list[str]:
+    """Most frequent label of each owner, ascending; ties are resolved in alphabetical order."""
+    frame = pd.DataFrame({"owner": owner, "label": labels.to_numpy()})
+    counts = frame.value_counts(sort=False).rename("rows").reset_index()
+    best = counts.sort_values(
+        ["owner", "rows", "label"], ascending=[True, False, True]
+    ).drop_duplicates("owner")
+    return best["label"].tolist()
+
+
+# Netflix Prize: 100,480,507 star ratings with dates, 480,189 users, 17,770 films (Bennett and
+# Lanning, KDD Cup 2007).
+#
+# Two forms are read: the original `training_set/mv_*.txt` (one film per file) and
+# `combined_data_*.txt` (the same files concatenated). In both, a line `film:` is followed by lines
+# `user,rating,date`. Times are midnight (UTC) of the date.
+
+
+class Netflix(Reader):
+    """Reads both forms. Import only: the publisher withdrew the download."""
+
+    name = "netflix"
+    title = "Netflix Prize: 100,480,507 ratings, 480,189 users, 17,770 films"
+    paper = "DP-VAE; J. Bennett, S. Lanning, The Netflix Prize, KDD Cup and Workshop 2007"
+    source = DatasetSource(
+        page="https://archive.org/details/nf_prize_dataset.tar",
+        licence=(
+            "research use as granted by the Netflix Prize rules; no redistribution, no"
+            " commercial use"
+        ),
+        files=(),
+        extras=("training_set/mv_*.txt", "combined_data_*.txt"),
+        users=480_189,
+        items=17_770,
+        rows=100_480_507,
+    )
+
+    features = FeatureNames()
+
+    def read(self) -> Interactions:
+        films, users, ratings, times = _read_rows(self._files())
+        return self.indexed(users=users, items=films, ratings=ratings, times=times)
+
+    def _files(self) -> list[Path]:
+        folder = self.folder()
+        for pattern in ("training_set/mv_*.txt", "combined_data_*.txt"):
+            if files := sorted(folder.glob(pattern)):
+                return files
+        raise DataError(
+            f"{folder} has neither training_set/mv_*.txt nor combined_data_*.txt",
+            fix="unpack training_set.tar there, or import the folder that contains the files",
+        )
+
+
+def _read_rows(files: list[Path]) -> list[np.ndarray]:
+    """Read films, users, ratings and times, in small types: 100 million rows take 1.7 GB."""
+    columns = [array("i") for _ in range(4)]
+    for path in files:
+        film = None
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                text = line.rstrip(b"\r\n")
+                try:
+                    if text.endswith(b":"):
+                        film = int(text[:-1])
+                        continue
+                    user, rating, date = text.split(b",")
+                    if film is None:
+                        raise ValueError("a rating before the first film")
+                    row = (film, int(user), _stars(rating), _seconds(date))
+                    for column, value in zip(columns, row, strict=True):
+                        column.append(value)
+                except (ValueError, OverflowError):
+                    shown = text[:200].decode("latin-1")
+                    expected = "film: or user,rating,YYYY-MM-DD"
+                    raise malformed_line(path, number, shown, expected) from None
+    return [np.array(column) for column in columns]
+
+
+def _stars(text: bytes) -> int:
+    """Parse a rating from 1 to 5."""
+    return (b"1", b"2", b"3", b"4", b"5").index(text) + 1
+
+
+@lru_cache
+def _seconds(date: bytes) -> int:
+    """Convert a date to seconds since 1970 (at midnight)."""
+    return int(datetime.fromisoformat(f"{date.decode()}T00:00+00:00").timestamp())
