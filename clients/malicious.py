@@ -124,7 +124,7 @@ class MaliciousStep(Step):
         self.known = known
         self.together = together
         self.round = round_number
-        self.private = honest.private  # type: ignore[misc]
+        self.private = honest.private
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None

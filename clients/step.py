@@ -74,7 +74,8 @@ class Step(ABC):
         trains: class of the models that it trains.
         tasks: their tasks.
         private: patterns of the parameters that stay on the device between rounds and are never
-            sent, beside those of the setting `private-parameters`.
+            sent, each of which must match one; an instance has those of the setting
+            `private-parameters`, too.
         replaced: names of private parameters whose former values training does not need. A round
             does not load them, nor does it save anything for a client without examples, which
             keeps what it has. A subclass with other batches or training has none unless it
@@ -93,7 +94,7 @@ class Step(ABC):
     symmetric: ClassVar[tuple[str, ...]] = ()
     trains: ClassVar[type[Model]] = Model
     tasks: ClassVar[tuple[str, ...]] = ("ranking", "rating")
-    private: ClassVar[tuple[str, ...]] = ()
+    private: tuple[str, ...] = ()
     replaced: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[bool] = False
     block_clients: ClassVar[int] = 16
@@ -110,6 +111,8 @@ class Step(ABC):
         self.config = config
         self.model = model
         self.device = device
+        if isinstance(config, PrivateParameters):
+            self.private = (*self.private, *config.private_parameters)
         if isinstance(model, self.trains) and model.schema.task in self.tasks:
             return
         name = f"{self.trains.__module__}:{self.trains.__name__}"
@@ -203,18 +206,10 @@ class Step(ABC):
     def private_names(self, names: list[str]) -> list[str]:
         """The parameters among `names` that stay on the device between rounds and are never
         sent."""
-        return [name for name in names if fits(name, self.private_patterns)]
-
-    @property
-    def private_patterns(self) -> tuple[str, ...]:
-        """Patterns of private parameter names, each of which must match a parameter."""
-        chosen = (
-            self.config.private_parameters if isinstance(self.config, PrivateParameters) else ()
-        )
-        return (*self.private, *chosen)
+        return [name for name in names if fits(name, self.private)]
 
     @property
     def keeps(self) -> bool:
         """Whether state stays on the device: private parameters, or the number of rounds that it
         took part in."""
-        return bool(self.private_patterns) or self.uploads is not None
+        return bool(self.private) or self.uploads is not None

@@ -91,18 +91,18 @@ def check_private_patterns(step: Step, names: Sequence[str]) -> None:
     Raises:
         ExperimentError: a pattern matches none, or they match all.
     """
-    for pattern in step.private_patterns:
+    for pattern in step.private:
         if not any(fits(name, (pattern,)) for name in names):
             raise ExperimentError(
                 f"no parameter fits the pattern {pattern!r} of 'step.private-parameters'",
                 expected="patterns of the model's parameters",
                 fix=did_you_mean(pattern, names),
             )
-    if step.private_patterns and not set(names) - set(step.private_names(list(names))):
+    if step.private and not set(names) - set(step.private_names(list(names))):
         raise ExperimentError(
             "all parameters are private: 'step.private-parameters' leaves none to share",
             expected="patterns that leave out at least one of the model's parameters",
-            got=", ".join(map(repr, step.private_patterns)),
+            got=", ".join(map(repr, step.private)),
             fix=f"the model's parameters are {', '.join(map(repr, names))}",
         )
 

@@ -180,7 +180,7 @@ class Canary(Step):
         self.base: Step = registry.resolve(registry.STEP, config.base)(
             config.other(), model, device
         )
-        self.private = self.base.private_patterns  # type: ignore[misc]
+        self.private = self.base.private
         self._directions: Directions | None = None
 
     def assign(self, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
