@@ -72,12 +72,7 @@ TESTS = (
 
 @dataclass
 class Budget:
-    """The time that is left.
-
-    Attributes:
-        seconds: of the whole check.
-        left_out: what there was no time for.
-    """
+    """The time that is left of `seconds`, and what there was no time for."""
 
     seconds: float
     begun: float = field(default_factory=time.monotonic)
@@ -181,22 +176,8 @@ def steps(budget: Budget) -> dict[str, Any]:
                     rows[label] = step_row(name, step)
                 except Exception as error:  # the others are still of interest
                     rows[label] = {"failed": f"{type(error).__name__}: {error}"}
-                print(f"  {label}: {_line(rows[label])}", flush=True)
+                print(f"  {label}: {rows[label]}", flush=True)
     return rows
-
-
-def _line(row: dict[str, Any]) -> str:
-    """A row of `steps` in words."""
-    if "failed" in row:
-        return f"failed: {row['failed']}"
-    known = {
-        "users_per_second": "{:.0f} users/s",
-        "one_by_one": "one by one {:.1f}",
-        "difference": "difference {:.0e}",
-        "difference_bf16": "in bf16 {:.0e}",
-    }
-    parts = [text.format(row[key]) for key, text in known.items() if key in row]
-    return ", ".join([*parts, f"{sum(row['waits'].values())} waits in a round"])
 
 
 def systems(users: int) -> dict[str, Experiment]:
@@ -284,9 +265,8 @@ def loop(budget: Budget) -> dict[str, Any]:
         command = [sys.executable, "benchmarks/simulation.py", "--no-memory", "--repeats", "1"]
         where = ["--device", "cuda" if CUDA else "cpu", "--memory-gib", "16" if CUDA else "1"]
         size = ["--cohort", "400" if CUDA else "10", "--rounds", "3", "--json", str(figures)]
-        done = _run(
-            [*command, *where, *size, "--contestants", "fedrec-serial,loop"], budget, "loop"
-        )
+        systems = ["--contestants", "fedrec-serial,loop"]
+        done = _run([*command, *where, *size, *systems], budget, "loop")
         if done is None or done.returncode:
             return {"failed": _last(done)}
         report = json.loads(figures.read_text())
@@ -339,8 +319,7 @@ def main() -> None:
     torch.set_num_threads(1)
     budget = Budget(60 * given.minutes)
     report: dict[str, Any] = {"machine": machine()}
-    where = "Runs on a GPU" if CUDA else "Does not run on a GPU"
-    print(f"{where}: {report['machine']['device']}", flush=True)
+    print(f"{'Runs' if CUDA else 'Does not run'} on a GPU: {machine()['device']}", flush=True)
     for part in (tests, steps, cohorts, loop):
         print(f"{part.__name__}:", flush=True)
         report[part.__name__] = part(budget)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes of the packages: lines of code without blank lines, comments and docstrings.
 
-    python benchmarks/size.py [--json]
+    python benchmarks/size.py
 
 Per package and in total: files, files of less than 40 and of more than 500 lines of code, lines of
-code, public classes and functions, assignments that pack two statements into one tuple (per 1,000
-lines), and the longest function body. Tests and benchmarks are counted separately. Below the table
+code, public classes and functions, and assignments that pack two statements into one tuple (per
+1,000 lines). Tests and benchmarks are counted separately. Below the table
 are the public members of the main contracts, and beside all of it the targets.
 """
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import ast
 import io
-import json
 import tokenize
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -40,14 +39,7 @@ TARGETS = {
     "Callback": 5,
 }
 """The most that each figure is to be."""
-_CONTRACTS = {
-    "Step": ("Step",),
-    "CohortStrategy": ("CohortStrategy",),
-    "Model": ("Model", "HistoryModel", "SequenceModel"),
-    "Baseline": ("Baseline",),
-    "Mechanism": ("Mechanism",),
-    "Callback": ("Callback",),
-}
+_SEVERAL = {"Model": ("Model", "HistoryModel", "SequenceModel")}
 _SHORT = 40
 _LONG = 500
 _NO_CODE = {
@@ -75,8 +67,6 @@ class Size:
     """Classes and functions without a leading underscore, methods included."""
     packed: int = 0
     """Assignments of several values to several targets at once."""
-    longest_body: int = 0
-    """Lines from a function's first statement after the docstring to its last."""
 
     def __add__(self, other: Size) -> Size:
         return Size(
@@ -86,7 +76,6 @@ class Size:
             self.lines + other.lines,
             self.public + other.public,
             self.packed + other.packed,
-            max(self.longest_body, other.longest_body),
         )
 
 
@@ -103,7 +92,6 @@ def size_of(source: str, name: str = "") -> Size:
         lines=lines,
         public=sum(not node.name.startswith("_") for node in [*functions, *classes]),
         packed=len(list(packed_assignments(tree))),
-        longest_body=max((body_length(node) for node in functions), default=0),
     )
 
 
@@ -133,12 +121,6 @@ def packed_assignments(tree: ast.AST) -> Iterator[ast.Assign]:
             and not _depend(node.targets[0], node.value)
         ):
             yield node
-
-
-def body_length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function's body without its docstring."""
-    body = function.body[1:] if _is_text(function.body[0]) else function.body
-    return (body[-1].end_lineno or body[-1].lineno) - body[0].lineno + 1 if body else 0
 
 
 def _depend(targets: ast.Tuple, values: ast.Tuple) -> bool:
@@ -182,14 +164,15 @@ def members_of(source: str) -> dict[str, set[str]]:
 
 
 def contract_sizes(root: Path) -> dict[str, int]:
-    """Number of public members of each main contract, whose classes are in `_CONTRACTS`."""
+    """Number of public members of each main contract."""
     members: dict[str, set[str]] = {}
     for package in PACKAGES:
         for file in python_files(root / package):
             members |= members_of(file.read_text(encoding="utf-8"))
     return {
-        contract: len(set().union(*(members.get(name, set()) for name in classes)))
-        for contract, classes in _CONTRACTS.items()
+        contract: len(set().union(*(members[name] for name in _SEVERAL.get(contract, (contract,)))))
+        for contract in TARGETS
+        if contract[0].isupper()
     }
 
 
@@ -226,25 +209,20 @@ _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--root", type=Path, default=ROOT, help="folder of the checkout")
     options = parser.parse_args()
     sizes = {name: folder_size(options.root / name) for name in PACKAGES}
     sizes["source"] = sum(sizes.values(), Size())
-    sizes["tests"] = folder_size(options.root / "tests")
-    sizes["benchmarks"] = folder_size(options.root / "benchmarks")
-    if options.json:
-        print(json.dumps({name: asdict(size) for name, size in sizes.items()}, indent=1))
-        return
+    sizes |= {name: folder_size(options.root / name) for name in ("tests", "benchmarks")}
     print(
         f"{'':12} {'files':>6} {'<40':>5} {'>500':>5} {'lines':>7} {'public':>7}"
-        f" {'packed/1000':>12} {'body':>5}"
+        f" {'packed/1000':>12}"
     )
     for name, size in sizes.items():
         packed = 1000 * size.packed / max(1, size.lines)
         print(
             f"{name:12} {size.files:6} {size.short:5} {size.long:5} {size.lines:7} {size.public:7}"
-            f" {packed:12.1f} {size.longest_body:5}"
+            f" {packed:12.1f}"
         )
     print(f"\n{'':16} {'now':>7} {'target':>7}")
     for name, number in figures(options.root).items():
