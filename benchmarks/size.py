@@ -169,10 +169,10 @@ def contract_sizes(root: Path) -> dict[str, int]:
     for package in PACKAGES:
         for file in python_files(root / package):
             members |= members_of(file.read_text(encoding="utf-8"))
+    contracts = {name: _SEVERAL.get(name, (name,)) for name in TARGETS if name[0].isupper()}
     return {
-        contract: len(set().union(*(members[name] for name in _SEVERAL.get(contract, (contract,)))))
-        for contract in TARGETS
-        if contract[0].isupper()
+        contract: len(set().union(*(members.get(name, set()) for name in classes)))
+        for contract, classes in contracts.items()
     }
 
 
@@ -208,7 +208,7 @@ _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser()
     parser.add_argument("--root", type=Path, default=ROOT, help="folder of the checkout")
     options = parser.parse_args()
     sizes = {name: folder_size(options.root / name) for name in PACKAGES}
