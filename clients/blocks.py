@@ -97,7 +97,7 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, batches: Sequence[Batches]) -> Sizes:
-        """Those of batches that were drawn."""
+        """Sizes of batches that were drawn."""
         sizes = [(b.items.shape[1], len(b.sizes), b.references()[0].size) for b in batches]
         return cls(*np.array(sizes, dtype=np.int64).reshape(-1, 3).T)
 
@@ -160,7 +160,7 @@ def block_limits(
 
 @dataclass(frozen=True, eq=False)
 class _NodeTraining:
-    """What the clients of a node do; see `train_in_blocks`."""
+    """Training of the clients of a node; see `train_in_blocks`."""
 
     node: Node
     step: Step
@@ -281,7 +281,7 @@ class _NodeTraining:
 
     @contextmanager
     def _naming_one_of(self, clients: np.ndarray) -> Iterator[None]:
-        """What fails in it names a client."""
+        """Name a client in errors raised inside."""
         try:
             yield
         except FedrecError as error:  # its text is complete except for the client
@@ -292,8 +292,7 @@ class _NodeTraining:
             raise self._blamed(clients, error) from error
 
     def _private(self, clients: np.ndarray) -> Callable[[np.ndarray], Mapping[str, Tensor]]:
-        """How to load the private parameters of some of the clients: of all at once, if they are
-        small."""
+        """Loader of the private parameters of some clients: of all at once, if they are small."""
         names = self.step.private_names(list(self.parameters))
         size = len(clients) * sum(self.parameters[name].nbytes for name in names)
 
@@ -315,7 +314,7 @@ class _NodeTraining:
     def _client_params(
         self, block: Block, clients: np.ndarray, private: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
-        """What the clients start from instead of the global parameters, `[C, ...]` each."""
+        """Values that the clients start from instead of the global parameters, `[C, ...]` each."""
         if self.given is None:
             return private
         sent = self.given.take(np.searchsorted(self.given.requests.clients, clients))

@@ -142,7 +142,7 @@ def client_scorer(
 def own_parameters(
     node: Node, step: Step, parameters: dict[str, Tensor], client: int, round_: int
 ) -> dict[str, Tensor]:
-    """What one client scores with instead of shared parameters, by name and without cohort
+    """Parameters that one client scores with instead of shared ones, by name and without cohort
     dimension: its private ones, or all that its fine-tuning changes."""
     clients = np.array([client])
     if not step.config.epochs:
@@ -158,7 +158,7 @@ def own_parameters(
 
 
 def history_of(node: Node, model: HistoryModel, clients: np.ndarray) -> Tensor:
-    """What a model represents clients by, `[clients, items]` or `[clients, longest]`."""
+    """Histories by which a model represents clients, `[clients, items]` or `[clients, longest]`."""
     form = model.form
     liked = node.population.rows(clients, positive=True)
     if form.longest is not None:

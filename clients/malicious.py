@@ -35,7 +35,7 @@ from fedrec.training.results import Outcome
 
 @dataclass(frozen=True, eq=False)
 class MaliciousBlock:
-    """What some malicious clients have in a round to compute their updates from.
+    """Data from which malicious clients compute their updates in a round.
 
     Attributes:
         parameters: the global ones, without cohort dimension, not to be changed.

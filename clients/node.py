@@ -158,7 +158,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """How errors name it."""
+        """Name of the node in errors."""
         return f"node {self.partition}"
 
     @property

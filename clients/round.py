@@ -302,7 +302,7 @@ def _save_private(node: Node, private: Iterable[tuple[list[int], Arrays]], round
 
 
 def only_reads(node: Node, order: TrainOrder) -> bool:
-    """Whether the received parameters are guaranteed to stay unchanged: a plain sum by a built-in
+    """True if the received parameters are guaranteed to stay unchanged: a plain sum by a built-in
     step and model."""
     if order.clients is None or order.each or order.secure is not None:
         return False

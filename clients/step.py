@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of steps: what a client does with its own data in one round."""
+"""The interface of steps: the work of a client on its own data in one round."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedrec.training.results import Outcome
 
 @lru_cache(maxsize=4096)  # the same names are asked for in every block
 def fits(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a name matches one of some patterns, such as `layer*`."""
+    """True if a name matches one of some patterns, such as `layer*`."""
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
@@ -52,7 +52,7 @@ class PrivateParameters(StepConfig):
 
 
 class Step(ABC):
-    """One local procedure.
+    """A local training procedure.
 
     Raises:
         ExperimentError: the model, or its task, is not one that it trains.
@@ -128,7 +128,7 @@ class Step(ABC):
         )
 
     def draw(self) -> ExampleDraw | None:
-        """What each client draws, so that all are drawn at once; None, as by default: `batches`
+        """Description of a client's draws, so that all are drawn at once; None: `batches`
         draws for one client. It is not asked of a class with `batches` or `block` of its own."""
         return None
 
@@ -177,7 +177,7 @@ class Step(ABC):
     def train_in_kernel(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Outcome:
-        """The same as `train_block` in native code; called if `kernel_refusal` is None."""
+        """Train as `train_block` does, in native code; called if `kernel_refusal` is None."""
         raise NotImplementedError
 
     def added_parameters(
@@ -210,6 +210,6 @@ class Step(ABC):
 
     @property
     def keeps(self) -> bool:
-        """Whether state stays on the device: private parameters, or the number of rounds that it
+        """True if state stays on the device: private parameters, or the number of rounds that it
         took part in."""
         return bool(self.private) or self.uploads is not None

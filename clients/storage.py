@@ -55,7 +55,7 @@ class PrivateState(DatabaseFile):
     def load_all(
         self, clients: Sequence[int], before_round: int, names: Collection[str] | None = None
     ) -> list[tuple[list[int], dict[str, np.ndarray]]]:
-        """The same for several clients, of the arrays with these names; None: of all.
+        """Load the state of several clients, of the arrays with these names; None: of all.
 
         Returns:
             Positions of clients, and their arrays `[n, ...]`; a client without any is left out.
@@ -246,7 +246,7 @@ class SessionSecrets(DatabaseFile):
             connection.execute("DELETE FROM session")
 
     def first_sum(self, round_number: int, clients: bytes, group: bytes) -> bool:
-        """Whether a sum that is to be masked is the first one of its round, which is recorded, or
+        """True if a sum that is to be masked is the first one of its round, which is recorded, or
         has the same clients.
 
         Args:
@@ -262,7 +262,7 @@ class SessionSecrets(DatabaseFile):
         return row_found is not None
 
     def same_sum(self, round_number: int, group: bytes, survivors: bytes) -> bool:
-        """Whether a sum that is to be unmasked is the first one of its round, whose survivors are
+        """True if a sum that is to be unmasked is the first one of its round, whose survivors are
         recorded, or has the same nodes and survivors.
 
         Args:

@@ -101,7 +101,7 @@ class CompressedUpdates:
         shares: Sequence[float],
         clip: Clip | None,
     ) -> list[dict[str, Change]]:
-        """What each client of a block adds to the sum.
+        """The contribution of each client of a block to the sum.
 
         Args:
             clients: `[C]`.
@@ -151,7 +151,7 @@ class CompressedUpdates:
         clip: Clip | None,
         share: float,
     ) -> dict[str, Change]:
-        """What the server decodes of an update; its bytes are counted."""
+        """The update as the server decodes it; its bytes are counted."""
         shapes = {name: arrays[name].shape for name in update}
         payloads, decoded = self.codec.encoded(client, update, shapes, clip)
         self.bytes += sum(network_bytes(payload) for payload in payloads.values())
@@ -164,7 +164,7 @@ class CompressedUpdates:
         return self.codec.compression.keeps_error
 
     def _errors_before(self, clients: Sequence[int], arrays: Arrays) -> list[dict[str, Change]]:
-        """What each client kept of its last update."""
+        """The part of its last update that each client retained."""
         if not self._keeps_error or self.store is None:
             return [{} for _ in clients]
         before: list[dict[str, Change]] = [{} for _ in clients]
@@ -191,7 +191,7 @@ def _in_form(change: Change, table: bool) -> Change:
 
 
 def _kept(left: Mapping[str, Change]) -> dict[str, np.ndarray]:
-    """What was left out as arrays, with names of their own."""
+    """The retained part as arrays, with names of their own."""
     tables = {name: change for name, change in left.items() if isinstance(change, SparseUpdate)}
     return add_prefix(
         {
@@ -209,7 +209,7 @@ def _kept(left: Mapping[str, Change]) -> dict[str, np.ndarray]:
 
 
 def _read(saved: Mapping[str, np.ndarray], arrays: Arrays) -> dict[str, Change]:
-    """What `_kept` was made of."""
+    """The retained part, read from the arrays of `_kept`."""
     values = strip_prefix(_VALUES, saved)
     tables = {
         name: SparseUpdate(arrays[name].shape, rows.astype(np.int64), values[name])
@@ -219,7 +219,7 @@ def _read(saved: Mapping[str, np.ndarray], arrays: Arrays) -> dict[str, Change]:
 
 
 def _left(update: Change, sent: Change, table: np.ndarray) -> np.ndarray:
-    """What was left out, a whole array `float32`."""
+    """The retained part, a whole array `float32`."""
     return (dense_change(update, table) - dense_change(sent, table)).astype(np.float32)
 
 
@@ -332,7 +332,7 @@ class UpdateSum:
 
     @property
     def errors(self) -> Mapping[int, Mapping[str, np.ndarray]]:
-        """What each client keeps of its update for the next one, by names of their own."""
+        """The part of its update that each client retains for the next one, by name."""
         return {} if self.compressed is None else self.compressed.errors
 
     @property

@@ -128,8 +128,7 @@ SET_BY_NOBODY = {
     "PnbmConfig": "scale",
     "PoissonConfig": "cohort",
     "Policy": (
-        "least_noise most_epsilon most_evaluations most_rounds opted_in plugins "
-        "reply_interval"
+        "least_noise most_epsilon most_evaluations most_rounds opted_in plugins reply_interval"
     ),
     "PopularityStartConfig": "floor noise_floor",
     "PosteriorConfig": "most_ratings",

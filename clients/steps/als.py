@@ -85,7 +85,7 @@ class SolvedUsers(Trained):
         return (norms**order + counts * moment_norms**order) ** (1 / order)
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """The same for an item table, by rows; `shares` is `float64 [C]`."""
+        """Add an item table by rows; `shares` is `float64 [C]`."""
         if name != MOMENTS or self.moments is None:
             super().add_rows(name, total, shares)
             return
@@ -113,7 +113,7 @@ class _BlockOfLikes(Block):
     """A block whose rows are those of the liked items, on all paths."""
 
     def on_whole_tables(self, items: int) -> Self:
-        """The same block: whole tables would have rows of items that nobody likes."""
+        """Return this block: whole tables would have rows of items that no client likes."""
         return self
 
 

@@ -55,7 +55,7 @@ class GradientConfig(StepConfig):
 
 
 class DescentConfig(GradientConfig):
-    """The same on batches of a client's examples."""
+    """Settings of descent on batches of a client's examples."""
 
     batch_size: int = Field(default=32, ge=1)
     """Examples per gradient step; the last batch of an epoch may be smaller."""
@@ -68,11 +68,11 @@ class DescentStep(Step):
     config: GradientConfig
 
     def objective(self) -> Objective | None:
-        """What is minimised; None: the model's own loss."""
+        """The minimised loss; None: the model's own loss."""
         return None
 
     def trained(self, parameters: Parameters) -> Parameters:
-        """Those of the global parameters that are trained."""
+        """The global parameters that are trained."""
         return parameters
 
     def settings(self, names: list[str]) -> SgdSettings:
@@ -243,7 +243,7 @@ def one_by_one(
     client_params: Mapping[str, Tensor] | None,
     train: Train,
 ) -> Updates:
-    """Train a block of clients one after the other, as a step's `train_block` does.
+    """Train the clients of a block sequentially, as a step's `train_block` does.
 
     Args:
         parameters: the global ones, without cohort dimension, unchanged.

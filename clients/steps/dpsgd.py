@@ -117,8 +117,7 @@ class DpSgd(OwnNoiseStep):
         examples: Examples,
         random: np.random.Generator,
     ) -> tuple[Tensor, float]:
-        """What is clipped, `float32 [J, l]` or `[1, l]`, the shared parameters end to end; and the
-        mean loss."""
+        """Clipped gradients of the shared parameters, `float32 [J, l]` or `[1, l]`; mean loss."""
         shared = self.shared(parameters)
         (items, labels) = examples
         if not len(items):

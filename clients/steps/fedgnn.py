@@ -79,7 +79,7 @@ class FedgnnStepConfig(StepConfig):
     """The key that devices share for tokens of items."""
 
     def spent(self, coordinates: int, rounds: int) -> float:
-        """What the values of a client's uploads cost together, pure differential privacy;
+        """Total cost of the values of a client's uploads under pure differential privacy;
         infinite without noise.
 
         Args:
@@ -111,7 +111,7 @@ class _Graphs:
 
     @classmethod
     def of(cls, block: Block, clients: Tensor, slots: int) -> _Graphs:
-        """Those of some clients of a block, `int64 [C]`, with up to so many items in a local
+        """Local graphs of some clients of a block, `int64 [C]`, with up to so many items in a local
         graph."""
         device = block.items.device
         rows = block.touched.shape[1]
@@ -185,8 +185,7 @@ class FedgnnStep(Step):
     def _changes(
         self, parameters: Mapping[str, Tensor], graphs: _Graphs
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """What clients send, the change of their private state, and their losses before the step,
-        `[C]`.
+        """The clients' updates, changes of their private state, and losses before the step, `[C]`.
 
         Args:
             parameters: `[C, ...]` each.

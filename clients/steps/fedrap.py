@@ -146,7 +146,7 @@ class FedrapStep(ShuffledStep):
     def _descend_together(
         self, values: dict[str, Tensor], block: Block, step: int, active: int
     ) -> Tensor:
-        """The same of the first `active` clients; their cross-entropies `[active]`."""
+        """Train the first `active` clients; their cross-entropies `[active]`."""
         config = self.config
         rates = self._rates()
         width = values[SHARED].shape[-1]
@@ -183,7 +183,7 @@ class FedrapStep(ShuffledStep):
 
 
 def _start(parameters: Parameters, block: Block, client_params: Parameters) -> dict[str, Tensor]:
-    """What the clients train, `[C, ...]` each: of the shared part the touched rows."""
+    """The trained values of the clients, `[C, ...]` each: of the shared part the touched rows."""
     values = {
         name: client_params.get(
             name, parameters[name].expand(len(block), *parameters[name].shape)

@@ -107,7 +107,7 @@ class PfedrecStep(ShuffledStep):
     def _turns_together(
         self, score: dict[str, Tensor], table: Tensor, block: Block, step: int, active: int
     ) -> Tensor:
-        """The same of the first `active` clients; their losses `[active]`."""
+        """Train the first `active` clients; their losses `[active]`."""
         flat = table.view(-1, table.shape[-1])
         rate = self.config.learning_rate
         positions = block.rows[step, :active].flatten()
@@ -189,7 +189,7 @@ class GpfedrecStep(ShuffledStep):
     def _guided(
         self, parameters: Parameters, block: Block, given: Parameters, descend: _Descent
     ) -> Updates:
-        """What the clients of a block send and keep after their steps."""
+        """Updates and private state of the clients of a block after their steps."""
         if not block.active:
             start = {name: value for name, value in given.items() if name != GUIDE}
             return Updates.none(parameters, block, start, (ITEMS,))

@@ -76,7 +76,7 @@ class PnbmStep(Step):
     def _trained(
         self, shared: _Shared, items: np.ndarray, ratings: np.ndarray
     ) -> tuple[dict[str, ChangedPart], float]:
-        """What a client changes, and its mean squared error before the last step."""
+        """A client's changes, and its mean squared error before the last step."""
         if not self.config.epochs or not len(items):
             return {}, math.nan
         return shared.trained(

@@ -108,7 +108,7 @@ class SequenceStep(DescentStep):
         )
 
     def objective(self) -> SequenceObjective:
-        """The mean loss of a client's places."""
+        """The mean loss of a client's positions."""
         return SequenceObjective(self.model)
 
     def settings(self, names: list[str]) -> SgdSettings:
@@ -116,7 +116,7 @@ class SequenceStep(DescentStep):
 
 
 class SequenceObjective:
-    """The mean loss of each client's places.
+    """The mean loss of each client's positions.
 
     Args:
         model: the model of sequences.
@@ -147,7 +147,7 @@ class SequenceObjective:
         return self.model.sequence_loss(parameters, sequences, counts, none, dropout, 1 / counts)
 
     def _kept(self, members: list[SequenceBatches], step: int, items: Tensor) -> Tensor | None:
-        """What dropout multiplies by, `[dropped, C, 1, W, d]`, of each client from its own seed."""
+        """Factors of dropout, `[dropped, C, 1, W, d]`, of each client from its own seed."""
         generators = [torch.Generator().manual_seed(int(member.seeds[step])) for member in members]
         factors = self.model.keep(generators, 1, items.shape[-1] - members[0].drawn - 1)
         return None if factors is None else factors.to(items.device)

@@ -87,7 +87,7 @@ class SufficientStatistics(Step):
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
     ) -> Updates:
-        """What every client of a block adds."""
+        """The sums that every client of a block adds."""
         if not block.active:
             return self._outcome(parameters, block, *_NOTHING)
         items = block.items[0].numpy(force=True)
@@ -97,14 +97,14 @@ class SufficientStatistics(Step):
 
     @property
     def whole(self) -> bool:
-        """Whether `whole_block` gives the same as the other methods, of which a subclass may have
+        """True if `whole_block` gives the same as the other methods, of which a subclass may have
         its own."""
         return covers_overrides(type(self), "whole_block", ("batches", "block", "train_block"))
 
     def whole_block(
         self, parameters: Mapping[str, Tensor], population: Population, clients: np.ndarray
     ) -> Updates:
-        """The same as `train_block`, of some clients `int64 [clients]` at once."""
+        """Train as `train_block` does, for some clients `int64 [clients]` at once."""
         if not self.config.epochs:
             block = Block.without_batches([0] * len(clients))
             return self._outcome(parameters, block, *_NOTHING)
@@ -117,13 +117,13 @@ class SufficientStatistics(Step):
         return f"step {type(self).__name__} adds up all clients at once and trains nothing"
 
     def _history(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
-        """What counts of a client's items, and their weights."""
+        """A client's items that count, and their weights."""
         return data.weighted_items(self._low_rated) if self.config.epochs else _NOTHING
 
     def _histories(
         self, population: Population, clients: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The same of some clients, one after the other, with offsets `int64 [clients + 1]`."""
+        """The items of some clients, concatenated, with offsets `int64 [clients + 1]`."""
         return population.weighted_items(clients, self._low_rated)
 
     @property
@@ -133,7 +133,7 @@ class SufficientStatistics(Step):
     def _outcome(
         self, parameters: Mapping[str, Tensor], block: Block, items: np.ndarray, weights: np.ndarray
     ) -> Updates:
-        """The updates of a block from the items of its clients, given one after the other."""
+        """The updates of a block from the items of its clients, concatenated."""
         name, rows, values = self.entries(parameters, items, weights)
         sent = rows >= 0
         clients = np.arange(len(block) + 1)

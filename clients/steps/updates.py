@@ -47,7 +47,7 @@ class Change(ABC):
         """A copy of a parameter `[...]` with one client's change added."""
 
     def add_rows(self, total: SparseAccumulator, shares: Tensor) -> bool:
-        """The same as `add_to` by rows of a table, with `shares` `float64 [C]`; False: it is not
+        """Add as `add_to` does, by rows of a table, with `shares` `float64 [C]`; False: it is not
         known which rows change."""
         return False
 

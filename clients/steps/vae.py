@@ -250,7 +250,7 @@ class HistoryStep(Step):
     def history_batches(
         self, data: ClientData, steps: int, random: np.random.Generator, **examples: Any
     ) -> HistoryBatches:
-        """The batches of one client, with draws for so many steps; `examples` as in
+        """The batches of one client, with the draws of each step; `examples` as in
         `HistoryBatches.of`."""
         draws = [self.model.draw((1, 1), generator_of(random)) for _ in range(steps)]
         return HistoryBatches.of(

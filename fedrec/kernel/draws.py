@@ -158,7 +158,7 @@ def _free_items(avoided, num_items, free):
 
 @njit(**INNER)
 def _free_before(avoided):
-    """How many items lie before each of the distinct avoided ones that are not avoided."""
+    """Number of items before each of the distinct avoided ones that are not avoided."""
     ordered = np.sort(avoided)
     count = 0
     for n in range(len(ordered)):

@@ -156,7 +156,7 @@ def add_shares(totals, slots, clients, amounts, values):
 
 @compiled
 def add_to_rows(table, rows, moves, factor):
-    """Add factor times moves to rows of a table, one after the other.
+    """Add factor times moves to rows of a table, sequentially.
 
     Args:
         table: `float32 [R, d]`.
@@ -191,7 +191,7 @@ def powers(start, values, stride, clients, order):
 
 @compiled
 def row_powers(start, touched, counts, values, order):
-    """The same of the rows that clients touched, see `add_changed_rows`."""
+    """The same sums over the rows that clients touched, see `add_changed_rows`."""
     sums = np.zeros(len(counts))
     for client in range(len(counts)):
         total = 0.0

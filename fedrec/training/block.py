@@ -329,7 +329,7 @@ class Rectangle:
         return cls(steps, on_device(positions, device))
 
     def filled(self, values: np.ndarray, padding: Tensor | None = None) -> Tensor:
-        """The clients' arrays, one after the other, `[N, ...]`, as a rectangle `[S, C, ...]` on the
+        """The clients' concatenated arrays, `[N, ...]`, as a rectangle `[S, C, ...]` on the
         device. Padding, which is most of it if a few clients have many steps, is not copied there.
 
         Args:
@@ -348,7 +348,7 @@ class Rectangle:
 
 
 def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays `[S, N]` one after the other, as wide as the widest; narrower ones are padded with 0,
+    """Concatenated arrays `[S, N]`, as wide as the widest; narrower ones are padded with 0,
     which is false."""
     width = max(array.shape[1] for array in arrays)
     padded = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients draw for their local work, as a description: all clients of a block are drawn in one
+"""Descriptions of the random draws of clients' local work: all clients of a block are drawn in one
 call of compiled code."""
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class PreferenceDraw(ExampleDraw):
         return ClientExamples.of(self, (ends, items), *given)
 
     def batches(self, data: ClientData, schema: Schema, random: np.random.Generator) -> Batches:
-        """Those of one client."""
+        """Batches of one client."""
         return Batches.whole([(data.positives, data.amounts(rated=True))] * self.epochs)
 
 
@@ -151,7 +151,7 @@ class ClientExamples:
         positives: np.ndarray,
         num_items: int,
     ) -> ClientExamples:
-        """Those of clients with so many positive rows, `int64 [C]`."""
+        """Sizes for clients with so many positive rows, `int64 [C]`."""
         negatives = draw.negatives * positives
         for client in np.flatnonzero(np.diff(avoided[0]) >= num_items):
             known = avoided[1][slice(*avoided[0][client : client + 2])]
@@ -201,7 +201,7 @@ class ClientExamples:
         )
 
     def drawn(self, clients: np.ndarray, states: np.ndarray) -> _Drawn:
-        """What is drawn for a block of clients, `int64 [C]`, from the states of their streams,
+        """The draws of a block of clients, `int64 [C]`, from the states of their streams,
         `uint64 [C, 6]`, changed in place; it needs no device, and hardly Python's lock."""
         from fedrec.kernel.draws import draw  # imports Numba
         from fedrec.kernel.rows import number_items
@@ -270,7 +270,7 @@ def _in_compiled_code(drawn: _Drawn, device: torch.device) -> list[Tensor]:
 
 
 def _on_device(drawn: _Drawn, device: torch.device) -> list[Tensor]:
-    """The same by operations of the device, to which only what was drawn is copied."""
+    """The layout by operations of the device, to which only what was drawn is copied."""
     steps, clients, width = drawn.shape
     counts = on_device(drawn.counts, device)
     epoch = on_device(drawn.epoch, device)

@@ -208,7 +208,7 @@ def _by_sgd(model: KernelModel, start: Mapping[str, Tensor], block: Block) -> Tr
 
 
 def _by_additive_parts(model: KernelModel, start: Mapping[str, Tensor], block: Block) -> Trained:
-    """By FedRAP's kernel, of items of two numbers; the model's weight is there to be summed."""
+    """Train by FedRAP's kernel, for items of two numbers; the weight is only summed."""
     values = {"weight": torch.zeros(2, 6, 1), "items": torch.zeros(*block.touched.shape, 2)}
     losses = np.full(2, np.nan)
     train_additive(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a block, one after the other; on a GPU recorded once and replayed.
+"""The steps of a block, run sequentially; on a GPU recorded once and replayed.
 
 A step of a small network is some hundred kernels of a few microseconds each, which a processor
 takes longer to launch than the GPU to run. Steps of the same clients differ in their numbers alone,
@@ -105,13 +105,13 @@ class _Span:
     steps: range
 
     def run(self) -> None:
-        """One after the other."""
+        """Run the steps sequentially."""
         for step in self.steps:
             active = self.block.active[step]
             self.losses[step, :active] = self.one_step(self.block, step, active)
 
     def replay(self, recorder: _CudaRecorder, clients: int) -> None:
-        """The same by one recording, of so many clients, for which the first step is run."""
+        """Run the steps by one recording, of so many clients, for which the first step is run."""
         number = torch.full((1,), self.steps.start, device=self.losses.device)
         work = functools.partial(self._next, number, clients)
         work()

@@ -81,7 +81,7 @@ class Outcome(ABC):
         return 0.0
 
     def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """The same of an item table `[items, d]`, by rows, added to the running sum of its changes;
+        """Add the changes of an item table `[items, d]` by rows to the running sum of its changes;
         `shares` is `float64 [C]`."""
         updates = self.each(range(len(self.block)), [name], [name])
         changes = updates.changes(name, self.start[name].numpy(force=True))
@@ -248,7 +248,7 @@ class Trained(Outcome):
         total.add(items.cpu().numpy(), change.cpu().numpy(), float(drifts.sum()))
 
     def _add_touched_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """The same as `add_rows` if only touched rows changed."""
+        """Add as `add_rows` does if only touched rows changed."""
         from fedrec.kernel.rows import add_changed_rows
 
         total.reserve(sum(self.block.touched_counts))
@@ -257,7 +257,7 @@ class Trained(Outcome):
         total.used = add_changed_rows(*sums, total.used, *rows, shares.numpy())
 
     def _by_touched_rows(self, name: str) -> bool:
-        """Whether compiled code finds all changes of a table in its touched rows."""
+        """True if compiled code finds all changes of a table in its touched rows."""
         return bool((self.untouched == 1).all()) and self.values[name].is_cpu
 
     def _touched_rows(self, name: str) -> tuple[np.ndarray, ...]:
@@ -308,7 +308,7 @@ class Trained(Outcome):
         return replace(self, values=shared, item_tables=tables), private
 
     def _moved(self, name: str, counted: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """The clients' changes of touched rows: items `int64 [n]`, places of clients `int64 [n]`,
+        """The clients' changes of touched rows: items `int64 [n]`, client positions `int64 [n]`,
         changes `[n, d]`.
 
         Args:
@@ -375,7 +375,7 @@ def _norms(rows: Tensor, order: int) -> Tensor:
 
 
 def rows_at(table: Tensor, rows: Tensor) -> Tensor:
-    """Rows of a table `[R, ...]` at places `int64 [...]`, `[..., ...]`, a copy."""
+    """Rows of a table `[R, ...]` at positions `int64 [...]`, `[..., ...]`, a copy."""
     return table.index_select(0, rows.flatten()).view(*rows.shape, *table.shape[1:])
 
 

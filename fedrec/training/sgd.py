@@ -99,8 +99,7 @@ class Group:
         return self.rate > 0 and self._first <= step
 
     def rows(self, rows: Tensor, active: int) -> Tensor:
-        """Rows of a table `[C, R, d]` by their flat places `int64 [active * B]`, `[active, B, d]`,
-        a copy."""
+        """Copies of rows `[active, B, d]` of a table `[C, R, d]` at `int64 [active * B]`."""
         return self._flat.index_select(0, rows).view(active, -1, self.value.shape[-1])
 
     def descend_rows(

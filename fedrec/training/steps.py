@@ -414,7 +414,7 @@ def _forward(network, params, batch, scratch):
 
 @njit(**INNER)
 def _add_product(network, params, batch, scratch, outputs):
-    """Add what the last layer makes of the product."""
+    """Add the last layer's result for the product."""
     user, width, weight = network.product
     for k in range(width):
         scratch.product[k] = params.dense[user + k] * params.dense[weight + k]

@@ -26,7 +26,6 @@ from fedrec.protocol.messages import (
 from fedrec.protocol.orders import Presence, TrainSum
 from fedrec.protocol.serialization import for_the_network, from_the_network
 from simulations.deployment import flower
-from simulations.flower_commands import WorkSignal
 
 app = ClientApp()
 
@@ -99,4 +98,4 @@ def evaluate(message, context):
 
 
 if __name__ == "__main__":
-    flower.client_executor(sys.argv[1:], lambda *_: app, WorkSignal(None))
+    flower.client_executor(sys.argv[1:], lambda *_: app)
