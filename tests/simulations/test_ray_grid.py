@@ -34,7 +34,7 @@ from tests.runs import assert_close, assert_same_run
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 RAY = ("engine.name=ray", "engine.nodes=2")
-ENDLESS = {"name": "sgd", "epochs": 10**9}
+ENDLESS = {"name": "sgd", "epochs": 10**6}
 
 
 @pytest.fixture(scope="module")
