@@ -3,8 +3,8 @@
 
 Their file has the ids of the items in the column `item` (or as the data call it), and what the run
 knows of its own items: a column for each feature, such as `genres` with `Drama|Comedy`, and the
-numbers of the vector in all other columns. A file of vectors, `.npy` beside `.txt` or Parquet, is
-enough where the run knows vectors alone. Categories that the run does not have are left out.
+numbers of the vector in all other columns. A file of vectors, `.npy` beside `.txt`, is enough where
+the run knows vectors alone. Categories that the run does not have are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from fedrec.data.population import Population
 from fedrec.errors import DataError
 
 _LOG = logging.getLogger("fedrec")
-_VECTORS = (".npy", ".parquet")
 
 
 def with_items_of(
@@ -56,7 +55,7 @@ def with_items_of(
 def _grown(data: Interactions, path: Path, item: str) -> Interactions:
     """The data with the items of a file behind its own."""
     known = data.item_features
-    if path.suffix in _VECTORS:
+    if path.suffix == ".npy":
         names, values = read_rows(path)
         frame = pd.DataFrame(index=range(len(names)))
     else:
@@ -94,7 +93,8 @@ def _table(
         others = frame.drop(columns=named)
         values = others.to_numpy().astype(np.float32) if known.vectors else None
     except (OSError, ValueError, KeyError) as error:
-        expected = f"columns item, {', '.join(f.name for f in known.every)} and numbers of a vector"
+        names = ", ".join(["item", *(feature.name for feature in known.every)])
+        expected = f"a CSV file with the columns {names}, and the numbers of a vector in the others"
         raise _wrong(path, expected, str(error), "correct the table") from None
     return ids, pd.DataFrame(frame[named]), values
 

@@ -243,6 +243,12 @@ class HistoryModel(Model):
         )
 
 
+def grown_biases(biases: Tensor, items: int) -> Tensor:
+    """Biases `[items, 1]` of a catalogue that has new items behind those of `biases`, which get the
+    median."""
+    return torch.cat([biases, biases.median().expand(items - len(biases), 1)])
+
+
 class ProductsConfig(Config):
     """Settings of products of items: the number of items."""
 

@@ -13,7 +13,13 @@ from torch.nn import functional as F
 from fedrec.config import Width
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import LowRatedConfig
-from fedrec.models.base import HistoryForm, Parameters, ProductsConfig, ProductsModel
+from fedrec.models.base import (
+    HistoryForm,
+    Parameters,
+    ProductsConfig,
+    ProductsModel,
+    grown_biases,
+)
 from fedrec.models.linear import PRODUCTS, PUBLIC
 from fedrec.sums.content import content_columns, content_names
 from fedrec.sums.products import BIAS
@@ -85,11 +91,10 @@ class ContentMapModel(ProductsModel):
         """See `Model.grown`: factors of the new items by the map of the run."""
         public = content_columns(self.schema.item_features)
         more = len(public) - len(parameters[PUBLIC])
-        right = public[len(public) - more :] @ parameters[MAP]
-        bias = parameters[BIAS]
+        right = public[len(parameters[PUBLIC]) :] @ parameters[MAP]
         return {
             **parameters,
-            BIAS: torch.cat([bias, bias.median().expand(more, 1)]),
+            BIAS: grown_biases(parameters[BIAS], len(public)),
             PUBLIC: public,
             LEFT: F.pad(parameters[LEFT], (0, 0, 0, more)),
             RIGHT: torch.cat([parameters[RIGHT], right]),

@@ -13,7 +13,13 @@ from torch.nn import functional as F
 from fedrec.config import Width
 from fedrec.data.features import FeatureNames
 from fedrec.data.interactions import LowRatedConfig, RecencyConfig
-from fedrec.models.base import HistoryForm, Parameters, ProductsConfig, ProductsModel
+from fedrec.models.base import (
+    HistoryForm,
+    Parameters,
+    ProductsConfig,
+    ProductsModel,
+    grown_biases,
+)
 from fedrec.sums.fold_in import LogLinear, PublicPriorConfig, feature_embeddings, prior_features
 from fedrec.sums.products import BIAS, chosen_items
 
@@ -91,10 +97,9 @@ class FoldIn(ProductsModel):
         popularity."""
         public = self.initial(torch.Generator())[PUBLIC]
         more = len(public) - len(parameters[PUBLIC])
-        bias = parameters[BIAS]
         return {
             **parameters,
-            BIAS: torch.cat([bias, bias.median().expand(more, 1)]),
+            BIAS: grown_biases(parameters[BIAS], len(public)),
             PUBLIC: public,
             LEARNED: F.pad(parameters[LEARNED], (0, 0, 0, more)),
         }

@@ -38,7 +38,7 @@ from fedrec.config import Config, Width
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.interactions import Schema
 from fedrec.errors import ExperimentError
-from fedrec.models.base import Model, Parameters, Users
+from fedrec.models.base import Model, Parameters, Users, grown_biases
 from fedrec.nn.layers import (
     Activation,
     ItemFeature,
@@ -184,8 +184,7 @@ class PrivRec(Model):
         bias = parameters.get("item.bias")
         if bias is None:
             return dict(parameters)
-        more = self.schema.num_items - len(bias)
-        return {**parameters, "item.bias": torch.cat([bias, bias.median().expand(more, 1)])}
+        return {**parameters, "item.bias": grown_biases(bias, self.schema.num_items)}
 
     @cached_property
     def _kernel(self) -> KernelModel:

@@ -181,7 +181,7 @@ class ClientExamples:
         users: Sequence[np.ndarray],
         device: torch.device,
     ) -> Block:
-        """ExampleDraw a block.
+        """Draw a block.
 
         Args:
             clients: `int64 [C]`, which; those with the most steps first.

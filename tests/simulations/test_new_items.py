@@ -419,6 +419,14 @@ def test_wrong_files_of_new_items_are_refused(tmp_path, ids, values, wrong):
         result.recommend(new_items=later(tmp_path, values, ids))
 
 
+def test_a_file_of_another_format_is_told_what_is_read(tmp_path):
+    result = runner.run(load(table(tmp_path, rows_of()), []), output=tmp_path / "run")
+    file = tmp_path / "new.parquet"
+    pd.DataFrame({"item": ["a"]}).to_parquet(file)
+    with pytest.raises(DataError, match=r"cannot be ranked\n.*a CSV file with the columns item"):
+        result.recommend(new_items=file)
+
+
 def test_an_export_has_the_new_items(tmp_path):
     pytest.importorskip("onnxruntime")
     result = runner.run(load(table(tmp_path, rows_of()), []), output=tmp_path / "run")
