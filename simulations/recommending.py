@@ -132,11 +132,10 @@ def recommend(
         )
     more = None if history is None else read_history(history, result.experiment)
     old_items = 0
-    if new_items is None:
-        population = population_of(result, more)
-    else:
-        old_items = len(population_of(result, more).interactions.item_ids)
-        result, population = with_new_items(result, new_items, more)
+    population = population_of(result, more)
+    if new_items is not None:
+        old_items = population.interactions.num_items
+        result, population = with_new_items(result, population, new_items)
     if more is not None and users is None:
         users = more.user_ids.tolist()
     data = population.interactions
@@ -193,14 +192,14 @@ def population_of(result: Result, more: Interactions | None = None) -> Populatio
 
 
 def with_new_items(
-    result: Result, source: str | Path, more: Interactions | None = None
+    result: Result, population: Population, source: str | Path
 ) -> tuple[Result, Population]:
     """A run, and the clients of its data, with further items behind its own.
 
     Args:
         result: of a finished run.
+        population: of the run.
         source: the file of the new items, see `simulations.new_items`.
-        more: further rows of users.
 
     Raises:
         DataError: the file is damaged, or its items are not new ones.
@@ -210,7 +209,6 @@ def with_new_items(
 
     experiment = result.experiment
     item = getattr(experiment.settings(DATASET), "item", "item")
-    population = population_of(result, more)
     grown = with_items_of(population, Path(source), item, seed=experiment.seed_of_split)
     model = host_of(result, grown, 0).model
     tensors = {name: torch.tensor(value) for name, value in result.parameters.items()}

@@ -72,10 +72,9 @@ def export(
     """
     _require_packages()
     require_new_folder(folder)
-    if new_items is None:
-        population = population_of(result)
-    else:
-        result, population = with_new_items(result, new_items)
+    population = population_of(result)
+    if new_items is not None:
+        result, population = with_new_items(result, population, new_items)
     client = None if user is None else int(clients_of(population, [user])[0])
     node = host_of(result, population, client or 0)
     node.device = torch.device("cpu")
