@@ -27,7 +27,7 @@ from fedrec.data.population import POPULATIONS, Population
 from fedrec.errors import DataError, ExperimentError
 from fedrec.metrics.ranks import best_items
 from fedrec.runs.folder import RunFolder
-from fedrec.runs.ids import read_ids, write_ids
+from fedrec.runs.ids import check_ids, read_ids, write_ids
 from fedrec.runs.result import Result
 from server.checkpoint import Checkpoints
 from server.early_stopping import ending
@@ -177,13 +177,7 @@ def population_of(result: Result, more: Interactions | None = None) -> Populatio
     POPULATIONS.renew(experiment)
     population = POPULATIONS.population(experiment)
     data = population.interactions
-    ids = data.user_ids.astype(str), data.item_ids.astype(str)
-    if not all(map(np.array_equal, ids, read_ids(result.folder) or ids)):
-        raise DataError(
-            "the data have changed since the run: they have other users or items",
-            fix="restore them, and give rows that came later as a history (fedrec recommend"
-            " --history), or run again",
-        )
+    check_ids(result.folder, data)
     if more is None:
         return population
     from simulations.later_rows import with_history  # imports pandas, unlike what runs need

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedrec.data.interactions import Interactions
-from fedrec.errors import RunError
+from fedrec.errors import DataError, RunError
 from fedrec.experiment.schema import Experiment
 from fedrec.runtime.files import parse_json, write_atomically
 
@@ -60,6 +60,24 @@ def read_ids(folder: Path) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     users, items = (_read(file) for file in files)
     return users, items
+
+
+def check_ids(folder: Path, interactions: Interactions) -> None:
+    """Check that data have the users and items of a run; of a run without ids it is assumed.
+
+    Raises:
+        DataError: they have others, or the same in another order.
+        RunError: see `read_ids`.
+    """
+    ids = interactions.user_ids.astype(str), interactions.item_ids.astype(str)
+    if not all(map(np.array_equal, ids, read_ids(folder) or ids)):
+        raise DataError(
+            f"the data have changed since run {folder}",
+            expected="the users and items of the run",
+            got=f"{len(ids[0]):,} users and {len(ids[1]):,} items, some of them different",
+            fix="restore the original data, or run again; `fedrec recommend` takes rows that came"
+            " later by --history",
+        )
 
 
 def _read(file: Path) -> np.ndarray:

@@ -38,7 +38,7 @@ from fedrec.perturb.noisy_cooccurrence import disclosure
 from fedrec.perturb.substitutes import FIGURE, measured_similarity
 from fedrec.privacy.personal import PriorsConfig
 from fedrec.runs.folder import RunFolder
-from fedrec.runs.ids import read_ids
+from fedrec.runs.ids import check_ids
 from fedrec.runtime.files import write_atomically
 from fedrec.runtime.shared_memory import finite
 from simulations.cli import options
@@ -344,14 +344,7 @@ def split(
     folder = RunFolder(run)
     population = Population.of(folder.experiment)
     rows = population.interactions
-    now = rows.user_ids.astype(str), rows.item_ids.astype(str)
-    if not all(map(np.array_equal, now, read_ids(folder.path) or now)):
-        raise DataError(
-            f"the data have changed since run {run}",
-            expected="the users and items of the run",
-            got=f"{rows.num_users:,} users and {rows.num_items:,} items, some of them different",
-            fix="restore the original data, or run again",
-        )
+    check_ids(folder.path, rows)
     table = rows.frame()
     table["part"] = population.partition.parts(rows)
     counts = table["part"].value_counts()
