@@ -261,7 +261,7 @@ def test_false_replies_of_every_kind_change_nothing(nodes):
     assert rounds["bounded-replies"].tolist()[3] == 1
     result = json.loads((nodes.folder("malicious") / "result.json").read_text())
     assert result["replies"]["dropped"] >= 8 and "dropped or missing" in str(result["replies"])
-    assert "gave no initial parameters" in why
+    assert "returned no valid initial parameters" in why
     values = nodes.parameters("malicious")
     assert all(np.isfinite(value).all() and np.abs(value).max() < 5 for value in values.values())
 
