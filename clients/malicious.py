@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.step import Step
-from clients.steps.updates import Updates
+from clients.step import Step, private_names
 from fedrec.components import registry
 from fedrec.components.errors import component_errors
 from fedrec.data.malicious_users import Known
@@ -30,7 +29,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import component_of
 from fedrec.models.base import Model, Parameters
 from fedrec.training.block import Block, OwnData
-from fedrec.training.results import Outcome
+from fedrec.training.results import BlockUpdate, Dense
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +61,7 @@ class MaliciousBlock:
     round: int
 
     @cached_property
-    def honest(self) -> tuple[Outcome, ...]:
+    def honest(self) -> tuple[BlockUpdate, ...]:
         """`[C]`: each client after honest training on its profile, as a block of one."""
         blocks = []
         for index, member in enumerate(self.clients):
@@ -128,10 +127,10 @@ class MaliciousStep(Step):
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Updates:
+    ) -> BlockUpdate:
         """The updates of a block of malicious clients; zero where the attack gives none. Each
         claims the usual number of examples."""
-        private = self.private_names(list(parameters))
+        private = private_names(self, parameters)
         shared = tuple(name for name in parameters if name not in private)
         members = tuple(member for member in block.members if isinstance(member, OwnData))
         view = MaliciousBlock(
@@ -148,14 +147,29 @@ class MaliciousStep(Step):
         )
         with component_errors(registry.POISONING.name, self.attack, "in updates"):
             updates = self.attack.updates(view)
-        changes = {
-            name: updates[name].detach().to(value)
-            if name in updates and name in shared
-            else value.new_zeros(len(block), *value.shape)
-            for name, value in parameters.items()
-        }
+        sent = {n: Dense(updates[n].detach().to(parameters[n])) for n in shared if n in updates}
         claimed = replace(block, examples=(self.known.usual,) * len(block))
-        return Updates(parameters, claimed, changes, [math.nan] * len(block), client_params or {})
+        return BlockUpdate(parameters, claimed, sent, [math.nan] * len(block), client_params or {})
+
+
+class PlantedStep(Step):
+    """A step of planted clients; all others run another step, `base`."""
+
+    base: Step
+
+    def is_planted(self, clients: np.ndarray) -> np.ndarray:
+        """`bool [clients]`: which of a round's clients run this step."""
+        raise NotImplementedError
+
+
+def assigned(step: Step, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
+    """Steps and the clients of a round that each trains, `int64 [clients]`."""
+    if isinstance(step, PlantedStep):
+        planted = step.is_planted(clients)
+        yield step.base, clients[~planted]
+        yield step, clients[planted]
+    else:
+        yield step, clients
 
 
 def malicious_workers(
@@ -184,7 +198,7 @@ def malicious_workers(
         return
     attack = component_of(registry.POISONING, adversary.attack)
     if not attack.sends_updates:
-        yield from step.assign(clients)
+        yield from assigned(step, clients)
         return
     if step.generated:
         raise ExperimentError(

@@ -192,15 +192,16 @@ def permitted(
     ledger: UploadLedger, step: Step, clients: np.ndarray, round_number: int
 ) -> np.ndarray:
     """Clients whose devices upload in a round, `int64 [clients]`; all if the step sets no limit."""
-    if step.uploads is None:
+    most = step.config.uploads
+    if most is None:
         return clients
     fresh = isinstance(step.config, PersonalNoise) and step.config.noise == "secure"
-    may = ledger.take(clients, round_number, step.uploads, fresh=fresh)
+    may = ledger.take(clients, round_number, most, fresh=fresh)
     if not may.all():
         log.warning(
             "round %d: %d devices refuse, after %d uploads each",
             round_number,
             int((~may).sum()),
-            step.uploads,
+            most,
         )
     return clients[may]

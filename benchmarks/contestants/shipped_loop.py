@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from benchmarks.contestants.shipped import Numbers, initial, node_of, orders, trained
 from clients.node import Node
+from clients.step import private_names
 from clients.steps.sgd import Sgd
 from clients.steps.statistics import Counts, GramStep
 from fedrec.experiment.sections import Section
@@ -129,7 +130,7 @@ class PlainLoop:
         self.rates = {value: sgd.rate(name) for name, value in by_name.items() if sgd.rate(name)}
         for value in by_name.values():
             value.requires_grad_(value in self.rates)
-        self.private = set(step.private_names(list(start)))
+        self.private = set(private_names(step, start))
         self.private_values = {}
 
     def round(self, order: TrainOrder) -> tuple[float, Numbers]:

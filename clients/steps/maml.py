@@ -35,7 +35,7 @@ from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.models.base import Parameters
 from fedrec.training.block import Batches, Block
 from fedrec.training.descent import Recommending
-from fedrec.training.results import Trained
+from fedrec.training.results import BlockUpdate
 
 _Examples = tuple[np.ndarray, np.ndarray]
 
@@ -79,7 +79,7 @@ class Maml(Step):
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Trained:
+    ) -> BlockUpdate:
         """Train every client of a block. Clients without examples, which come last in a block, stay
         as they are."""
         tables = tuple(name for name in self.model.item_tables if name in parameters)
@@ -103,7 +103,7 @@ class Maml(Step):
             for name, moved in delta.items():
                 values[name][:active] += moved
             losses[:active] = loss.detach().double()
-        return Trained(parameters, block, values, tables, torch.ones(len(block)), losses)
+        return BlockUpdate.from_values(parameters, block, values, tables, losses)
 
     def _moved(
         self,

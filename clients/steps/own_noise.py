@@ -46,6 +46,10 @@ class OwnNoiseConfig(StepConfig, PersonalNoise):
             )
         return self
 
+    @property
+    def uploads(self) -> int | None:
+        return self.participations if self.epochs else None
+
     def upload_weight(self, client: int) -> float:
         """Weight of a client's upload, which is public."""
         return self.weight(client) if self.weighting == "precision" else 1.0
@@ -56,10 +60,6 @@ class OwnNoiseStep(Step):
 
     Config = OwnNoiseConfig
     config: OwnNoiseConfig
-
-    @property
-    def uploads(self) -> int | None:
-        return self.config.participations if self.config.epochs else None
 
     def bound(
         self,

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from clients.step import Step, StepConfig
 from clients.steps.own_noise import Recorder
-from clients.steps.updates import Updates, outer_products
 from fedrec.data.client_data import ClientData
 from fedrec.device import on_device
 from fedrec.models.base import Parameters
@@ -24,7 +23,7 @@ from fedrec.models.vae import Draw, Prior, Tap, Vae
 from fedrec.privacy.personal import PersonalNoise, PriorsConfig
 from fedrec.training.block import Batches, Block, UserCodes
 from fedrec.training.descent import descend
-from fedrec.training.results import Outcome
+from fedrec.training.results import BlockUpdate, outer_products
 from fedrec.training.sgd import SgdSettings
 
 
@@ -223,6 +222,13 @@ class HistoryStepConfig(StepConfig):
     """Priors of the users' codes from their metadata (equation 11), without noise; default:
     standard normal."""
 
+    def in_round(self, round_number: int) -> Self:
+        """The settings with the beta of a training round, from 1: linear from 0, the whole from
+        round `anneal_rounds` on."""
+        rounds = self.anneal_rounds
+        share = min(1.0, (round_number - 1) / rounds) if rounds else 1.0
+        return self.model_copy(update={"beta": self.beta * share})
+
 
 class HistoryStep(Step):
     """Base of steps that train the variational autoencoder on a client's own history."""
@@ -235,14 +241,6 @@ class HistoryStep(Step):
         super().__init__(config, model, device)
         noise = config if isinstance(config, PersonalNoise) else None
         self.priors = user_priors(config.priors, noise, model)
-
-    def in_round(self, round_number: int) -> Self:
-        """The step with the beta of a training round, from 1: linear from 0, the whole from round
-        `anneal_rounds` on."""
-        rounds = self.config.anneal_rounds
-        share = min(1.0, (round_number - 1) / rounds) if rounds else 1.0
-        beta = self.config.beta * share
-        return type(self)(self.config.model_copy(update={"beta": beta}), self.model, self.device)
 
     def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
         return HistoryBlock.of(users, batches, device, self.model)
@@ -306,7 +304,7 @@ class VaeStep(HistoryStep):
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Outcome:
+    ) -> BlockUpdate:
         """Train every client of a block. One epoch is one backward pass for all clients
         together."""
         config = self.config
@@ -321,4 +319,4 @@ class VaeStep(HistoryStep):
         rates = torch.where(trains, -config.learning_rate, 0.0).double()
         factors = recorder.gradients(losses[:, None]).weighted(rates[None])
         reported = torch.where(trains, losses.detach(), math.nan)
-        return Updates(parameters, block, outer_products(factors), tuple(reported.tolist()))
+        return BlockUpdate(parameters, block, outer_products(factors), reported)

@@ -20,7 +20,7 @@ from fedrec.nn.layers import ItemFeature, KernelModel, Layer
 from fedrec.protocol.updates import SparseAccumulator
 from fedrec.training.arrays import ParameterLayout, check_block, dense_vectors, table_rows
 from fedrec.training.block import Batches, Block
-from fedrec.training.results import Trained
+from fedrec.training.results import BlockUpdate
 from fedrec.training.sgd import SgdSettings
 from fedrec.training.steps import train_additive, train_clients
 
@@ -46,7 +46,7 @@ def train_block(
     sgd: SgdSettings,
     client_params: Mapping[str, Tensor] | None = None,
     guidance: Guidance | None = None,
-) -> Trained:
+) -> BlockUpdate:
     """Train every client of a block on its batches.
 
     Args:
@@ -95,7 +95,7 @@ def train_block(
         values[name] = columns.reshape(len(block), *start[name].shape)
     values |= {name: table for name, table in zip(names, tables, strict=True) if name is not None}
     trained = {name: torch.from_numpy(value) for name, value in values.items()}
-    return Trained(start, block, trained, model.item_tables, torch.ones(len(block)), losses)
+    return BlockUpdate.from_values(start, block, trained, model.item_tables, losses)
 
 
 @functools.lru_cache(maxsize=16)  # of the models of a process, for all of their blocks
@@ -138,7 +138,7 @@ def kernel_refusal(
     if elsewhere is not None:
         return elsewhere
     if not sgd.plain:
-        return "the kernel takes plain SGD, without momentum, weight decay and proximal term"
+        return "the kernel takes plain SGD, without weight decay and proximal term"
     if declared is None:
         return "the model declares no kernel"
     most = max((feature.categories for feature in declared.item_features), default=0)
@@ -151,8 +151,7 @@ def kernel_refusal(
 # SGD.
 #
 # This takes half a minute to a minute, once per machine; otherwise the first training round takes
-# that much longer. Other kernels, of which `Step.kernels` names those that a step calls, are
-# compiled before the first round of a run that needs them.
+# that much longer. Other kernels are compiled before the first round of a run that needs them.
 
 _SGD = SgdSettings(0.1)
 
@@ -199,15 +198,18 @@ def compile_kernel(name: str = "train_clients") -> None:
     block = Block.of([(np.zeros(1, dtype=np.int64),)] * 2, [batches] * 2, torch.device("cpu"))
     trained = _KERNELS[name](model, start, block)
     shares = torch.ones(2, dtype=torch.float64)
-    trained.add_dense({"weight": torch.zeros(6, 1, dtype=torch.float64)}, shares)
-    trained.add_rows("items", SparseAccumulator((3, 2)), shares)
+    trained.norms()
+    weight = torch.zeros(6, 1, dtype=torch.float64)
+    trained.add_to({"weight": weight, "items": SparseAccumulator((3, 2))}, shares)
 
 
-def _by_sgd(model: KernelModel, start: Mapping[str, Tensor], block: Block) -> Trained:
+def _by_sgd(model: KernelModel, start: Mapping[str, Tensor], block: Block) -> BlockUpdate:
     return train_block(model, start, block, _SGD)
 
 
-def _by_additive_parts(model: KernelModel, start: Mapping[str, Tensor], block: Block) -> Trained:
+def _by_additive_parts(
+    model: KernelModel, start: Mapping[str, Tensor], block: Block
+) -> BlockUpdate:
     """Train by FedRAP's kernel, for items of two numbers; the weight is only summed."""
     values = {"weight": torch.zeros(2, 6, 1), "items": torch.zeros(*block.touched.shape, 2)}
     losses = np.full(2, np.nan)
@@ -222,10 +224,10 @@ def _by_additive_parts(model: KernelModel, start: Mapping[str, Tensor], block: B
         np.zeros(2, dtype=np.float32),
         losses,
     )
-    return Trained(start, block, values, ("items",), torch.ones(2), losses)
+    return BlockUpdate.from_values(start, block, values, ("items",), losses)
 
 
-_KERNELS: Mapping[str, Callable[[KernelModel, Mapping[str, Tensor], Block], Trained]] = {
+_KERNELS: Mapping[str, Callable[[KernelModel, Mapping[str, Tensor], Block], BlockUpdate]] = {
     "train_clients": _by_sgd,
     "train_additive": _by_additive_parts,
 }

@@ -36,14 +36,11 @@ from tests.runs import parameters_in
 
 SETTINGS = {
     "plain": {},
-    "momentum": {"momentum": 0.9},
     "weight-decay": {"weight_decay": 0.1},
     "proximal": {"proximal_mu": 0.7},
     "everything": {
-        "momentum": 0.5,
         "weight_decay": 0.05,
         "proximal_mu": 0.3,
-        "negatives_policy": "epoch",
     },
     "low-rated": {"low_rated": "negative"},
     "rates": {"rates": {"item.id": 30.0, "user.gender": 0.0, "layer0.*": 0.5, "layer1.bias": 2.0}},
@@ -51,7 +48,6 @@ SETTINGS = {
     "late-layers": {"late_parameters": ["layer?.weight", "user.*"]},
     "frozen-table": {"rates": {"item.id": 0.0}},
     "late-everything": {
-        "momentum": 0.5,
         "weight_decay": 0.05,
         "proximal_mu": 0.3,
         "late_parameters": ["item.*", "layer1.*"],
@@ -65,7 +61,7 @@ SETTINGS = {
 
 
 # not for the kernel
-NOT_PLAIN = {"momentum", "weight-decay", "proximal", "everything", "late-everything"}
+NOT_PLAIN = {"weight-decay", "proximal", "everything", "late-everything"}
 PATHS = ["kernel", "blocks"]
 
 
@@ -476,7 +472,7 @@ def test_odd_clients_are_equal(vae_pair, odd, case, noise):
 
 PRIVATE_BLOCKS_SETTINGS = {
     "plain": {},
-    "everything": {"momentum": 0.5, "weight-decay": 0.05, "proximal-mu": 0.3},
+    "everything": {"weight-decay": 0.05, "proximal-mu": 0.3},
     "items late": {"late-parameters": ["item.*"], "rates": {"item.*": 5.0, "bias": 0.0}},
 }
 

@@ -199,7 +199,7 @@ def test_masked_sums_of_compressed_updates_are_refused(run_tiny):
 SGD = ["step.epochs=3", "step.learning-rate=0.2", "step.batch-size=4", "model.activation=tanh"]
 STEPS = {
     "plain": SGD,
-    "everything": [*SGD, "step.momentum=0.5", "step.weight-decay=0.05", "step.proximal-mu=0.3"],
+    "everything": [*SGD, "step.weight-decay=0.05", "step.proximal-mu=0.3"],
     "late": [*SGD, "step.late-parameters=['item.*']"],
     "vae": [
         "model={name='vae', hidden=8, latent=3}",
@@ -304,7 +304,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 TRAINING = ("step.epochs=3", "step.learning-rate=0.2", "step.batch-size=8", "model.activation=tanh")
 TRAINING_DEVICES_STEPS = {
     "plain": [],
-    "everything": ["step.momentum=0.5", "step.weight-decay=0.05", "step.proximal-mu=0.3"],
+    "everything": ["step.weight-decay=0.05", "step.proximal-mu=0.3"],
     "late": ["step.late-parameters=['item.*']", "step.rates={'item.id' = 3.0}"],
     "biases": ["model.item-bias=true"],
 }
@@ -312,7 +312,7 @@ PROTECTED = ("privacy={clip-norm=0.5, noise-multiplier=1.0, delta=1e-3}",)
 # Adam would make steps of rounding: in exact arithmetic, keys' biases have a gradient of zero
 SASREC = (*SYSTEMS["sasrec"], "strategy={name='fedavg'}")
 # users end at different steps, and what a GPU would replay must leave them as they are
-GPFEDREC = (*SYSTEMS["gpfedrec"], "step.batch-size=4", "step.epochs=4")
+GPFEDREC = (*SYSTEMS["gpfedrec"], "step.epochs=4")
 RUNS = {"privrec": (), "protected": PROTECTED, **SYSTEMS, "sasrec": SASREC, "gpfedrec": GPFEDREC}
 QUICK = ("plain", "late")
 CASES = [

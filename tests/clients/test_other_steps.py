@@ -161,7 +161,7 @@ def test_the_gradient_is_the_closed_form(order, steps):
             [()], [step.batches(data, np.random.default_rng(number))], torch.device("cpu")
         )
         together = step.train_block({"w": start}, block)
-        torch.testing.assert_close(together.values["w"][0] - start, -wanted, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(together.values("w")[0] - start, -wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -250,6 +250,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.data.splits.rules import UserHoldout
 from fedrec.models.privrec import PrivRec
+from fedrec.training.results import Dense
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from server.callbacks.base import Callback
 from server.samplers import Sampler
@@ -305,7 +306,7 @@ BROKEN = {
         "NaN or infinity in",
     ),
     ("step", "nan-in-blocks"): (
-        in_blocks("trained.values['layer0.bias'][0, 0] = math.nan"),
+        in_blocks("trained.values('layer0.bias')[0, 0] = math.nan"),
         "NaN or infinity in 'layer0.bias'",
     ),
     ("step", "shapes"): (
@@ -313,7 +314,7 @@ BROKEN = {
         "'item.id': (3,)",
     ),
     ("step", "shapes-in-blocks"): (
-        in_blocks("trained.values['layer0.bias'] = trained.values['layer0.bias'][:, :1]"),
+        in_blocks("trained.changes['layer0.bias'] = Dense(trained.values('layer0.bias')[:, :1])"),
         "'layer0.bias': (3, 1)",
     ),
     ("step", "no-update"): (alone("return {}"), "got dict"),

@@ -228,5 +228,5 @@ def test_clients_who_have_ended_stay_as_they_are(recorder):
     found = descend(model, start, block_of(*counts), SgdSettings(0.1), Shrinking())
     for client, count in enumerate(counts):
         wanted = start["user.factors"] * (1 - 2 * 0.1) ** count
-        torch.testing.assert_close(found.values["user.factors"][client], wanted)
+        torch.testing.assert_close(found.values("user.factors")[client], wanted)
     assert "recorded" in recorder.noted

@@ -9,6 +9,7 @@ import torch
 
 from clients.node import Node
 from clients.round import train_clients
+from clients.step import keeps_state, private_names
 from fedrec.attacks.canaries import CanaryPlan
 from fedrec.attacks.membership import top_lists
 from fedrec.data.features import Feature, FeatureTable
@@ -257,7 +258,7 @@ META = {
     **ATTRIBUTE_DRIVER_ATTACKED,
     "model": {"name": "metamf", "rank": 2}
     | dict.fromkeys(("user", "memory", "generator", "embedding", "hidden"), 4),
-    "step": {"name": "metamf", "negatives": 1},
+    "step": {"name": "metamf"},
     "strategy": {"name": "metamf", "server-lr": 0.05},
     "split": {"name": "ratio"},
     "evaluation": {"ks": [5], "baselines": []},
@@ -568,5 +569,5 @@ def test_what_belongs_to_the_other_step_is_the_others(nodes):
     assert tuned.base.config.epochs == 1 and tuned.base.config.batch_size == 8
     private = type(section).model_validate({**section.model_dump(), "private-parameters": ["w"]})
     step = audited.step(private)
-    assert step.keeps is True and canary.keeps is False
-    assert step.private_names(["w", "v"]) == ["w"]
+    assert keeps_state(step) and not keeps_state(canary)
+    assert private_names(step, ["w", "v"]) == ["w"]
