@@ -342,7 +342,7 @@ class _Training:
             raise ClientError(
                 f"the parameters of round {self.round} are not those that the clients need",
                 expected="the rows of the items that they named",
-                got=f"other rows, for some of the clients {_listed(clients)}",
+                got=f"other rows, for some of the clients {clients.tolist()}",
                 fix="request the round's items from the nodes before generating parameters",
             )
         return to_device(sent.padded(width), self.node.device) | dict(private)
@@ -369,13 +369,9 @@ class _Training:
         return ClientError(
             f"{named('step', step)} failed for a block of clients, but for none of them alone"
             f" (round {self.round})",
-            expected=f"updates of clients {_listed(clients)}",
+            expected=f"updates of clients {clients.tolist()}",
             fix="--set engine.path=reference trains one client after the other",
         )
-
-
-def _listed(clients: np.ndarray) -> str:
-    return ", ".join(map(str, clients.tolist()))
 
 
 # One client's parameters and its update.

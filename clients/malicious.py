@@ -11,10 +11,10 @@ adversary (`clients.device.policy`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Protocol
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,42 +87,19 @@ class MaliciousBlock:
         )
 
 
-class UpdateMaker(Protocol):
-    """An attack as a node uses it, see `simulations.poisoning.base`."""
-
-    def updates(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
-        """The update of each client, `[C, ...]` by parameter."""
-        ...
-
-
 class MaliciousStep(Step):
     """Sends what an attack computes.
 
     Args:
         honest: the step of honest clients.
-        attack: computes the updates.
-        fresh: the initial parameters.
-        known: what the adversary knows.
-        together: expected number of malicious clients in a round.
-        round_number: from 1.
+        attack: computes the updates, see `simulations.poisoning.base`.
+        view: makes a `MaliciousBlock` of what differs between blocks.
     """
 
-    def __init__(
-        self,
-        honest: Step,
-        attack: UpdateMaker,
-        fresh: Parameters,
-        known: Known,
-        together: int,
-        round_number: int,
-    ) -> None:
+    def __init__(self, honest: Step, attack: Any, view: Callable[..., MaliciousBlock]) -> None:
         super().__init__(honest.config, honest.model, honest.device)
-        self.honest = honest
         self.attack = attack
-        self.fresh = fresh
-        self.known = known
-        self.together = together
-        self.round = round_number
+        self.view = view
         self.private = honest.private
 
     def train_block(
@@ -131,24 +108,20 @@ class MaliciousStep(Step):
         """The updates of a block of malicious clients; zero where the attack gives none. Each
         claims the usual number of examples."""
         private = private_names(self, parameters)
-        shared = tuple(name for name in parameters if name not in private)
-        members = tuple(member for member in block.members if isinstance(member, OwnData))
-        view = MaliciousBlock(
-            parameters,
-            self.fresh,
-            shared,
-            self.model,
-            self.honest,
-            self.known,
-            members,
-            client_params or {},
-            self.together,
-            self.round,
+        view = self.view(
+            parameters=parameters,
+            shared=tuple(name for name in parameters if name not in private),
+            clients=tuple(member for member in block.members if isinstance(member, OwnData)),
+            client_params=client_params or {},
         )
         with component_errors(registry.POISONING.name, self.attack, "in updates"):
             updates = self.attack.updates(view)
-        sent = {n: Dense(updates[n].detach().to(parameters[n])) for n in shared if n in updates}
-        claimed = replace(block, examples=(self.known.usual,) * len(block))
+        sent = {
+            name: Dense(updates[name].detach().to(parameters[name]))
+            for name in view.shared
+            if name in updates
+        }
+        claimed = replace(block, examples=(view.known.usual,) * len(block))
         return BlockUpdate(parameters, claimed, sent, [math.nan] * len(block), client_params or {})
 
 
@@ -207,12 +180,15 @@ def malicious_workers(
             got=f"step {type(step).__name__!r}, whose parameters the server generates",
             fix="set adversary.attack = 'random', or another attack with made-up profiles",
         )
-    together = _together(experiment, known)
-    yield MaliciousStep(step, attack, fresh, known, together, round_number), clients
-
-
-def _together(experiment: Experiment, known: Known) -> int:
-    """Expected number of malicious clients in a round, at least 1."""
     everyone = known.honest + len(known.malicious)
     cohort = float(experiment.sampler.options.get("cohort", everyone))
-    return max(1, round(min(1.0, cohort / everyone) * len(known.malicious)))
+    view = partial(
+        MaliciousBlock,
+        initial=fresh,
+        model=step.model,
+        step=step,
+        known=known,
+        together=max(1, round(min(1.0, cohort / everyone) * len(known.malicious))),
+        round=round_number,
+    )
+    yield MaliciousStep(step, attack, view), clients

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from clients.malicious import assigned, malicious_workers
-from clients.participation import UploadLedger
+from clients.participation import Participation
 from clients.step import Step, Train, keeps_state, private_names
 from clients.step_checks import check_plugin_model, check_private_patterns, settings_at
 from clients.steps.statistics import SufficientStatistics
@@ -149,7 +149,7 @@ class Node:
         self.partition = partition
         self.nodes = nodes
         self.private = PrivateState(private / f"node-{partition}.sqlite") if private else None
-        self.uploads = UploadLedger(private / f"uploads-{partition}.sqlite" if private else None)
+        self.uploads = Participation(private / f"uploads-{partition}.sqlite" if private else None)
         self.session_secrets = SessionSecrets(
             private / f"secure-{partition}.sqlite" if private else None
         )

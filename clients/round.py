@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +30,6 @@ from fedrec.experiment.sections import Section
 from fedrec.privacy.personal import PersonalNoise
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import TrainEach, TrainOrder, TrainSum
-from fedrec.protocol.updates import SparseUpdate
 from fedrec.rng import stream
 from fedrec.training.block import Block
 from fedrec.training.results import BlockUpdate
@@ -223,7 +222,12 @@ def _blocks(node: Node, work: _Work, step: Step, clients: np.ndarray) -> Iterato
         if replaced:  # what was not loaded is not saved again
             with_rows = np.flatnonzero(trained.block.examples).tolist()
             savers = [members[i] for i in with_rows]
-            saved = {name: _taken(value, with_rows) for name, value in saved.items()}
+            saved = {
+                name: value[with_rows]
+                if isinstance(value, np.ndarray)
+                else [value[i] for i in with_rows]
+                for name, value in saved.items()
+            }
         yield _Block(members, update, (savers, saved))
         del trained, update
 
@@ -236,14 +240,6 @@ def _without_rows(node: Node, work: _Work, step: Step, client: int) -> BlockUpda
     drawn = stream(node.experiment.seed, "client", client, work.round)
     block = step.block([data.features], [step.batches(data, drawn)], node.device)
     return step.train_block(work.parameters, block).kept(work.private)[0]
-
-
-def _taken(
-    values: np.ndarray | Sequence[SparseUpdate], positions: list[int]
-) -> np.ndarray | Sequence[SparseUpdate]:
-    if isinstance(values, np.ndarray):
-        return values[positions]
-    return [values[position] for position in positions]
 
 
 def _with_errors(

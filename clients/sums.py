@@ -121,7 +121,8 @@ class CompressedUpdates:
         for index, client in enumerate(clients):
             update = {name: changes[index] for name, changes in by_name.items()}
             share = shares[index]
-            if not share or not all(map(_finite, update.values())):
+            arrays_of = (getattr(change, "values", change) for change in update.values())
+            if not share or not all(np.isfinite(array).all() for array in arrays_of):
                 continue  # it counts as zero
             if clip is not None:
                 update = {name: scaled(change, share) for name, change in update.items()}
@@ -131,8 +132,12 @@ class CompressedUpdates:
                     for name, change in update.items()
                 }
             decoded = self._sent(client, update, arrays, clip, share if clip is None else 1.0)
-            if self._keeps_error:
-                left = {name: _left(update[name], decoded[name], arrays[name]) for name in names}
+            if self.codec.compression.keeps_error:
+                whole = {
+                    name: dense_change(update[name], table) - dense_change(decoded[name], table)
+                    for name, table in ((name, arrays[name]) for name in names)
+                }
+                left = {name: value.astype(np.float32) for name, value in whole.items()}
                 self.errors[client] = _kept(
                     {name: _in_form(change, name in tables) for name, change in left.items()}
                 )
@@ -159,25 +164,16 @@ class CompressedUpdates:
             self.passed_on.append(SentUpdate(payloads, share))
         return decoded
 
-    @property
-    def _keeps_error(self) -> bool:
-        return self.codec.compression.keeps_error
-
     def _errors_before(self, clients: Sequence[int], arrays: Arrays) -> list[dict[str, Change]]:
         """The part of its last update that each client retained."""
-        if not self._keeps_error or self.store is None:
-            return [{} for _ in clients]
         before: list[dict[str, Change]] = [{} for _ in clients]
+        if not self.codec.compression.keeps_error or self.store is None:
+            return before
         for positions, saved in self.store.load_all(clients, self.codec.round):
             for row, position in enumerate(positions):
                 left = {name: value[row] for name, value in saved.items()}
                 before[position] = _read(left, arrays)
         return before
-
-
-def _finite(change: Change) -> bool:
-    values = change.values if isinstance(change, SparseUpdate) else change
-    return bool(np.isfinite(values).all())
 
 
 def _in_form(change: Change, table: bool) -> Change:
@@ -216,11 +212,6 @@ def _read(saved: Mapping[str, np.ndarray], arrays: Arrays) -> dict[str, Change]:
         for name, rows in strip_prefix(_ROWS, saved).items()
     }
     return {**strip_prefix(_WHOLE, saved), **tables}
-
-
-def _left(update: Change, sent: Change, table: np.ndarray) -> np.ndarray:
-    """The retained part, a whole array `float32`."""
-    return (dense_change(update, table) - dense_change(sent, table)).astype(np.float32)
 
 
 # The running sums of a node: of weighted updates, or of updates that each client clips (and noises)
@@ -315,19 +306,11 @@ class UpdateSum:
             for name, total in self.totals.items()
         }
         ordered = {name: sums[name] for name in self.arrays if name in sums}
+        passed_on = None if self.compressed is None else self.compressed.passed_on
+        shown = (self.examples, self.loss, self.losses, self.unclipped, self.sent, passed_on)
         if self.protection is not None and self.protection.silent:
-            return TrainSum(ordered, self.clients, self.weight, 0, 0.0, 0, self.unclipped)
-        return TrainSum(
-            ordered,
-            self.clients,
-            self.weight,
-            self.examples,
-            self.loss,
-            self.losses,
-            self.unclipped,
-            self.sent,
-            None if self.compressed is None else self.compressed.passed_on,
-        )
+            shown = (0, 0.0, 0, self.unclipped)
+        return TrainSum(ordered, self.clients, self.weight, *shown)
 
     @property
     def errors(self) -> Mapping[int, Mapping[str, np.ndarray]]:

@@ -28,8 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -73,6 +72,20 @@ class _BlockOfLikes(Block):
     def on_whole_tables(self, items: int) -> Self:
         """Return this block: whole tables would have rows of items that no client likes."""
         return self
+
+
+class _Solved(NamedTuple):
+    """Users that were solved for.
+
+    Attributes:
+        factors: `[C, d]`.
+        fitted: `[C, R]`, products with the rows of the items; of no meaning for padding.
+        shares: `[C, R]`, the weight of each item: 1 if it is liked; 0 for padding.
+    """
+
+    factors: Tensor
+    fitted: Tensor
+    shares: Tensor
 
 
 class Als(Step):
@@ -151,18 +164,3 @@ class Als(Step):
     def _idle(self, block: Block) -> Tensor:
         """`bool [C, 1]`: who has nothing to solve for."""
         return torch.tensor(block.touched_counts, device=block.touched.device)[:, None] == 0
-
-
-@dataclass(frozen=True, eq=False)
-class _Solved:
-    """Users that were solved for.
-
-    Attributes:
-        factors: `[C, d]`.
-        fitted: `[C, R]`, products with the rows of the items; of no meaning for padding.
-        shares: `[C, R]`, the weight of each item: 1 if it is liked; 0 for padding.
-    """
-
-    factors: Tensor
-    fitted: Tensor
-    shares: Tensor

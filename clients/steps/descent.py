@@ -5,7 +5,7 @@ contrastive step."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -243,6 +243,18 @@ def as_block(
     return BlockUpdate(start, counted, changes, losses, client_params or {})
 
 
+def unchanged(
+    start: Mapping[str, Tensor],
+    block: Block,
+    client_params: Mapping[str, Tensor],
+    tables: Collection[str],
+) -> BlockUpdate:
+    """Clients that do not train: zero for everything that they start from."""
+    still = {name: torch.zeros_like(value) for name, value in client_params.items()}
+    losses = [math.nan] * len(block)
+    return BlockUpdate.from_changes(start, block, still, tables, losses, client_params)
+
+
 Train = Callable[[dict[str, Tensor], ClientData, np.random.Generator], Update]
 
 
@@ -303,7 +315,8 @@ class Contrastive(SessionStep):
     config: ContrastiveConfig
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        epochs = list(self._epochs(data, random))
+        # the views of each epoch, in the order of training
+        epochs = [self.task.views(data, random) for _ in range(self.config.epochs)]
         return SessionBatches.deal(Batches.none(), epochs, self.config.batch_size, self.task.layout)
 
     def trained(self, parameters: Parameters) -> Parameters:
@@ -313,8 +326,3 @@ class Contrastive(SessionStep):
             for n, value in parameters.items()
             if n == self.task.table or n.startswith(PREFIX)
         }
-
-    def _epochs(self, data: ClientData, random: np.random.Generator) -> Iterator[np.ndarray]:
-        """The views of each epoch, in the order of training."""
-        for _ in range(self.config.epochs):
-            yield self.task.views(data, random)

@@ -24,7 +24,8 @@ perturbs once per central batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -83,8 +84,7 @@ class FedgnnStepConfig(StepConfig):
         return rounds * coordinates * 2 * self.clip_norm / self.noise
 
 
-@dataclass(frozen=True, eq=False)
-class _Graphs:
+class _Graphs(NamedTuple):
     """The examples and local graphs of C clients. A client's examples are the rows of its compact
     table, as their items are ascending and distinct.
 

@@ -20,7 +20,6 @@ is too large the parts diverge, and the run ends with an error.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import partial
 from typing import Self
 
@@ -175,17 +174,11 @@ def _start(parameters: Parameters, block: Block, client_params: Parameters) -> d
 def _trained(
     parameters: Parameters, block: Block, values: dict[str, Tensor], losses: Tensor | np.ndarray
 ) -> BlockUpdate:
-    _check_finite(values, None)
-    return BlockUpdate.from_values(parameters, block, values, (SHARED,), losses)
-
-
-def _check_finite(values: Mapping[str, Tensor], client: int | None) -> None:
     # sums are infinite or NaN if a number is, and faster than looking at each
-    if all(math.isfinite(float(value.sum())) for value in values.values()):
-        return
-    raise ExperimentError(
-        "FedRAP's parts of the item embeddings diverged"
-        + ("" if client is None else f" (client {client})"),
-        expected="finite numbers; the term that pushes both parts apart has no lower bound",
-        fix="lower step.apart, step.personal-rate, step.shared-rate or step.learning-rate",
-    )
+    if not all(math.isfinite(float(value.sum())) for value in values.values()):
+        raise ExperimentError(
+            "FedRAP's parts of the item embeddings diverged",
+            expected="finite numbers; the term that pushes both parts apart has no lower bound",
+            fix="lower step.apart, step.personal-rate, step.shared-rate or step.learning-rate",
+        )
+    return BlockUpdate.from_values(parameters, block, values, (SHARED,), losses)

@@ -21,7 +21,6 @@ plain factor; there it is 80 times the network's.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -31,7 +30,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.step import Replaced, Train
-from clients.steps.descent import ShuffledConfig, ShuffledStep
+from clients.steps.descent import ShuffledConfig, ShuffledStep, unchanged
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Parameters
 from fedrec.models.personal import Gpfedrec, Pfedrec
@@ -173,9 +172,8 @@ class GpfedrecStep(ShuffledStep):
         """Updates and private state of the clients of a block after their steps."""
         given = client_params or {}
         if not block.active:
-            still = {n: torch.zeros_like(value) for n, value in given.items() if n != GUIDE}
-            losses = [math.nan] * len(block)
-            return BlockUpdate.from_changes(parameters, block, still, (ITEMS,), losses, given)
+            start = {name: value for name, value in given.items() if name != GUIDE}
+            return unchanged(parameters, block, start, (ITEMS,))
         if GUIDE not in given:
             raise ExperimentError(
                 "step 'gpfedrec' learns under the guidance of its server only",

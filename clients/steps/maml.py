@@ -83,7 +83,7 @@ class Maml(Step):
         """Train every client of a block. Clients without examples, which come last in a block, stay
         as they are."""
         tables = tuple(name for name in self.model.item_tables if name in parameters)
-        rates = self._rates(list(parameters))
+        rates = rates_by_name(parameters, self.config.rates)
         active = block.active[0] if block.active else 0
         values = {
             name: value[block.touched]
@@ -149,10 +149,7 @@ class Maml(Step):
 
     def check_parameters(self, parameters: Parameters) -> None:
         """Refuse rates of parameters that do not exist."""
-        self._rates(list(parameters))
-
-    def _rates(self, names: list[str]) -> dict[str, float]:
-        return rates_by_name(names, self.config.rates)
+        rates_by_name(parameters, self.config.rates)
 
     def _divided(
         self, data: ClientData, random: np.random.Generator

@@ -11,13 +11,12 @@ items are drawn as negatives outside the training positives, new ones in each ro
 
 from __future__ import annotations
 
-import math
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from clients.step import Step, StepConfig
+from clients.steps.descent import unchanged
 from fedrec.models.base import Parameters
 from fedrec.training.block import Block
 from fedrec.training.draws import ExampleDraw
@@ -55,9 +54,7 @@ class MetaMfStep(Step):
         given = client_params or {}
         tables = tuple(name for name in self.model.item_tables if name in given)
         if not block.active:
-            still = {name: torch.zeros_like(value) for name, value in given.items()}
-            losses = [math.nan] * len(block)
-            return BlockUpdate.from_changes(parameters, block, still, tables, losses, given)
+            return unchanged(parameters, block, given, tables)
         shift = torch.arange(len(block), device=self.device)[:, None] * block.touched.shape[1]
         rows = _side_by_side(block.rows) - shift
         real = _side_by_side(block.weights) > 0

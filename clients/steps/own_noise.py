@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -149,8 +148,7 @@ def clipped_mean(gradients: Tensor, bound: float) -> Tensor:
 # examples share x here, because the encoder's input is the client's whole history.
 
 
-@dataclass(frozen=True, eq=False)
-class FactoredGradients:
+class FactoredGradients(NamedTuple):
     """Gradients of up to J examples of each of C clients.
 
     Attributes:

@@ -99,12 +99,9 @@ class Sgd(DescentStep):
 
     def settings(self, names: list[str]) -> SgdSettings:
         rates = rates_by_name(names, self.config.rates)
-        return replace(super().settings(names), rates=rates, late=self._late(names))
-
-    def _late(self, names: list[str]) -> frozenset[str]:
-        """The late parameters."""
         check_patterns(names, self.config.late_parameters, "late-parameters")
-        return frozenset(name for name in names if fits(name, self.config.late_parameters))
+        late = frozenset(name for name in names if fits(name, self.config.late_parameters))
+        return replace(super().settings(names), rates=rates, late=late)
 
 
 # Local SGD of PrivRec's network, and a profile of the user's own items: an extension of Wang et al.
@@ -118,23 +115,15 @@ class Sgd(DescentStep):
 # leaves, which ranks worse, in fine-tuning and more so in training.
 
 
-class SgdProfileConfig(SgdConfig):
-    """Settings of local SGD."""
-
-
 class SgdProfile(Sgd):
     """Local SGD of the network; afterwards the profile of the user's own items."""
 
     name = "sgd-profile"
-    Config = SgdProfileConfig
     trains = PrivRecProfile
     private = (PROFILE,)
     paper = "an extension of PrivRec (Wang et al. 2021), algorithm 1"
-    config: SgdProfileConfig
 
-    def __init__(
-        self, config: SgdProfileConfig, model: PrivRecProfile, device: torch.device
-    ) -> None:
+    def __init__(self, config: SgdConfig, model: PrivRecProfile, device: torch.device) -> None:
         super().__init__(config, model, device)
         self.model = model.network
 

@@ -114,17 +114,17 @@ class SufficientStatistics(Step):
 
     def _history(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
         """A client's items that count, and their weights."""
-        return data.weighted_items(self._low_rated) if self.config.epochs else _NOTHING
+        return (
+            data.weighted_items(getattr(self.config, "low_rated", 0.0))
+            if self.config.epochs
+            else _NOTHING
+        )
 
     def _histories(
         self, population: Population, clients: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The items of some clients, concatenated, with offsets `int64 [clients + 1]`."""
-        return population.weighted_items(clients, self._low_rated)
-
-    @property
-    def _low_rated(self) -> float:
-        return self.config.low_rated if isinstance(self.config, LowRatedConfig) else 0.0
+        return population.weighted_items(clients, getattr(self.config, "low_rated", 0.0))
 
     def _outcome(
         self, parameters: Mapping[str, Tensor], block: Block, items: np.ndarray, weights: np.ndarray

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -50,42 +50,6 @@ class HistoryBatches(Batches):
     drawn: np.ndarray
     random: np.random.Generator
     client: int
-
-    @classmethod
-    def of(
-        cls,
-        history: np.ndarray,
-        amounts: np.ndarray,
-        draws: Sequence[Draw],
-        random: np.random.Generator,
-        *,
-        client: int,
-        prior: tuple[np.ndarray, np.ndarray] | None = None,
-        drawn: np.ndarray | None = None,
-        examples: int | None = None,
-    ) -> Self:
-        """One step per draw (`[1, 1]` each); without a draw nothing is trained. `examples`: default
-        1 with a draw."""
-        steps = len(draws)
-        return cls(
-            items=np.zeros((steps, 0), dtype=np.int64),
-            labels=np.zeros((steps, 0), dtype=np.float32),
-            sizes=np.zeros(steps, dtype=np.int64),
-            examples=min(steps, 1) if examples is None else examples,
-            last_epoch=min(steps, 1),
-            history=history,
-            amounts=amounts,
-            retained=np.array([draw.mask[0, 0].numpy()[history] for draw in draws], bool).reshape(
-                steps, len(history)
-            ),
-            noise=np.array([draw.noise[0, 0].numpy() for draw in draws], np.float32).reshape(
-                steps, -1 if steps else 0
-            ),
-            prior=prior,
-            drawn=np.zeros(0, dtype=np.int64) if drawn is None else drawn,
-            random=random,
-            client=client,
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,19 +210,33 @@ class HistoryStep(Step):
         return HistoryBlock.of(users, batches, device, self.model)
 
     def history_batches(
-        self, data: ClientData, steps: int, random: np.random.Generator, **examples: Any
+        self,
+        data: ClientData,
+        steps: int,
+        random: np.random.Generator,
+        drawn: np.ndarray | None = None,
+        examples: int | None = None,
     ) -> HistoryBatches:
-        """The batches of one client, with the draws of each step; `examples` as in
-        `HistoryBatches.of`."""
+        """The batches of one client, with the draws of each step; without a step nothing is
+        trained. `drawn`, `int64 [J]`: see `HistoryBatches`; `examples`: default 1 with a step."""
         draws = [self.model.draw((1, 1), generator_of(random)) for _ in range(steps)]
-        return HistoryBatches.of(
-            data.positives,
-            data.amounts(self.model.form.rated),
-            draws,
-            random,
-            client=data.client,
+        history = data.positives
+        retained = np.array([draw.mask[0, 0].numpy()[history] for draw in draws], bool)
+        noise = np.array([draw.noise[0, 0].numpy() for draw in draws], np.float32)
+        return HistoryBatches(
+            items=np.zeros((steps, 0), dtype=np.int64),
+            labels=np.zeros((steps, 0), dtype=np.float32),
+            sizes=np.zeros(steps, dtype=np.int64),
+            examples=min(steps, 1) if examples is None else examples,
+            last_epoch=min(steps, 1),
+            history=history,
+            amounts=data.amounts(self.model.form.rated),
+            retained=retained.reshape(steps, len(history)),
+            noise=noise.reshape(steps, -1 if steps else 0),
             prior=None if self.priors is None else self.priors.of(data),
-            **examples,
+            drawn=history[:0] if drawn is None else drawn,
+            random=random,
+            client=data.client,
         )
 
 

@@ -274,11 +274,6 @@ class Block:
         """`int64 [C]`: `steps`, on the device."""
         return on_device(np.array(self.steps, dtype=np.int64), self.touched.device)
 
-    @property
-    def last_epoch_begins(self) -> Tensor:
-        """`int64 [C]`: the step in which the last epoch of each client begins."""
-        return torch.tensor(self.steps) - torch.tensor(self.last_epoch)
-
     def last_epoch_means(self, losses: Tensor) -> Tensor:
         """Mean over the steps of each client's last epoch.
 

@@ -7,9 +7,9 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +25,7 @@ from fedrec.training.sgd import SgdSettings
 from fedrec.training.steps import train_additive, train_clients
 
 
-@dataclass(frozen=True, eq=False)
-class Guidance:
+class Guidance(NamedTuple):
     """Targets that each step moves the rows of an item table towards, beside its gradient
     (GPFedRec).
 
@@ -74,6 +73,9 @@ def train_block(
     dense = dense_vectors(layout, start, params, len(block))
     names = (model.item_table, model.item_bias, model.product_table)
     tables = tuple(table_rows(start, params, name, block) for name in names)
+    pulled = np.float32(0), tables[0][:, :0]
+    if guidance is not None:
+        pulled = np.float32(guidance.share), guidance.rows.contiguous().numpy()
     losses = np.full(len(block), np.nan)
     train_clients(
         layout.network,
@@ -86,7 +88,7 @@ def train_block(
         dense,
         tables,
         torch.cat([*users, first[:, :0]], 1).numpy(),
-        _numbers(guidance, tables[0]),
+        pulled,
         losses,
     )
     values = {}
@@ -103,13 +105,6 @@ def _layout(
     model: KernelModel, shapes: tuple[tuple[str, tuple[int, ...]], ...], widths: tuple[int, ...]
 ) -> ParameterLayout:
     return ParameterLayout(model, dict(shapes), widths)
-
-
-def _numbers(guidance: Guidance | None, rows: np.ndarray) -> tuple[np.float32, np.ndarray]:
-    """The guidance for compiled code, of rows `[C, R, d]`."""
-    if guidance is None:
-        return np.float32(0), rows[:, :0]
-    return np.float32(guidance.share), guidance.rows.contiguous().numpy()
 
 
 # Whether native code can train a model with given settings, and why not.
@@ -153,8 +148,6 @@ def kernel_refusal(
 # This takes half a minute to a minute, once per machine; otherwise the first training round takes
 # that much longer. Other kernels are compiled before the first round of a run that needs them.
 
-_SGD = SgdSettings(0.1)
-
 
 def compile_ahead(name: str) -> None:
     """Compile the kernel of this name for this process and others, or load it from the cache.
@@ -196,41 +189,27 @@ def compile_kernel(name: str = "train_clients") -> None:
     }
     batches = Batches.cut([(np.arange(3), np.ones(3, dtype=np.float32))], 2)
     block = Block.of([(np.zeros(1, dtype=np.int64),)] * 2, [batches] * 2, torch.device("cpu"))
-    trained = _KERNELS[name](model, start, block)
-    shares = torch.ones(2, dtype=torch.float64)
+    if name == "train_clients":
+        trained = train_block(model, start, block, SgdSettings(0.1))
+    else:  # FedRAP's, for items of two numbers; the weight is only summed
+        values = {"weight": torch.zeros(2, 6, 1), "items": torch.zeros(*block.touched.shape, 2)}
+        losses = np.full(2, np.nan)
+        train_additive(
+            (block.items.numpy(), block.rows.numpy(), block.labels.numpy(), block.sizes.numpy()),
+            np.array(block.steps, dtype=np.int64),
+            np.array(block.last_epoch, dtype=np.int64),
+            (np.zeros((2, 2), dtype=np.float32), np.zeros(2, dtype=np.float32)),
+            values["items"].numpy(),
+            np.zeros((2, 3, 2), dtype=np.float32),
+            np.zeros(3, dtype=np.float32),
+            np.zeros(2, dtype=np.float32),
+            losses,
+        )
+        trained = BlockUpdate.from_values(start, block, values, ("items",), losses)
     trained.norms()
+    shares = torch.ones(2, dtype=torch.float64)
     weight = torch.zeros(6, 1, dtype=torch.float64)
     trained.add_to({"weight": weight, "items": SparseAccumulator((3, 2))}, shares)
-
-
-def _by_sgd(model: KernelModel, start: Mapping[str, Tensor], block: Block) -> BlockUpdate:
-    return train_block(model, start, block, _SGD)
-
-
-def _by_additive_parts(
-    model: KernelModel, start: Mapping[str, Tensor], block: Block
-) -> BlockUpdate:
-    """Train by FedRAP's kernel, for items of two numbers; the weight is only summed."""
-    values = {"weight": torch.zeros(2, 6, 1), "items": torch.zeros(*block.touched.shape, 2)}
-    losses = np.full(2, np.nan)
-    train_additive(
-        (block.items.numpy(), block.rows.numpy(), block.labels.numpy(), block.sizes.numpy()),
-        np.array(block.steps, dtype=np.int64),
-        np.array(block.last_epoch, dtype=np.int64),
-        (np.zeros((2, 2), dtype=np.float32), np.zeros(2, dtype=np.float32)),
-        values["items"].numpy(),
-        np.zeros((2, 3, 2), dtype=np.float32),
-        np.zeros(3, dtype=np.float32),
-        np.zeros(2, dtype=np.float32),
-        losses,
-    )
-    return BlockUpdate.from_values(start, block, values, ("items",), losses)
-
-
-_KERNELS: Mapping[str, Callable[[KernelModel, Mapping[str, Tensor], Block], BlockUpdate]] = {
-    "train_clients": _by_sgd,
-    "train_additive": _by_additive_parts,
-}
 
 
 if __name__ == "__main__":

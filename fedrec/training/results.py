@@ -41,9 +41,6 @@ New: TypeAlias = "Tensor | Sequence[SparseUpdate]"
 class BlockChange(ABC):
     """The change of one parameter by each of C clients."""
 
-    symmetric = False
-    """Whether each client changes it by a symmetric matrix, of which one half is sent."""
-
     @abstractmethod
     def powers(self, order: int) -> Tensor:
         """`float64 [C]`: sum of squares (order 2) or magnitudes (1) of each client's change; may be
@@ -177,11 +174,6 @@ class ChangedRows(BlockChange):
         tensors = torch.from_numpy(rows), torch.from_numpy(values)
         return cls(tensors[0], offsets[:-1], np.diff(offsets), tensors[1])
 
-    @property
-    def is_compact(self) -> bool:
-        """Whether these are the rows that a block touches, with changes of nothing else."""
-        return self.values.dim() == 3 and self.untouched is None
-
     def powers(self, order: int) -> Tensor:
         if self._compiled:
             from fedrec.kernel.rows import row_powers
@@ -313,11 +305,6 @@ class Factored(BlockChange):
 
     left: Tensor | ChangedRows
     right: Tensor | None
-
-    @property
-    def symmetric(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether each client changes it by a symmetric matrix."""
-        return self.right is None
 
     def powers(self, order: int) -> Tensor:
         # the norm of an outer product is the product of the norms, in L1 as in L2
@@ -502,7 +489,7 @@ class BlockUpdate:
             rows = change.changed_rows(value)
         if rows is None or not value.ndim:
             return len(self.block) * value.nbytes
-        if change is not None and change.symmetric:
+        if isinstance(change, Factored) and change.right is None:  # one half of it
             return int(bytes_of_triangle(rows, value.element_size(), value.nbytes).sum())
         row = value[:1].numel() * value.element_size()
         return int(bytes_of_rows(rows, row, value.nbytes).sum())
@@ -563,9 +550,10 @@ class BlockUpdate:
     def _compact(self, name: str) -> ChangedRows | None:
         """The compact change of an item table, unless a client has all of its rows."""
         change = self.changes.get(name)
-        if not isinstance(change, ChangedRows) or not change.is_compact:
+        if not isinstance(change, ChangedRows) or change.values.dim() != 3:
             return None
         whole = change.start is not None and len(change.start) in change.counts
+        whole = whole or change.untouched is not None
         return None if whole else change
 
     def _stacked(self, name: str) -> Tensor:

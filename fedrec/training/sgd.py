@@ -76,7 +76,8 @@ class Group:
             self.anchor = self.anchor.expand_as(self.value)
         self.rate = self.sgd.rate(self.name)
         self.late = self.name in self.sgd.late
-        begins = self.block.last_epoch_begins if self.late else None
+        block = self.block
+        begins = torch.tensor(block.steps) - torch.tensor(block.last_epoch) if self.late else None
         self._first = 0 if begins is None else int(begins.min())
         self._begins = None if begins is None else on_device(begins, self.value.device)
 

@@ -15,7 +15,7 @@ from clients.steps import descent as contrastive
 from clients.steps import sgd as sgd_profile
 from clients.steps.als import MOMENTS
 from clients.steps.descent import Update, one_by_one
-from clients.steps.fedrap import PERSONAL, SHARED, _check_finite
+from clients.steps.fedrap import PERSONAL, SHARED
 from clients.steps.gpfedrec import BIAS, ITEMS, WEIGHT
 from clients.steps.maml import _minus_gradients
 from clients.steps.own_noise import clipped_mean
@@ -169,7 +169,7 @@ class Contrastive(OneByOne, contrastive.Contrastive):
         descent = LocalDescent(self.trained(parameters), self.config.sgd())
         examples = 0
         loss = float("nan")
-        for views in self._epochs(data, random):
+        for views in [self.task.views(data, random) for _ in range(self.config.epochs)]:
             examples = len(views)
             parts = np.array_split(views, -(-examples // self.config.batch_size) or 1)
             losses = [descent.step(self._loss(part)) for part in parts if len(part)]
@@ -352,7 +352,6 @@ class Fedrap(OneByOne, fedrap.FedrapStep):
             self.device,
             functools.partial(self._descend, values),
         )
-        _check_finite(values, data.client)
         return Update(
             {name: values[name] - value for name, value in parameters.items()}, examples, loss
         )
@@ -417,7 +416,7 @@ class Maml(OneByOne, maml.Maml):
         users = tuple(
             torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
         )
-        rates = self._rates(list(parameters))
+        rates = maml.rates_by_name(parameters, self.config.rates)
         start = {n: v.detach().unsqueeze(0).clone().requires_grad_() for n, v in parameters.items()}
         values = start
         loss = torch.tensor(math.nan)

@@ -32,7 +32,6 @@ from fedrec.rng import stream, torch_stream
 from fedrec.training.block import Batches
 from tests.clients.oracles import with_oracle
 from tests.clients.rounding import assert_within_rounding, numbers, whole
-from tests.runs import parameters_in
 
 SETTINGS = {
     "plain": {},
@@ -201,18 +200,6 @@ def test_evaluation_with_fine_tuning_is_equal(pair, path):
     got, expected = (evaluate_clients(node, arrays, order).table for node in (fast, slow))
     assert got.index.equals(expected.index)
     np.testing.assert_allclose(got.to_numpy(), expected.to_numpy(), atol=1e-9)
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_a_run_is_equal_to_the_reference(run_tiny, path):
-    fast = run_tiny(f"engine.path={path}", output="fast")
-    slow = run_tiny("engine.path=reference", output="slow")
-    wanted = parameters_in(slow.folder)
-    for name, value in parameters_in(fast.folder).items():
-        np.testing.assert_allclose(
-            value, wanted[name], rtol=1e-4, atol=1e-5 * np.abs(wanted[name]).max()
-        )
-    assert fast.metrics == pytest.approx(slow.metrics)
 
 
 def test_a_clients_update_is_the_same_to_the_bit_in_any_company(pair):

@@ -277,20 +277,6 @@ def training_order(*clients, round_=1, weighting="uniform", **more):
     return TrainOrder(round_, np.array(clients) if clients else None, weighting, **more)
 
 
-def test_uniform_sum(node):
-    got = train_clients(node(), THETA, training_order(0, 1, 2))
-    assert got.total["w"].tolist() == [3, -3] and got.total["own"].tolist() == [3]
-    assert (got.clients, got.weight, got.examples, got.loss, got.losses) == (3, 3, 3, 1.5, 2)
-    assert all(got.total[name].dtype == np.float32 for name in THETA)
-
-
-def test_sum_weighted_by_examples(node):
-    got = train_clients(node(), THETA, training_order(0, 1, 2, weighting="examples"))
-    # 0*0 + 1*1 + 2*2 and 0 + 1 + 2
-    assert got.total["w"].tolist() == [5, -5] and got.total["own"].tolist() == [3]
-    assert (got.clients, got.weight, got.examples) == (3, 3, 3)
-
-
 def test_the_order_of_the_clients_does_not_matter(node):
     one, other = (
         train_clients(node(), THETA, training_order(*clients)) for clients in ((0, 1, 2), (2, 0, 1))
@@ -380,11 +366,6 @@ def test_a_round_that_is_run_again_starts_from_the_same_private_state(node):
     for round_ in (1, 2, 2, 1, 2):
         train_clients(made, THETA, training_order(1, round_=round_))
     assert made.private.load(1, 3)["own"].tolist() == [12]
-
-
-def test_private_parameters_without_a_folder_are_refused(node):
-    with pytest.raises(ClientError, match="private parameters cannot be saved"):
-        train_clients(node(**PRIVATE), THETA, training_order(1))
 
 
 # Evaluation on the device: shared or fine-tuned parameters, against scores and metrics by hand.

@@ -15,7 +15,7 @@ from benchmarks.contestants.shipped import initial, trained
 from benchmarks.second_device import DEVICE, SecondDevice
 from clients.node import Node
 from clients.sums import CompressedUpdates
-from fedrec.device import products_in, resolve_device
+from fedrec.device import resolve_device
 from fedrec.errors import EngineError, ExperimentError, FedrecError
 from fedrec.experiment.loading import load
 from fedrec.privacy.ledger import Ledger
@@ -278,18 +278,6 @@ def test_a_step_that_clips_its_own_uploads_keeps_float32(sums):
     assert sums("float32", "auto", *noisy)
 
 
-def test_outside_local_training_products_are_float32():
-    one = torch.rand(3, 3)
-    with products_in("bf16", torch.device("cpu")):
-        assert torch.mm(one, one).dtype == torch.bfloat16
-        with products_in("float32", torch.device("cpu")):
-            assert torch.mm(one, one).dtype == torch.float32
-        assert torch.mm(one, one).dtype == torch.bfloat16
-    with products_in("float32", torch.device("cpu")):
-        assert torch.mm(one, one).dtype == torch.float32
-    assert torch.mm(one, one).dtype == torch.float32
-
-
 def test_bf16_needs_cuda():
     with pytest.raises(EngineError, match=r"a CUDA device(.*\n)*.*engine.precision = 'float32'"):
         resolve_device("cpu", "bf16")
@@ -395,18 +383,6 @@ def test_no_step_of_a_block_waits(device_sums, monkeypatch, case):
             )
         crossings.append(device.crossings)
     assert crossings[0] == crossings[1] and crossings[0].total() > 0
-
-
-def test_the_second_device_counts_what_is_read_back_and_copied():
-    with SecondDevice() as device:
-        there = torch.ones(3).to(DEVICE)
-        assert float(there.sum()) == 3
-        assert (there > 0).nonzero().tolist() == [[0], [1], [2]]
-        there[there > 2] = 0.0
-        (there * 2).cpu()
-    kinds = [kind for kind, _ in device.crossings.elements()]
-    assert kinds.count("copied there") == 1 and kinds.count("read back") == 5
-    assert all("test_client_updates.py" in place for _, place in device.crossings)
 
 
 # What leaves the devices of federated recommenders with private parts, in whole rounds: the shared

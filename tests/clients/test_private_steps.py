@@ -294,22 +294,6 @@ def test_gradients_are_those_of_each_interaction(vae_node):
     assert len(got) == len(items) and loss == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-def test_the_mean_of_all_examples_is_the_bound_over_their_number(vae_node):
-    parameters, data = vae_node.initial(), vae_node.population.client(3)
-    got, _ = dpvae_of(vae_node, examples=1000, beta=0.6).gradients(parameters, data, stream(1, "x"))
-    random = stream(1, "x")
-    random.choice(data.positives, size=len(data.positives), replace=False)
-    leaves = {
-        name: value.clone().unsqueeze(0).requires_grad_() for name, value in parameters.items()
-    }
-    draw = vae_node.model.draw((1, 1), generator_of(random))
-    vae_node.model.negative_elbo(
-        leaves, vae_node.model.history(data.positives), draw, 0.6
-    ).sum().backward()
-    whole = torch.cat([leaves[name].grad.flatten() for name in parameters]) / len(data.positives)
-    torch.testing.assert_close(got.mean(0), whole, rtol=1e-4, atol=1e-6)
-
-
 def test_each_gradient_is_clipped_on_its_own():
     rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [math.nan, 1.0]])
     torch.testing.assert_close(
@@ -399,11 +383,6 @@ def test_noise_of_a_sum_has_the_distribution_of_the_users_noises_together(vae_no
     for single in (trained.norms, lambda: trained.changes_of(0)):
         with pytest.raises(ExperimentError, match="no single update"):
             single()
-
-
-def test_noise_of_a_sum_is_for_gradients_of_the_autoencoder_alone():
-    with pytest.raises(ExperimentError, match="dpvae"):
-        DpSgdConfig.parse({"noise": "summed"})
 
 
 def test_a_run_with_noise_of_the_sum_says_that_it_is_a_simulation(run_tiny):

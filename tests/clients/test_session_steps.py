@@ -318,21 +318,6 @@ def test_contrastive_training_moves_the_item_embedding_and_the_encoders_alone(ma
     assert moved == {"item.id", *(name for name in parameters if name.startswith("session."))}
 
 
-def test_directions_have_no_encoders_and_move_the_item_embedding_alone(make):
-    step, parameters, population = make(Contrastive, ContrastiveConfig, encoder="mean")
-    assert not any(name.startswith("session.") for name in parameters)
-    update = update_of(step, parameters, population.client(1), stream(0, "client", 1, 1))
-    assert {name for name, delta in update.delta.items() if delta.any()} == {"item.id"}
-
-
-def test_local_sgd_leaves_the_encoders_alone(make):
-    step, _, population = make(Sgd, SgdConfig, weight_decay=0.1)
-    _, parameters, _ = make(Contrastive, ContrastiveConfig)
-    update = update_of(step, parameters, population.client(1), stream(0, "client", 1, 1))
-    still = {name for name, delta in update.delta.items() if not delta.any()}
-    assert still == {name for name in parameters if name.startswith("session.")} and len(still) == 7
-
-
 def test_the_joint_step_without_self_supervision_is_local_sgd(make):
     joint, parameters, population = make(Joint, JointConfig, lambda_im=0.0, lambda_sm=0.0)
     plain, _, _ = make(Sgd, SgdConfig)

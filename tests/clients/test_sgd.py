@@ -126,40 +126,6 @@ def test_update_equals_torchs_optimiser_on_the_same_batches(make, torch_privrec,
     assert any(delta.abs().max() > 1e-3 for delta in got.delta.values())
 
 
-def test_a_client_without_data_changes_nothing_and_has_no_loss(make):
-    step, parameters, population = make(weight_decay=0.5)
-    got = update_of(step, parameters, population.client(3), stream(0, "client", 3, 1))
-    assert got.examples == 0 and np.isnan(got.loss)
-    assert all(not delta.any() for delta in got.delta.values())
-
-
-def test_no_epoch_changes_nothing(make):
-    step, parameters, population = make(epochs=0)
-    got = update_of(step, parameters, population.client(0), stream(0, "client", 0, 1))
-    assert got.examples == 0
-    assert np.isnan(got.loss)
-    assert not any(delta.any() for delta in got.delta.values())
-
-
-def test_the_global_parameters_stay_as_they_are(make):
-    step, parameters, population = make(weight_decay=0.1)
-    before = {name: value.clone() for name, value in parameters.items()}
-    update_of(step, parameters, population.client(0), stream(0, "client", 0, 1))
-    assert all(torch.equal(parameters[name], before[name]) for name in before)
-    assert not any(value.requires_grad for value in parameters.values())
-
-
-def test_the_update_is_a_function_of_the_stream(make):
-    step, parameters, population = make()
-    one, same, other = (
-        update_of(step, parameters, population.client(0), stream(0, "client", 0, round_))
-        for round_ in (1, 1, 2)
-    )
-    assert all(torch.equal(one.delta[name], same.delta[name]) for name in one.delta)
-    assert one.loss == same.loss
-    assert not torch.equal(one.delta["item.id"], other.delta["item.id"])
-
-
 def pools(step, data):
     """The examples of each epoch, largest label first and then by item."""
     drawn = step.batches(data, stream(0, "client", 0, 1))
@@ -201,12 +167,6 @@ def test_low_rated_rows_are_left_out_or_negative(make, low_rated, client, expect
     assert list(zip(items.tolist(), labels.tolist(), strict=True)) == expected
     update = update_of(step, parameters, data, stream(0, "client", client, 1))
     assert update.examples == len(expected) and np.isnan(update.loss) == (not expected)
-
-
-def test_low_rated_rows_get_no_negatives_of_their_own(make):
-    step, _, population = make(epochs=1, negatives=3, low_rated="negative")
-    ((_, labels),) = pools(step, population.client(0))
-    assert labels.tolist() == [1, 0, 0, 0, 0]
 
 
 def test_ratings_are_learned_without_negatives(make):
