@@ -114,11 +114,8 @@ class SufficientStatistics(Step):
 
     def _history(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
         """A client's items that count, and their weights."""
-        return (
-            data.weighted_items(getattr(self.config, "low_rated", 0.0))
-            if self.config.epochs
-            else _NOTHING
-        )
+        low_rated = getattr(self.config, "low_rated", 0.0)
+        return data.weighted_items(low_rated) if self.config.epochs else _NOTHING
 
     def _histories(
         self, population: Population, clients: np.ndarray
