@@ -45,6 +45,7 @@ from simulations.engines.grid import (
     contexts_of,
     index_of,
 )
+from simulations.engines.ray_processes import few_processes
 from simulations.engines.serial import SerialGrid
 from simulations.flower_commands import disable_telemetry
 
@@ -449,7 +450,8 @@ def connect(address: str | None, actors: int, data_bytes: int) -> None:
     trouble = ""
     for _ in range(1 if address else _STARTS):
         try:
-            ray.init(**({"address": address} if address else local), **quiet)
+            with nullcontext() if address else few_processes():
+                ray.init(**({"address": address} if address else local), **quiet)
             return
         except Exception as error:
             trouble = f"{type(error).__name__}: {error}"
