@@ -191,12 +191,15 @@ class RunFolder:
         written = self.about.get("fedrec") or "another version"
         here = installed_version("fedrec")
         toml = quote(str(self.path / "experiment.toml"))
+        # versions between two releases have the same number
+        commit = str(self._read_json("environment.json", {}).get("commit") or "unknown").rstrip("+")
+        reader = f"pip install 'fedrec=={written}'" if written != here else f"git checkout {commit}"
         return RunError(
-            f"{self.path} was written by fedrec {written} and cannot be read",
+            f"{self.path} was written by another fedrec ({written}, commit {commit})",
             expected=f"a run folder of format {FORMAT}, with settings of fedrec {here}",
             got=got,
-            fix=f"pip install 'fedrec=={written}' reads it; or run its experiment again, with the"
-            f" settings of this version in a copy of it: fedrec run {toml}",
+            fix=f"read it with that version: {reader}; or run its experiment again, with the settings"
+            f" of this version in a copy of it: fedrec run {toml}",
         )
 
     @property
