@@ -198,8 +198,8 @@ class RunFolder:
             f"{self.path} was written by another fedrec ({written}, commit {commit})",
             expected=f"a run folder of format {FORMAT}, with settings of fedrec {here}",
             got=got,
-            fix=f"read it with that version: {reader}; or run its experiment again, with the settings"
-            f" of this version in a copy of it: fedrec run {toml}",
+            fix=f"read it with that version: {reader}; or run its experiment again, with the"
+            f" settings of this version in a copy of it: fedrec run {toml}",
         )
 
     @property
