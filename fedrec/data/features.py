@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrec.errors import DataError
-from fedrec.runtime.ragged import numbered, spans, within_groups
+from fedrec.runtime.ragged import spans, within_groups
 
 _WORD = re.compile(r"[^\W_]{2,}")
 
@@ -44,11 +44,6 @@ class FeatureNames(NamedTuple):
     def of_items(self) -> tuple[str, ...]:
         """Names of all item features."""
         return (*self.items, *self.item_texts, *self.item_vectors)
-
-    @property
-    def categories(self) -> FeatureNames:
-        """Names of the categories only."""
-        return FeatureNames(self.users, self.items)
 
 
 @dataclass(frozen=True)
@@ -154,17 +149,12 @@ class Feature:
         Returns:
             `float32 [distinct, categories]`, and the index of each row in it, `int32 [rows]`.
         """
-        padded = self.padded()
-        index = np.zeros(self.rows, dtype=np.int64)
-        for column in padded.T:  # equal prefixes have equal numbers, in order of their first row
-            index = numbered(index * (len(self.categories) + 1) + column + 1)
-        _, first = np.unique(index, return_index=True)
-        row, column = np.nonzero(padded[first] >= 0)
-        codes = padded[first][row, column]
-        shares = np.zeros((len(first), len(self.categories)), dtype=np.float32)
-        np.add.at(shares, (row, codes), np.float32(1))
+        distinct, index = np.unique(self.padded(), axis=0, return_inverse=True)
+        row, column = np.nonzero(distinct >= 0)
+        shares = np.zeros((len(distinct), len(self.categories)), dtype=np.float32)
+        np.add.at(shares, (row, distinct[row, column]), np.float32(1))
         shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1)
-        return shares, index.astype(np.int32)
+        return shares, index.reshape(-1).astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,15 +244,6 @@ class FeatureTable:
             tuple(feature.renumbered(rows, known) for feature in self.features),
             tuple(text.renumbered(rows, known) for text in self.texts),
             tuple(vectors.renumbered(rows) for vectors in self.vectors),
-        )
-
-    def only(self, names: Collection[str]) -> FeatureTable:
-        """Return the features with the given names."""
-        return FeatureTable(
-            self.rows,
-            tuple(feature for feature in self.features if feature.name in names),
-            tuple(text for text in self.texts if text.name in names),
-            tuple(vectors for vectors in self.vectors if vectors.name in names),
         )
 
     @property

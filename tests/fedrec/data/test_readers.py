@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedrec.data.readers.amazon import AmazonVideo, Beauty
-from fedrec.data.readers.movielens import MovieLens1M, MovieLens20M, MovieLens100K, age_band
+from fedrec.data.readers.movielens import MovieLens1M, MovieLens20M, MovieLens100K
 from fedrec.data.readers.published import Frappe, Gowalla, Netflix
 from fedrec.errors import DataError
 
@@ -153,15 +153,6 @@ def write_ml_100k(folder):
 
 
 class TestMovieLens1M:
-    def test_rows_keep_the_order_of_the_file(self, tmp_path):
-        data = read_of_readers_movielens(MovieLens1M, write_ml_1m(tmp_path))
-        assert data.user_ids.tolist() == [2, 7]
-        assert data.item_ids.tolist() == [10, 30]
-        assert data.users.tolist() == [1, 0, 1]
-        assert data.items.tolist() == [1, 0, 0]
-        assert data.ratings.tolist() == [5.0, 3.0, 4.0]
-        assert data.times.tolist() == [978300760, 978302109, 978301968]
-
     def test_features_have_readable_labels(self, tmp_path):
         data = read_of_readers_movielens(MovieLens1M, write_ml_1m(tmp_path))
         assert data.user_features.names == ("gender", "age", "occupation")
@@ -242,13 +233,6 @@ class TestMovieLens100K:
         assert labels(data.user_features["age"], 1) == ["Under 18"]
         assert labels(data.item_features["genres"], 0) == ["Animation", "Comedy"]
         assert labels(data.item_features["genres"], 1) == ["unknown"]
-
-    @pytest.mark.parametrize(
-        ("age", "band"),
-        [(7, "Under 18"), (17, "Under 18"), (18, "18-24"), (55, "50-55"), (73, "56+")],
-    )
-    def test_ages_get_the_bands_of_ml_1m(self, age, band):
-        assert age_band(age) == band
 
 
 class TestMovieLens20M:
