@@ -337,8 +337,9 @@ def _modules(home: str) -> Iterator[tuple[str, Path]]:
 
 def _names_in(source: str) -> Iterator[tuple[str, str]]:
     """Yield the classes of a module with `name = "..."` in their body, and these names."""
-    for cls in ast.parse(source).body:
-        for line in cls.body if isinstance(cls, ast.ClassDef) else ():
+    classes = (part for part in ast.parse(source).body if isinstance(part, ast.ClassDef))
+    for cls in classes:
+        for line in cls.body:
             match line:
                 case ast.Assign([ast.Name("name")], ast.Constant(str(name))):
                     yield cls.name, name

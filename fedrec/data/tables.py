@@ -104,8 +104,8 @@ class TableLayout:
         return csv.QUOTE_MINIMAL if self.gaps else csv.QUOTE_NONE
 
 
-def format_of(path: Path, own: bool = True) -> Literal["parquet", "json", "text"]:
-    """Format of a table, by the ending or the content of its file; only a user's `own` may be JSON.
+def format_of(path: Path, maybe_json: bool = True) -> Literal["parquet", "json", "text"]:
+    """Format of a table, by the ending or the content of its file; a user's own may be JSON.
 
     Raises:
         DataError: the file is missing, or has another format.
@@ -121,7 +121,7 @@ def format_of(path: Path, own: bool = True) -> Literal["parquet", "json", "text"
     with path.open("rb") as file:
         if path.suffix.lower() in _PARQUET or file.read(4) == b"PAR1":
             return "parquet"
-    text = _head(path).decode(_encoding(path), "ignore") if own else ""
+    text = _head(path).decode(_encoding(path), "ignore") if maybe_json else ""
     return "json" if _JSON.match(text) else "text"
 
 

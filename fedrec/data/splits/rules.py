@@ -240,7 +240,7 @@ def places(users: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rounded(numbers: np.ndarray | float) -> np.ndarray:
-    """Numbers >= 0, rounded half up, `int64`."""
+    """Numbers `[...]` >= 0, rounded half up, `int64 [...]`."""
     return np.floor(np.add(numbers, 0.5)).astype(np.int64)
 
 
@@ -335,12 +335,12 @@ class UserHoldout(Split):
         config = self.config
         present = users_of(interactions)
         test_users, held_out_users = self._held_out_users(interactions, present)
-        tested, training = len(test_users), len(present) - len(held_out_users)
-        if tested < 1 or training < 1:
+        training = len(present) - len(held_out_users)
+        if not len(test_users) or training < 1:
             raise DataError(
                 f"{interactions.name} has too few users for the split",
                 expected="at least one test user and one training user",
-                got=f"test users: {tested}, training users: {training}",
+                got=f"test users: {len(test_users)}, training users: {training}",
                 fix="use a dataset with more users, or change split.test-users, split.folds or"
                 " split.validation-users",
             )
@@ -373,7 +373,8 @@ class UserHoldout(Split):
         if config.stream == "client":
             most: float = 1.0
             key = user_shares(interactions, seed, "split", USERS)[present]
-            tests, validations = config.test_users, config.validation_users
+            tests = config.test_users
+            validations = config.validation_users
         else:
             most = len(present)
             key = np.argsort(stream(seed, "split", USERS).permutation(len(present)))
