@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from fedrec.components import registry
-from fedrec.components.errors import component_errors
+from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.data.client_data import ClientData, HeldOut
 from fedrec.data.interactions import Interactions, Schema, time_weighted
 from fedrec.data.malicious_users import Known, with_malicious
@@ -339,11 +339,16 @@ def read_interactions(settings: DataSettings) -> Interactions:
 
     Raises:
         DataError: it is missing or damaged.
-        ComponentError: its reader failed.
+        ComponentError: its reader failed, or returned something else.
     """
     reader = reader_of(settings)
-    with component_errors(registry.DATASET.name, reader, "when it was read"):
-        return reader.described(reader.read())
+    kind = registry.DATASET.name
+    with component_errors(kind, reader, "when it was read"):
+        interactions = reader.read()
+        if not isinstance(interactions, Interactions):
+            got = type(interactions).__name__
+            refuse_wrong(kind, reader, "from read()", expected="Interactions", got=got)
+        return reader.described(interactions)
 
 
 # The populations of this process: read once, or received from another process of the run.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedrec.components.errors import component_errors
+from fedrec.components.errors import component_errors, refuse_wrong
 from fedrec.components.registry import SPLIT, resolve
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
@@ -147,7 +147,7 @@ def partition_by(section: Section, seed: int, interactions: Interactions) -> Par
 
     Raises:
         DataError: the interactions lack what the split needs.
-        ComponentError: the split failed.
+        ComponentError: the split failed, or returned something else.
     """
     split = split_of(section, seed)
     users = interactions.users
@@ -155,6 +155,9 @@ def partition_by(section: Section, seed: int, interactions: Interactions) -> Par
     pairs = users * interactions.num_items + interactions.items
     with component_errors(SPLIT.name, type(split), "with these interactions"):
         partition = split.split(interactions)
+        if not isinstance(partition, Partition):
+            got = type(partition).__name__
+            refuse_wrong(SPLIT.name, type(split), "from split()", expected="a Partition", got=got)
         if partition.repeated_use or are_distinct(pairs):
             return partition
         # the earliest row of each pair. Independent of other users' repeats: without repeats, a
