@@ -251,10 +251,7 @@ ORDERED = {
     "model": {"name": "transitions", "items": 12, "window": 3},
     "step": {"name": "transitions"},
 }
-NEXT = {
-    "step": {"name": "sequence", "rates": {"item.id": 5.0}},
-    "split": {"name": "leave-one-out"},
-}
+NEXT = {"step": {"name": "sequence", "rates": {"item.id": 5.0}}, "split": {"name": "leave-one-out"}}
 SMALL_SASREC = {"width": 4, "longest": 5, "blocks": 1, "loss": "binary"}
 FOLD_IN = {
     "model": {"name": "fold-in", "items": 12, "factors": 4},
@@ -279,10 +276,7 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
         "experiment": {**LINEAR, "strategy": {"name": "gram"}},
         "random": False,
     },
-    ("step", "gram"): {
-        "experiment": {**LINEAR, "strategy": {"name": "gram"}},
-        "random": False,
-    },
+    ("step", "gram"): {"experiment": {**LINEAR, "strategy": {"name": "gram"}}, "random": False},
     ("strategy", "gram"): {"experiment": LINEAR},
     ("model", "transitions"): {
         "settings": {"items": 12, "window": 3},

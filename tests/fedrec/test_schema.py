@@ -90,10 +90,7 @@ DEEP = "[" * 300 + "]" * 300
     [
         ("rounds=100000000000000000000", "wrong value for 'rounds'"),
         ("rounds=1000000", "wrong value for 'rounds'"),
-        (
-            "seed=100000000000000000000",
-            "wrong value for 'seed'",
-        ),
+        ("seed=100000000000000000000", "wrong value for 'seed'"),
         ("evaluation.ks=[100000000000000000000]", "wrong value for 'evaluation.ks'"),
         ("evaluation.ks=[1000000000]", "wrong value for 'evaluation.ks.0'"),
         ("evaluation.ks=[5, 5]", "wrong value for 'evaluation.ks'"),

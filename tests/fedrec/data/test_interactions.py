@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from fedrec.components import registry
-from fedrec.data.client_data import draw_negatives
+from fedrec.data.client_data import draw_negatives, nth_outside
 from fedrec.data.features import Feature, FeatureNames, FeatureTable
 from fedrec.data.independence import check_independent_clients
 from fedrec.data.interactions import Interactions, time_weighted
@@ -94,6 +94,7 @@ def test_each_rank_maps_to_one_free_item(data):
 
     free = np.setdiff1d(np.arange(num_items), positives)
     assert draw_negatives(positives, num_items, len(free), Ranks()).tolist() == free.tolist()
+    assert nth_outside(positives, np.arange(len(free))).tolist() == free.tolist()
 
 
 @pytest.mark.parametrize("num_items", [0, 1, 4])

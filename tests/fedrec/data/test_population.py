@@ -18,20 +18,6 @@ from fedrec.evaluation.central import CentralEvaluation, make_baseline
 from fedrec.experiment.loading import load
 
 
-@pytest.mark.parametrize(
-    ("task", "expected"),
-    [
-        ("ranking", [([0, 1], [1, 0], [0]), ([1, 1], [1, 1], [1]), ([5], [0], []), ([], [], [])]),
-        ("rating", [([0, 1], [5, 2], [0, 1]), ([1, 1], [5, 4], [1]), ([5], [1], [5]), ([],) * 3]),
-    ],
-)
-def test_training_data_of_clients(world, task, expected):
-    for client, columns in enumerate(expected):
-        data = world(task).client(client)
-        assert data.client == client and data.labels.dtype == np.float32
-        assert (data.items.tolist(), data.labels.tolist(), data.positives.tolist()) == columns
-
-
 @pytest.mark.parametrize("task", ["ranking", "rating"])
 def test_clients_that_are_asked_for_together_have_what_each_has_in_the_interactions(task):
     random = np.random.default_rng(3)
@@ -218,9 +204,6 @@ def test_what_is_computed_in_parts_is_that_of_plain_loops(monkeypatch, most, gro
     assert found.untrained_items.tolist() == [all(i != j for _, j, _ in trained) for i in range(40)]
     tested = {rows[row][0] for row in partition.test_rows if rows[row][2]}
     assert found.evaluated_clients("test").tolist() == sorted(tested)
-    for client, own in enumerate(found.clients(np.arange(9))):
-        mine = [row for row in partition.train_rows if users[row] == client]
-        assert own.items.tolist() == items[mine].tolist()
 
 
 # The populations that a process keeps, and data that are rewritten between two of its runs.
@@ -293,20 +276,20 @@ def test_populations_from_elsewhere_are_kept(table, path):
 # Malicious users in the data: their number, targets, what the adversary knows, and centralised
 # systems that are fitted to their profiles.
 
-RANDOM = "adversary={attack='random',clients=3}"
 
-
-def populations(load_tiny, *overrides):
-    return Population.of(load_tiny(RANDOM, *overrides)), Population.of(load_tiny())
-
-
-def test_they_are_training_users_behind_the_others(load_tiny):
-    found, plain = populations(load_tiny)
+@pytest.mark.parametrize(
+    ("settings", "number"),
+    [("share=0.1", 1), ("share=0.5", 9), ("share=0.0", 0), ("share=0.001", 1), ("clients=3", 3)],
+)
+def test_they_are_training_users_behind_the_others(load_tiny, settings, number):
+    """A share of 18 honest users, with the features of some of them, who like the target."""
+    found = Population.of(load_tiny(f"adversary={{attack='random',{settings}}}"))
+    plain = Population.of(load_tiny())
     honest = plain.interactions.num_users
-    assert found.adversary.malicious.tolist() == [honest, honest + 1, honest + 2]
+    assert found.adversary.malicious.tolist() == [*range(honest, honest + number)]
     assert set(found.adversary.malicious) <= set(found.training_clients)
     assert set(found.training_clients) - set(plain.training_clients) == set(
-        range(honest, honest + 3)
+        range(honest, honest + number)
     )
     features = found.interactions.user_features
     assert features.names == plain.interactions.user_features.names
@@ -316,28 +299,10 @@ def test_they_are_training_users_behind_the_others(load_tiny):
         strict=True,
     ):
         assert {*map(tuple, codes)} <= {*map(tuple, known)}
-
-
-@pytest.mark.parametrize(
-    ("settings", "number"),
-    [("share=0.1", 1), ("share=0.5", 9), ("share=0.0", 0), ("share=0.001", 1), ("clients=0", 0)],
-)
-def test_their_number_is_a_share_of_the_honest_clients(load_tiny, settings, number):
-    """Of 18 training users."""
-    found = Population.of(load_tiny(f"adversary={{attack='random',{settings}}}"))
-    assert len(found.adversary.malicious) == number
-
-
-def test_they_like_the_least_popular_item(load_tiny):
-    found, plain = populations(load_tiny)
-    offsets, items = plain.rows(plain.training_clients, positive=True).lists
-    rows = plain.interactions.items[plain.partition.train_rows]
-    users = plain.interactions.users[plain.partition.train_rows]
-    counts = np.bincount(
-        rows[np.isin(users, plain.training_clients)], minlength=plain.interactions.num_items
-    )
-    (target,) = found.adversary.targets.tolist()
-    assert counts[target] == counts.min() and len(offsets) > 1 and len(items)
+    rows = plain.rows(plain.training_clients, "known").items
+    counts = np.bincount(rows, minlength=plain.interactions.num_items)
+    (target,) = found.adversary.targets.tolist()  # the least popular item
+    assert counts[target] == counts.min()
     for client in found.adversary.malicious.tolist():
         assert target in found.client(client).positives
 

@@ -23,7 +23,7 @@ from fedrec.data.splits.rules import (
     partition_by,
     places,
 )
-from fedrec.data.time_order import TimeOrder, tied_share
+from fedrec.data.time_order import TimeOrder
 from fedrec.errors import DataError, ExperimentError
 from fedrec.experiment.sections import Section
 
@@ -128,11 +128,6 @@ class TestRowsOfOneTime:
         table = interactions([0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 0, 1, 2, 3], np.zeros(7))
         whole = TimeOrder(table, 5).positions
         assert np.array_equal(TimeOrder(table.with_rows(slice(1, 7)), 5).positions[2:], whole[3:])
-
-    def test_their_share(self):
-        table = interactions([0, 0, 0, 1, 1, 1], times=[4, 7, 4, 4, 5, 6])
-        assert tied_share(table) == 2 / 6
-        assert tied_share(interactions([], times=[])) == 0
 
 
 @pytest.mark.slow

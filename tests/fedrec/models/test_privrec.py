@@ -81,23 +81,6 @@ def test_predictions_and_gradients_equal_those_of_plain_modules(
             torch.testing.assert_close(leaves[name].grad[0], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_a_cohort_gives_what_each_client_gives_alone(make, world):
-    model, population = make(), world()
-    slices = [fresh(model, seed) for seed in range(3)]
-    users = codes_of(population, 0, 1, 2)
-    items = torch.tensor([[0, 1, 2], [3, 3, 5], [4, 0, 1]])
-    together = model.predict(stacked(*slices), users, items)
-    assert together.shape == (3, 3)
-    for place, one in enumerate(slices):
-        alone = model.predict(stacked(one), tuple(u[[place]] for u in users), items[[place]])
-        torch.testing.assert_close(together[[place]], alone)
-    shared = {name: value.expand(3, *value.shape[1:]) for name, value in stacked(slices[0]).items()}
-    copied = {name: value.clone() for name, value in shared.items()}
-    torch.testing.assert_close(
-        model.predict(shared, users, items), model.predict(copied, users, items)
-    )
-
-
 def test_ranking_loss_is_equation_2(make):
     logits, labels = torch.tensor([[2.0, -1.0], [0.0, 0.5]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
 
@@ -123,18 +106,6 @@ def test_shapes_and_names_hold_no_user(make):
         "layer2.weight": (4, 1),
         "layer2.bias": (1,),
     }
-
-
-def test_initial_distribution(make):
-    relu = fresh(make(embedding=50, hidden=(200, 100), embedding_std=0.3))
-    assert relu["item.id"].std() == pytest.approx(0.3, rel=0.15)
-    bound = math.sqrt(6 / 200)
-    assert 0.98 * bound < relu["layer0.weight"].abs().max() <= bound
-    assert not relu["layer0.bias"].any()
-    tanh = fresh(make(embedding=50, hidden=(200, 100), activation="tanh"))
-    bound = math.sqrt(6 / 300)
-    assert 0.98 * bound < tanh["layer1.weight"].abs().max() <= bound
-    assert all(value.dtype == torch.float32 for value in tanh.values())
 
 
 def test_an_items_bias_is_added_to_its_logit(make, world):
