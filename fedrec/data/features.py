@@ -246,6 +246,15 @@ class FeatureTable:
             tuple(vectors.renumbered(rows) for vectors in self.vectors),
         )
 
+    def only(self, names: Collection[str]) -> FeatureTable:
+        """Return the features with the given names."""
+        return FeatureTable(
+            self.rows,
+            tuple(feature for feature in self.features if feature.name in names),
+            tuple(text for text in self.texts if text.name in names),
+            tuple(vectors for vectors in self.vectors if vectors.name in names),
+        )
+
     @property
     def every(self) -> tuple[Feature, ...]:
         """All categorical and text features, in order."""

@@ -247,17 +247,8 @@ GRAPH = {
 IALS = {"model": {"name": "ials", "factors": 4}, "step": {"name": "als"}}
 MOMENTS = {"model": {**IALS["model"], "moments": True}, "step": {"name": "als"}}
 LINEAR = {"model": {"name": "item-weights", "items": 12}, "step": {"name": "gram"}}
-ORDERED = {
-    "model": {"name": "transitions", "items": 12, "window": 3},
-    "step": {"name": "transitions"},
-}
 NEXT = {"step": {"name": "sequence", "rates": {"item.id": 5.0}}, "split": {"name": "leave-one-out"}}
 SMALL_SASREC = {"width": 4, "longest": 5, "blocks": 1, "loss": "binary"}
-FOLD_IN = {
-    "model": {"name": "fold-in", "items": 12, "factors": 4},
-    "step": {"name": "gram", "low-rated": 0.3},
-}
-CONTENT = {"model": {"name": "content-map", "items": 12, "factors": 4}, "step": {"name": "gram"}}
 SESSIONS = {
     "settings": {"epochs": 1, "hidden": 4, "session-length": 6, "segment-length": 2, "masks": 2}
 }
@@ -271,38 +262,9 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("baseline", "dpsgd-pnbm"): {"settings": {"minimum-ratings": 2}},
     **{("baseline", name): {"random": True} for name in SEEDED},
     ("model", "ials"): {"settings": {"factors": 4, "moments": True}},
-    ("model", "item-weights"): {
-        "settings": {"items": 12},
-        "experiment": {**LINEAR, "strategy": {"name": "gram"}},
-        "random": False,
-    },
-    ("step", "gram"): {"experiment": {**LINEAR, "strategy": {"name": "gram"}}, "random": False},
-    ("strategy", "gram"): {"experiment": LINEAR},
-    ("model", "transitions"): {
-        "settings": {"items": 12, "window": 3},
-        "experiment": {**ORDERED, "strategy": {"name": "transitions"}},
-        "random": False,
-    },
-    ("step", "transitions"): {
-        "experiment": {**ORDERED, "strategy": {"name": "transitions"}},
-        "random": False,
-    },
-    ("strategy", "transitions"): {"experiment": ORDERED},
     ("model", "sasrec"): {"settings": SMALL_SASREC, "experiment": NEXT},
     ("model", "gru4rec"): {"settings": {"width": 4, "longest": 5}, "experiment": NEXT},
     ("step", "sequence"): {"experiment": {**NEXT, "model": {"name": "sasrec", **SMALL_SASREC}}},
-    ("model", "fold-in"): {
-        "settings": {"items": 12, "factors": 4},
-        "experiment": {**FOLD_IN, "strategy": {"name": "fold-in"}},
-        "random": False,
-    },
-    ("strategy", "fold-in"): {"experiment": FOLD_IN},
-    ("model", "content-map"): {
-        "settings": {"items": 12, "factors": 4},
-        "experiment": {**CONTENT, "strategy": {"name": "content-map"}},
-        "random": False,
-    },
-    ("strategy", "content-map"): {"experiment": CONTENT},
     ("strategy", "gram-start"): {
         "experiment": {**MOMENTS, "model": {**MOMENTS["model"], "products": True}}
     },
@@ -371,6 +333,18 @@ NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("step", "metamf"): {"experiment": META},
     ("strategy", "metamf"): {"experiment": META},
 }
+# Models from sums of users' products, with their settings, step and strategy.
+for model, settings, step in (
+    ("fold-in", {"items": 12, "factors": 4}, {"name": "gram", "low-rated": 0.3}),
+    ("content-map", {"items": 12, "factors": 4}, {"name": "gram"}),
+    ("transitions", {"items": 12, "window": 3}, {"name": "transitions"}),
+    ("item-weights", {"items": 12}, {"name": "gram"}),
+):
+    strategy = {"name": "gram" if model == "item-weights" else model}
+    parts = {"model": {"name": model, **settings}, "step": step, "strategy": strategy}
+    NEEDS["model", model] = {"settings": settings, "experiment": parts, "random": False}
+    NEEDS["step", step["name"]] = {"experiment": parts, "random": False}
+    NEEDS["strategy", strategy["name"]] = {"experiment": {"model": parts["model"], "step": step}}
 # Their clients start from parameters that the server generates and send gradients of these, so the
 # contracts of a model and of a step do not apply; whole runs are tested.
 IN_RUNS_ALONE = {("model", "metamf"), ("step", "metamf"), ("step", "gpfedrec"), ("step", "fedgnn")}
