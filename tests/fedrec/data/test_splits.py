@@ -153,7 +153,8 @@ def test_no_item_of_a_user_is_in_two_parts(name, options, data):
 class TestRepeatedPairs:
     """User 0 has items 3 and 0 again at the end, and item 1 twice at once."""
 
-    TABLE = interactions([0] * 8, [0, 1, 1, 2, 3, 4, 3, 0], times=[0, 1, 1, 2, 3, 4, 5, 6])
+    ITEMS = (0, 1, 1, 2, 3, 4, 3, 0, 0, 0)
+    TABLE = interactions([0] * 10, ITEMS, times=[0, 1, 1, 2, 3, 4, 5, 6, 7, 8])
 
     def test_the_last_new_item_is_tested_and_later_repeats_are_in_no_part(self):
         assert parts(divided(self.TABLE, "leave-one-out")) == [[0, 1, 2, 3], [4], [5]]
