@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import importlib.util
 import inspect
 import json
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -190,8 +190,9 @@ def covers_overrides(cls: type, name: str, others: Sequence[str]) -> bool:
 # 3. an entry point of the group `fedrec.<kind>` that an installed package declares.
 #
 # A new built-in is a new class with a public `name`; there is no list to edit. A class that only
-# inherits a name is not a component. Names are read from the modules' text, without importing them.
-# Homes and base classes are strings, because this core library must not import packages above it.
+# inherits a name is not a component. Names are read from the modules' text, without importing them,
+# so `name = "..."` must be on its own line. Homes and base classes are strings because this core
+# library must not import the packages above it.
 
 
 @dataclass(frozen=True)
@@ -261,6 +262,9 @@ KINDS = (
     POISONING,
     METRIC,
 )
+
+
+_TOKENS = re.compile(r'"""|^class (\w+)|^    name = "([^"\n]+)"(?=\n|  #)|^[\w@]', re.MULTILINE)
 
 
 def resolve(kind: Kind, name: str) -> type:
@@ -337,12 +341,15 @@ def _modules(home: str) -> Iterator[tuple[str, Path]]:
 
 def _names_in(source: str) -> Iterator[tuple[str, str]]:
     """Yield the classes of a module with `name = "..."` in their body, and these names."""
-    classes = (part for part in ast.parse(source).body if isinstance(part, ast.ClassDef))
-    for cls in classes:
-        for line in cls.body:
-            match line:
-                case ast.Assign([ast.Name("name")], ast.Constant(str(name))):
-                    yield cls.name, name
+    cls = ""
+    in_text = False
+    for token in _TOKENS.finditer(source):
+        if token[0] == '"""':
+            in_text = not in_text
+        elif not in_text and not token[2]:
+            cls = token[1] or ""
+        elif not in_text and cls:
+            yield cls, token[2]
 
 
 def available_names(kind: Kind) -> list[str]:
