@@ -34,6 +34,7 @@ from fedrec.errors import RunError
 from fedrec.evaluation.tables import Evaluated
 from fedrec.experiment.schema import Experiment, leak_words
 from fedrec.kernel.compiled import is_compiled
+from fedrec.models.privrec import PrivRec
 from fedrec.protocol.serialization import to_record, zero_copy_arrays
 from fedrec.rng import seed_sequence
 from fedrec.runs.folder import TIED_SHARE, RunFolder
@@ -483,7 +484,7 @@ def warn_without_user_features(experiment: Experiment, parameters: Iterable[str]
     """
     model = resolve(MODEL, experiment.model.name)
     chosen = not getattr(experiment.settings(MODEL), "features", True)
-    if not model.by_features or chosen:
+    if not issubclass(model, PrivRec) or chosen:
         return
     if not any(name.startswith("user.") for name in parameters):
         log.warning(

@@ -27,6 +27,7 @@ from fedrec.errors import ExperimentError
 from fedrec.experiment.sections import Section, component_settings
 from fedrec.models.base import HistoryModel, Model, Parameters
 from fedrec.models.neumf import NeumfConfig
+from fedrec.models.privrec import PrivRec
 from fedrec.models.sequential import SequenceModel
 from fedrec.models.vae import Ae, Vae, VaeConfig
 from fedrec.nn.layers import glorot
@@ -239,7 +240,7 @@ def _inputs(model: HistoryModel, histories: Histories, more: int = 0) -> Tensor:
 #
 # * with parameters of users that never leave a device (`private-parameters`): each user has a row
 #   of them, trained together with the shared ones, on likes and drawn items;
-# * with users represented by their features (`Model.by_features`): the same without rows;
+# * with users represented by their features (`PrivRec`): the same without rows;
 # * of whole histories (`HistoryModel` with a `training_loss`): trained on batches of users, and
 #   applied to anyone's history. The weight `beta` of a divergence rises linearly over all steps.
 #
@@ -278,7 +279,7 @@ class Central(ExamplesBaseline):
         super().__init__(config)
         self._kind: type[Model] = resolve(MODEL, config.model.name)
         self._settings = component_settings(MODEL, config.model, at="model")
-        alike = self._kind.by_features or issubclass(self._kind, HistoryModel)
+        alike = issubclass(self._kind, PrivRec | HistoryModel)
         self._private = () if alike else config.private_parameters
 
     @property

@@ -483,7 +483,7 @@ def test_columns_are_not_recognised_by_their_values(private):
         private(honest(), "positive-above=3", head=head)
     assert private(honest(), "positive-above=3", head=head, user="a", item="b").privacy
     spoiled = with_rows_of(honest(), 0, [(1, np.nan), (2, 3)])
-    with pytest.raises(DataError, match=r"no rating in column 'rating', as in 1 of 474 rows"):
+    with pytest.raises(DataError, match=r"column 'rating', as in 1 of 474 rows"):
         private(spoiled, "positive-above=3")
     times = {"head": f"{HEAD},time", "tail": lambda user: f",{user}" if user else ",x"}
     with pytest.raises(ExperimentError, match=r"'time' must not be left out"):

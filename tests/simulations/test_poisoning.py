@@ -429,7 +429,7 @@ SPLITS = [
     "{name='kfold', fold=2, validation=0.2}",
     "{name='leave-one-out'}",
     "{name='leave-one-out', order='random'}",
-    "{name='bounded', omega=0.5, delta=0.5, dimension=2.0, p-min=0.0}",
+    "{name='bounded', delta=0.5, p-min=0.0}",
     "{name='user-holdout'}",
     "{name='user-holdout', stream='client'}",
 ]
