@@ -181,7 +181,7 @@ def _choice(result: SweepResult) -> list[str]:
     if not result.chosen:
         return [f"No setting was selected, because none has {aims} for all seeds."]
     if (cost := result.plan.cost) is not None:  # the number of the trial is not published
-        setting = " ".join(texts_of(result.point(result.chosen[0])))
+        setting = " ".join(texts_of(SweepFolder(result.folder).trials()[result.chosen[0] - 1]))
         folder = result.folder / CHOSEN
         return [
             f"Selected by {aims}: {setting}. Publish only {folder}; all other files of the sweep"
@@ -203,10 +203,9 @@ def _settings_table(result: SweepResult) -> Table:
     metrics = _metrics(result)
     keys = list(result.plan.space)
     short = [key.rpartition(".")[2] for key in keys]
-    unique = len({*short, *metrics}) == len(short) + len(metrics)
-    spread = any(settings[f"{metric} sd"].notna().any() for metric in metrics)
+    heads = short if len({*short, *metrics}) == len(short) + len(metrics) else keys
+    spread = settings[[f"{metric} sd" for metric in metrics]].notna().to_numpy().any()
     caption = "+-: standard deviation over seeds" if spread else None
-    heads = short if unique else keys
     table = Table("setting", *heads, "runs", caption=caption, caption_justify="left")
     for metric in metrics:
         table.add_column(metric, justify="right")
@@ -301,7 +300,6 @@ def reproduce(
         raise ExperimentError(
             "--only needs a table or figure",
             expected=f"fedrec reproduce {paper} TABLE --only NAME",
-            got="no table or figure",
             fix=f"fedrec reproduce --list {paper} lists them",
         )
     failures: dict[str, str] = {}

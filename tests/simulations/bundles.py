@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from fedrec.runs.folder import RunFolder
 from simulations.engines import flower
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,12 +35,3 @@ def flwr_command(app, folder, config, path=()):
             capture_output=True,
             text=True,
         )
-
-
-def flwr_run(app, folder, config, path=()):
-    """The run folder, `folder / "run"`, of an app bundle with fedrec's server."""
-    done = flwr_command(app, folder, f"{config} output='{folder / 'run'}'", path)
-    assert (folder / "run" / "run.json").exists(), done.stdout[-3000:] + done.stderr[-2000:]
-    run = RunFolder(folder / "run")
-    assert run.status() == {"state": "finished", "round": 2}, run.log_file.read_text()[-3000:]
-    return run

@@ -37,6 +37,7 @@ from fedrec.runs.result import Result
 from server.checkpoint import Checkpoints
 from server.deployed.discovery import Discovery
 from server.deployed.validation import ReplyValidator
+from simulations import runner
 from simulations.deployment.client import plan_of
 from simulations.deployment.layout import Deployment
 from simulations.export.folder import export
@@ -44,7 +45,7 @@ from simulations.own_table import OwnTable
 from simulations.reproduce.recorded import FILE, recorded
 from simulations.studies.declaration import declared
 from simulations.studies.sweep import SweepFolder, result_of, sweep, with_sweeps
-from simulations.studies.sweep import plan_of as plan_of_of_fuzz_files
+from simulations.studies.sweep import plan_of as plan_of_sweep
 from tests.simulations.fuzzing import fuzzed, told
 
 # Random input from users, files and attackers is accepted or refused with a reason, never with a
@@ -178,9 +179,8 @@ def test_settings_of_nodes_and_deployments(tmp_path, given_):
 
 @pytest.fixture(scope="module")
 def finished(tiny_experiment, tmp_path_factory):
-    from simulations import runner
-
     table = {**tiny_experiment(), "privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0}}
+    table["evaluation"]["baselines"] = ["popularity"]
     return runner.run(table, output=tmp_path_factory.mktemp("run") / "run").folder
 
 
@@ -470,15 +470,15 @@ def test_what_a_sweep_varies(tiny_experiment, text, data):
     if data is not None:
         key = data.draw(st.sampled_from(["rounds", "strategy.server-lr", "step.epochs", "x"]))
         value = data.draw(st.lists(VALUES, max_size=3))
-        told(lambda: plan_of_of_fuzz_files(tiny_experiment(), (), [f"{key}={json.dumps(value)}"]))
-    told(lambda: plan_of_of_fuzz_files(tiny_experiment(), (), [text]))
-    told(lambda: plan_of_of_fuzz_files(tiny_experiment(), (), [text], trials=3))
+        told(lambda: plan_of_sweep(tiny_experiment(), (), [f"{key}={json.dumps(value)}"]))
+    told(lambda: plan_of_sweep(tiny_experiment(), (), [text]))
+    told(lambda: plan_of_sweep(tiny_experiment(), (), [text], trials=3))
 
 
 @pytest.fixture(scope="module")
 def swept(tiny_experiment, tmp_path_factory):
     folder = tmp_path_factory.mktemp("swept") / "sweep"
-    plan = plan_of_of_fuzz_files(tiny_experiment(), (), ["strategy.server-lr=[0.1, 1.0]"])
+    plan = plan_of_sweep(tiny_experiment(), (), ["strategy.server-lr=[0.1, 1.0]"])
     sweep(plan, folder)
     return folder
 
@@ -515,22 +515,13 @@ def within_damage(files, data, action):
         file.write_bytes(before)
 
 
-@pytest.fixture(scope="module")
-def finished_of_fuzz_files(tiny_experiment, tmp_path_factory):
-    from simulations import runner
-
-    table = {**tiny_experiment(), "privacy": {"clip-norm": 1.0, "noise-multiplier": 1.0}}
-    table["evaluation"]["baselines"] = ["popularity"]
-    return runner.run(table, output=tmp_path_factory.mktemp("run") / "run").folder
-
-
 @pytest.mark.slow
 @fuzzed(80)
 @given(st.data())
-def test_runs_that_are_compared_reported_and_exported(finished_of_fuzz_files, tmp_path, data):
+def test_runs_that_are_compared_reported_and_exported(finished, tmp_path, data):
     """Every function that makes something of a finished run."""
-    files = [p for p in finished_of_fuzz_files.rglob("*") if p.is_file() and p.name != ".lock"]
-    within_damage(files, data, lambda: use_run(finished_of_fuzz_files, tmp_path))
+    files = [p for p in finished.rglob("*") if p.is_file() and p.name != ".lock"]
+    within_damage(files, data, lambda: use_run(finished, tmp_path))
 
 
 def use_run(folder, output):

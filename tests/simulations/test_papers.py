@@ -4,7 +4,6 @@
 import dataclasses
 import itertools
 import math
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -139,14 +138,6 @@ def test_every_table_and_figure_of_the_papers_is_made_or_has_a_reason():
     assert made - items == ours and NOT_HERE.keys() <= items
 
 
-def test_a_table_of_several_data_sets_is_read_in_parts():
-    whole = published("upc-sdg", "table2")
-    office, gowalla = (published("upc-sdg", "table2", name) for name in ("Office", "Gowalla"))
-    assert published("upc-sdg", "table2-gowalla", "Gowalla") == gowalla
-    assert {cell[0] for cell in office} == {"Office", "Office+", "Office-"}
-    assert len(office) == len(gowalla) == len(whole) / 3
-
-
 @pytest.mark.parametrize("study", list(studies()), ids=lambda study: study.name)
 def test_a_study_has_tasks_with_names_of_their_own_and_compares_rows_that_it_has(study):
     names = [task.name for task in study.tasks]
@@ -204,45 +195,6 @@ def test_each_step_from_the_papers_recipe_to_ours_has_one_change_more():
         {"strategy.anneal-rounds"},
     ]
     assert tables[-1] == loaded("privrec", "table2", "privrec").table()
-
-
-def test_the_frontier_has_its_epsilons_and_each_system_beside_one_of_the_same_adjacency():
-    (study,) = find("privrec", "frontier")
-    epsilons = Counter()
-    for task in study.tasks:
-        experiment = loaded("privrec", "frontier", task.name)
-        epsilon = task.options["epsilon"]
-        assert experiment.privacy is not None and experiment.sampler.name == "full"
-        epsilons[task.options["system"]] += 1
-        assert (experiment.privacy.epsilon, experiment.privacy.delta) == (epsilon, 1e-5)
-        adjacency = "add-remove" if "add-remove" in task.name else "replace-one"
-        assert experiment.privacy.adjacency == adjacency
-        beside = experiment.evaluation.baseline_settings()[task.options["above"]]
-        assert beside["epsilon"] == epsilon
-        assert beside.get("adjacency", "replace-one") == adjacency
-    one = {"DP-PrivRec": 1, "DP-PrivRec-One": 1, "LM-PrivRec": 1}
-    assert epsilons == {**one, "Fold-in": 4, "Fold-in, +-1": 1, "PureSVD": 1}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "dp-privrec-ml1m",
-        "dp-privrec-one-ml1m",
-        "lm-privrec-ml1m",
-        "fed-fold-in-ml1m",
-        "fed-fold-in-add-remove-ml1m",
-        "dp-fed-gram-ml1m",
-    ],
-)
-def test_the_frontier_at_the_shipped_epsilon_is_the_shipped_experiment(name):
-    """Up to the digits of the noise factor."""
-    shipped = load(name)
-    found = loaded("privrec", "frontier", f"{name}-5")
-    assert found.model == shipped.model and found.strategy == shipped.strategy
-    assert shipped.privacy is not None and found.privacy is not None
-    factors = [own.noise_factor("popularity") for own in (shipped.privacy, found.privacy)]
-    assert factors[0] == pytest.approx(factors[1], abs=5e-3)
 
 
 def test_the_shipped_phases_compose_to_the_target():

@@ -249,13 +249,11 @@ def test_points_of_ranges_stay_within_and_are_a_function_of_the_number():
 BAD = {
     "no list": ("rounds=5", "single value"),
     "no key": ("[1, 2]", "cannot read"),
-    "empty": ("rounds=[]", "at least one value"),
     "twice": ("rounds=[1, 1]", "without duplicates"),
     "seed": ("seed=[1, 2]", "--seeds"),
     "held-out": ("evaluation.held-out=['test', 'validation']", "validation"),
     "range upside down": ("rounds={low=5, high=1}", "low < high"),
     "log of zero": ("rounds={low=0, high=1, log=true}", "0 < low"),
-    "unknown key": ("rounds={low=1, high=2, step=1}", "low and high"),
     "no TOML": ("rounds=[1, ", "KEY=[VALUE"),
 }
 
@@ -309,10 +307,8 @@ def test_a_dry_run_prints_the_settings_and_runs_nothing(fedrec, tiny_file, tmp_p
     ("arguments", "words"),
     [
         (["-v", "strategy.server-lrr=[1]"], "did you mean 'server-lr'"),
-        (["-v", "rounds=[1]", "--choose", "hits@5"], "selected on test users"),
         (["--seeds", "0"], "1 to 10000"),
         (["--seeds", "1000000000", "--dry-run"], "1 to 10000"),
-        (["-v", "rounds=[1]", "--trials", "1000000000", "--dry-run"], "1 to 10000"),
         (["-v", f"rounds=[{'9' * 5000}]"], "cannot read"),
         (["--trials", "5"], "no keys to vary"),
         (["-v", "rounds=[1]", "--optimise", "a", "--choose", "b"], "--optimise and --choose"),
