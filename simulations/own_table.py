@@ -216,7 +216,8 @@ class OwnTable:
         if not rated:
             dataset.pop("rating", None)
         name = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("-._") or "own-data"
-        kind, system = "linear item-to-item model", LINEAR
+        kind = "linear item-to-item model"
+        system = LINEAR
         if self.epsilon is not None or self.item_vectors:
             kind = "fold-in"
             system = fold_in_system(self.epsilon, facts.items, facts.rows_per_user, rated=rated)

@@ -164,7 +164,8 @@ def command_with(config_of: Callable[[str], type[Config]], *computed: str) -> An
         def get_params(self, ctx: click.Context) -> list[click.Parameter]:
             first, *others = super().get_params(ctx)
             options = options_of(config_of(str(self.name)))
-            return [first, *(one for one in options if one.name not in computed), *others]
+            asked = (option for option in options if option.name not in computed)
+            return [first, *asked, *others]
 
     return SettingsCommand
 

@@ -324,18 +324,36 @@ class StudyFolder:
         self.about = about
         self.kind = kind
 
-    def begun(self) -> bool:
-        """True if the folder has a study.
+    def open(
+        self, asked: Mapping[str, Any], free: Sequence[str] = (), *, secret: bool = False
+    ) -> None:
+        """Create the folder of a study, or check that it is that of the same study.
+
+        Args:
+            asked: what identifies the study.
+            free: keys of it that may differ.
+            secret: whether only the owner can read a new folder.
 
         Raises:
-            RunError: the path has other contents.
+            RunError: the folder has another study, or other contents.
         """
-        if (self.path / self.about).is_file():
-            return True
-        require_new_folder(
-            self.path, expected=f"a new or empty folder, or that of the same {self.kind}"
-        )
-        return False
+        if not (self.path / self.about).is_file():
+            expected = f"a new or empty folder, or that of the same {self.kind}"
+            require_new_folder(self.path, expected=expected)
+            if secret:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self.path.chmod(0o700)
+            self.write(self.about, asked)
+        before = self.read(self.about)
+        if not isinstance(before, dict):
+            raise self.damaged(self.about, "not a table")
+        other = [key for key in asked if before.get(key) != asked[key] and key not in free]
+        if other:
+            raise RunError(
+                f"{self.path} holds another {self.kind}",
+                got=f"{', '.join(other)} differ from its {self.about}",
+                fix="choose another --output, or give the same experiment and options",
+            )
 
     def lock(self) -> AbstractContextManager[None]:
         """Lock the folder against a second process.
@@ -393,17 +411,7 @@ def folder_of(study: Study, path: Path, *, quick: bool) -> StudyFolder:
         RunError: `path` has other contents.
     """
     folder = StudyFolder(path, "study.json", "study")
-    about = {"paper": study.paper, "item": study.item, "quick": quick}
-    if not folder.begun():
-        folder.write("study.json", about)
-    before = folder.read("study.json")
-    if before != about:
-        raise RunError(
-            f"{folder.path} is not the folder of this study",
-            expected=f"{json.dumps(about)} in study.json",
-            got=json.dumps(before),
-            fix="choose another --output",
-        )
+    folder.open({"paper": study.paper, "item": study.item, "quick": quick})
     return folder
 
 

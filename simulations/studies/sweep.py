@@ -26,7 +26,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from shlex import quote
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -310,13 +309,6 @@ class SweepFolder(StudyFolder):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, SWEEP, "sweep")
-        if not (self.path / SWEEP).is_file():
-            raise RunError(
-                f"{path} is not the folder of a sweep",
-                expected=f"a folder with {SWEEP}",
-                got="another folder" if self.path.is_dir() else "no such folder",
-                fix="give the folder that `fedrec sweep` printed",
-            )
         self._values: dict[str, dict[str, float]] = {}
         try:
             self.plan = SweepPlan.model_validate(self.read(SWEEP))
@@ -334,25 +326,11 @@ class SweepFolder(StudyFolder):
             RunError: `path` has another sweep or other contents.
         """
         asked = plan.model_dump(mode="json")
+        free = {"random": ("trials",), "optimise": ("trials",), "private": ("trials", "seeds")}
         folder = StudyFolder(path, SWEEP, "sweep")
-        if not folder.begun():
-            if plan.private is not None:
-                folder.path.mkdir(parents=True, exist_ok=True)
-                folder.path.chmod(0o700)
-            folder.write(SWEEP, asked)
+        folder.open(asked, free.get(plan.method, ()), secret=plan.private is not None)
         opened = cls(path)
-        before = opened.plan.model_dump(mode="json")
-        longer = plan.method in ("random", "optimise") and plan.trials > opened.plan.trials
-        free = ("trials",) if longer else ("trials", "seeds") if plan.private is not None else ()
-        other = [key for key in before if before[key] != asked[key] and key not in free]
-        if other:
-            raise RunError(
-                f"{opened.path} holds another sweep",
-                got=f"{', '.join(other)} differ from its {SWEEP}",
-                fix="choose another --output, or continue it: fedrec resume"
-                f" {quote(str(opened.path))}",
-            )
-        if longer:
+        if plan.private is None and plan.trials > opened.plan.trials:
             opened.write(SWEEP, asked)
             opened.plan = plan
         return opened

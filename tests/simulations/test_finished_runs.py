@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 import fedrec
 from fedrec.data.population import POPULATIONS, Population
@@ -15,7 +14,6 @@ from fedrec.privacy.accounting import events
 from fedrec.runs.folder import RunFolder
 from simulations import runner
 from simulations.amend import discard, write_amended
-from simulations.cli import app
 from simulations.cli.privacy import personal_epsilons
 from simulations.own_table import OwnTable
 from tests.captured_noise import captured, sensitivities
@@ -84,6 +82,13 @@ def test_only_run_folders_without_a_release_are_discarded(run_tiny, tmp_path):
 
 # Recommendations after a run for users who came later.
 
+
+@pytest.fixture
+def call(request):
+    """The command line; `fedrec` is the package here."""
+    return request.getfixturevalue("fedrec")
+
+
 _TASTE = 15  # items of each of two tastes
 
 
@@ -101,20 +106,8 @@ def table():
 
 @pytest.fixture(scope="module")
 def trained(table, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("later")
-    table.to_csv(folder / "likes.csv", index=False)
-    command = [
-        "run",
-        "--data",
-        str(folder / "likes.csv"),
-        "--system",
-        "linear",
-        "-o",
-        str(folder / "run"),
-    ]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
-    result = fedrec.Result.load(folder / "run")
+    output = tmp_path_factory.mktemp("later")
+    result = fedrec.try_table(table, system="linear", output=output)
     assert np.any(result.parameters["item.weights"])
     return result
 
@@ -122,7 +115,7 @@ def trained(table, tmp_path_factory):
 @pytest.fixture
 def with_data(trained, table):
     """Puts other rows into the place of the data."""
-    file = trained.folder.parent / "likes.csv"
+    file = trained.folder.parent / "table.csv"
 
     def put(rows):
         rows.to_csv(file, index=False)
@@ -143,7 +136,7 @@ def lists(found, user):
     return own["item"].tolist(), own["score"].tolist()
 
 
-def test_a_history_serves_users_who_were_not_there(trained, table, tmp_path):
+def test_a_history_serves_users_who_were_not_there(trained, table, tmp_path, call):
     unknown = pd.DataFrame([("new", "a-new-item")], columns=["user", "item"])
     history = pd.concat([twin(table, "new"), twin(table, "newer", of="u08"), unknown])
     found = trained.recommend(k=5, history=history)
@@ -152,10 +145,9 @@ def test_a_history_serves_users_who_were_not_there(trained, table, tmp_path):
     assert not own & taste and all(int(item[1:]) >= _TASTE for item in own)
     file = tmp_path / "new.csv"
     history.to_csv(file, index=False)
-    command = ["recommend", str(trained.folder), "--history", str(file), "--top", "5"]
-    done = CliRunner().invoke(app, [*command, "-o", str(tmp_path / "lists.csv")])
-    assert done.exit_code == 0, done.output
-    assert pd.read_csv(tmp_path / "lists.csv")["item"].tolist() == found["item"].tolist()
+    output = tmp_path / "lists.csv"
+    assert not call("recommend", trained.folder, "--history", file, "--top", 5, "-o", output)[0]
+    assert pd.read_csv(output)["item"].tolist() == found["item"].tolist()
     one = trained.recommend(["newer"], k=5, history=file)
     assert lists(one, "newer") == lists(found, "newer") and set(one["user"]) == {"newer"}
 
@@ -214,10 +206,8 @@ def table_of_recommending(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(table_of_recommending, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    done = CliRunner().invoke(app, ["run", "--data", str(table_of_recommending), "-o", str(folder)])
-    assert done.exit_code == 0, done.output
-    return folder
+    experiment = OwnTable().experiment(table_of_recommending, [], True)
+    return runner.run(experiment, output=tmp_path_factory.mktemp("runs") / "run").folder
 
 
 def test_a_finished_run_gives_its_parameters(run):
@@ -235,16 +225,13 @@ def test_items_that_a_user_has_a_row_about_are_not_recommended(run, table_of_rec
     assert (found.groupby("user")["score"].diff().dropna() <= 0).all()
 
 
-def test_a_user_with_a_row_of_every_item_is_told_so(run, tmp_path):
+def test_a_user_with_a_row_of_every_item_is_told_so(run, tmp_path, call):
     more = pd.DataFrame({"customer": "everything", "sku": [f"i{number}" for number in range(30)]})
     more.to_csv(tmp_path / "more.csv", index=False)
-    given = ["recommend", str(run), "--history", str(tmp_path / "more.csv")]
-    done = CliRunner().invoke(app, [*given, "--user", "everything", "--user", "u1", "--top", "2"])
-    assert done.exit_code == 0, done.output
-    assert done.stderr.splitlines() == [
-        "User 'everything' has rows for all items, so there are no new items to recommend."
-    ]
-    assert [line.split(",")[0] for line in done.stdout.splitlines()] == ["user", "u1", "u1"]
+    users = ("--user", "everything", "--user", "u1", "--top", 2)
+    code, out, err = call("recommend", run, "--history", tmp_path / "more.csv", *users)
+    assert code == 0 and err.startswith("User 'everything' has rows for all items")
+    assert [line.split(",")[0] for line in out.splitlines()] == ["user", "u1", "u1"]
 
 
 def test_scores_are_those_that_were_evaluated(run):
@@ -276,23 +263,20 @@ def test_users_are_named_by_the_datas_ids(run):
         assert "['u7']" in error.value.text()
 
 
-def test_lists_are_written_as_parquet(run, tmp_path):
+def test_lists_are_written_as_parquet(run, tmp_path, call):
     pytest.importorskip("pyarrow")
     file = tmp_path / "lists.parquet"
-    done = CliRunner().invoke(app, ["recommend", str(run), "--top", "3", "-o", str(file)])
-    assert done.exit_code == 0, done.output
+    assert call("recommend", run, "--top", 3, "-o", file)[0] == 0
     expected = fedrec.Result.load(run).recommend(k=3)
     assert pd.read_parquet(file)["item"].tolist() == expected["item"].tolist()
 
 
-def test_ids_that_a_spreadsheet_would_execute_are_written_as_text(run, tmp_path, monkeypatch):
+def test_ids_that_a_spreadsheet_would_execute_are_written_as_text(run, tmp_path, monkeypatch, call):
     ids = ["=cmd|'/c calc'!A0", "+1+1", "@SUM(A1)", "-2+3", "-5", "plain", "a=b"]
     rows = {"user": ["-x"] * 7, "rank": range(1, 8), "item": ids, "score": [-0.5] * 7}
     monkeypatch.setattr(fedrec.Result, "recommend", lambda *_, **__: pd.DataFrame(rows))
-    done = CliRunner().invoke(app, ["recommend", str(run), "-o", str(tmp_path / "lists.csv")])
-    assert done.exit_code == 0, done.output
-    printed = CliRunner().invoke(app, ["recommend", str(run)]).output
-    assert (tmp_path / "lists.csv").read_text() == printed
+    assert call("recommend", run, "-o", tmp_path / "lists.csv")[0] == 0
+    assert (tmp_path / "lists.csv").read_text() == call("recommend", run)[1]
     found = pd.read_csv(tmp_path / "lists.csv", dtype=str)
     assert found["item"].tolist() == [*(f"'{one}" for one in ids[:4]), *ids[4:]]
     assert set(found["user"]) == {"'-x"} and set(found["score"]) == {"-0.5"}
@@ -312,13 +296,9 @@ def test_fine_tuning_on_the_device_is_part_of_the_scores(tiny_experiment, tmp_pa
 def test_items_that_a_user_rated_low_are_not_recommended(tmp_path):
     random = np.random.default_rng(1)
     pairs = sorted({(random.integers(40), random.integers(30)) for _ in range(500)})
-    file = tmp_path / "ratings.csv"
-    lines = [f"u{user},i{item},{random.integers(1, 6)}" for user, item in pairs]
-    file.write_text("\n".join(["user,item,rating", *lines]) + "\n")
-    done = CliRunner().invoke(app, ["run", "--data", str(file), "-o", str(tmp_path / "run")])
-    assert done.exit_code == 0, done.output
-    found = fedrec.Result.load(tmp_path / "run").recommend(k=5)
-    rows = pd.read_csv(file)
+    rows = pd.DataFrame(pairs, columns=["user", "item"])
+    rows["rating"] = random.integers(1, 6, len(rows))
+    found = fedrec.try_table(rows, output=tmp_path / "run").recommend(k=5)
     assert (rows["rating"] <= 3).mean() > 0.3  # low ratings, which are not positive
     known = set(zip(rows["user"], rows["item"], strict=True))
     assert len(found) and not known & set(zip(found["user"], found["item"], strict=True))

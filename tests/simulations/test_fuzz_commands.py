@@ -266,14 +266,6 @@ def bad(base, method, body="..."):
     return f"class Bad({base}):\n def {method}:\n" + textwrap.indent(body, "  ")
 
 
-def in_blocks(fault):
-    """A step that does something wrong after a block was trained."""
-    body = (
-        f"trained = super().train_block(parameters, block, client_params)\n{fault}\nreturn trained"
-    )
-    return bad("Sgd", "train_block(self, parameters, block, client_params=None)", body)
-
-
 def predicting(body):
     """A model with other predictions; `found` are the right ones."""
     body = f"found = super().predict(parameters, users, items, rows)\n{body}"
@@ -304,19 +296,10 @@ BROKEN = {
         alone("return Update({n: v.sum() for n, v in parameters.items()}, 1, 0.0)"),
         "'item.id': (3,)",
     ),
-    ("step", "shapes-in-blocks"): (
-        in_blocks("trained.values['layer0.bias'] = trained.values['layer0.bias'][:, :1]"),
-        "'layer0.bias': (3, 1)",
-    ),
     ("step", "no-update"): (alone("return {}"), "got dict"),
     ("step", "raises"): (alone("return 1 / 0"), "ZeroDivision"),
-    ("model", "signature"): (
-        bad("PrivRec", "predict(self, parameters, items)"),
-        "TypeError",
-    ),
     ("model", "nan"): (predicting("return found * math.nan"), "expected: finite predictions"),
     ("model", "shapes"): (predicting("return found.unsqueeze(-1)"), "got: (2, 3, 1)"),
-    ("strategy", "signature"): (bad("Reptile", "apply(self, theta)"), "TypeError"),
     ("strategy", "abstract"): (
         "from strategies.base import CohortStrategy\nclass Bad(CohortStrategy):\n pass",
         "got: no apply",
@@ -343,7 +326,6 @@ BROKEN = {
         drawing("self.clients += 1\nreturn self.clients[:2]"),
         "read-only",
     ),
-    ("dataset", "signature"): (bad("Synthetic", "read(self, path)"), "TypeError"),
     ("dataset", "shapes"): (reading("return super().read().frame()"), "got: DataFrame"),
     ("dataset", "nan"): (
         reading("data = super().read()\nreturn replace(data, ratings=data.ratings * math.nan)"),
@@ -351,10 +333,6 @@ BROKEN = {
     ),
     ("split", "shapes"): (splitting("return 3"), "got: int"),
     ("split", "mutates"): (splitting("interactions.users[0] = 1"), "read-only"),
-    ("baseline", "signature"): (
-        f"{bad('Baseline', 'fit(self)')}\n def scores(self): ...",
-        "TypeError",
-    ),
     ("baseline", "nan"): (
         scoring("return torch.full((histories.num_users, histories.num_items), math.nan)"),
         "got: NaN",

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from fedrec.baselines.base import Histories
 from fedrec.baselines.linear import (
@@ -31,7 +30,6 @@ from fedrec.experiment.loading import load
 from fedrec.models.content import LEFT, MAP, RIGHT
 from fedrec.runs.result import Result
 from simulations import runner
-from simulations.cli import app
 from simulations.own_table import OwnTable
 
 WIDTH = 6
@@ -320,7 +318,7 @@ def later(folder, values: np.ndarray, ids: list[str]):
 
 
 @pytest.mark.parametrize("system", ["content-map", "fold-in"])
-def test_items_that_came_after_a_run_are_ranked_by_their_vectors(tmp_path, system):
+def test_items_that_came_after_a_run_are_ranked_by_their_vectors(tmp_path, fedrec, system):
     result = runner.run(load(table(tmp_path, rows_of(), system), []), output=tmp_path / "run")
     values = vectors_of(10, seed=7)
     file = later(tmp_path, values, [f"n{number}" for number in range(10)])
@@ -339,9 +337,8 @@ def test_items_that_came_after_a_run_are_ranked_by_their_vectors(tmp_path, syste
         best = lists.loc[lists["rank"] == 1].set_index("user")["score"]
         scores = best.loc[population.interactions.user_ids.tolist()].to_numpy()
         np.testing.assert_allclose(scores, expected.max(1), atol=1e-5)
-    given = ["recommend", str(tmp_path / "run"), "--user", "3", "--top", "2"]
-    done = CliRunner().invoke(app, [*given, "--new-items", str(file)])
-    assert done.exit_code == 0 and done.stdout.count("\n3,") == 2, done.output
+    given = ("recommend", tmp_path / "run", "--user", 3, "--top", 2)
+    assert fedrec(*given, "--new-items", file)[1].count("\n3,") == 2
 
 
 def test_a_network_of_vectors_without_ids_ranks_later_items(tmp_path):
@@ -390,12 +387,11 @@ def test_wrong_files_of_new_items_are_refused(tmp_path, result, ids, values, wro
         result.recommend(new_items=file)
 
 
-def test_an_export_has_the_new_items(tmp_path, result):
+def test_an_export_has_the_new_items(tmp_path, fedrec, result):
     pytest.importorskip("onnxruntime")
     file = later(tmp_path, vectors_of(10, seed=7), [f"n{number}" for number in range(10)])
-    args = ["export", str(result.folder), "-o", str(tmp_path / "out"), "--new-items", str(file)]
-    done = CliRunner().invoke(app, [*args, "--user", "3"])
-    assert done.exit_code == 0, done.output
+    given = ("-o", tmp_path / "out", "--new-items", file, "--user", 3)
+    assert fedrec("export", result.folder, *given)[0] == 0
     items = (tmp_path / "out/items.txt").read_text().splitlines()
     assert len(items) == ITEMS + 10 and items[-1] == '"n9"'
 

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
-from typer.testing import CliRunner
 
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
@@ -22,7 +21,6 @@ from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.report.comparison import compare
 from fedrec.runs.result import Result
-from simulations.cli import app
 from simulations.own_table import OwnTable, fold_in_system, try_table
 from simulations.runner import run
 from simulations.system_choice import LINEAR, TITLES
@@ -321,15 +319,14 @@ def test_vectors_of_items_serve_items_that_nobody_trained_with(tmp_path):
     assert line["mrr"] > 1.3 * popular["mrr"] > 0
 
 
-def test_a_run_of_private_popularity_shows_the_level_of_chance_and_no_prose(tmp_path):
-    args = ["run", "--data", str(written(tmp_path)), "--epsilon", "1", "-o", str(tmp_path / "run")]
-    done = CliRunner().invoke(app, args)
-    assert done.exit_code == 0, done.output
+def test_a_run_of_private_popularity_shows_the_level_of_chance_and_no_prose(tmp_path, fedrec):
+    given = ("--epsilon", 1, "-o", tmp_path / "run")
+    _, out, err = fedrec("run", "--data", written(tmp_path), *given)
     result = Result.load(tmp_path / "run")
     assert set(result.baselines) == {"popularity", "random"}
     assert result.rounds["epsilon"].iloc[-1] == pytest.approx(1.0, abs=0.01)
     chance = result.baselines["random"]["hits@10"]
-    told = " ".join(done.output.split())
+    told = " ".join((out + err).split())
     assert re.search(rf"random [^a-z]*{chance:.4f}", told) and "random (not private)" not in told
     assert "It is per value of Kunde; 28 of them train" in told  # of 40, 8 tested, 4 validating
     assert "the guarantee is per value of Kunde, 40 of them" in told
@@ -342,7 +339,7 @@ def test_a_run_of_private_popularity_shows_the_level_of_chance_and_no_prose(tmp_
     ("options", "built"), [(["--system", "linear"], 1), (["--epsilon", "50"], 2)]
 )
 def test_the_table_is_read_once_and_the_experiment_built_once(
-    tmp_path, monkeypatch, options, built
+    tmp_path, monkeypatch, fedrec, options, built
 ):
     """Before, its first rows are looked at. A private system is built once more, to ask whether it
     can learn anything."""
@@ -366,10 +363,7 @@ def test_the_table_is_read_once_and_the_experiment_built_once(
     monkeypatch.setattr(pd, "read_csv", counted)
     monkeypatch.setattr(Experiment, "parse", classmethod(parsed))
     monkeypatch.setattr("simulations.runner.execute", stop)
-    done = CliRunner().invoke(
-        app, ["run", "--data", str(file), *options, "-o", str(tmp_path / "run")]
-    )
-    assert done.exit_code == 130, done.exception
+    assert fedrec("run", "--data", file, *options, "-o", tmp_path / "run")[0] == 130
     assert len(reads) == 1 and len(builds) == built
 
 
@@ -393,7 +387,7 @@ def walks(tmp_path, ordered):
     return file
 
 
-def test_a_table_with_times_says_whether_order_pays(tmp_path):
+def test_a_table_with_times_says_whether_order_pays(tmp_path, fedrec):
     """Next items follow from the last ones in one table; in the other, times are at random."""
     said = {}
     for ordered in (True, False):
@@ -401,23 +395,21 @@ def test_a_table_with_times_says_whether_order_pays(tmp_path):
         table = experiment(file)
         assert table["split"]["halves"] == "temporal"
         assert table["evaluation"]["baselines"] == ["popularity", "ease", "transitions", "random"]
-        output = ["-o", str(tmp_path / file.stem)]
-        done = CliRunner().invoke(app, ["run", "--data", str(file), *output])
-        said[ordered] = " ".join(done.output.split())
+        _, out, _ = fedrec("run", "--data", file, "-o", tmp_path / file.stem)
+        said[ordered] = " ".join(out.split())
     assert "The order of items helps here: hits@10" in said[True]
     assert "The order of items helps" not in said[False]
     assert "The order of items" in said[False]
 
 
-def test_rows_of_one_time_have_no_order_that_could_pay(tmp_path, caplog):
+def test_rows_of_one_time_have_no_order_that_could_pay(tmp_path, caplog, fedrec):
     """Items at random, all bought on one day, and listed by item."""
     random = np.random.default_rng(5)
     bought = [np.sort(random.choice(90, 12, replace=False)) for _ in range(120)]
     lines = [f"u{user},i{item:02},2024-03-01" for user, own in enumerate(bought) for item in own]
     file = tmp_path / "one-day.csv"
     file.write_text("\n".join(["user,item,timestamp", *lines]) + "\n")
-    done = CliRunner().invoke(app, ["run", "--data", str(file), "-o", str(tmp_path / "run")])
-    output = " ".join(done.output.split())
+    output = " ".join(fedrec("run", "--data", file, "-o", tmp_path / "run")[1].split())
     shared = "100.0% of the rows have the same time as another item of their user"
     assert caplog.text.count(shared) == 1
     assert "The order of items" not in output and "later half" not in output
@@ -499,10 +491,9 @@ def test_the_best_system_on_validation_users_is_trained_and_named(tmp_path, caps
         (["-s", "model.items=20"], "whose settings are given"),
     ],
 )
-def test_a_system_that_is_asked_for_is_not_compared(tmp_path, words, reason):
-    done = CliRunner().invoke(
-        app, ["run", "--data", str(clustered(tmp_path)), *words, "-o", str(tmp_path / "run")]
-    )
-    assert done.exit_code == 0 and reason in done.output
+def test_a_system_that_is_asked_for_is_not_compared(tmp_path, fedrec, words, reason):
+    given = ("--data", clustered(tmp_path), *words, "-o", tmp_path / "run")
+    code, _, err = fedrec("run", *given)
+    assert code == 0 and reason in err
     rounds = Result.load(tmp_path / "run").rounds
     assert len(rounds) == (1 if "popularity" in words else 2)
