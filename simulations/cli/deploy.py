@@ -51,12 +51,10 @@ def init(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder to create.")],
     host: Annotated[
-        list[str] | None,
-        typer.Option(help="Name or address at which clients reach this machine; may repeat."),
+        list[str] | None, typer.Option(help="Address at which clients reach this machine.")
     ] = None,
     experiment: Annotated[
-        str | None,
-        typer.Option(help="Split the dataset of this experiment into one file per node."),
+        str | None, typer.Option(help="Split the dataset of this experiment into a file per node.")
     ] = None,
     overrides: Annotated[list[str] | None, options.overrides()] = None,
 ) -> None:
@@ -280,13 +278,11 @@ def _next(folder: Path) -> str:
 
 def client(
     join: Annotated[
-        Path,
-        typer.Option(help="Folder from the operator: node.key, ca.crt, catalogue.json."),
+        Path, typer.Option(help="Folder from the operator: node.key, ca.crt, catalogue.json.")
     ],
     superlink: Annotated[str, typer.Option(help="HOST:PORT of the deployment's gateway.")],
     data: Annotated[
-        Path | None,
-        typer.Option(help="CSV file of one or more users; it never leaves this machine."),
+        Path | None, typer.Option(help="CSV file of users; it never leaves this machine.")
     ] = None,
     state: Annotated[
         Path | None, typer.Option(help="Folder of the private state; default: JOIN/state.")
@@ -298,30 +294,19 @@ def client(
         str | None, typer.Option(help="Address that the SuperNode listens on; default: the same.")
     ] = None,
     port: Annotated[int, typer.Option(help="Port of the SuperNode for the executor.")] = 9094,
-    part: Annotated[
-        str, typer.Option(help="Process to start: all, supernode or executor.")
-    ] = "all",
+    part: Annotated[str, typer.Option(help="Process: all, supernode or executor.")] = "all",
     setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Setting of the node, such as numbers=true; may repeat."),
+        list[str] | None, typer.Option("--set", help="Setting of the node, such as numbers=true.")
     ] = None,
 ) -> None:
     """Run a real client until it is stopped."""
     from simulations.deployment.client import plan_of, run_client
 
-    run_client(
-        plan_of(
-            join,
-            superlink,
-            data=data,
-            state=state,
-            host=host,
-            bind=bind,
-            port=port,
-            settings=setting or [],
-        ),
-        part,
+    given = setting or []
+    plan = plan_of(
+        join, superlink, data=data, state=state, host=host, bind=bind, port=port, settings=given
     )
+    run_client(plan, part)
 
 
 # `fedrec deploy renew` and `revoke`: new certificates, and revoked keys.

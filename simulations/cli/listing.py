@@ -68,9 +68,7 @@ SECTIONS: dict[str, type[Config]] = {
 def show(
     kind: Annotated[
         str | None,
-        typer.Argument(
-            help="Kind of component, such as `dataset` or `strategy`; or a word to search for."
-        ),
+        typer.Argument(help="Kind of component, such as `dataset`; or a word to search for."),
     ] = None,
     word: Annotated[
         str | None,

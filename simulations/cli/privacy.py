@@ -35,10 +35,7 @@ from simulations.cli.options import command_with
 app = options.group("Compute epsilons and noise, and explain guarantees.")
 
 AsJson = Annotated[
-    bool,
-    typer.Option(
-        "--json", help='Print the result as JSON; an infinite epsilon is the string "inf".'
-    ),
+    bool, typer.Option("--json", help='Print the result as JSON; infinity is the string "inf".')
 ]
 _Epsilon = command_with(lambda _: Question, "epsilon")
 _Calibrate = command_with(lambda _: Question, "noise_multiplier")

@@ -31,21 +31,18 @@ Unrated = Annotated[
 ]
 Header = Annotated[
     bool | None,
-    typer.Option(
-        help="Whether the first line of a CSV file has column names; otherwise columns are named"
-        " 1, 2 and so on. Default: detected."
-    ),
+    typer.Option(help="Whether the first line has names, else 1, 2 and so on. Default: detected."),
 ]
 Epsilon = Annotated[
     float | None,
     typer.Option(
-        help="Target epsilon of user-level differential privacy; default: no privacy. With ratings,"
-        " add --set positive-above=... or --no-rating to define liked items."
+        help="Target epsilon of user-level differential privacy; with ratings add --set"
+        " positive-above=... or --no-rating."
     ),
 ]
 System = Annotated[
     str | None,
-    typer.Option(help="System: linear, als or popularity; default: the best on validation users."),
+    typer.Option(help="linear, als or popularity; default: the best on validation users."),
 ]
 TimeFormat = Annotated[
     str | None, setting_option("time-format", of="fedrec.data.readers.table:TableConfig")
@@ -61,8 +58,7 @@ def run(
         str | None, typer.Argument(help="A TOML file, or the name of a shipped experiment.")
     ] = None,
     overrides: Annotated[
-        list[str] | None,
-        options.overrides("Override a key, such as strategy.server-lr=0.5; may repeat."),
+        list[str] | None, options.overrides("Override a key, such as strategy.server-lr=0.5.")
     ] = None,
     engine: Annotated[str | None, setting_option("engine.name")] = None,
     nodes: Annotated[str | None, setting_option("engine.nodes")] = None,
@@ -71,11 +67,7 @@ def run(
     ray_address: Annotated[str | None, setting_option("engine.ray-address")] = None,
     output: RunOutput = None,
     data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Your own CSV, Parquet or JSON file, one interaction per row, instead of an"
-            " experiment."
-        ),
+        Path | None, typer.Option(help="Your own CSV, Parquet or JSON file of interactions.")
     ] = None,
     user: Column = None,
     item: Column = None,
@@ -125,8 +117,7 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(help="Run folder, or folder of a sweep.")],
     overrides: Annotated[
-        list[str] | None,
-        options.overrides("Change a key, such as rounds=200 for more rounds; may repeat."),
+        list[str] | None, options.overrides("Change a key, such as rounds=200 for more rounds.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:

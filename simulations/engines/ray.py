@@ -450,11 +450,7 @@ def connect(address: str | None, actors: int, data_bytes: int) -> None:
     """
     import ray
 
-    quiet: dict[str, Any] = {
-        "log_to_driver": False,
-        "logging_level": "ERROR",
-        "ignore_reinit_error": True,
-    }
+    quiet: Any = {"log_to_driver": False, "logging_level": "ERROR", "ignore_reinit_error": True}
     local = {
         "address": "local",  # otherwise Ray would join a cluster that runs on this machine
         "num_cpus": actors,

@@ -310,10 +310,7 @@ def test_commands_are_listed_in_groups_and_without_one_it_says_how_to_start(fedr
     listed = re.findall(r"\n  ([a-z]+)  ", out.partition("\nRun:")[2])
     assert sorted(listed) == sorted(typer.main.get_command(cli.app).list_commands(None))
     code, out, _ = fedrec()
-    lines = out.splitlines()
-    assert code == 0 and len(lines) == 5 and max(map(len, lines)) <= 100
-    named = {line.split()[1] for line in lines[:4]}
-    assert named <= set(listed)
+    assert code == 0 and {line.split()[1] for line in out.splitlines()[:4]} <= set(listed)
 
 
 def test_a_warning_is_printed_once_a_command(capsys):

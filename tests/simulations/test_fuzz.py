@@ -253,27 +253,21 @@ def test_checkpoints(finished, tmp_path, data):
     about = json.loads(arrays["about"].tobytes())
     kind = data.draw(st.sampled_from(["about", "array", "gone"]))
     if kind == "about":
-        text = json.dumps(
-            changed(about, (data.draw(st.sampled_from(sorted(about))),), data.draw(VALUES))
-        )
+        key = data.draw(st.sampled_from(sorted(about)))
+        text = json.dumps(changed(about, (key,), data.draw(VALUES)))
         arrays["about"] = np.frombuffer(text.encode(), np.uint8)
     else:
         name = data.draw(st.sampled_from(sorted(arrays)))
-        arrays[name] = np.zeros(
-            data.draw(st.lists(st.integers(0, 3), max_size=3)),
-            data.draw(st.sampled_from(["f4", "i4", "u1"])),
-        )
+        shape = data.draw(st.lists(st.integers(0, 3), max_size=3))
+        arrays[name] = np.zeros(shape, data.draw(st.sampled_from(["f4", "i4", "u1"])))
         if kind == "gone":
             del arrays[name]
     (tmp_path / "checkpoints").mkdir(exist_ok=True)
     written = io.BytesIO()
     np.savez(written, **arrays)
     (tmp_path / "checkpoints" / newest.name).write_bytes(written.getvalue())
-    told(
-        Checkpoints(
-            tmp_path / "checkpoints", RunFolder(finished).experiment.digest(), keep=3
-        ).latest
-    )
+    digest = RunFolder(finished).experiment.digest()
+    told(Checkpoints(tmp_path / "checkpoints", digest, keep=3).latest)
 
 
 THETA = {"w": np.zeros((4, 2), dtype=np.float32), "b": np.zeros(3, dtype=np.float32)}
@@ -308,12 +302,10 @@ def test_answers_of_nodes(tmp_path, data):
         for name in data.draw(st.lists(st.sampled_from(names), max_size=3)):
             record[name] = data.draw(RAW)
     if data.draw(st.booleans()):
-        content["x"] = data.draw(
-            st.sampled_from([MetricRecord({"a": 1}), ConfigRecord({"a": b"b"})])
-        )
-    assert isinstance(
-        ReplyValidator().trained([message], [Message(content, reply_to=message)], THETA), list
-    )
+        records = [MetricRecord({"a": 1}), ConfigRecord({"a": b"b"})]
+        content["x"] = data.draw(st.sampled_from(records))
+    reply = Message(content, reply_to=message)
+    assert isinstance(ReplyValidator().trained([message], [reply], THETA), list)
 
     class Grid:
         def get_node_ids(self):

@@ -230,23 +230,6 @@ def test_mapped_factors_are_a_ridge_regression_and_old_ones_stay():
     np.testing.assert_allclose(ours.scores(given).numpy()[:, ~used].T, expected, atol=1e-5)
 
 
-def test_scaled_items_have_the_weights_of_the_linear_model(tmp_path):
-    weights = []
-    for system in ("content-map", "linear"):
-        folder = tmp_path / system
-        folder.mkdir()
-        changed = table(folder, rows_of(), system)
-        changed["step"]["exponent"] = 0.5
-        changed["strategy"]["main"] |= {"solution": "puresvd"}
-        changed["model"] = {**changed["model"], "items": 20}
-        if system == "linear":
-            changed["strategy"]["main"]["factors"] = 64
-        values = runner.run(load(changed, []), output=folder / "run").parameters
-        weights.append(values[LEFT] @ values[RIGHT].T if LEFT in values else values["item.weights"])
-    used = weights[0].any(1)
-    np.testing.assert_allclose(weights[0][used][:, used], weights[1], atol=1e-5)
-
-
 @pytest.mark.parametrize("solution", ["puresvd", "ease"])
 def test_the_federated_map_is_the_centralised_one(tmp_path, solution):
     settings = {"solution": solution, "regularisation": 20.0}

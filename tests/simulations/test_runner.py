@@ -11,23 +11,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import tomli_w
-import torch
 
 from fedrec.components import registry
 from fedrec.data.population import Population
 from fedrec.errors import DataError, ExperimentError, RunError
-from fedrec.evaluation.lists import ranking_metrics
 from fedrec.experiment.loading import load
 from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from server.callbacks.base import Callback
 from simulations import runner
-from simulations.attacks.system import TrainedSystem
 from simulations.cli import run as command
 from simulations.demo import ROWS, demo
 from tests.runs import assert_close, assert_same_run, parameters_in, resumed
 from tests.simulations.bundles import install
-from tests.systems import DP_TRANSITIONS, FOLD_IN, METAMF, SYSTEMS, TRANSITIONS
+from tests.systems import DP_TRANSITIONS, FOLD_IN, SYSTEMS, TRANSITIONS
 
 # Running and resuming experiments.
 
@@ -257,11 +254,6 @@ def test_the_command_line_knows_before_anything_runs(tmp_path, tiny_file, fedrec
 TRIMMED = ("strategy={name='trimmed-mean', cut=0.3}", "rounds=2")
 
 
-@pytest.fixture
-def run_metamf(run_tiny):
-    return lambda *more, **others: run_tiny(*METAMF, *more, **others)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
@@ -293,20 +285,6 @@ def test_a_broken_run_ends_as_an_unbroken_one(run_tiny, system):
     if (whole.folder / "epsilons.csv").exists():
         uploads = pd.read_csv(whole.folder / "epsilons.csv")["uploads"]
         assert uploads.sum() == whole.rounds["num-clients"].sum() > 24
-
-
-def test_attackers_see_the_scores_that_users_are_ranked_by(run_metamf):
-    """The lists behind users.csv follow from the server's parameters in a checkpoint."""
-    experiment, folder = (result := run_metamf()).experiment, result.folder
-    population = Population.of(experiment)
-    users = result.users.index.to_numpy()
-    ((_, scores),) = TrainedSystem(experiment, RunFolder(folder), users).scores(users)
-    held_out = population.held_out(users, "test")
-    masks = {
-        name: torch.from_numpy(getattr(held_out, name)) for name in ("seen", "known", "relevant")
-    }
-    found = ranking_metrics(torch.from_numpy(scores), **masks, ks=(5,))
-    np.testing.assert_allclose(found["hits@5"], result.users["hits@5"].to_numpy())
 
 
 # The packages under examples/ install with pip, are listed by their entry points, and their READMEs
