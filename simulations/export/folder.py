@@ -152,8 +152,8 @@ def _form(node: Node, data: Interactions) -> dict[str, Any]:
         if form.longest is not None:
             history = {"kind": "sequence", "longest": form.longest}
         elif form.recency is not None:
-            window, decay = form.recency.window, form.recency.decay
-            history = {"kind": "recent", "window": window, "decay": decay}
+            recent = form.recency
+            history = {"kind": "recent", "window": recent.window, "decay": recent.decay}
         else:
             history = {"kind": "weights", "rated": form.rated, "low-rated": form.low_rated}
             needed = {"rating": above is not None or form.rated, "time": form.rated}
