@@ -387,8 +387,9 @@ class SweepFolder(StudyFolder):
             row = {"trial": job.trial + 1, **{key: _shown(job.point[key]) for key in job.point}}
             row |= {"seed": job.seed, "state": "failed" if job.name in failures else state}
             row |= self.values(job) or {}
-            split = read(self.plan.experiment, overrides(job.point)).get("split", {})
-            row |= {LEAK: bool(split.get("leaky-negatives")), "folder": f"runs/{job.name}"}
+            split = read(self.plan.experiment, overrides(job.point)).get("split")
+            leaks = isinstance(split, dict) and bool(split.get("leaky-negatives"))
+            row |= {LEAK: leaks, "folder": f"runs/{job.name}"}
             rows.append(row)
         head = ["trial", *self.plan.space, "seed", "state", LEAK, "folder"]
         table = pd.DataFrame(rows, columns=None if rows else head)
@@ -533,7 +534,7 @@ def sweep(
                 describe=lambda job: _main_metrics(folder, job),
                 workers=workers,
                 address=ray_address,
-                device=str(plan.experiment["engine"].get("device", "auto")),
+                device=str(plan.experiment.get("engine", {}).get("device", "auto")),
                 quiet=quiet,
             ):
                 folder.tables(failures)
