@@ -46,7 +46,7 @@ from simulations.reproduce.recorded import FILE, recorded
 from simulations.studies.declaration import declared
 from simulations.studies.sweep import SweepFolder, result_of, sweep, with_sweeps
 from simulations.studies.sweep import plan_of as plan_of_sweep
-from tests.simulations.fuzzing import fuzzed, told
+from tests.simulations.helpers import fuzzed, told
 
 # Random input from users, files and attackers is accepted or refused with a reason, never with a
 # traceback.

@@ -31,7 +31,7 @@ from fedrec.protocol.orders import Presence
 from fedrec.protocol.serialization import PackedArray, opened, packed
 from server.deployed.discovery import Discovery, write_roster
 from simulations import cli
-from tests.simulations.fuzzing import fuzzed, told
+from tests.simulations.helpers import fuzzed, told
 
 # Random input on the command line, in messages, and in the files of nodes and servers is accepted
 # or refused with a reason, never with a traceback.

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from simulations.scaffold.package import TEMPLATES
-from tests.simulations.bundles import ROOT
+from tests.simulations.helpers import ROOT
 
 
 @pytest.mark.slow

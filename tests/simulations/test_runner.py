@@ -23,7 +23,7 @@ from simulations import runner
 from simulations.cli import run as command
 from simulations.demo import ROWS, demo
 from tests.runs import assert_close, assert_same_run, parameters_in, resumed
-from tests.simulations.bundles import install
+from tests.simulations.helpers import install
 from tests.systems import DP_TRANSITIONS, FOLD_IN, SYSTEMS, TRANSITIONS
 
 # Running and resuming experiments.

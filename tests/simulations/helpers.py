@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages that tests install with pip, and app bundles that they give to `flwr run`."""
+"""Packages that tests install with pip, app bundles that they give to `flwr run`, the number of
+inputs of a fuzz test, and what it accepts as an answer."""
 
 import os
 import subprocess
@@ -7,6 +8,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+from hypothesis import HealthCheck, settings
+
+from fedrec.errors import FedrecError
 from simulations.engines import flower
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,3 +39,30 @@ def flwr_command(app, folder, config, path=()):
             capture_output=True,
             text=True,
         )
+
+
+TIMES = float(os.environ.get("FEDREC_FUZZ", "1"))
+"""`FEDREC_FUZZ=10` tries ten times as many inputs, `FEDREC_FUZZ=.1` a tenth."""
+
+
+def fuzzed(count):
+    """Settings of a fuzz test with so many inputs, the same ones in every run."""
+    return settings(
+        deadline=None,
+        derandomize=True,
+        database=None,
+        max_examples=max(1, round(count * TIMES)),
+        suppress_health_check=[
+            HealthCheck.too_slow,
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.data_too_large,
+        ],
+    )
+
+
+def told(action, *arguments):
+    """What an action gives, or the error that tells a user what to fix."""
+    try:
+        return action(*arguments)
+    except FedrecError as error:
+        return str(error)
