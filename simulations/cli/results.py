@@ -123,18 +123,16 @@ def compare(
         console = wide_console(_FILE_WIDTH)
         for table in comparison_terminal(comparison, console.width):
             console.print(table)
-        for line in comparison_notes(comparison):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-        for line in together:
-            console.print(line, highlight=False)
-    elif output is None:
-        typer.echo(comparison_text(comparison, wanted), nl=False)  # type: ignore[arg-type]
+        typer.echo("\n".join(comparison_notes(comparison)))
     else:
-        write_atomically(output, comparison_text(comparison, wanted))  # type: ignore[arg-type]
-        typer.echo(output)
-    if wanted is not None:  # in addition to the formatted table
-        for line in together:
-            typer.echo(line, err=True)
+        text = comparison_text(comparison, wanted)  # type: ignore[arg-type]
+        if output is None:
+            typer.echo(text, nl=False)
+        else:
+            write_atomically(output, text)
+            typer.echo(output)
+    for line in together:  # beside a formatted table
+        typer.echo(line, err=wanted is not None)
 
 
 # `fedrec new`: create a module with a new component.
