@@ -160,7 +160,6 @@ def check_same_data(settings: Sequence[Experiment]) -> None:
         raise ExperimentError(
             f"the settings of a private choice have different data ({names})",
             expected="the same clients, held-out rows and scored users in all trials",
-            got=f"--vary of {names}",
             fix="run one sweep per value, and add up the costs of their choices",
         )
 
