@@ -21,6 +21,7 @@ from fedrec.runs.ids import default_folder
 from fedrec.runs.result import Result
 from server.callbacks.progress import Progress
 from simulations import runner
+from simulations.amend import discard
 from simulations.studies.runs import run_once
 
 
@@ -30,6 +31,7 @@ def finish(
     quiet: bool,
     *,
     go_on: bool = False,
+    overwrite: bool = False,
 ) -> Result:
     """Run an experiment and print its results.
 
@@ -38,6 +40,7 @@ def finish(
         output: the run folder; None for a new one below `runs`.
         quiet: print only the run folder.
         go_on: continue the run in `output` if there is one.
+        overwrite: remove the run in `output` if there is one.
 
     Raises:
         RunError: `go_on` is set, and `output` has a run of another experiment.
@@ -46,6 +49,8 @@ def finish(
     if (folder / "run.json").is_file() and go_on:
         work = partial(run_once, experiment, folder)
         return watched(folder, quiet, lambda callbacks: work(callbacks).read_result())
+    if (folder / "run.json").is_file() and overwrite:
+        discard(folder)
     return watched(
         folder, quiet, lambda callbacks: runner.run(experiment, output=folder, callbacks=callbacks)
     )

@@ -82,6 +82,9 @@ def run(
     go_on: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --output if it exists.")
     ] = False,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace the run in --output if it exists.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment; or, with --data, train a federated recommender on your own table, and
@@ -111,7 +114,7 @@ def run(
             fix="fedrec run privrec-synthetic (for a private one, --set privacy.epsilon=5), or"
             " fedrec run --data ratings.csv",
         )
-    finish(wanted, output, quiet, go_on=go_on)
+    finish(wanted, output, quiet, go_on=go_on, overwrite=overwrite)
 
 
 def resume(

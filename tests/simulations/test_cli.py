@@ -226,13 +226,16 @@ def test_a_signal_leaves_a_resumable_run_and_prints_the_command(tiny_file, tmp_p
     assert json.loads((run / "status.json").read_text())["state"] == "interrupted"
 
 
-def test_output_into_an_existing_run_can_resume_it(fedrec, experiment, tmp_path):
+def test_output_into_an_existing_run_can_resume_or_overwrite_it(fedrec, experiment, tmp_path):
     run = tmp_path / "run"
     _, first, _ = fedrec("run", experiment, "-o", run)
     code, second, _ = fedrec("run", experiment, "-o", run, "--resume")
     assert code == 0 and second == first
     code, _, err = fedrec("run", experiment, "-o", run, "--resume", "--seed", 5)
     assert code == 4 and "holds a run with different settings" in err and "seed differ" in err
+    code, third, _ = fedrec("run", experiment, "-o", run, "--overwrite", "--seed", 5)
+    assert code == 0 and third != first
+    assert json.loads((run / "result.json").read_text())["seed"] == 5
     assert fedrec("run", experiment, "-o", tmp_path / "new", "--resume")[0] == 0
 
 
