@@ -102,18 +102,12 @@ def measure(
         confidence: confidence of all intervals, in (0, 1).
 
     Raises:
-        ValueError: lengths differ, a score is NaN, or there are no members or no others.
+        ValueError: a score is NaN, or there are no members or no others.
     """
     scores = np.asarray(scores, dtype=np.float64)
     member = np.asarray(member, dtype=bool)
-    if (
-        scores.shape != member.shape
-        or scores.ndim != 1
-        or np.isnan(scores).any()
-        or member.all()
-        or not member.any()
-    ):
-        raise ValueError("Expected one number per user, and users of both kinds.")
+    if np.isnan(scores).any() or member.all() or not member.any():
+        raise ValueError("Expected a number for each user, and users of both kinds.")
     inside = scores[member]
     outside = scores[~member]
     right_in = int((inside > threshold).sum())
@@ -217,6 +211,10 @@ class Classifier:
         learn = order[held:]
         leaves = [value.requires_grad_() for layer in self._layers for value in layer]
         optimiser = AdamW(leaves, lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
+
+        def loss_of(users: Tensor) -> Tensor:
+            return F.cross_entropy(self._logits(inputs[users]), targets[users], weight=weight)
+
         best = float("inf")
         best_leaves = [leaf.detach().clone() for leaf in leaves]
         waited = 0
@@ -224,14 +222,10 @@ class Classifier:
             shuffled = learn[torch.randperm(len(learn), generator=self._random)]
             for batch in shuffled.split(_BATCH):
                 optimiser.zero_grad()
-                F.cross_entropy(
-                    self._logits(inputs[batch]), targets[batch], weight=weight
-                ).backward()
+                loss_of(batch).backward()
                 optimiser.step()
             with torch.no_grad():
-                loss = float(
-                    F.cross_entropy(self._logits(inputs[check]), targets[check], weight=weight)
-                )
+                loss = float(loss_of(check))
             if loss < best:
                 best = loss
                 best_leaves = [leaf.detach().clone() for leaf in leaves]
@@ -327,16 +321,11 @@ def infer_attribute(
 
     Raises:
         ExperimentError: fewer than two classes, or a class has fewer users than there are folds.
-        ValueError: shapes differ, a description is not finite, or there are fewer than two folds.
+        ValueError: a description is not finite.
     """
     described = np.asarray(described, dtype=np.float32)
-    if (
-        described.ndim != 2
-        or len(described) != len(labels)
-        or folds < 2
-        or not np.isfinite(described).all()
-    ):
-        raise ValueError("Expected one finite description per label, and two folds or more.")
+    if not np.isfinite(described).all():
+        raise ValueError("Expected finite descriptions.")
     counts = np.bincount(labels)
     if len(counts) < 2 or counts.min() < folds:
         raise ExperimentError(
@@ -369,18 +358,16 @@ def stratified_folds(labels: np.ndarray, folds: int, seed: int) -> np.ndarray:
 def _scaled(
     known: np.ndarray, asked: np.ndarray, scaling: Scaling
 ) -> tuple[np.ndarray, np.ndarray]:
-    if scaling == "rows":
-        return tuple(
-            part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12)
-            for part in (known, asked)
-        )  # type: ignore[return-value]
     mean = known.mean(axis=0)
     sd = known.std(axis=0)
     moves = sd > 1e-6 * max(float(sd.max(initial=0)), 1e-30)
-    return tuple(
-        np.where(moves, (part - mean) / np.where(moves, sd, 1), 0).clip(-10, 10)
-        for part in (known, asked)
-    )  # type: ignore[return-value]
+
+    def scaled(part: np.ndarray) -> np.ndarray:
+        if scaling == "rows":
+            return part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12)
+        return np.where(moves, (part - mean) / np.where(moves, sd, 1), 0).clip(-10, 10)
+
+    return scaled(known), scaled(asked)
 
 
 def judged(chances: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> Inference:
@@ -396,14 +383,10 @@ def judged(chances: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> Inferen
     counts = np.bincount(labels)
     hits = np.bincount(labels[right], minlength=len(counts))
     pairs = list(zip(hits.tolist(), counts.tolist(), strict=True))
-    within = [
-        float(
-            np.mean(
-                [right[(fold == number) & (labels == label)].mean() for label in range(len(counts))]
-            )
-        )
-        for number in range(int(fold.max()) + 1)
-    ]
+    within = []
+    for number in range(int(fold.max()) + 1):
+        classes = (right[(fold == number) & (labels == code)] for code in range(len(counts)))
+        within.append(float(np.mean([answers.mean() for answers in classes])))
     return Inference(
         users=len(labels),
         classes=tuple(counts.tolist()),

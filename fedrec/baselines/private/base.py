@@ -255,6 +255,7 @@ def _squared_norms(rows: Sparse) -> np.ndarray:
 
 COUNTS = "counts"
 GRAM = "gram"
+_EXPONENT = 0.2  # items are weighted by their noisy counts to the power of minus this
 
 
 class ChosenItemsConfig(PrivateConfig):
@@ -263,8 +264,6 @@ class ChosenItemsConfig(PrivateConfig):
     items: int = Field(default=500, ge=1)
     """Number m of items (with the largest noisy counts) that are learned from; at most the
     catalogue."""
-    exponent: float = Field(default=0.2, ge=0)
-    """Items are weighted by their noisy counts to the power of minus this; 0: equal weights."""
     count_share: float = Field(default=0.06, gt=0, lt=1)
     """Share of the budget (of mu^2) that the counts take."""
     count_clip: float = Field(default=6.0, gt=0)
@@ -284,7 +283,7 @@ class ChosenItems:
         noise: standard deviation of the noise on the counts.
         items: the chosen items, ascending, `int64 [m]`.
         weights: weights of the chosen items, with mean 1, `float64 [m]`: counts to the power of
-            minus the exponent.
+            minus .2.
     """
 
     counts: np.ndarray
@@ -309,7 +308,7 @@ class ChosenItems:
         noise = plan.noise_scale
         # counts below the noise are replaced by it
         raised = np.maximum(counts[items], max(noise, 1.0)).astype(np.float64)
-        weights = raised**-config.exponent
+        weights = raised**-_EXPONENT
         return cls(counts, noise, items, weights / weights.mean())
 
     def of(self, histories: Histories) -> Histories:

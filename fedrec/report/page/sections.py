@@ -157,13 +157,9 @@ def lists_tables(runs: Sequence[Run]) -> list[PageTable]:
             if name not in of_users and name.partition("@")[2] in ("", length)
             if not name.endswith("epsilon")
         ]
+        federated = marked(run.result.experiment)
         rows = tuple(
-            Row(
-                name,
-                tuple(metric_cell(row.get(column, np.nan)) for column in columns),
-                federated=name == marked(run.result.experiment),
-            )
-            for name, row in systems.items()
+            _row(name, row, columns, federated=name == federated) for name, row in systems.items()
         )
         caption = f"{run.label}: the lists of all users together"
         tables += [PageTable(caption, ("system", *columns), rows)] if columns else []
@@ -273,15 +269,27 @@ def central_groups(runs: Sequence[Run]) -> list[PageTable]:
 def _groups_table(caption: str, means: pd.DataFrame) -> PageTable:
     columns = _shown({"": means.drop(columns="count")})
     rows = [
-        Row(name, (Cell(str(int(row["count"]))), *(metric_cell(row[c]) for c in columns)))
+        _row(name, row, columns, Cell(str(int(row["count"]))))
         for name, row in sorted(_records(means), key=lambda record: "=" in record[0])
         if row["count"]
     ]
     rows += [
-        Row(f"gap by {name}", ("", *(metric_cell(row[c]) for c in columns)))
+        _row(f"gap by {name}", row, columns, "")
         for name, row in _records(group_gaps(means).dropna(how="all"))
     ]
     return PageTable(caption, ("group", "users", *columns), tuple(rows))
+
+
+def _row(
+    name: str,
+    values: Mapping[str, float],
+    columns: Iterable[str],
+    *first: Cell | str,
+    federated: bool = False,
+) -> Row:
+    """Row of metrics, a dash for a missing one, after its first cells."""
+    cells = (metric_cell(values.get(column, np.nan)) for column in columns)
+    return Row(name, (*first, *cells), federated)
 
 
 def _records(table: pd.DataFrame) -> list[tuple[str, dict[str, float]]]:

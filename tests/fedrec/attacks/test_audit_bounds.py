@@ -45,7 +45,6 @@ def settings(epsilon):
         rescale=0.05,
         learning_rate=0.1,
         floor=10.0,
-        minimum_ratings=20,
     )
 
 
@@ -114,12 +113,6 @@ def test_no_more_than_chance_is_no_bound():
     assert one_run_epsilon(100, 100, 50, 1e-5) == one_run_epsilon(100, 50, 0, 1e-5) == 0.0
     signs = np.repeat([-1, 1], 50)
     assert one_run_bound(np.zeros(100), signs, 1e-5).epsilon == 0.0
-
-
-@pytest.mark.parametrize("bad", [(10, 11, 5), (10, 5, 6), (10, 5, -1)])
-def test_wrong_counts_are_refused(bad):
-    with pytest.raises(ValueError, match="correct <= guesses <= canaries"):
-        one_run_epsilon(*bad, 1e-5)
 
 
 def test_it_holds_for_randomised_response_and_is_not_far_below():
@@ -233,15 +226,6 @@ def test_each_broken_server_is_found(variant, seed):
     std = check(found, "noise-std")
     share = BROKEN_NOISE.get(variant, NOISE) / NOISE
     assert variant == "same seed" or std.measured / NOISE == pytest.approx(share, abs=0.01)
-
-
-def test_reasons_name_the_run_and_the_numbers():
-    found = audit([Audited(server("right", 1), CLAIM), Audited(server("no clip", 0), CLAIM, run=2)])
-    assert found.verdict == "FAIL" and found.table()["verdict"] == "FAIL"
-    reasons = found.reasons()
-    assert all(reason.startswith("run 2: ") for reason in reasons)
-    assert any("GDP lower bound" in reason and "7.800" in reason for reason in reasons)
-    assert any("no clip" in reason for reason in reasons)
 
 
 @pytest.mark.parametrize(("epsilon", "verdict"), [(1.0, "FAIL"), (3.9, "WARN"), (7.8, "PASS")])
@@ -358,12 +342,3 @@ def test_independent_noise_is_not_mistaken_for_correlated():
     claim = dataclasses.replace(claimed(), mixing=None)
     failed = {one.name for one in found("right", 0, claim).checks if not one.passed}
     assert "noise-correlation" in failed
-
-
-def test_one_claimed_band_is_independent_noise():
-    claim = claimed(1)
-    assert found("not correlated", 0, claim).verdict in ("PASS", "WARN")
-    whitened = server_of_correlated_noise("not correlated", 0).whitened(claim.mixing)
-    assert np.array_equal(
-        whitened.released, server_of_correlated_noise("not correlated", 0).released
-    )

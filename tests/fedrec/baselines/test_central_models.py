@@ -53,13 +53,12 @@ def test_every_kind_of_model_finds_each_users_own_half(name, taste):
     assert (torch.cat(own) > torch.cat(other)).float().mean() > 0.9
 
 
-def test_an_epoch_is_a_step_of_adam_on_all_pairs(taste):
+def test_an_epoch_is_a_step_of_adam_on_all_pairs(taste, monkeypatch):
     """One step of Adam on every liked pair and one drawn item each, written down for the loss of a
     logit p_u . q_i + b_u + b_i + b."""
-    made = fitted(
-        taste, {"name": "mf", "factors": 3}, epochs=1, batch_size=10_000,
-        learning_rate=0.5, negatives=1, regularisation=0.1,
-    )  # fmt: skip
+    monkeypatch.setattr("fedrec.baselines.training.NEGATIVES", 1)
+    steps = {"epochs": 1, "batch_size": 10_000, "learning_rate": 0.5, "regularisation": 0.1}
+    made = fitted(taste, {"name": "mf", "factors": 3}, **steps)
     drawn = made.model.initial(torch_stream(0, "baseline-central"))
     values = {name: value.clone() for name, value in drawn.items()}
     for name in ("user.factors", "user.bias"):
@@ -185,17 +184,6 @@ def test_propagation_is_the_dense_formula(layers, liked):
     torch.testing.assert_close(
         Graph(liked.csr()).average(rows, layers).double(), expected, atol=1e-6, rtol=0
     )
-
-
-def test_propagation_is_that_of_pytorch_geometric(liked):
-    geometric = pytest.importorskip("torch_geometric.nn")
-    model = geometric.LightGCN(130, 6, 3)
-    users, items = torch.from_numpy(liked.rows()), torch.from_numpy(liked.items) + 80
-    edges = torch.cat([torch.stack([users, items]), torch.stack([items, users])], 1)
-    with torch.no_grad():
-        expected = model.get_embedding(edges)
-        found = Graph(liked.csr()).average(model.embedding.weight, 3)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
 def test_rows_of_half_the_size_differ_by_their_rounding(liked):
@@ -336,51 +324,3 @@ def test_users_without_items_get_the_mean_row(taste):
     np.testing.assert_allclose(
         model.folded_in(nobody), np.tile(model.user_rows.mean(0), (2, 1)), rtol=1e-6
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["NeuMF", "GMF"])
-def test_it_ranks_as_well_as_cornac(name, planted):
-    """Recall over five seeds with default settings, but more epochs and larger steps, because the
-    data are small."""
-    models = pytest.importorskip("cornac.models")
-    from cornac.data import Dataset
-
-    known = planted.known
-    rows = [
-        (user, item, 1.0)
-        for user, item in zip(known.rows().tolist(), known.items.tolist(), strict=True)
-    ]
-    data = Dataset.from_uir(rows)
-    items = torch.tensor([data.iid_map[item] for item in range(200)])
-    shared = {
-        "num_factors": 8,
-        "num_epochs": 30,
-        "batch_size": 256,
-        "num_neg": 4,
-        "lr": 0.003,
-        "verbose": False,
-    }
-    tower = {"layers": (64, 32, 16, 8), "act_fn": "relu"} if name == "NeuMF" else {}
-    ours, theirs = [], []
-    for seed in range(5):
-        settings = {
-            "factors": 8,
-            "epochs": 30,
-            "batch_size": 256,
-            "learning_rate": 0.003,
-            "seed": seed,
-        }
-        settings |= {"tower": [64, 32, 16, 8]} if name == "NeuMF" else {}
-        ours.append(
-            planted.recall(
-                fitted_of_neumf(CentralNeumf if name == "NeuMF" else Gmf, known, **settings).scores(
-                    known
-                )
-            )
-        )
-        reference = getattr(models, name)(**shared, **tower, backend="pytorch", seed=seed)
-        reference.fit(data)
-        scores = np.stack([reference.score(data.uid_map[user]) for user in range(600)])
-        theirs.append(planted.recall(torch.from_numpy(scores)[:, items]))
-    assert planted.agrees(ours, theirs), (ours, theirs)
