@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from fedrec.attacks.bounds import clopper_pearson, mean_of, wilson
 from fedrec.errors import ExperimentError
-from fedrec.nn.layers import AdamW
+from fedrec.nn.layers import AdamW, glorot
 from fedrec.privacy.statement import attack_ceiling
 from fedrec.rng import stream, torch_stream
 
@@ -110,22 +110,18 @@ def measure(
         raise ValueError("Expected a number for each user, and users of both kinds.")
     inside = scores[member]
     outside = scores[~member]
-    right_in = int((inside > threshold).sum())
-    right_out = int((outside <= threshold).sum())
     sizes = (len(inside), len(outside))
     users = len(scores)
+    right = int((inside > threshold).sum()), int((outside <= threshold).sum())
+    shares = list(zip(right, sizes, strict=True))
+    balanced = sum(hits / size for hits, size in shares) / 2
     cut = _cut(outside, wanted)
     caught = int((inside > cut).sum())
     return Success(
         *sizes,
-        accuracy=Figure(
-            (right_in + right_out) / users, *wilson(right_in + right_out, users, confidence)
-        ),
+        accuracy=Figure(sum(right) / users, *wilson(sum(right), users, confidence)),
         majority=max(sizes) / users,
-        balanced_accuracy=Figure(
-            (right_in / sizes[0] + right_out / sizes[1]) / 2,
-            *mean_of([(right_in, sizes[0]), (right_out, sizes[1])], confidence),
-        ),
+        balanced_accuracy=Figure(balanced, *mean_of(shares, confidence)),
         auc=_area(inside, outside, confidence),
         members_found=Figure(caught / sizes[0], *clopper_pearson(caught, sizes[0], confidence)),
         false_alarms=float((outside > cut).mean()),
@@ -190,8 +186,8 @@ class Classifier:
         self.classes = classes
         self._random = torch_stream(seed, "attribute-classifier", *address)
         self._layers = [
-            (self._uniform(fan_in, fan_out), torch.zeros(fan_out))
-            for fan_in, fan_out in ((columns, _HIDDEN), (_HIDDEN, classes))
+            (glorot(inputs, outputs, self._random), torch.zeros(outputs))
+            for inputs, outputs in ((columns, _HIDDEN), (_HIDDEN, classes))
         ]
 
     def fit(self, described: np.ndarray, labels: np.ndarray) -> Classifier:
@@ -244,10 +240,6 @@ class Classifier:
         for layer, (weight, bias) in enumerate(self._layers):
             inputs = (F.relu(inputs) if layer else inputs) @ weight + bias
         return inputs
-
-    def _uniform(self, fan_in: int, fan_out: int) -> Tensor:
-        bound = (6 / (fan_in + fan_out)) ** 0.5
-        return (2 * torch.rand(fan_in, fan_out, generator=self._random) - 1) * bound
 
 
 # Attribute inference: success in inferring a user's attribute (such as gender) from an attacker's

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedrec.config import Config, Width
 from fedrec.data.interactions import Interactions
-from fedrec.nn.layers import Adam
+from fedrec.nn.layers import Adam, uniform
 from fedrec.perturb.substitutes import Similarity
 from fedrec.runtime.ragged import spans
 
@@ -56,10 +56,7 @@ class Generator(nn.Module):
 
     def __init__(self, width: int, generator: torch.Generator) -> None:
         super().__init__()
-        bound = (2 * width + 1) ** -0.5
-        self.weight = nn.Parameter(
-            (2 * torch.rand((2 * width + 1, width), generator=generator) - 1) * bound
-        )
+        self.weight = _uniform(2 * width + 1, width, generator)
         self.bias = nn.Parameter(torch.zeros(width))
 
     def logits(self, users: Tensor, originals: Tensor, sensitivity: float, items: Tensor) -> Tensor:
@@ -233,12 +230,12 @@ class Attention(nn.Module):
         super().__init__()
         self.config = config
         hidden = config.hidden
-        self.user = _uniform((width, hidden), generator)
-        self.item = _uniform((width, hidden), generator)
+        self.user = _uniform(width, hidden, generator)
+        self.item = _uniform(width, hidden, generator)
         self.bias = nn.Parameter(torch.zeros(hidden))
-        self.out = _uniform((hidden, 1), generator)
-        self.first = _uniform((width, hidden), generator)
-        self.second = _uniform((hidden, width), generator)
+        self.out = _uniform(hidden, 1, generator)
+        self.first = _uniform(width, hidden, generator)
+        self.second = _uniform(hidden, width, generator)
         self.first_bias = nn.Parameter(torch.zeros(hidden))
         self.second_bias = nn.Parameter(torch.zeros(width))
 
@@ -350,7 +347,6 @@ def _gathered(rows: Interactions, batch: np.ndarray) -> tuple[Tensor, Tensor, Te
     return torch.from_numpy(batch), torch.from_numpy(of_row), torch.from_numpy(items)
 
 
-def _uniform(shape: tuple[int, int], generator: torch.Generator) -> nn.Parameter:
+def _uniform(rows: int, columns: int, generator: torch.Generator) -> nn.Parameter:
     """Initialise weights like `nn.Linear`, from the given generator."""
-    bound = shape[0] ** -0.5
-    return nn.Parameter((2 * torch.rand(shape, generator=generator) - 1) * bound)
+    return nn.Parameter(uniform(rows, columns, rows**-0.5, generator))

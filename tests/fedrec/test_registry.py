@@ -268,9 +268,7 @@ FOLD_IN = {
     "step": {"name": "gram", "low-rated": 0.3},
 }
 CONTENT = {"model": {"name": "content-map", "items": 12, "factors": 4}, "step": {"name": "gram"}}
-SESSIONS = {
-    "settings": {"epochs": 1, "hidden": 4, "session-length": 6, "segment-length": 2, "masks": 2}
-}
+SESSIONS = {"settings": {"epochs": 1, "hidden": 4, "session-length": 6, "masks": 2}}
 TARGETS = {"adversary": {"attack": "random", "share": 0.0}}
 FACTORS = {
     "model": {"name": "mf", "factors": 4},

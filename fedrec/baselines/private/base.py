@@ -141,7 +141,7 @@ class PrivateBaseline(Baseline):
     def releases(self, users: int) -> NoisyReleases:
         """Create the releases of one fit."""
         source = source_of("reproducible", self.config.own_seed)
-        unfounded = {kind.name: kind.unfounded for kind in self.parts()}
+        unfounded = {kind.name: kind.unfounded for kind in self.parts() if kind.unfounded}
         return NoisyReleases(self.plans(users), source, self.charge, unfounded)
 
 
@@ -182,7 +182,8 @@ class NoisyReleases:
         plan = self.plans[name] if clip_norm is None else self.plans[name].at_clip_norm(clip_norm)
         self._number += 1
         if self._charge is not None:
-            self._charge(self._number, _event(plan, name, self._unfounded.get(name, "")))
+            why = self._unfounded.get(name)
+            self._charge(self._number, NonPrivate(why, name) if why else plan.event(name))
         noisy = plan.mechanism.add_noise({name: total}, plan.noise_scale, self.source, self._number)
         return noisy[name]
 
@@ -199,11 +200,6 @@ class NoisyReleases:
         on the diagonal and 1 / sqrt(2) times that elsewhere.
         """
         return unpacked(self.tensor(name, packed(total)))
-
-
-def _event(plan: Plan, name: str, unfounded: str) -> Event:
-    """Cost of one release of a kind."""
-    return NonPrivate(unfounded, name) if unfounded else plan.event(name)
 
 
 # Rows of users, and sums of what each user contributes, clipped.

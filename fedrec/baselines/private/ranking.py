@@ -30,23 +30,8 @@ from fedrec.errors import ExperimentError
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.config import PrivacyConfig
 from fedrec.rng import torch_stream
-from fedrec.sums.fold_in import (
-    LearnedConfig,
-    LogLinear,
-    PublicPriorConfig,
-    expected_counts,
-    feature_embeddings,
-    placed_embeddings,
-    prior_features,
-    public_directions,
-)
-from fedrec.sums.products import (
-    basis_of,
-    denoised_within,
-    noise_edge,
-    semi_definite,
-    solved_weights,
-)
+from fedrec.sums import fold_in, products
+from fedrec.sums.fold_in import LearnedConfig, LogLinear, PublicPriorConfig
 
 # Implicit matrix factorization by alternating least squares under user-level differential privacy
 # (DP-ALS).
@@ -143,11 +128,11 @@ class DpAls(PrivateBaseline):
         users = self._users(liked)
         users = users * clip_factors(Clip(_CLIP_NORM), users.norm(dim=1))[:, None]
         matrices, vectors = self._sums(liked, users, weights)
-        gram = semi_definite(releases.symmetric("gram", users.T @ users))
-        matrices = semi_definite(releases.symmetric("matrices", matrices))
+        gram = products.semi_definite(releases.symmetric("gram", users.T @ users))
+        matrices = products.semi_definite(releases.symmetric("matrices", matrices))
         vectors = releases.tensor("vectors", vectors)
         width = self.config.factors
-        edge = noise_edge(releases.plans["matrices"].noise_scale, width)
+        edge = products.noise_edge(releases.plans["matrices"].noise_scale, width)
         penalty = (self.config.regularisation + _RIDGE * edge) * torch.eye(
             width, device=self.device
         ).double()
@@ -417,13 +402,13 @@ class DpGram(CountsAndGramBaseline):
         """
         config = self.config
         gram, std = self.released(histories)
-        edge = noise_edge(std, len(gram))
+        edge = products.noise_edge(std, len(gram))
         regularisation = config.regularisation
         if config.public_features:
-            gram = denoised_within(gram, std, self._basis(histories))
+            gram = products.denoised_within(gram, std, self._basis(histories))
             regularisation += config.ridge * edge
             edge = 0.0
-        weights = solved_weights(
+        weights = products.solved_weights(
             gram,
             edge,
             solution=config.model,
@@ -451,8 +436,8 @@ class DpGram(CountsAndGramBaseline):
             )
         chosen = self.chosen
         counts = np.maximum(chosen.counts[chosen.items], chosen.noise)
-        directions = public_directions(histories.item_features)[chosen.items]
-        return basis_of(directions, counts * chosen.weights).to(self.device)
+        directions = fold_in.public_directions(histories.item_features)[chosen.items]
+        return products.basis_of(directions, counts * chosen.weights).to(self.device)
 
 
 # Item embeddings from public features and one noisy Gram matrix; each device fits its own user
@@ -508,7 +493,7 @@ class DpFoldIn(CountsAndGramBaseline):
     @classmethod
     def features_used(cls, config: DpFoldInConfig, known: FeatureNames) -> FeatureNames:
         """Side features of the items; no texts or vectors with an effect variance of 0."""
-        return prior_features(config, known)
+        return fold_in.prior_features(config, known)
 
     def fit(self, histories: Histories) -> None:
         """Release counts and Gram matrix, and compute embeddings from them and public features.
@@ -519,18 +504,18 @@ class DpFoldIn(CountsAndGramBaseline):
         config = self.config
         gram, std = self.released(histories)
         gram = gram.cpu()
-        counts = expected_counts(self.chosen.counts, self.chosen.noise)
+        counts = fold_in.expected_counts(self.chosen.counts, self.chosen.noise)
         shares = torch.from_numpy(counts / counts.sum())
         features = histories.item_features or FeatureTable(histories.num_items)
-        public = torch.from_numpy(feature_embeddings(features, config))
-        learned = placed_embeddings(
+        public = torch.from_numpy(fold_in.feature_embeddings(features, config))
+        learned = fold_in.placed_embeddings(
             gram,
             torch.from_numpy(self.chosen.items),
             torch.from_numpy(self.chosen.weights),
             shares,
             public,
             config,
-            edge=noise_edge(std, len(gram)),
+            edge=products.noise_edge(std, len(gram)),
             factors=config.factors,
         )
         embeddings = torch.cat([public, learned], 1).float().to(self.device)

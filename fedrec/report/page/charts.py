@@ -60,17 +60,8 @@ def line_chart(lines: Sequence[Line], *, title: str, x_label: str, y_label: str)
         shown = np.unique(np.linspace(0, last, min(last + 1, _POINTS)).astype(int)).tolist()
         drawn.append((line.label, [(xs.at(line.xs[n]), ys.at(line.ys[n])) for n in shown]))
     ends = [f"{line.label}: from {line.ys[0]:.4g} to {line.ys[-1]:.4g}" for line in lines]
-    return rendered(
-        "chart.html.j2",
-        title=title,
-        summary="; ".join(ends),
-        x_label=x_label,
-        y_label=y_label,
-        xs=xs,
-        ys=ys,
-        lines=drawn,
-        bars=[],
-    )
+    axes = {"title": title, "x_label": x_label, "y_label": y_label, "xs": xs, "ys": ys}
+    return rendered("chart.html.j2", **axes, summary="; ".join(ends), lines=drawn, bars=[])
 
 
 def histogram(
@@ -92,18 +83,8 @@ def histogram(
         f"{len(values)} users; mean {values.mean():.4f}, median {np.median(values):.4f},"
         f" {np.mean(values == 0):.0%} at zero"
     )
-    return rendered(
-        "chart.html.j2",
-        title=title,
-        summary=summary,
-        x_label=x_label,
-        y_label="users",
-        xs=xs,
-        ys=ys,
-        lines=[],
-        bars=bars,
-        colour=colour,
-    )
+    axes = {"title": title, "x_label": x_label, "y_label": "users", "xs": xs, "ys": ys}
+    return rendered("chart.html.j2", **axes, summary=summary, lines=[], bars=bars, colour=colour)
 
 
 @dataclass(frozen=True)

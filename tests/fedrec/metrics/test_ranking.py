@@ -228,8 +228,6 @@ class TestEdges:
         scores, masks = random_block(0)
         with pytest.raises(ValueError, match="one shape"):
             ranking_metrics(scores[:3], **masks)
-        with pytest.raises(ValueError, match="list lengths"):
-            RankedBlock(scores, **masks, ks=(0,))
 
 
 def test_a_masked_positive_counts_as_missed():

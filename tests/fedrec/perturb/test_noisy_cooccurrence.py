@@ -119,25 +119,6 @@ def test_profiles_follow_popularity_then_pairs():
             assert {own[0], own[1]} in ({0, 1}, {2, 3})
 
 
-@pytest.mark.slow
-def test_the_table_depends_on_no_user_by_itself(two_tastes):
-    """Without noise and clipping, exchanging two users' rows changes nothing: profiles are not
-    assigned to their own users."""
-    config = NoisyCooccurrenceConfig(epsilon=50.0, items=40)
-    found = NoisyCooccurrence(config, 0).perturb(two_tastes)
-    swapped = np.where(
-        two_tastes.rows.users == 0,
-        2,
-        np.where(two_tastes.rows.users == 2, 0, two_tastes.rows.users),
-    )
-    other = dataclasses.replace(
-        two_tastes, rows=dataclasses.replace(two_tastes.rows, users=swapped)
-    )
-    again = NoisyCooccurrence(config, 0).perturb(other)
-    assert (again.rows.items == found.rows.items).all() and (found.origin == -1).all()
-    assert set(found.rows.users) == set(range(60)) and found.figures["epsilon"]
-
-
 def test_ratings_are_refused(two_tastes):
     with pytest.raises(ExperimentError, match="give no ratings"):
         NoisyCooccurrence(NoisyCooccurrenceConfig(epsilon=1.0), 0).perturb(

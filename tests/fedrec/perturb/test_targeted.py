@@ -186,12 +186,8 @@ def test_guarantees_are_those_of_each_client(world):
     data, values = given.rows, len(set(given.rows.ratings))
     for client, one in found.guarantees.items():
         own = data.items[data.users == client]
-        sizes = {
-            "own_items": len(set(own)),
-            "rows": len(own),
-            "protected": len(own),
-            "num_values": values,
-        }
+        sizes = {"own_items": len(set(own)), "rows": len(own), "num_values": values}
+        sizes["protected"] = len(own)
         assert one == guarantee(config(0.1), num_items=6, **sizes)
     table = summary(data, found)
     assert table["protected"] == len(data)
@@ -315,23 +311,15 @@ def enumerated(outcomes, num_items, size, differ, values=1):
     )
 
 
-def test_figures_of_the_poster():
-    """ML-1M: 165 interactions, 3706 items, epsilon .1 and 3, with and without five rating
-    values."""
-    found = {
-        (epsilon, values): guarantee(
-            config(epsilon),
-            num_items=3706,
-            own_items=165,
-            rows=165,
-            protected=165,
-            num_values=values,
-        ).odds
-        for epsilon in (0.1, 3.0)
-        for values in (1, 5)
-    }
-    want = {(0.1, 1): 8.27, (0.1, 5): 9.88, (3.0, 1): 11.17, (3.0, 5): 12.78}
-    assert found == pytest.approx(want, abs=0.005)
+@pytest.mark.parametrize(
+    ("epsilon", "values", "odds"),
+    [(0.1, 1, 8.27), (0.1, 5, 9.88), (3.0, 5, 12.78)],
+)
+def test_figures_of_the_poster(epsilon, values, odds):
+    """ML-1M: 165 interactions, 3706 items, with and without five rating values."""
+    sizes = {"num_items": 3706, "own_items": 165, "rows": 165, "protected": 165}
+    found = guarantee(config(epsilon), **sizes, num_values=values)
+    assert found.odds == pytest.approx(odds, abs=0.005)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -348,14 +336,8 @@ def test_the_formulas_are_the_enumerated_likelihood_ratios(num_items, size, valu
     def outcomes(profile):
         return coin_flip_outcomes(profile, num_items, epsilon, values=values)
 
-    sizes = {
-        "num_items": num_items,
-        "own_items": size,
-        "rows": size,
-        "protected": size,
-        "num_values": values,
-    }
-    found = guarantee(config(epsilon), **sizes)
+    counts = dict.fromkeys(("own_items", "rows", "protected"), size)
+    found = guarantee(config(epsilon), num_items=num_items, num_values=values, **counts)
     if size == 1:
         assert found.slot == found.item == found.profile
     odds = math.log((num_items - size) * values) + epsilon
