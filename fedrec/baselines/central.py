@@ -13,12 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.baselines.base import Baseline, Histories
-from fedrec.baselines.training import (
-    ExamplesBaseline,
-    ExamplesConfig,
-    TrainingConfig,
-    train,
-)
+from fedrec.baselines.training import ExamplesBaseline, ExamplesConfig, TrainingConfig, train
 from fedrec.components.registry import MODEL, resolve
 from fedrec.config import Width
 from fedrec.data.features import FeatureNames

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -116,22 +116,13 @@ def solved(liked: Sparse, fixed: Tensor, config: CentralIalsConfig) -> Tensor:
         cholesky = torch.linalg.cholesky(matrix)
         factors[rows] = torch.cholesky_solve(right[..., None], cholesky)[..., 0]
 
-    threads = torch.get_num_threads() if fixed.device.type == "cpu" else 1
-    _in_threads(solve, _groups(liked, width), threads)
-    return factors
-
-
-def _in_threads(
-    solve: Callable[..., None], groups: Iterator[tuple[Tensor, ...]], threads: int
-) -> None:
-    """Solve each group on one thread; its products are too small for several."""
-    if threads == 1:
-        for group in groups:
-            solve(*group)
-        return
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        list(pool.map(lambda group: solve(*group), groups))
+    # each group on one thread: its products are too small for several
+    threads = torch.get_num_threads()
+    workers = threads if fixed.device.type == "cpu" else 1
+    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        list(pool.map(lambda group: solve(*group), _groups(liked, width)))
     torch.set_num_threads(threads)  # the products of this thread were set back with the others
+    return factors
 
 
 def _groups(liked: Sparse, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

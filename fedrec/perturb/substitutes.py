@@ -54,11 +54,7 @@ def random_substitutes(rows: Interactions, chosen: np.ndarray, seed: int) -> np.
 
 
 def scored_substitutes(
-    rows: Interactions,
-    chosen: np.ndarray,
-    scores: Scores,
-    draw: Draw,
-    seed: int,
+    rows: Interactions, chosen: np.ndarray, scores: Scores, draw: Draw, seed: int
 ) -> np.ndarray:
     """Draw substitutes from softmax(scores), i.e. by arg max of scores plus Gumbel noise, or take
     the best ones.
@@ -336,10 +332,7 @@ _MOST_STEPS = 30_000_000
 
 
 def mean_similarity(
-    originals: np.ndarray,
-    substitutes: np.ndarray,
-    similarity: Similarity,
-    label: str = "all",
+    originals: np.ndarray, substitutes: np.ndarray, similarity: Similarity, label: str = "all"
 ) -> dict[str, dict[str, float]]:
     """Mean similarity of items to their substitutes, by all three definitions.
 

@@ -35,14 +35,14 @@ Interval = tuple[float, float]
 
 
 def bootstrap_intervals(
-    samples: Sequence[np.ndarray], *, resamples: int = 10_000, seed: int = 0
+    samples: Sequence[np.ndarray], *, resamples: int = 10_000
 ) -> list[Interval]:
     """95 % percentile bootstrap intervals of the means of samples, in order.
 
     Args:
         samples: finite values `[n]`, one array per sample, of any lengths.
-        resamples: largest number of resamples per sample; see above.
-        seed: seed of the draws; samples of equal length share their draws.
+        resamples: largest number of resamples per sample, see above; samples of equal length share
+            their draws.
 
     Raises:
         ValueError: a sample has no values.
@@ -54,15 +54,15 @@ def bootstrap_intervals(
     for length in np.unique(lengths):
         indices = np.flatnonzero(lengths == length)
         table = np.stack([samples[index] for index in indices.tolist()], axis=1).astype(np.float64)
-        ends[indices] = np.quantile(_means(table, resamples, seed), [0.025, 0.975], axis=0).T
+        ends[indices] = np.quantile(_means(table, resamples), [0.025, 0.975], axis=0).T
     return [(low, high) for low, high in ends.tolist()]
 
 
-def _means(table: np.ndarray, resamples: int, seed: int) -> np.ndarray:
+def _means(table: np.ndarray, resamples: int) -> np.ndarray:
     """Means `[resamples, samples]` of resamples of the rows of `table [n, samples]`."""
     users = len(table)
     resamples = min(resamples, max(_FEWEST, _DRAWS // users))
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     means = []
     at_once = max(1, _CELLS // users)
     for start in range(0, resamples, at_once):

@@ -262,7 +262,7 @@ SUBSPACE_ITEMS = 120
 
 
 @pytest.fixture(scope="module")
-def features_of_subspace():
+def features_of_items():
     kinds = ["a", "b", "c", "d"]
     return FeatureTable(
         SUBSPACE_ITEMS,
@@ -282,18 +282,18 @@ def symmetric_noise(random, std):
 
 
 @pytest.fixture(scope="module")
-def truth(features_of_subspace):
+def truth(features_of_items):
     """A Gram matrix of popularity times features, plus a small unrelated part."""
     random = np.random.default_rng(0)
     popularity = np.sort(random.gamma(1.0, 3.0, SUBSPACE_ITEMS))[::-1] + 0.2
-    directions = public_directions(features_of_subspace)
+    directions = public_directions(features_of_items)
     mixed = popularity[:, None] * (directions @ random.normal(size=(directions.shape[1], 5)))
     other = popularity[:, None] * random.normal(size=(SUBSPACE_ITEMS, 2))
     gram = mixed @ mixed.T + 0.3 * other @ other.T
     return torch.from_numpy(gram), basis_of(directions, popularity)
 
 
-def test_the_basis_spans_the_directions_and_no_more(features_of_subspace, truth):
+def test_the_basis_spans_the_directions_and_no_more(features_of_items, truth):
     basis = truth[1]
     torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1]).double())
     assert basis.shape[1] == 6  # kinds add up to the constant
@@ -322,7 +322,7 @@ def test_with_noise_it_is_nearer_to_the_truth_than_cutting_at_the_edge(truth, st
     assert means["within"] < means["cut"] < means["noisy"]
 
 
-def test_the_baseline_takes_features_and_refuses_to_do_without(features_of_subspace):
+def test_the_baseline_takes_features_and_refuses_to_do_without(features_of_items):
     random = np.random.default_rng(1)
     liked = [np.sort(random.choice(SUBSPACE_ITEMS, 12, replace=False)) for _ in range(80)]
     offsets = np.concatenate([[0], np.cumsum([len(one) for one in liked])])
@@ -337,16 +337,16 @@ def test_the_baseline_takes_features_and_refuses_to_do_without(features_of_subsp
     with_features = DpGram(DpGramConfig(**settings))
     plain = DpGram(DpGramConfig(**{**settings, "public_features": False}))
     for baseline in (with_features, plain):
-        baseline.fit(histories(features_of_subspace))
-        assert baseline.scores(histories(features_of_subspace)).isfinite().all()
+        baseline.fit(histories(features_of_items))
+        assert baseline.scores(histories(features_of_items)).isfinite().all()
     assert spent(with_features, 80).epsilon == spent(plain, 80).epsilon <= 5.0
     quiet = {"noise": False, "regularisation": 50.0, "clip_norm": 1e9}
     exact = [
         DpGram(DpGramConfig(**{**settings, **quiet, "public_features": on})) for on in (True, False)
     ]
     for baseline in exact:
-        baseline.fit(histories(features_of_subspace))
-    scores = [baseline.scores(histories(features_of_subspace)) for baseline in exact]
+        baseline.fit(histories(features_of_items))
+    scores = [baseline.scores(histories(features_of_items)) for baseline in exact]
     torch.testing.assert_close(*scores)
 
 

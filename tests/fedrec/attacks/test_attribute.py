@@ -61,15 +61,6 @@ def test_without_a_signal_the_attacker_is_at_chance(share):
     assert found.chance == 0.5
 
 
-@pytest.mark.slow
-def test_the_attacker_finds_what_no_linear_one_can():
-    random = np.random.default_rng(2)
-    table = random.standard_normal((1500, 6)).astype(np.float32)
-    labels = (table[:, 0] * table[:, 1] > 0).astype(np.int64)
-    found = infer_attribute(table, labels, scaling="columns")
-    assert found.balanced_accuracy.value > 0.85
-
-
 def test_several_classes():
     random = np.random.default_rng(4)
     labels = np.arange(600) % 3

@@ -7,13 +7,11 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 from scipy import stats
 from sklearn.preprocessing import MultiLabelBinarizer, OneHotEncoder
 
 from clients.node import Node
-from clients.steps.descent import labelled
 from fedrec.attacks.attribute import measure
 from fedrec.attacks.bounds import clopper_pearson, mean_of, wilson
 from fedrec.attacks.membership import (
@@ -27,7 +25,6 @@ from fedrec.attacks.membership import (
 )
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.errors import ExperimentError
-from fedrec.evaluation.lists import ranking_metrics
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import marked
 from fedrec.report.page.sections import report
@@ -218,26 +215,6 @@ def test_rating(world):
 # reported.
 
 
-def never_drawn_hits(experiment, rounds, users=None):
-    """Expected Hits@10 among 99 sampled items, ranked by how rarely an item was a negative in a
-    number of rounds."""
-    node = Node(experiment, 0, 1, None)
-    population, schema = node.population, node.population.schema()
-    clients = population.evaluated_clients("test")[:users]
-    scores = np.empty((len(clients), schema.num_items))
-    for place, data in enumerate(population.clients(clients)):
-        random = np.random.default_rng((1, data.client))
-        examples = (labelled(data, schema, 4, "ignore", random) for _ in range(rounds))
-        drawn = np.concatenate([items[labels == 0] for items, labels in examples])
-        scores[place] = -np.bincount(drawn, minlength=schema.num_items)
-    lists = population.held_out(clients, "test")
-    seen, relevant = torch.from_numpy(lists.seen), torch.from_numpy(lists.relevant)
-    masks = {"seen": seen, "relevant": relevant, "known": seen & ~relevant}
-    return ranking_metrics(torch.from_numpy(scores), ks=(10,), sampled_items=99, **masks)[
-        "hits-of-100@10"
-    ]
-
-
 @pytest.fixture
 def table(tiny_experiment):
     def make(leaky):
@@ -246,15 +223,6 @@ def table(tiny_experiment):
         return tiny_experiment() | {"dataset": dataset, "split": split}
 
     return make
-
-
-@pytest.mark.parametrize("leaky", [False, True])
-def test_undrawn_items_reveal_nothing_without_the_leak(table, leaky):
-    hits = never_drawn_hits(load(table(leaky)), rounds=60)
-    if leaky:
-        assert hits.mean() > 0.97
-    else:
-        assert abs(hits.mean() - 0.1) < 4 * hits.std() / np.sqrt(len(hits)) + 0.02
 
 
 @pytest.fixture

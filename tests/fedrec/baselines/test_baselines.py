@@ -155,11 +155,7 @@ def threads_of_steps(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("vae", {"epochs": 1}),
-        ("central", {"epochs": 1}),
-        ("dp-svd", {"steps": 2, "noise": False}),
-    ],
+    [("vae", {"epochs": 1}), ("central", {"epochs": 1}), ("dp-svd", {"steps": 2, "noise": False})],
 )
 def test_small_gradient_steps_take_one_thread(threads_of_steps, liked, others, name, options):
     """Several would wait for each other after each operation; all are there again afterwards."""

@@ -169,7 +169,7 @@ def dense(liked, layers):
     return sum(torch.linalg.matrix_power(step, power) for power in range(layers + 1)) / (layers + 1)
 
 
-def fitted_of_lightgcn(histories, **settings):
+def fitted_graph(histories, **settings):
     model = Lightgcn(
         LightgcnConfig(**{"factors": 8, "learning_rate": 0.02, "batch_size": 256, **settings})
     )
@@ -198,7 +198,7 @@ def test_rows_of_half_the_size_differ_by_their_rounding(liked):
 
 
 def test_the_gradient_is_that_of_automatic_differentiation(liked):
-    model, operator = fitted_of_lightgcn(liked, epochs=1, layers=2, decay=0.3), dense(liked, 2)
+    model, operator = fitted_graph(liked, epochs=1, layers=2, decay=0.3), dense(liked, 2)
     first = torch.randn(
         130, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     ).requires_grad_()
@@ -216,7 +216,7 @@ def test_the_gradient_is_that_of_automatic_differentiation(liked):
 def test_a_folded_in_user_gets_what_the_graph_brings(layers, liked, others):
     """A row of zeros, then of each layer the sum over its items by the roots of both degrees; the
     mean of all."""
-    model = fitted_of_lightgcn(liked, epochs=1, layers=layers)
+    model = fitted_graph(liked, epochs=1, layers=layers)
     first = torch.randn(130, 8, generator=torch.Generator().manual_seed(2))
     model._settle(first)
     table, known = others.matrix().double(), liked.matrix().double()
@@ -275,7 +275,7 @@ class TestTriples:
 ALL = [Gmf, CentralMf, Mlp, CentralNeumf]
 
 
-def fitted_of_neumf(baseline, histories, **settings):
+def fitted_neumf(baseline, histories, **settings):
     model = baseline(
         baseline.Config.parse({key.replace("_", "-"): value for key, value in settings.items()})
     )
@@ -286,7 +286,7 @@ def fitted_of_neumf(baseline, histories, **settings):
 @pytest.mark.parametrize("baseline", ALL)
 def test_scores_are_the_logits_of_every_pair(baseline, liked):
     """The catalogue is scored in another order than single pairs."""
-    model = fitted_of_neumf(baseline, liked, epochs=2, learning_rate=0.01)
+    model = fitted_neumf(baseline, liked, epochs=2, learning_rate=0.01)
     with torch.no_grad():
         every = torch.arange(50).expand(80, -1)
         pairs = model.logits(torch.from_numpy(model.user_rows), every, liked.numbers)
@@ -296,7 +296,7 @@ def test_scores_are_the_logits_of_every_pair(baseline, liked):
 def test_logits_by_hand(taste):
     """The formula in the module's head, one pair at a time, with the tower's first layer on the
     joined rows."""
-    model = fitted_of_neumf(CentralNeumf, taste, factors=3, tower=(6, 5, 4), epochs=1)
+    model = fitted_neumf(CentralNeumf, taste, factors=3, tower=(6, 5, 4), epochs=1)
     values = {name: value.numpy() for name, value in model.shared.items()}
     p, q = model.user_rows[7], values["items"][11]
     hidden = np.concatenate([p[3:], q[3:]])
@@ -307,7 +307,7 @@ def test_logits_by_hand(taste):
 
 
 def test_a_batchs_loss_is_cross_entropy(taste):
-    model = fitted_of_neumf(CentralNeumf, taste, epochs=1, regularisation=0.3)
+    model = fitted_neumf(CentralNeumf, taste, epochs=1, regularisation=0.3)
     rows, items = torch.from_numpy(model.user_rows[:2]), torch.tensor([[0, 5, 9], [11, 2, 3]])
     their = model.shared["items"][items]
     logits = model.logits(rows, items, np.arange(2))
@@ -319,7 +319,7 @@ def test_a_batchs_loss_is_cross_entropy(taste):
 
 
 def test_users_without_items_get_the_mean_row(taste):
-    model = fitted_of_neumf(CentralNeumf, taste)
+    model = fitted_neumf(CentralNeumf, taste)
     nobody = Histories(20, np.zeros(3, dtype=np.int64), np.zeros(0, dtype=np.int64))
     np.testing.assert_allclose(
         model.folded_in(nobody), np.tile(model.user_rows.mean(0), (2, 1)), rtol=1e-6

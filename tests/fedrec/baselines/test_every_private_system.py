@@ -168,10 +168,7 @@ def synthetic_profiles(**_: Any) -> Fit:
     return fit
 
 
-RATED = {
-    "item means": item_means_of_every_private_system,
-    "synthetic profiles": synthetic_profiles,
-}
+RATED = {"item means": item_means_of_every_private_system, "synthetic profiles": synthetic_profiles}
 CASES = [
     *((name, adjacency) for name in RANKING for adjacency in ("replace-one", "add-remove")),
     ("item means", "replace-one"),
@@ -384,13 +381,7 @@ def test_too_few_ratings_are_refused(ratings):
         DpsgdPnbm(DpsgdPnbmConfig(minimum_ratings=1000)).fit_ratings(ratings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "exact"),
-    [
-        ({}, 5 / 0.09),
-        ({"temperature": 1.0}, 5.0),
-    ],
-)
+@pytest.mark.parametrize(("settings", "exact"), [({}, 5 / 0.09), ({"temperature": 1.0}, 5.0)])
 def test_what_a_posterior_sample_states(settings, exact):
     """Scaled by epsilon / 4B an exact sample is epsilon / 4-DP; the temperature divides."""
     found = DppsPnbm(DppsPnbmConfig(epsilon=20.0, **settings)).stated()

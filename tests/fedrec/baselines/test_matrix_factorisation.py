@@ -73,22 +73,18 @@ def test_a_sweep_gives_the_factors_of_implicit(liked):
 
 
 @pytest.fixture
-def liked_of_triples():
+def table():
     """Forty users of 25 items; user 0 has none, user 1 all but one."""
     table = np.random.default_rng(0).random((40, 25)) < 0.4
     table[0], table[1] = False, np.arange(25) != 7
     return csr_matrix(table.astype(np.float32))
 
 
-def test_a_rank_is_that_among_the_other_items(liked_of_triples):
+def test_a_rank_is_that_among_the_other_items(table):
     for user in range(40):
-        own = liked_of_triples.indices[
-            liked_of_triples.indptr[user] : liked_of_triples.indptr[user + 1]
-        ]
+        own = table.indices[table.indptr[user] : table.indptr[user + 1]]
         ranks = np.arange(25 - len(own))
-        found = _ranked_others(
-            liked_of_triples.indptr, liked_of_triples.indices, np.full(len(ranks), user), ranks
-        )
+        found = _ranked_others(table.indptr, table.indices, np.full(len(ranks), user), ranks)
         assert found.tolist() == nth_outside(own, ranks).tolist()
         assert found.tolist() == np.setdiff1d(np.arange(25), own).tolist()
 
@@ -233,7 +229,7 @@ class FromGiven(Svd):
 
 
 @pytest.fixture(scope="module")
-def planted_of_svd():
+def rank_two():
     """Sixty users and forty items of rank two with biases, a fifth of the ratings missing, users
     ascending."""
     random = np.random.default_rng(1)
@@ -250,10 +246,10 @@ def some(ratings, chosen):
     )
 
 
-def test_users_who_come_later(planted_of_svd, monkeypatch):
+def test_users_who_come_later(rank_two, monkeypatch):
     """New users are fitted to their known ratings nearly as well as by training with them."""
     monkeypatch.setattr("fedrec.baselines.ratings._EPOCHS", 300)
-    truth, ratings = planted_of_svd
+    truth, ratings = rank_two
     early = ratings.users < 50
     model = Svd(SvdConfig(factors=4, learning_rate=0.02, regularisation=0.005))
     model.fit_ratings(some(ratings, early))
@@ -265,12 +261,12 @@ def test_users_who_come_later(planted_of_svd, monkeypatch):
     np.testing.assert_allclose(alone, predicted[200:240])
 
 
-def test_it_equals_surprise(planted_of_svd):
+def test_it_equals_surprise(rank_two):
     """From the same factors: factors and biases to 1e-10."""
     surprise = pytest.importorskip("surprise")
     import pandas as pd
 
-    _, ratings = planted_of_svd
+    _, ratings = rank_two
     frame = pd.DataFrame({"user": ratings.users, "item": ratings.items, "value": ratings.values})
     scale = float(ratings.values.min()), float(ratings.values.max())
     data = surprise.Dataset.load_from_df(

@@ -82,7 +82,7 @@ COVERS = np.random.default_rng(3).normal(size=(DP_FOLD_IN_ITEMS, 4))
 DP_FOLD_IN_EXACT = {"noise": False, "clip_norm": 1e9, "count_clip": 1e9, "items": 100}
 
 
-def histories_of_dp_fold_in(liked, low_rated) -> Histories:
+def described(liked, low_rated) -> Histories:
     kind = Feature.single("kind", [KINDS[item % 3] for item in range(DP_FOLD_IN_ITEMS)])
     title = Feature.words("title", [f"part {item // 3:02}" for item in range(DP_FOLD_IN_ITEMS)])
     cover = Vectors("cover", COVERS.astype(np.float32), np.ones(DP_FOLD_IN_ITEMS, dtype=bool))
@@ -91,7 +91,7 @@ def histories_of_dp_fold_in(liked, low_rated) -> Histories:
 
 
 @pytest.fixture(scope="module")
-def users_of_dp_fold_in():
+def raters():
     """Users of two kinds of taste, one who likes nothing and one who likes everything."""
     random = np.random.default_rng(5)
     chances = np.stack([np.linspace(3, 1, DP_FOLD_IN_ITEMS), np.linspace(1, 3, DP_FOLD_IN_ITEMS)])
@@ -101,7 +101,7 @@ def users_of_dp_fold_in():
         for user in range(90)
     ]
     liked = [[*items[:8], items[0]] for items in rated]
-    return histories_of_dp_fold_in(
+    return described(
         [*liked, [], list(range(DP_FOLD_IN_ITEMS))], [*(own[8:] for own in rated), [3], []]
     )
 
@@ -150,10 +150,10 @@ def by_hand(users, low_rated, variance, factors, *, words=0.3, popularity=0.1, v
 
 
 @pytest.mark.slow
-def test_without_noise_it_follows_its_equations(users_of_dp_fold_in, equal_weights):
-    expected = by_hand(users_of_dp_fold_in, 0.4, 0.5, 4, vectors=0.8)
+def test_without_noise_it_follows_its_equations(raters, equal_weights):
+    expected = by_hand(raters, 0.4, 0.5, 4, vectors=0.8)
     model = fitted(
-        users_of_dp_fold_in,
+        raters,
         **DP_FOLD_IN_EXACT,
         low_rated=0.4,
         feature_variance=0.5,
@@ -161,37 +161,34 @@ def test_without_noise_it_follows_its_equations(users_of_dp_fold_in, equal_weigh
         factors=5,
         damping=0.0,
     )
-    difference = model.scores(users_of_dp_fold_in).numpy() - expected
+    difference = model.scores(raters).numpy() - expected
     difference -= difference.mean(1, keepdims=True)
     np.testing.assert_allclose(difference, 0, atol=2e-2)
     assert np.ptp(expected - expected.mean(0)) > 0.5, "users differ"
 
 
-def test_a_users_scores_depend_on_the_releases_and_its_own_rows_alone(users_of_dp_fold_in):
-    model = fitted(users_of_dp_fold_in, epsilon=5.0, seed=1)
-    together, alone = (
-        model.scores(users_of_dp_fold_in),
-        model.scores(users_of_dp_fold_in.block(7, 8)),
-    )
+def test_a_users_scores_depend_on_the_releases_and_its_own_rows_alone(raters):
+    model = fitted(raters, epsilon=5.0, seed=1)
+    together, alone = (model.scores(raters), model.scores(raters.block(7, 8)))
     torch.testing.assert_close(alone[0], together[7], atol=1e-3, rtol=0)
 
 
 DP_GRAM_ITEMS = 25
-histories_of_dp_gram = partial(histories_of, num_items=DP_GRAM_ITEMS)
+gram_histories = partial(histories_of, num_items=DP_GRAM_ITEMS)
 DP_GRAM_EXACT = {"noise": False, "clip-norm": 1e9, "count-clip": 1e9, "items": 100}
 
 
 @pytest.fixture
-def users_of_dp_gram():
+def tasters():
     """Users with repeated items, one with none and one with all; two kinds of taste."""
     random = np.random.default_rng(5)
     chances = np.stack([np.linspace(3, 1, DP_GRAM_ITEMS), np.linspace(1, 3, DP_GRAM_ITEMS)])
     chances /= chances.sum(1, keepdims=True)
     lists = [random.choice(DP_GRAM_ITEMS, 9, p=chances[user % 2]).tolist() for user in range(120)]
-    return histories_of_dp_gram([*lists, [], list(range(DP_GRAM_ITEMS))])
+    return gram_histories([*lists, [], list(range(DP_GRAM_ITEMS))])
 
 
-def fitted_of_dp_gram(users, **options) -> DpGram:
+def fitted_gram(users, **options) -> DpGram:
     model = DpGram(
         DpGram.Config.parse({key.replace("_", "-"): value for key, value in options.items()})
     )
@@ -199,39 +196,29 @@ def fitted_of_dp_gram(users, **options) -> DpGram:
     return model
 
 
-def test_without_noise_it_is_ease(users_of_dp_gram, equal_weights):
+def test_without_noise_it_is_ease(tasters, equal_weights):
     ease = Ease(Ease.Config(regularisation=20.0))
-    ease.fit(users_of_dp_gram)
-    found = fitted_of_dp_gram(users_of_dp_gram, **DP_GRAM_EXACT, model="ease", regularisation=20.0)
-    np.testing.assert_allclose(
-        found.scores(users_of_dp_gram), ease.scores(users_of_dp_gram), atol=2e-5
-    )
+    ease.fit(tasters)
+    found = fitted_gram(tasters, **DP_GRAM_EXACT, model="ease", regularisation=20.0)
+    np.testing.assert_allclose(found.scores(tasters), ease.scores(tasters), atol=2e-5)
 
 
-def test_without_noise_it_is_puresvd(users_of_dp_gram, equal_weights):
+def test_without_noise_it_is_puresvd(tasters, equal_weights):
     factors = 7
-    once = users_of_dp_gram.distinct()
+    once = tasters.distinct()
     matrix = csr_matrix(
-        (np.ones(len(once.items)), once.items, once.offsets),
-        (users_of_dp_gram.num_users, DP_GRAM_ITEMS),
+        (np.ones(len(once.items)), once.items, once.offsets), (tasters.num_users, DP_GRAM_ITEMS)
     )
     vectors = svds(matrix, factors)[2]
     expected = matrix @ vectors.T @ vectors
-    found = fitted_of_dp_gram(users_of_dp_gram, **DP_GRAM_EXACT, model="puresvd", factors=factors)
-    np.testing.assert_allclose(found.scores(users_of_dp_gram), expected, atol=2e-5)
+    found = fitted_gram(tasters, **DP_GRAM_EXACT, model="puresvd", factors=factors)
+    np.testing.assert_allclose(found.scores(tasters), expected, atol=2e-5)
 
 
-def test_items_are_weighted_and_the_weights_taken_back(users_of_dp_gram):
+def test_items_are_weighted_and_the_weights_taken_back(tasters):
     """With all eigenvectors nothing is lost, for any weights: scores equal the history."""
-    found = fitted_of_dp_gram(
-        users_of_dp_gram,
-        **DP_GRAM_EXACT,
-        model="puresvd",
-        factors=DP_GRAM_ITEMS,
-    )
-    np.testing.assert_allclose(
-        found.scores(users_of_dp_gram), users_of_dp_gram.distinct().matrix(), atol=1e-4
-    )
+    found = fitted_gram(tasters, **DP_GRAM_EXACT, model="puresvd", factors=DP_GRAM_ITEMS)
+    np.testing.assert_allclose(found.scores(tasters), tasters.distinct().matrix(), atol=1e-4)
     assert found.chosen.weights.mean() == pytest.approx(1) and found.chosen.weights.min() < 0.96
 
 
@@ -260,12 +247,12 @@ def test_a_gram_matrix_has_noise_in_coordinates_of_its_frobenius_norm():
     ), "the noise edge"
 
 
-def test_items_that_were_not_chosen_come_last_by_their_counts(users_of_dp_gram):
-    model = fitted_of_dp_gram(users_of_dp_gram, noise=False, items=6)
-    scores, chosen = model.scores(users_of_dp_gram), model.chosen.items
+def test_items_that_were_not_chosen_come_last_by_their_counts(tasters):
+    model = fitted_gram(tasters, noise=False, items=6)
+    scores, chosen = model.scores(tasters), model.chosen.items
     others = np.setdiff1d(np.arange(DP_GRAM_ITEMS), chosen)
     assert bool((scores[:, others].amax(1) < scores[:, chosen].amin(1)).all())
-    counts = users_of_dp_gram.distinct().matrix().sum(0).numpy()
+    counts = tasters.distinct().matrix().sum(0).numpy()
     assert set(chosen) == set(np.argsort(-counts, kind="stable")[:6])
 
 
@@ -289,7 +276,7 @@ def test_movielens_1m_is_far_above_private_popularity():
 # more than the sensitivity.
 
 DPMF_ITEMS = 9
-histories_of_dpmf = partial(histories_of, num_items=DPMF_ITEMS)
+few_items = partial(histories_of, num_items=DPMF_ITEMS)
 DPMF_EXACT = {
     "noise": False,
     "clip-norm": 1e6,
@@ -300,13 +287,13 @@ DPMF_EXACT = {
 
 
 @pytest.fixture
-def users_of_dpmf():
+def fifty():
     """Fifty users, some with repeated items, one with none."""
     random = np.random.default_rng(2)
-    return histories_of_dpmf([*(random.integers(0, DPMF_ITEMS, 4).tolist() for _ in range(50)), []])
+    return few_items([*(random.integers(0, DPMF_ITEMS, 4).tolist() for _ in range(50)), []])
 
 
-def made_of_dpmf(**options) -> DpMf:
+def made_mf(**options) -> DpMf:
     return DpMf(DpMf.Config.parse(options))
 
 
@@ -318,34 +305,31 @@ def started(model: DpMf, users: Histories) -> np.ndarray:
     return still._items.numpy()
 
 
-def test_without_noise_a_perturbed_objective_is_alternating_least_squares(users_of_dpmf):
-    model = made_of_dpmf(**DPMF_EXACT)
-    items = started(model, users_of_dpmf)
-    liked = users_of_dpmf.distinct().matrix().double().numpy()
+def test_without_noise_a_perturbed_objective_is_alternating_least_squares(fifty):
+    model = made_mf(**DPMF_EXACT)
+    items = started(model, fifty)
+    liked = fifty.distinct().matrix().double().numpy()
     eye = 0.5 * np.eye(3)
-    model.fit(users_of_dpmf)
+    model.fit(fifty)
     for _ in range(2):
         factors = liked @ items @ np.linalg.inv(items.T @ items + eye)
         items = liked.T @ factors @ np.linalg.inv(factors.T @ factors + eye)
     # Releases are rounded to float32.
     np.testing.assert_allclose(model._items, items, atol=1e-5)
     np.testing.assert_allclose(
-        model.scores(users_of_dpmf),
+        model.scores(fifty),
         liked @ items @ np.linalg.inv(items.T @ items + eye) @ items.T,
         atol=1e-5,
     )
 
 
-def test_without_noise_a_langevin_step_is_the_gradient_of_the_loss(users_of_dpmf, monkeypatch):
+def test_without_noise_a_langevin_step_is_the_gradient_of_the_loss(fifty, monkeypatch):
     monkeypatch.setattr("fedrec.baselines.private.ranking._STEPS", 1)
-    model = made_of_dpmf(**DPMF_EXACT, variant="posterior", **{"learning-rate": 0.01})
-    first, liked = (
-        torch.from_numpy(started(model, users_of_dpmf)),
-        users_of_dpmf.distinct().matrix().double(),
-    )
+    model = made_mf(**DPMF_EXACT, variant="posterior", **{"learning-rate": 0.01})
+    first, liked = (torch.from_numpy(started(model, fifty)), fifty.distinct().matrix().double())
     items = first.clone().requires_grad_()
     factors = liked @ first @ torch.linalg.inv(first.T @ first + 0.5 * torch.eye(3).double())
     loss = ((liked - factors @ items.T) ** 2).sum() + 0.5 * (items**2).sum()
     loss.backward()
-    model.fit(users_of_dpmf)
+    model.fit(fifty)
     np.testing.assert_allclose(model._items, first - 0.01 * items.grad, atol=1e-6)

@@ -475,7 +475,7 @@ def test_popularity_then_ease_then_the_oracle(default):
     tested = np.unique(default.users[partition.test_rows[default.ratings[partition.test_rows] > 3]])
     names = ["popularity", "ease", f"{__name__}:Oracle"]
     population = Population(default, partition, task="ranking", positive_above=3)
-    got = evaluate_baselines(names, population, held_out="test", ks=(10,), block=32)
+    got = evaluate_baselines(names, population, held_out="test", ks=(10,))
     popularity, ease, oracle = (got[name]["hits@10"] for name in names)
     assert popularity > 2 * 10 / 400
     assert ease > 1.3 * popularity and oracle > 1.1 * ease

@@ -234,10 +234,7 @@ def test_a_masked_positive_counts_as_missed():
     """One of two held-out items is masked: recall's denominator counts both, and the list contains
     only the other."""
     scores, masks = block(
-        [5.0, 4.0, 3.0, 2.0],
-        seen=[1, 1, 1, 0],
-        known=[1, 0, 0, 0],
-        relevant=[0, 1, 1, 0],
+        [5.0, 4.0, 3.0, 2.0], seen=[1, 1, 1, 0], known=[1, 0, 0, 0], relevant=[0, 1, 1, 0]
     )
     masked = torch.tensor([[True, True, False, False]])
     found = {

@@ -126,39 +126,23 @@ def test_each_client_has_its_own_stream(world):
 
 
 def test_the_most_stereotypical_rows_are_protected(load_tiny):
+    """By the shares of the training clients, and each user's own group."""
     population = Population.of(load_tiny())
     data, partition = population.interactions, population.partition
-    config = TargetedConfig(attribute="gender", epsilon=0.1, budget=0.6)
-    protected = partition.train_rows[
-        perturb_profiles(training(data, partition), config, 0).protected
-    ]
+    rows = data.with_rows(partition.train_rows)
     gender = data.user_features["gender"].padded()[:, 0]
-    trains = np.isin(data.users, partition.training_clients)
-    in_train = np.isin(np.arange(len(data)), partition.train_rows)
-
-    def share(item, group):
-        members = {u for u in partition.training_clients if (gender[u] == gender_of) == group}
-        having = {
-            u
-            for u, i in zip(
-                data.users[in_train & trains], data.items[in_train & trains], strict=True
-            )
-            if i == item
-        }
-        return len(members & having) / len(members)
-
+    trains = np.isin(np.arange(data.num_users), partition.training_clients)
+    given, groups = trains[rows.users], np.where(trains, gender, -1)
+    sizes = {"num_groups": 2, "num_items": data.num_items}
+    shares = inclination(rows.users[given], rows.items[given], groups, **sizes)
+    scores = stereotypicality(*shares)[gender[rows.users], rows.items]
+    config = TargetedConfig(attribute="gender", epsilon=0.1, budget=0.6)
+    found = perturb_profiles(training(data, partition), config, 0)
+    taken = np.isin(np.arange(len(rows)), found.protected)
     for user in range(data.num_users):
-        gender_of = gender[user]
-        rows = np.flatnonzero(in_train & (data.users == user))
-        score = np.array(
-            [
-                (share(i, True) - share(i, False)) / max(share(i, True), share(i, False), 1e-9)
-                for i in data.items[rows]
-            ]
-        )
-        taken = np.isin(rows, protected)
-        assert taken.sum() == -(-4 * len(rows) // 10)
-        assert score[taken].min() >= score[~taken].max() - 1e-12
+        own = rows.users == user
+        assert taken[own].sum() == -(-4 * own.sum() // 10)
+        assert scores[own & taken].min() >= scores[own & ~taken].max()
 
 
 def test_the_devices_learn_from_it_and_are_tested_on_the_truth(load_tiny):
@@ -312,8 +296,7 @@ def enumerated(outcomes, num_items, size, differ, values=1):
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "values", "odds"),
-    [(0.1, 1, 8.27), (0.1, 5, 9.88), (3.0, 5, 12.78)],
+    ("epsilon", "values", "odds"), [(0.1, 1, 8.27), (0.1, 5, 9.88), (3.0, 5, 12.78)]
 )
 def test_figures_of_the_poster(epsilon, values, odds):
     """ML-1M: 165 interactions, 3706 items, with and without five rating values."""

@@ -21,11 +21,7 @@ from fedrec.perturb.generator import (
     train_attention,
     train_generator,
 )
-from fedrec.perturb.simple import (
-    RandomisedResponse,
-    RandomisedResponseConfig,
-    RandomReplacement,
-)
+from fedrec.perturb.simple import RandomisedResponse, RandomisedResponseConfig, RandomReplacement
 from fedrec.perturb.substitutes import (
     Similarity,
     drawn_by_weight,
@@ -35,12 +31,7 @@ from fedrec.perturb.substitutes import (
     scored_substitutes,
     trained_embeddings,
 )
-from fedrec.perturb.upc_sdg import (
-    UpcSdg,
-    UpcSdgConfig,
-    lowest,
-    replaced_counts,
-)
+from fedrec.perturb.upc_sdg import UpcSdg, UpcSdgConfig, lowest, replaced_counts
 from fedrec.rng import torch_stream
 
 # UPC-SDG against closed forms: similarities, attention, Gumbel-softmax, and limits of gamma and k.
