@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -199,10 +200,27 @@ def rendered(template: str, **values: Any) -> str:
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("fedrec.report", "page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"seconds": _seconds, "bytes": _bytes, "quoted": shlex.quote}
+    return environment
+
+
+def _seconds(value: float | None) -> str:
+    """Format a time; a dash if it was not measured."""
+    if value is None:
+        return "-"
+    return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min"
+
+
+def _bytes(value: float | None, unit: int = 1) -> str:
+    """Format a number of bytes, or of units, with three digits; a dash if it was not measured."""
+    if value is None:
+        return "-"
+    power = sum(value * unit >= 1000**step for step in (1, 2, 3))
+    return f"{value * unit / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"

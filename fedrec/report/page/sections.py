@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -77,35 +76,6 @@ def _notes(label: str, result: Result) -> Iterator[Note]:
         yield Note(text, warning=True)
 
 
-def what(runs: Sequence[Run]) -> PageTable:
-    """Table of the systems and their data."""
-    heads = ("run", "title", "data", "split", "model", "strategy", "rounds", "seed", "test users")
-    rows = []
-    for run in runs:
-        experiment = run.result.experiment
-        data = str(experiment.dataset.options.get("path") or experiment.dataset.name)
-        cells = (
-            experiment.title or "-",
-            data.rsplit("/", 1)[-1],
-            experiment.split.name,
-            experiment.model.name if experiment.federated else "-",
-            experiment.strategy.name if experiment.federated else "centralised alone",
-            Cell(_rounds(run.result)),
-            Cell(str(experiment.seed)),
-            Cell(f"{len(run.result.users):,} ({experiment.evaluation.held_out})"),
-        )
-        rows.append(Row(run.name, cells, federated=experiment.federated))
-    return PageTable("Each run", heads, tuple(rows))
-
-
-def _rounds(result: Result) -> str:
-    """Number of rounds, with the best one after early stopping, or the planned number if training
-    ended earlier."""
-    if result.early_stopping:
-        return f"{len(result.rounds)} (best: {result.best_round})"
-    return result.rounds_in_words.rpartition(" ")[0]
-
-
 def results_table(run: Run) -> PageTable:
     """Table of a run's systems: metrics with 95% intervals over users, and epsilon."""
     result = run.result
@@ -159,7 +129,8 @@ def lists_tables(runs: Sequence[Run]) -> list[PageTable]:
         ]
         federated = marked(run.result.experiment)
         rows = tuple(
-            _row(name, row, columns, federated=name == federated) for name, row in systems.items()
+            Row(name, tuple(_metric_cells(row, columns)), name == federated)
+            for name, row in systems.items()
         )
         caption = f"{run.label}: the lists of all users together"
         tables += [PageTable(caption, ("system", *columns), rows)] if columns else []
@@ -269,27 +240,19 @@ def central_groups(runs: Sequence[Run]) -> list[PageTable]:
 def _groups_table(caption: str, means: pd.DataFrame) -> PageTable:
     columns = _shown({"": means.drop(columns="count")})
     rows = [
-        _row(name, row, columns, Cell(str(int(row["count"]))))
+        Row(name, (Cell(str(int(row["count"]))), *_metric_cells(row, columns)))
         for name, row in sorted(_records(means), key=lambda record: "=" in record[0])
         if row["count"]
     ]
     rows += [
-        _row(f"gap by {name}", row, columns, "")
+        Row(f"gap by {name}", ("", *_metric_cells(row, columns)))
         for name, row in _records(group_gaps(means).dropna(how="all"))
     ]
     return PageTable(caption, ("group", "users", *columns), tuple(rows))
 
 
-def _row(
-    name: str,
-    values: Mapping[str, float],
-    columns: Iterable[str],
-    *first: Cell | str,
-    federated: bool = False,
-) -> Row:
-    """Row of metrics, a dash for a missing one, after its first cells."""
-    cells = (metric_cell(values.get(column, np.nan)) for column in columns)
-    return Row(name, (*first, *cells), federated)
+def _metric_cells(values: Mapping[str, float], columns: Iterable[str]) -> list[Cell]:
+    return [metric_cell(values.get(column, np.nan)) for column in columns]
 
 
 def _records(table: pd.DataFrame) -> list[tuple[str, dict[str, float]]]:
@@ -414,66 +377,6 @@ def _number(value: object) -> str:
     return "∞" if value == "inf" else "-"
 
 
-_COSTS = ("run", "training", "evaluation", "baselines", "model", "down", "up", "peak memory")
-
-
-def cost_table(runs: Sequence[Run]) -> PageTable:
-    """Table of seconds, bytes and memory of each run; a dash if not measured."""
-    caption = (
-        "Times on this machine; down, up: bytes that all devices receive and send in training, with"
-        " one client per device; zero rows and half of symmetric products are not sent"
-    )
-    return PageTable(caption, _COSTS, tuple(_costs(run) for run in runs))
-
-
-def _costs(run: Run) -> Row:
-    folder = RunFolder(run.result.folder)
-    summary = folder.summary()
-    seconds = summary.get("seconds", {})
-    cost = summary.get("cost", {})
-    baselines = [folder.read_baseline(label) or {} for label in run.result.baselines]
-    fitted = [sum(baseline.get("seconds", {}).values()) for baseline in baselines]
-    times = [seconds.get("training"), seconds.get("evaluation"), sum(fitted) if fitted else None]
-    memory = cost.get("peak-memory-mib")
-    sizes = [cost.get(key) for key in ("parameter-bytes", "bytes-down", "bytes-up")]
-    sizes.append(None if memory is None else memory * 2**20)
-    texts = [
-        *("-" if time is None else _time_text(time) for time in times),
-        *("-" if size is None else byte_text(size) for size in sizes),
-    ]
-    return Row(run.label, tuple(map(Cell, texts)), federated=run.result.experiment.federated)
-
-
-def reproductions(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Data for reproducing each run: its `name`, the `file` and `toml` of its experiment, when it
-    was `created`, and its `machine`."""
-    folders = [RunFolder(run.result.folder) for run in runs]
-    return [
-        {
-            "name": run.label,
-            "file": shlex.quote(str(folder.path / "experiment.toml")),
-            "toml": run.result.experiment.toml(),
-            "created": folder.about.get("created", ""),
-            "machine": {"packages": {}, "python": None, "processor": None, "cores": None}
-            | folder.environment,
-        }
-        for run, folder in zip(runs, folders, strict=True)
-    ]
-
-
-def _time_text(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
-
-
-def byte_text(value: float) -> str:
-    """Format a number of bytes with three digits and a unit."""
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} GB"
-
-
 # Self-contained HTML page about runs: no scripts, network or other files.
 #
 # It is accessible on phones, in print, in dark mode, by keyboard and with screen readers.
@@ -512,7 +415,7 @@ def report(results: Sequence[Result], *, title: str | None = None) -> str:
         "version": fedrec.__version__,
         "answers": answers(runs),
         "notes": notes(runs),
-        "what": what(runs),
+        "runs": runs,
         "results": [results_table(run) for run in runs],
         "lists": lists_tables(runs),
         "tests": tests_table(results),
@@ -521,8 +424,6 @@ def report(results: Sequence[Result], *, title: str | None = None) -> str:
         "groups": groups(runs),
         "central_groups": central_groups(runs),
         "privacy": privacy_cards(runs),
-        "cost": cost_table(runs),
-        "repeat": reproductions(runs),
     }
     return rendered(
         "page.html.j2", page=page, shown_notes=_SHOWN_NOTES, shown_results=_SHOWN_RESULTS
