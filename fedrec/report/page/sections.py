@@ -33,7 +33,6 @@ from fedrec.report.page.charts import (
 from fedrec.report.privacy_total import shown_together
 from fedrec.report.rows import Run, epsilon_of, is_private, named, system_rows
 from fedrec.report.summary import answer_line, early_stopping_line, interruption_line, summary_notes
-from fedrec.runs.folder import RunFolder
 from fedrec.runs.result import Result
 from fedrec.runtime.files import read_json
 
@@ -291,35 +290,31 @@ _FACTS = {
 
 
 def privacy_cards(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Privacy of each run: `name`; `facts` by name; `lines` on meaning and limits; `chart` of
-    epsilon by round, SVG or empty; whether the noise is `simulated`."""
-    return [_card(run.label, run.result) for run in runs]
-
-
-def _card(name: str, result: Result) -> dict[str, Any]:
-    privacy = result.experiment.privacy
-    rounds = result.rounds
-    chart = ""
-    if privacy is None:
-        facts = {
-            "epsilon": "∞: no differential privacy; the model may reveal anything about a user"
+    """Privacy of each run: the `run`, `facts` by name, and a `chart` of epsilon by round, SVG or
+    empty."""
+    return [
+        {
+            "run": run,
+            "facts": _facts(run) | _attacks(run.result),
+            "chart": _epsilon_chart(run.result.rounds),
         }
-    else:
-        facts = _facts(privacy, RunFolder(result.folder).summary().get("privacy", {}))
-        if "epsilon" in rounds and len(rounds) > 1:
-            line = Line("epsilon", rounds["round"].tolist(), rounds["epsilon"].tolist())
-            title = "Epsilon spent by round"
-            chart = line_chart([line], title=title, x_label="round", y_label="epsilon")
-    return {
-        "name": name,
-        "facts": facts | _attacks(result),
-        "lines": result.privacy,
-        "chart": chart,
-        "simulated": privacy is not None and privacy.mode == "reproducible",
-    }
+        for run in runs
+    ]
 
 
-def _facts(privacy: PrivacyConfig, spent: Mapping[str, Any]) -> dict[str, str]:
+def _epsilon_chart(rounds: pd.DataFrame) -> str:
+    if "epsilon" not in rounds or len(rounds) < 2:
+        return ""
+    line = Line("epsilon", rounds["round"].tolist(), rounds["epsilon"].tolist())
+    title = "Epsilon spent by round"
+    return line_chart([line], title=title, x_label="round", y_label="epsilon")
+
+
+def _facts(run: Run) -> dict[str, str]:
+    privacy = run.result.experiment.privacy
+    if privacy is None:
+        return {"epsilon": "∞: no differential privacy; the model may reveal anything about a user"}
+    spent = run.folder.summary().get("privacy", {})
     epsilons = {
         key.removeprefix("epsilon of "): _number(value)
         for key, value in spent.items()
