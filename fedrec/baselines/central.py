@@ -13,7 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedrec.baselines.base import Baseline, Histories
-from fedrec.baselines.training import ExamplesBaseline, ExamplesConfig, TrainingConfig, train
+from fedrec.baselines.training import (
+    ExamplesBaseline,
+    ExamplesConfig,
+    SeededConfig,
+    TrainingConfig,
+    train,
+)
 from fedrec.components.registry import MODEL, resolve
 from fedrec.config import Width
 from fedrec.data.features import FeatureNames
@@ -380,15 +386,13 @@ class Central(ExamplesBaseline):
 # Liang et al.
 
 
-class CentralVaeConfig(TrainingConfig, VaeConfig):
+class CentralVaeConfig(SeededConfig, TrainingConfig, VaeConfig):
     """Settings of the central variational autoencoder, in addition to those of the network."""
 
     epochs: int = Field(default=60, ge=1)
     """Epochs over the users."""
     batch_size: int = Field(default=10, ge=1)
     """Users per gradient step (paper: 10 for MovieLens-100K)."""
-    seed: int = Field(default=0, ge=0)
-    """Seed of the initial parameters, the order of users, dropout and codes."""
 
 
 class CentralVae(Baseline):

@@ -22,6 +22,13 @@ from fedrec.nn.layers import Adam
 from fedrec.rng import stream
 
 
+class SeededConfig(Config):
+    """Setting of all systems with random draws."""
+
+    seed: int = Field(default=0, ge=0)
+    """Seed of all random draws."""
+
+
 class TrainingConfig(Config):
     """Settings of all systems that are trained by gradient descent on batches."""
 
@@ -186,14 +193,12 @@ def _ranked_others(offsets, liked, users, ranks):
 # fixed. A transductive system also folds in users that it does not know.
 
 
-class UserRowsConfig(Config):
+class UserRowsConfig(SeededConfig):
     """Settings of all systems with a row per user."""
 
     unseen_users: Literal["transductive", "fold-in"] = "transductive"
     """Treatment of evaluated users who are not training users: also trained on (`transductive`), or
     folded in afterwards (`fold-in`)."""
-    seed: int = Field(default=0, ge=0)
-    """Seed of all random draws."""
 
 
 class UserRowsBaseline(Baseline):
