@@ -186,6 +186,17 @@ def test_propagation_is_the_dense_formula(layers, liked):
     )
 
 
+def test_propagation_is_that_of_pytorch_geometric(liked):
+    geometric = pytest.importorskip("torch_geometric.nn")
+    model = geometric.LightGCN(130, 6, 3)
+    users, items = torch.from_numpy(liked.rows()), torch.from_numpy(liked.items) + 80
+    edges = torch.cat([torch.stack([users, items]), torch.stack([items, users])], 1)
+    with torch.no_grad():
+        expected = model.get_embedding(edges)
+        found = Graph(liked.csr()).average(model.embedding.weight, 3)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
 def test_rows_of_half_the_size_differ_by_their_rounding(liked):
     """bfloat16 has 8 bits: each of three layers rounds once by 2^-9 of what it has, the rows
     before it another time."""
@@ -324,3 +335,30 @@ def test_users_without_items_get_the_mean_row(taste):
     np.testing.assert_allclose(
         model.folded_in(nobody), np.tile(model.user_rows.mean(0), (2, 1)), rtol=1e-6
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "tower"), [("NeuMF", (64, 32, 16, 8)), ("GMF", ())])
+def test_it_ranks_as_well_as_cornac(name, tower, planted):
+    """Recall over five seeds with default settings, but more epochs and larger steps, because the
+    data are small."""
+    models = pytest.importorskip("cornac.models")
+    from cornac.data import Dataset
+
+    known = planted.known
+    users, rated = known.rows().tolist(), known.items.tolist()
+    data = Dataset.from_uir([*zip(users, rated, [1.0] * len(rated), strict=True)])
+    items = torch.tensor([data.iid_map[item] for item in range(200)])
+    steps = {"num_epochs": 30, "batch_size": 256, "num_neg": 4, "lr": 0.003, "verbose": False}
+    steps |= {"layers": tower, "act_fn": "relu"} if tower else {}
+    same = {"factors": 8, "epochs": 30, "batch_size": 256, "learning_rate": 0.003}
+    same |= {"tower": list(tower)} if tower else {}
+    ours, theirs = [], []
+    for seed in range(5):
+        model = fitted_neumf(CentralNeumf if tower else Gmf, known, **same, seed=seed)
+        ours.append(planted.recall(model.scores(known)))
+        reference = getattr(models, name)(num_factors=8, **steps, backend="pytorch", seed=seed)
+        reference.fit(data)
+        scores = np.stack([reference.score(data.uid_map[user]) for user in range(600)])
+        theirs.append(planted.recall(torch.from_numpy(scores)[:, items]))
+    assert planted.agrees(ours, theirs), (ours, theirs)

@@ -393,16 +393,20 @@ def walks():
 RATES = {"sasrec": 0.005, "gru4rec": 0.01}
 
 
-def ours(walks, name):
+def hits(scores, walks):
     """Share of the users whose last item is among the first two."""
+    first = torch.as_tensor(scores).topk(2).indices
+    return float((first == torch.from_numpy(walks[:, -1:])).any(1).double().mean())
+
+
+def ours(walks, name, seed=0):
     model = {"name": name, "width": 16, "longest": LENGTH, "dropout": 0.1}
-    steps = {"epochs": 20, "batch-size": 32, "learning-rate": RATES[name]}
+    steps = {"epochs": 20, "batch-size": 32, "learning-rate": RATES[name], "seed": seed}
     made = Central(CentralConfig.parse({"model": model, **steps}))
     offsets = np.arange(0, USERS * LENGTH + 1, LENGTH)
     known = Histories(ITEMS, offsets, walks[:, :LENGTH].ravel(), np.arange(USERS))
     made.fit(known)
-    first = made.scores(known).topk(2).indices
-    return float((first == torch.from_numpy(walks[:, -1:])).any(1).double().mean())
+    return hits(made.scores(known), walks)
 
 
 @pytest.mark.parametrize("name", ["sasrec", pytest.param("gru4rec", marks=pytest.mark.slow)])
@@ -411,3 +415,38 @@ def test_next_items_are_learned_in_one_place(walks, name):
     nothing to learn."""
     assert ours(walks, name) > 0.4
     assert ours(np.random.default_rng(1).permuted(walks, axis=1), name) < 0.2
+
+
+THEIRS = {
+    "sasrec": {
+        "embedding_dim": 16, "loss": "ce", "learning_rate": 0.005, "max_len": LENGTH,
+        "dropout": 0.1,
+    },
+    "gru4rec": {"layers": [16], "learning_rate": 0.05, "dropout_p_embed": 0.1},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "theirs"), [("sasrec", "SASRec"), ("gru4rec", "GRU4Rec")])
+def test_it_ranks_as_well_as_cornac(walks, name, theirs):
+    """Hits over three seeds of equal sizes, after as many epochs as both need to stop gaining;
+    cornac's losses draw items, ours does not."""
+    kind = getattr(pytest.importorskip("cornac.models"), theirs)
+    from cornac.data import SequentialDataset
+
+    known = list(enumerate(walks[:, :LENGTH].tolist()))
+    rows = [(str(u), str(u), str(item), n) for u, own in known for n, item in enumerate(own)]
+    data = SequentialDataset.build(rows, fmt="USIT")
+    items = [data.iid_map[str(item)] for item in range(ITEMS)]
+    shared = {"batch_size": 32, "n_sample": 200, "sample_alpha": 0.0, "n_epochs": 20}
+    found, reference = [], []
+    for seed in range(3):
+        found.append(ours(walks, name, seed))
+        model = kind(**THEIRS[name], **shared, seed=seed)
+        model.fit(data)
+        lists = ((data.uid_map[str(u)], [items[item] for item in own]) for u, own in known)
+        scores = np.stack([model.score(*given) for given in lists])
+        reference.append(hits(scores[:, items], walks))
+    apart = abs(np.mean(found) - np.mean(reference))
+    assert min(*found, *reference) > 0.5
+    assert apart <= 2 * max(np.std(found, ddof=1), np.std(reference, ddof=1)), (found, reference)
