@@ -26,7 +26,6 @@ from fedrec.sums.content import MapConfig, mapped
 from fedrec.sums.fold_in import LearnedConfig, placed_embeddings
 from fedrec.sums.products import (
     BIAS,
-    SmoothingConfig,
     Solution,
     above_edge,
     chosen_items,
@@ -236,7 +235,7 @@ class GramStrategy(ProductsStrategy):
 # scale of the items is taken out.
 
 
-class TransitionsStrategyConfig(SmoothingConfig):
+class TransitionsStrategyConfig(Config):
     """Settings of the transition weights."""
 
     factors: Width = 12
@@ -260,7 +259,7 @@ class TransitionsStrategy(ProductsStrategy):
         """Compute the weights, `float32 [items, items]` of the chosen items."""
         total = _denoised(products.gram, products.edge, self.config.factors)
         total = total / products.scale[:, None] / products.scale
-        return {WEIGHTS: transition_weights(total, self.config).float().numpy()}
+        return {WEIGHTS: transition_weights(total).float().numpy()}
 
 
 def _denoised(total: Tensor, edge: float, limit: int) -> Tensor:

@@ -149,8 +149,6 @@ SMALL = {
     "session-length": 5,
     "masks": 2,
     "item-negatives": 3,
-    "segment-length": 2,
-    "segment-negatives": 2,
     "hidden": 6,
     "learning-rate": 0.2,
     "epochs": 2,

@@ -249,9 +249,7 @@ MOMENTS = {"model": {**IALS["model"], "moments": True}, "step": {"name": "als"}}
 LINEAR = {"model": {"name": "item-weights", "items": 12}, "step": {"name": "gram"}}
 NEXT = {"step": {"name": "sequence", "rates": {"item.id": 5.0}}, "split": {"name": "leave-one-out"}}
 SMALL_SASREC = {"width": 4, "longest": 5, "blocks": 1, "loss": "binary"}
-SESSIONS = {
-    "settings": {"epochs": 1, "hidden": 4, "session-length": 6, "segment-length": 2, "masks": 2}
-}
+SESSIONS = {"settings": {"epochs": 1, "hidden": 4, "session-length": 6, "masks": 2}}
 TARGETS = {"adversary": {"attack": "random", "share": 0.0}}
 FACTORS = {
     "model": {"name": "mf", "factors": 4},

@@ -416,7 +416,7 @@ def test_validation_users_who_train_are_reported_as_not_covered(run_tiny):
 
 def test_first_phases_do_not_use_patience_up(run_tiny):
     """No evaluation improves by 1, and three rounds belong to a first phase."""
-    step = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, epochs=1}"
+    step = "step={name='contrastive', hidden=4, session-length=4, epochs=1}"
     stages = f"strategy={{name='two-stage', stage-one={{rounds=3, {step}}}}}"
     never = "early-stopping={patience=2, min-improvement=1.0}"
     assert len(run_tiny(*HOLDOUT, "rounds=9", never).rounds) == 1 + 2

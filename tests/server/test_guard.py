@@ -44,7 +44,7 @@ POISSON = (
     "split.stream=client",
 )
 CHEAP = ("evaluation.fine-tune.epochs=0", "evaluation.every=0")
-STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, masks=1, epochs=1}"
+STEP = "step={name='contrastive', hidden=4, session-length=4, masks=1, epochs=1}"
 STAGES = f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}}}}}"
 
 

@@ -16,7 +16,7 @@ from fedrec.privacy.accounting.sampling import Full, of_sampler
 from server.privacy.phase_plans import PhasePlans
 from strategies.phases import TwoStage
 
-STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, masks=1, epochs=1}"
+STEP = "step={name='contrastive', hidden=4, session-length=4, masks=1, epochs=1}"
 STAGES = f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}}}}}"
 OPTED_IN = (
     f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}, clients='opted-in', share=0.5}}}}"

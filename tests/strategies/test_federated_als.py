@@ -348,8 +348,7 @@ SYSTEM = (
     "model={name='fold-in', items=12, factors=5, low-rated=0.25}",
     "step={name='gram', exponent=0.2, low-rated=0.25}",
     "strategy={name='popularity-start', step={name='counts', low-rated=0.25},"
-    " estimate='posterior-mean', main={name='fold-in', damping=0.4, learned-variance=0.9,"
-    " popularity-variance=0.2}}",
+    " estimate='posterior-mean', main={name='fold-in', damping=0.4}}",
     "sampler={name='full'}",
     "evaluation.fine-tune={epochs=0}",
     "evaluation.every=0",
@@ -384,8 +383,6 @@ def centralised(experiment, **options) -> np.ndarray:
             factors=5,
             low_rated=0.25,
             damping=0.4,
-            learned_variance=0.9,
-            popularity_variance=0.2,
         ).model_copy(update=options)
     )
     model.fit(histories(population.training_clients))

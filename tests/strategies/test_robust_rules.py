@@ -221,7 +221,7 @@ def test_the_server_rate_scales_the_step(updates):
 
 # Two-stage training: participants, strategy and step of each round, and resuming in either stage.
 
-STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, masks=1, epochs=1}"
+STEP = "step={name='contrastive', hidden=4, session-length=4, masks=1, epochs=1}"
 STAGES = (
     f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}, strategy={{name='reptile',"
     " server-lr=2.0}}}"

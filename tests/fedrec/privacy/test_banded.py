@@ -197,7 +197,7 @@ def test_rounds_that_are_added_to_a_run_are_charged(run_tiny, tmp_path, mode):
 
 
 SECURE = (PRIVATE, "privacy.mode=secure", SAMPLER, "rounds=6", CHEAP, "evaluation.every=0")
-STEP = "step={name='contrastive', hidden=4, session-length=4, segment-length=2, masks=1, epochs=1}"
+STEP = "step={name='contrastive', hidden=4, session-length=4, masks=1, epochs=1}"
 STAGES = f"strategy={{name='two-stage', stage-one={{rounds=2, {STEP}}}}}"
 
 

@@ -52,7 +52,7 @@ COUNTED = {
     "strategy": {"name": "popularity-start", "main": {"name": "reptile"}},
     "privacy": {**PRIVACY, "clip-norm": 0.5, "phases": {"popularity": COUNTS}},
 }
-STAGE = {"name": "contrastive", "hidden": 4, "session-length": 4, "segment-length": 2, "masks": 1}
+STAGE = {"name": "contrastive", "hidden": 4, "session-length": 4, "masks": 1}
 STAGED = {
     **SGD,
     "rounds": 5,
