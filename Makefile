@@ -60,7 +60,7 @@ bench-simulators: $(VENV)/.installed-test benchmark-venvs  ## fedrec beside othe
 bench-experiments: $(VENV)/.installed-test  ## Every shipped experiment beside a plain PyTorch loop, and parts of whole commands; ARGS="--json OUT" goes on after an interruption
 	$(BIN)/python benchmarks/experiments.py $(ARGS)
 
-gpu-check: $(VENV)/.installed-test  ## What a GPU changes: tests, steps, large cohorts; at most six minutes, on a stand-in where there is none
+gpu-check: $(VENV)/.installed-test  ## What a GPU changes: tests, steps, large cohorts; at most six minutes
 	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
 
 MILLION := --set dataset.users=1000000 --set dataset.items=100000 --set dataset.mean-interactions=20 \

@@ -11,14 +11,11 @@
    for each other. Experiments run on synthetic data with the catalogue of MovieLens-1M, for one
    local epoch.
 3. `cohorts`: PrivRec's network and matrix factorisation with 256 to 4,096 users a round: users per
-   second, memory, the share of the time in which the GPU ran a kernel, and the milliseconds of the
-   processor before the first step of training, for draws and layout.
-4. `loop`: the same work beside a plain PyTorch loop, by `simulation.py`.
+   second, memory, and the share of the time in which the GPU ran a kernel.
 
-Without CUDA the same code runs on the second device of `second_device.py`, with few users, and the
-loop on the processor. The first line says so: then the output tells that everything runs, what
-differs in the sums, and what waits; of its times only the processor's for draws and layout, from
-which the stand-in's are taken off, say something about a GPU. What there was no time for is listed.
+`simulation.py --device cuda` has the same work beside a plain PyTorch loop. Without CUDA the same
+code runs on the processor, with few users. The first line says so: then the output tells that
+everything runs and what differs in the sums. What there was no time for is listed.
 """
 
 from __future__ import annotations
@@ -33,11 +30,10 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -46,23 +42,21 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from benchmarks.contestants.ours import experiment  # noqa: E402
-from benchmarks.contestants.shipped import Numbers, initial, orders, trained  # noqa: E402
+from benchmarks.contestants.shipped import Numbers, apart, initial, orders, trained  # noqa: E402
 from benchmarks.processes import GpuWatch, child_environment  # noqa: E402
-from benchmarks.second_device import DEVICE, SecondDevice  # noqa: E402
 from clients.node import Node  # noqa: E402
 from fedrec.errors import ExperimentError  # noqa: E402
 from fedrec.experiment.loading import load, shipped_experiments  # noqa: E402
-from fedrec.experiment.schema import Experiment  # noqa: E402
 from fedrec.protocol.orders import TrainOrder  # noqa: E402
 from simulations.studies.declaration import shrunk  # noqa: E402
 
 CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
 USERS = 256 if CUDA else 4  # a round of `steps`
 ALONE = 4  # users of the path that trains one after the other
-COHORTS = (256, 1024, 4096)
-TRAINED = max(COHORTS) if CUDA else 16  # users of the largest round that is trained
+COHORTS = (256, 1024, 4096) if CUDA else (16,)
 CATALOGUE = {"users": 2000, "items": 3706, "mean-interactions": 100} if CUDA else {}
-SHARES = {"tests": 0.3, "steps": 0.75, "cohorts": 0.85}
+SHARES = {"tests": 0.3, "steps": 0.75}
 """Share of the time after which no part of it is begun any more."""
 TESTS = (
     "tests/clients/test_client_updates.py",
@@ -92,37 +86,25 @@ class Budget:
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Lines at which processor and device wait for each other, and how often."""
+    """Lines at which processor and GPU wait for each other, and how often."""
     waits: Counter[str] = Counter()
-    if CUDA:
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                yield waits
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        waits.update(f"{Path(line.filename).name}:{line.lineno}" for line in seen)
-    else:
-        with SecondDevice() as device:
-            yield waits
-        waits.update(
-            {line: n for (kind, line), n in device.crossings.items() if kind == "read back"}
-        )
-
-
-def node_on_device(plan: Experiment) -> Node:
-    """The only node of an experiment, on the device."""
-    node = Node(plan, 0, 1, Path(tempfile.mkdtemp()))
     if not CUDA:
-        node.device = DEVICE
-    return node
+        yield waits
+        return
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield waits
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits.update(f"{Path(line.filename).name}:{line.lineno}" for line in seen)
 
 
-def planned(table: dict[str, Any], path: str, *overrides: str) -> Experiment:
-    """An experiment whose clients are trained by a path, on the device."""
-    device = "cuda" if CUDA else "cpu"
-    return load(table, [f"engine.path={path}", f"engine.device={device}", *overrides])
+def node_of(table: dict[str, Any], path: str, *overrides: str, device: str = DEVICE) -> Node:
+    """The only node of an experiment, whose clients are trained by a path."""
+    plan = load(table, [f"engine.path={path}", f"engine.device={device}", *overrides])
+    return Node(plan, 0, 1, Path(tempfile.mkdtemp()))
 
 
 def speed(node: Node, arrays: Numbers, step: str, users: int, rounds: int) -> float:
@@ -131,20 +113,12 @@ def speed(node: Node, arrays: Numbers, step: str, users: int, rounds: int) -> fl
     return min(users, len(node.training)) / float(np.median(seconds[1:]))
 
 
-def apart(sums: Numbers, wanted: Numbers) -> float:
-    """The L2 norm of the difference over the norm, all parameters together."""
-    moved = sum(float(np.square(value.astype(np.float64)).sum()) for value in wanted.values())
-    off = sum(float(np.square(sums[n].astype(np.float64) - v).sum()) for n, v in wanted.items())
-    return (off / moved) ** 0.5 if moved else 0.0
-
-
 def step_row(name: str, step: str) -> dict[str, Any]:
     """One step of a shipped experiment."""
     table = shrunk(load(name).model_dump(by_alias=True, exclude_unset=True))
     table["dataset"] |= CATALOGUE
-    plain = load(table, ["engine.path=reference", "engine.device=cpu"])
-    honest = Node(plain, 0, 1, Path(tempfile.mkdtemp()))
-    node = node_on_device(planned(table, "blocks"))
+    honest = node_of(table, "reference", device="cpu")
+    node = node_of(table, "blocks")
     arrays = initial(node)
     (order,) = orders(node, step, ALONE, 1)
     wanted = trained(honest, arrays, order)[1]
@@ -152,10 +126,10 @@ def step_row(name: str, step: str) -> dict[str, Any]:
         sums = trained(node, arrays, order)[1]
     row: dict[str, Any] = {"difference": apart(sums, wanted), "waits": dict(waits.most_common())}
     if CUDA:
-        alone = node_on_device(planned(table, "reference"))
+        alone = node_of(table, "reference")
         row["users_per_second"] = speed(node, arrays, step, USERS, 3)
         row["one_by_one"] = speed(alone, arrays, step, ALONE, 1)
-        half = node_on_device(planned(table, "blocks", "engine.precision=bf16"))
+        half = node_of(table, "blocks", "engine.precision=bf16")
         with suppress(ExperimentError):  # it adds its own noise, which rounding would spoil
             row["difference_bf16"] = apart(trained(half, arrays, order)[1], wanted)
     return row
@@ -180,52 +154,27 @@ def steps(budget: Budget) -> dict[str, Any]:
     return rows
 
 
-def systems(users: int) -> dict[str, Experiment]:
+def systems(users: int) -> dict[str, dict[str, Any]]:
     """What is trained by so many users in a round."""
-    device = "cuda" if CUDA else "cpu"
     table = shrunk(load("mf-ml1m").model_dump(by_alias=True, exclude_unset=True))
     table["dataset"] |= {"users": 6000, "items": 3706, "mean-interactions": 165}
-    network = experiment(users, 3706, 1, "serial", device, 16.0).model_dump(by_alias=True)
-    memory = "engine.memory-gib=16"
-    return {"privrec": planned(network, "blocks"), "mf": planned(table, "blocks", memory)}
+    network = experiment(users, 3706, 1, "serial").model_dump(by_alias=True)
+    return {"privrec": network, "mf": table}
 
 
 def cohorts(budget: Budget) -> dict[str, Any]:
     """Two systems over the size of the cohort."""
     rows: dict[str, Any] = {}
     for users in COHORTS:
-        for name, plan in systems(users).items():
+        for name, table in systems(users).items():
             label = f"{name}, {users} users"
             if not budget.allows("cohorts", label):
                 continue
-            node = node_on_device(plan)
+            node = node_of(table, "blocks", "engine.memory-gib=16")
             arrays = initial(node)
-            rows[label] = {"processor_ms": before_training(node, arrays, users)}
-            if users <= TRAINED:
-                rows[label] |= cohort_row(node, arrays, users)
+            rows[label] = cohort_row(node, arrays, users)
             print(f"  {label}: {rows[label]}", flush=True)
     return rows
-
-
-class _Begins(Exception):
-    """Training would begin."""
-
-
-def before_training(node: Node, arrays: Numbers, users: int) -> float:
-    """Milliseconds of the processor until the first step of a round, after one that compiles what
-    it calls; without those of the stand-in."""
-    spent = 0.0
-    for order in orders(node, node.experiment.step.name, users, 2):
-        begun = time.process_time()
-        device = SecondDevice() if not CUDA else None
-        with (
-            device or nullcontext(),
-            mock.patch("clients.blocks._NodeTraining._trained", side_effect=_Begins),
-            suppress(_Begins),
-        ):
-            trained(node, arrays, order)
-        spent = time.process_time() - begun - (device.seconds if device else 0.0)
-    return round(1000 * spent, 1)
 
 
 def cohort_row(node: Node, arrays: Numbers, users: int) -> dict[str, float]:
@@ -234,13 +183,12 @@ def cohort_row(node: Node, arrays: Numbers, users: int) -> dict[str, float]:
     if CUDA:
         torch.cuda.reset_peak_memory_stats()
         trained(node, arrays, TrainOrder(1, np.sort(chosen)))
-    busy = GpuWatch("cuda" if CUDA else "cpu")
+    busy = GpuWatch(DEVICE)
     begun = time.monotonic()
     rounds = 0
     while rounds == 0 or (CUDA and time.monotonic() - begun < 5):
         rounds += 1
-        with SecondDevice() if not CUDA else warnings.catch_warnings():
-            trained(node, arrays, TrainOrder(rounds + 1, np.sort(chosen)))
+        trained(node, arrays, TrainOrder(rounds + 1, np.sort(chosen)))
     ended = time.monotonic()
     busy.stop()
     memory = {"peak_mib": torch.cuda.max_memory_allocated() / 2**20} if CUDA else {}
@@ -250,58 +198,33 @@ def cohort_row(node: Node, arrays: Numbers, users: int) -> dict[str, float]:
 
 def tests(budget: Budget) -> dict[str, Any]:
     """Pytest's last line."""
-    files = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *TESTS]
-    marks = ["-m", "slow or not slow"] if CUDA else []
-    done = _run([*files, *marks], budget, "tests")
-    return {"passed": done is not None and not done.returncode, "summary": _last(done)}
-
-
-def loop(budget: Budget) -> dict[str, Any]:
-    """fedrec beside a plain loop."""
-    if not budget.allows("loop", "a plain loop"):
-        return {}
-    with tempfile.TemporaryDirectory() as folder:
-        figures = Path(folder) / "figures.json"
-        command = [sys.executable, "benchmarks/simulation.py", "--no-memory", "--repeats", "1"]
-        where = ["--device", "cuda" if CUDA else "cpu", "--memory-gib", "16" if CUDA else "1"]
-        size = ["--cohort", "400" if CUDA else "10", "--rounds", "3", "--json", str(figures)]
-        systems = ["--contestants", "fedrec-serial,loop"]
-        done = _run([*command, *where, *size, *systems], budget, "loop")
-        if done is None or done.returncode:
-            return {"failed": _last(done)}
-        report = json.loads(figures.read_text())
-    keys = ("users_per_second", "gpu_busy", "equal_results", "cohort", "device")
-    return {key: report[key] for key in keys if key in report}
-
-
-def _run(command: list[str], budget: Budget, part: str) -> subprocess.CompletedProcess[str] | None:
-    """A command, stopped when its part of the time is over; None: it was."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *TESTS]
+    command += ["-m", "slow or not slow"] if CUDA else []
+    summary = "stopped: no time left"
+    passed = False
     try:
-        return subprocess.run(
+        done = subprocess.run(
             command,
             cwd=ROOT,
             env=child_environment(),
             capture_output=True,
             text=True,
-            timeout=max(1.0, budget.left(part)),
+            timeout=max(1.0, budget.left("tests")),
         )
+        passed = not done.returncode
+        lines = f"{done.stderr}\n{done.stdout}".strip().splitlines()
+        summary = lines[-1] if lines else ""
     except subprocess.TimeoutExpired:
-        budget.left_out.append(f"{part}: stopped")
-        return None
-
-
-def _last(done: subprocess.CompletedProcess[str] | None) -> str:
-    """The last line that a command wrote."""
-    if done is None:
-        return "stopped: no time left"
-    return ([*done.stderr.strip().splitlines(), *done.stdout.strip().splitlines()] or [""])[-1]
+        budget.left_out.append("tests: stopped")
+    print(f"  {summary}", flush=True)
+    return {"passed": passed, "summary": summary}
 
 
 def machine() -> dict[str, Any]:
     """Where the figures come from."""
     versions = {"torch": torch.__version__, "python": platform.python_version(), "cuda": CUDA}
     if not CUDA:
-        return {**versions, "device": "the second device of second_device.py, without hardware"}
+        return {**versions, "device": "the processor"}
     about = torch.cuda.get_device_properties(0)
     return {**versions, "device": about.name, "memory_gib": round(about.total_memory / 2**30)}
 
@@ -320,11 +243,9 @@ def main() -> None:
     budget = Budget(60 * given.minutes)
     report: dict[str, Any] = {"machine": machine()}
     print(f"{'Runs' if CUDA else 'Does not run'} on a GPU: {machine()['device']}", flush=True)
-    for part in (tests, steps, cohorts, loop):
+    for part in (tests, steps, cohorts):
         print(f"{part.__name__}:", flush=True)
         report[part.__name__] = part(budget)
-        if part in (tests, loop):
-            print(f"  {report[part.__name__]}", flush=True)
     report |= {"left_out": budget.left_out, "seconds": round(budget.seconds - budget.left())}
     given.output.write_text(json.dumps(report, indent=2) + "\n")
     print(f"left out: {', '.join(budget.left_out) or 'nothing'}\n{given.output}")

@@ -12,7 +12,7 @@ import torch
 
 import clients.app
 from benchmarks.contestants.shipped import initial, trained
-from benchmarks.second_device import DEVICE, SecondDevice
+from tests.second_device import DEVICE, SecondDevice
 from clients.node import Node
 from clients.sums import CompressedUpdates
 from fedrec.device import products_in, resolve_device

@@ -12,7 +12,7 @@ import torch
 from scipy.stats import norm
 from torch.utils import _foreach_utils
 
-from benchmarks.second_device import DEVICE, SecondDevice
+from tests.second_device import DEVICE, SecondDevice
 from fedrec.baselines.base import Histories
 from fedrec.baselines.linear import CentralIalsConfig, Ease, solved
 from fedrec.baselines.private.ranking import DpPopularity
