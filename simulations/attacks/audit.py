@@ -195,7 +195,7 @@ class CanaryAudit(Attack):
 
 def _rows(audit: Audit) -> list[list[str]]:
     """Rows by run and observer: bounds, estimate, and the claimed epsilon."""
-    rows = [_COLUMNS.split(", ")]
+    rows: list[list[str]] = [[*_COLUMNS.split(", ")]]
     for run in audit.runs:
         for score in run.scores:
             estimate = score.estimate
