@@ -10,12 +10,12 @@ Its times say nothing about a GPU.
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 from unittest import mock
 
@@ -83,12 +83,10 @@ class SecondDevice(_python_dispatch.TorchDispatchMode):
 
     Attributes:
         crossings: how often a line, "file:line", read something back or copied something there.
-        seconds: processor time of what a device would compute, and of noting it.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.seconds = 0.0
         self.crossings: Counter[tuple[Direction, str]] = Counter()
         self._others = ExitStack()
 
@@ -103,15 +101,11 @@ class SecondDevice(_python_dispatch.TorchDispatchMode):
         self._others.__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        begun = time.process_time()
         given = kwargs or {}
         operation = _Operation.of(func, args, given)
         if operation.crossing is not None:
             self.note(operation.crossing)
-        result = _computed(func, operation, args, given)
-        if operation.lands or any(operation.there):
-            self.seconds += time.process_time() - begun
-        return result
+        return _computed(func, operation, args, given)
 
     def note(self, direction: Direction) -> None:
         """Count a crossing, of the line of this project that it comes from."""
@@ -125,39 +119,26 @@ class SecondDevice(_python_dispatch.TorchDispatchMode):
             frame = frame.f_back
 
 
-@dataclass(frozen=True)
 class _Repeating:
-    """Stands for CUDA graphs: what would be replayed is run.
+    """Stands for CUDA graphs: what would be replayed is run, and then may not cross."""
 
-    Attributes:
-        device: which then may not cross.
-    """
+    def __init__(self, device: SecondDevice) -> None:
+        self._device = device
 
-    device: SecondDevice
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self) -> AbstractContextManager[None]:
         """Nothing has to be done."""
-        yield
+        return nullcontext()
 
-    def record(self, work: Callable[[], None]) -> _Postponed:
+    def record(self, work: Callable[[], None]) -> SimpleNamespace:
         """Work, without doing it."""
-        return _Postponed(self.device, work)
 
+        def replay() -> None:
+            before = self._device.crossings.copy()
+            work()
+            if self._device.crossings != before:
+                raise RuntimeError(f"a recorded step crosses: {self._device.crossings - before}")
 
-@dataclass(frozen=True)
-class _Postponed:
-    """Work that was recorded."""
-
-    device: SecondDevice
-    work: Callable[[], None]
-
-    def replay(self) -> None:
-        """Do it, without a crossing."""
-        before = self.device.crossings.copy()
-        self.work()
-        if self.device.crossings != before:
-            raise RuntimeError(f"a recorded step crosses: {self.device.crossings - before}")
+        return SimpleNamespace(replay=replay)
 
 
 class _Numbers(TorchFunctionMode):

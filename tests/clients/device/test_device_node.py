@@ -7,29 +7,28 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import tomllib
 from dataclasses import replace
-from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
 from clients.app import app, node_of
 from clients.device.node import DeviceNode, own_node
-from clients.device.own_data import read_own
 from clients.device.policy import Policy
-from clients.evaluation import evaluate_clients
 from clients.node import Node
 from clients.participation import Limits, Participation
 from clients.round import train_clients
+from fedrec.components import registry
+from fedrec.config import Config
 from fedrec.data.catalogue import Catalogue
 from fedrec.data.population import Population
-from fedrec.errors import ClientError, DataError, RefusalError
+from fedrec.errors import DataError, ExperimentError, RefusalError
 from fedrec.evaluation.tables import GROUP, Evaluated
 from fedrec.experiment.loading import load
+from fedrec.experiment.sections import Section
 from fedrec.privacy.protection import Protection
 from fedrec.protocol.messages import (
     INITIAL,
@@ -123,58 +122,6 @@ def test_a_shard_is_what_a_simulated_node_holds_of_its_clients(load_tiny, shards
             assert torch.equal(mine.initial()[name], value)
 
 
-FOLD_IN = (
-    "rounds=2",
-    "model={name='fold-in', items=12, factors=4}",
-    "step={name='gram', low-rated=0.3}",
-    "strategy={name='popularity-start', step={name='counts', low-rated=0.3},"
-    " main={name='fold-in'}}",
-    "sampler={name='full'}",
-    "evaluation.fine-tune={epochs=0}",
-)
-
-
-def test_vectors_of_items_reach_devices_in_the_catalogue(load_tiny, tmp_path):
-    """Their files are the operator's."""
-    items = Population.of(load_tiny()).interactions.num_items
-    np.save(tmp_path / "cover.npy", np.random.default_rng(0).normal(size=(items, 3)))
-    (tmp_path / "cover.txt").write_text("\n".join(str(item) for item in range(1, items + 1)))
-    experiment = load_tiny(*FOLD_IN, f"dataset.item-vectors=['{tmp_path / 'cover.npy'}']")
-    cut(experiment, [tmp_path])
-    expected = public_coordinates(experiment)
-    (tmp_path / "cover.npy").unlink()
-    assert torch.equal(own(experiment, tmp_path).initial()["item.public"], expected)
-    assert expected.shape[1] > public_coordinates(load_tiny(*FOLD_IN)).shape[1]
-
-
-def public_coordinates(experiment):
-    return Node(experiment, 0, 1, None).initial()["item.public"]
-
-
-def test_a_device_fits_tastes_and_sends_statistics_as_a_simulated_node(load_tiny, shards):
-    """Counts and products in training, and a taste from the device's own rows in evaluation."""
-    experiment = load_tiny(*FOLD_IN)
-    mine, simulated = (
-        own(experiment, shards[0], partition=0, **NUMBERED),
-        Node(experiment, 0, 2, None),
-    )
-    arrays = {name: value.numpy() for name, value in simulated.initial().items()}
-    for number, step in enumerate(({"name": "counts"}, {"name": "gram"}), start=1):
-        order = TrainOrder(number, simulated.training, step={**step, "low-rated": 0.3})
-        sums = [train_clients(node, arrays, order).total for node in (mine, simulated)]
-        moved = 0.0
-        for name, start in arrays.items():
-            one, other = (dense_change(change[name], start) for change in sums)
-            np.testing.assert_array_equal(one, other)
-            moved += float(np.abs(one).sum())
-        assert moved > 10
-    order = EvaluateOrder(2, simulated.evaluated)
-    one, other = (evaluate_clients(node, arrays, order).table for node in (mine, simulated))
-    metrics = list(one.columns)  # devices tell no groups
-    assert "hits@5" in metrics
-    np.testing.assert_array_equal(one.to_numpy(), other[metrics].to_numpy())
-
-
 def test_a_shard_holds_no_rows_of_others(load_tiny, shards):
     population = Population.of(load_tiny())
     rows = [len((folder / "data.csv").read_text().splitlines()) - 1 for folder in shards]
@@ -196,20 +143,6 @@ def test_the_catalogue_contains_nothing_of_users(load_tiny, shards):
     (shards[0] / "catalogue.json").write_text('{"items": 3}')
     with pytest.raises(DataError, match="not a catalogue"):
         Catalogue.read(shards[0] / "catalogue.json")
-
-
-def test_categories_that_the_catalogue_lacks_are_told(shards, caplog):
-    data = shards[0] / "data.csv"
-    frame = pd.read_csv(data, dtype=str)
-    (name, categories), *_ = Catalogue.read(shards[0] / "catalogue.json").user_features
-    first = frame["user"].iloc[0]
-    frame.loc[frame["user"] == first, name] = f"nowhere|{categories[-1]}"
-    frame.to_csv(data, index=False)
-    interactions, names, _ = read_own(data, shards[0] / "catalogue.json")
-    row = interactions.user_features[name].padded()[names.index(first)]
-    assert [code for code in row.tolist() if code >= 0] == [len(categories) - 1]
-    assert f"ignored 1 values of feature {name!r} that are not categories" in caplog.text
-    assert "'nowhere'" in caplog.text
 
 
 def test_users_go_by_random_numbers_that_survive_a_restart(load_tiny, shards):
@@ -286,22 +219,6 @@ def test_only_its_own_users_and_only_as_often_as_allowed(load_tiny, shards):
     }
 
 
-def test_the_limits_of_a_shard_end_after_ten_runs_of_the_experiment(load_tiny, shards, caplog):
-    """By the settings that the operator's shard has, without any of its owner."""
-    experiment = load_tiny("rounds=2")
-    cut(experiment, [shards[0]])
-    table = tomllib.loads((shards[0] / "node.toml").read_text())
-    policy = Policy.of(table)
-    assert (policy.most_rounds, policy.most_evaluations) == (20, 40)
-    node = own(experiment, shards[0], policy=policy.model_dump(), partition=0, **NUMBERED)
-    took = []
-    for run in range(12):
-        node.run = f"{run:016x}"
-        took += [len(node.accept(TrainOrder(n, node.training[:3])).clients) for n in (1, 2)]
-    assert took == [3] * 20 + [0] * 4
-    assert "round 2: 3 clients reached the limit of rounds or of epsilon" in caplog.text
-
-
 def test_own_noise_is_accounted_and_comes_from_the_system(load_tiny, shards):
     node = own(load_tiny(), shards[0], **NUMBERED)
     assert isinstance(node.noise, Secure)
@@ -350,7 +267,6 @@ def test_answers_name_no_groups_and_only_hosted_clients(load_tiny, shards, ident
 
 
 def test_the_sum_of_own_nodes_is_that_of_simulated_nodes(load_tiny, shards):
-    from clients.round import train_clients
 
     experiment = load_tiny("engine.path=reference")
     for place, folder in enumerate(shards):
@@ -436,9 +352,38 @@ def test_an_owner_may_insist_on_secure_aggregation(load_tiny, shards):
         own_node(load_tiny().model_dump_json(), "2" * 16, settings)
 
 
-@pytest.mark.parametrize("name", ["²", "x", "", "-1", "1.5", str(2**62), "9" * 5000])
-def test_a_name_that_is_no_number_is_refused(name):
-    node = SimpleNamespace(named_by_number=True)
-    with pytest.raises(ClientError, match="not a number"):
-        DeviceNode._numbers(node, ["7", name])
-    assert DeviceNode._numbers(node, ["7", str(2**62 - 1)]).tolist() == [7, 2**62 - 1]
+@pytest.mark.parametrize("kind", [registry.MODEL, registry.SPLIT, registry.STEP, registry.STRATEGY])
+def test_components_within_settings_are_known_as_such(kind):
+    """Else the policy could not look into them: a section within settings names its kind, and no
+    setting takes just anything."""
+    for name in registry.builtin_names(kind):
+        component = registry.resolve(kind, name)
+        assert component.Config.model_config["extra"] == "forbid", name
+        for field, within in settings_below(component.Config):
+            section = "Section" in str(within.annotation)
+            assert not section or any(isinstance(k, registry.Kind) for k in within.metadata)
+            assert "Any" not in str(within.annotation), (name, field)
+
+
+def settings_below(config):
+    """Every field of settings and of the tables within them."""
+    for field, within in config.model_fields.items():
+        yield field, within
+        for inner in (within.annotation, *get_args(within.annotation)):
+            if isinstance(inner, type) and issubclass(inner, Config) and inner is not Section:
+                yield from settings_below(inner)
+
+
+@pytest.mark.parametrize("step", ["sgd", "dpsgd"])
+@pytest.mark.parametrize(
+    ("private", "words"),
+    [("*", "leaves none to share"), ("usr.*", r"'usr\.\*'.*private-parameters")],
+)
+def test_private_parameters_that_leave_nothing_or_match_nothing_are_refused(
+    load_tiny, tmp_path, step, private, words
+):
+    from clients.node import Node
+
+    experiment = load_tiny(f"step.name={step}", f"step.private-parameters=['{private}']")
+    with pytest.raises(ExperimentError, match=words):
+        Node(experiment, 0, 1, tmp_path).initial()

@@ -12,7 +12,6 @@ import torch
 from scipy.stats import norm
 from torch.utils import _foreach_utils
 
-from tests.second_device import DEVICE, SecondDevice
 from fedrec.baselines.base import Histories
 from fedrec.baselines.linear import CentralIalsConfig, Ease, solved
 from fedrec.baselines.private.ranking import DpPopularity
@@ -29,6 +28,7 @@ from fedrec.experiment.tables import EvaluationConfig
 from fedrec.nn.layers import Adam
 from simulations.contracts.base import SMALL
 from tests.fedrec.baselines.histories import histories_of, spent
+from tests.second_device import DEVICE, SecondDevice
 
 
 def fitted(baseline, lists, num_items, **options):

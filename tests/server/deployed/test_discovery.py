@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Discovery of real nodes, and the first rounds with them."""
 
-import stat
 from types import SimpleNamespace
 
 import httpx
@@ -10,12 +9,12 @@ import pytest
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 
-from fedrec.errors import ClientError, EngineError, ExperimentError, RunError
+from fedrec.errors import ClientError, EngineError, ExperimentError
 from fedrec.protocol.messages import pack_parameters, pack_presence, pack_sum, pack_train
 from fedrec.protocol.orders import Presence, TrainOrder, TrainSum
-from fedrec.protocol.serialization import for_the_network, from_record, to_record
+from fedrec.protocol.serialization import to_record
 from server.cohort import SampledCohorts
-from server.deployed.discovery import Discovery, most_common_parameters, read_roster, write_roster
+from server.deployed.discovery import Discovery, most_common_parameters
 from server.deployed.federation import DeployedFederation
 from server.deployed.grid import DeployedGrid
 from server.exchange import DroppedReplies, answers
@@ -30,11 +29,12 @@ def presence(place, training, evaluated=()):
 
 
 class Nodes:
-    """A fake of Flower's grid: nodes that reply with the contents of `answers`, or not at all, and
-    a simulated clock."""
+    """A fake of Flower's grid: nodes that reply with the contents of `answers`, some of them after
+    a delay or not at all, and a simulated clock."""
 
-    def __init__(self, answers):
-        self.answers, self.away, self.silent = dict(answers), set(), set()
+    def __init__(self, answers, delays=()):
+        self.answers, self.delays = dict(answers), dict(delays)
+        self.away, self.silent = set(), set()
         self.now, self.pushed, self.waiting = 0.0, [], {}
 
     def get_node_ids(self):
@@ -46,13 +46,20 @@ class Nodes:
             identifier = f"m{len(self.pushed)}"
             message.metadata.__dict__["_message_id"] = identifier
             self.pushed.append(message)
-            if message.metadata.dst_node_id not in self.silent:
-                self.waiting[identifier] = message
+            node = message.metadata.dst_node_id
+            if node not in self.silent:
+                self.waiting[identifier] = self.now + self.delays.get(node, 0.0), message
             identifiers.append(identifier)
         return identifiers
 
     def pull_messages(self, identifiers):
-        return [self._reply(self.waiting.pop(i)) for i in identifiers if i in self.waiting]
+        waiting = [i for i in identifiers if i in self.waiting]
+        ready = [i for i in waiting if self.now >= self.waiting[i][0]]
+        return [self._reply(self.waiting.pop(i)[1]) for i in ready]
+
+    @property
+    def asked(self):
+        return [message.metadata.dst_node_id for message in self.pushed]
 
     def _reply(self, message):
         content = self.answers[message.metadata.dst_node_id]
@@ -316,16 +323,6 @@ def test_when_all_have_let_a_deadline_pass_all_are_asked_again():
     assert len(list(grid.send_and_receive(orders(3, 4), timeout=10.0))) == 2
 
 
-def test_arrays_leave_as_one_packed_array_of_flowers_own_class_and_come_back_as_arrays():
-    answer = for_the_network(RecordDict({"arrays": to_record({"v": np.ones(2), "u": np.zeros(1)})}))
-    nodes = Nodes({3: answer})
-    content = RecordDict({"arrays": to_record({"w": np.arange(3.0), "x": np.zeros(1)})})
-    (reply,) = nodes.grid().send_and_receive([Message(content, 3, "train")], timeout=1.0)
-    (sent,) = nodes.pushed[0].content["arrays"].values()
-    assert type(sent).__name__ == "Array" and isinstance(sent.data, bytes)
-    assert from_record(reply.content["arrays"])["v"].tolist() == [1.0, 1.0]
-
-
 def test_a_call_at_which_the_superlink_fails_is_made_again_and_a_refusal_is_not():
     nodes = Nodes({3: RecordDict()})
     pull, fails = nodes.pull_messages, [500, 503]
@@ -397,54 +394,23 @@ BUFFERED = "asynchronous={concurrency=12}"
 THETA = {"w": np.zeros(2, dtype=np.float32)}
 
 
-class Delayed:
-    """Nodes that reply so many seconds after their message; at -1, with an error at once."""
-
-    def __init__(self, delays):
-        self.delays = dict(delays)
-        self.now = 0.0
-        self.waiting: dict = {}
-        self.asked: list = []
-
-    def get_node_ids(self):
-        return list(self.delays)
-
-    def push_messages(self, messages):
-        names = []
-        for message in messages:
-            names.append(f"m{len(self.asked)}")
-            message.metadata.__dict__["_message_id"] = names[-1]
-            node = message.metadata.dst_node_id
-            self.asked.append(node)
-            self.waiting[names[-1]] = (self.now + max(0.0, self.delays[node]), message)
-        return names
-
-    def pull_messages(self, names):
-        ready = [
-            name for name in names if name in self.waiting and self.now >= self.waiting[name][0]
-        ]
-        return [self._reply(self.waiting.pop(name)[1]) for name in ready]
-
-    def _reply(self, message):
-        if self.delays[message.metadata.dst_node_id] < 0:
-            return Message(Error(0, "it failed"), reply_to=message)
-        total = {name: np.ones_like(value) for name, value in THETA.items()}
-        return Message(pack_sum(TrainSum(total, 1, 1.0, 1, 0.0, 0)), reply_to=message)
-
-    def sleep(self, seconds):
-        self.now += max(seconds, 0.001)
+def trained():
+    """The reply of a node, of one client."""
+    total = {name: np.ones_like(value) for name, value in THETA.items()}
+    return pack_sum(TrainSum(total, 1, 1.0, 1, 0.0, 0))
 
 
 @pytest.fixture
 def federation(load_tiny):
     def make(delays, *settings):
-        nodes = Delayed(delays)
+        failed = Error(0, "it failed")
+        answers = {node: failed if delay < 0 else trained() for node, delay in delays.items()}
+        nodes = Nodes(answers, delays)
         found = object.__new__(DeployedFederation)  # without a roster
         found.experiment = load_tiny("engine.max-failures=0.2", *settings)
         found.timeout, found.secure = 100.0, None
         found.dropped = DroppedReplies(always=True)
-        found._deployed = DeployedGrid(nodes, clock=lambda: nodes.now, sleep=nodes.sleep)
-        found.grid = found._deployed
+        found.grid = found._deployed = nodes.grid()
         return found, nodes
 
     return make
@@ -523,15 +489,7 @@ def test_simulated_devices_beside_real_nodes_are_refused(load_tiny, table):
     """Before the server waits for a node."""
     run = SimpleNamespace(experiment=load_tiny(f"{table}={{}}" if table == "devices" else BUFFERED))
     with pytest.raises(ExperimentError, match=rf"\[{table}\] applies only to simulated devices"):
-        DeployedFederation(run, DeployedGrid(Delayed({})))
-
-
-def test_an_empty_round_asks_nobody(federation):
-    found, nodes = federation({1: 1.0}, "closing={deadline=10.0}")
-    assert not list(
-        found._deployed.send_and_receive([Message(RecordDict(), 9, "train")], timeout=1)
-    )
-    assert not nodes.asked
+        DeployedFederation(run, DeployedGrid(Nodes({})))
 
 
 def test_an_error_of_the_superlink_is_that_of_the_lost_node(federation):
@@ -548,45 +506,6 @@ def test_an_error_of_the_superlink_is_that_of_the_lost_node(federation):
     nodes._reply = as_superlink
     a_round(made)
     assert made.dropped.columns()["dropped-or-bounded"] == "node 9: failed: it failed"
-
-
-def equal(one, other):
-    return list(one) == list(other) and all(
-        one[node].partition == other[node].partition
-        and np.array_equal(one[node].training, other[node].training)
-        and np.array_equal(one[node].evaluated, other[node].evaluated)
-        for node in one
-    )
-
-
-def test_what_was_written_is_read_in_order_whatever_the_ids(tmp_path):
-    none = np.empty(0, dtype=np.int64)
-    random = np.unique(np.random.default_rng(0).integers(2**62, size=1000))
-    nodes = {
-        2**64 - 1: Presence(2**61, random, none),
-        3: Presence(0, np.array([0, 2**63 - 1]), none),
-        1: Presence(1, none, np.array([7])),
-    }
-    file = tmp_path / "roster.npz"
-    assert read_roster(file) == {} and not file.exists()
-    write_roster(file, nodes)
-    assert equal(read_roster(file), nodes)
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-
-
-@pytest.mark.parametrize("content", [b"", b"x" * 200, "cut", {"x/partition": 1}, {"1/training": 1}])
-def test_a_damaged_file_is_refused(tmp_path, content):
-    path = tmp_path / "roster.npz"
-    if isinstance(content, dict):
-        np.savez(path, **content)
-    elif content == "cut":
-        write_roster(path, {1: Presence(0, np.array([4, 9]), np.array([4]))})
-        path.write_bytes(path.read_bytes()[:-40])
-    else:
-        path.write_bytes(content)
-    with pytest.raises(RunError) as error:
-        read_roster(path)
-    assert "the nodes are asked again" in error.value.text()
 
 
 # Orders to real nodes: one per node and round.

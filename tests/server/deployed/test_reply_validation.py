@@ -12,7 +12,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from clients.device.node import DeviceNode
 from clients.node import Node
 from clients.round import train_clients
-from fedrec.errors import RefusalError
 from fedrec.evaluation.tables import Metrics
 from fedrec.experiment.tables import EvaluationConfig
 from fedrec.privacy.protection import Protection
@@ -606,14 +605,6 @@ def test_false_updates_are_left_out(load_tiny, folder, what):
     assert received(experiment, order, reply, theta)[0] is not None
     false = replace(reply, updates=FALSE[what](reply.updates[0]))
     assert received(experiment, order, false, theta)[0] is None
-
-
-def test_a_compression_of_another_package_is_refused_before_it_is_imported(load_tiny, folder):
-    experiment = load_tiny(TOP_K)
-    table = {**experiment.compression.table(), "name": "somebody.elses:Compression"}
-    section = type(experiment.compression).model_validate(table)
-    with pytest.raises(RefusalError, match="does not run 'somebody\\.elses"):
-        device(experiment.model_copy(update={"compression": section}), folder)
 
 
 # One large node.

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A deployment in real containers for tests, with functions to kill them."""
+"""A deployment in real containers for tests."""
 
 import json
 import os
 import shutil
-import signal
 import subprocess
 
 import pytest
@@ -95,18 +94,6 @@ class Composed:
         """Run an experiment; returns the exit status and output."""
         return self.operator(*self._run(name, overrides), timeout=timeout)
 
-    def start_run(self, name, *overrides):
-        """Start an experiment in the background."""
-        arguments = ["run", "--rm", "-T", "operator", "deploy", *self._run(name, overrides)]
-        return subprocess.Popen(
-            [*self._command, "-p", self._project, *arguments],
-            cwd=self.path,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
     def _run(self, name, overrides):
         changes = [word for change in overrides for word in ("--set", change)]
         return [
@@ -123,26 +110,11 @@ class Composed:
         identifier = self.done("ps", "-q", service).strip()
         return json.loads(subprocess.check_output(["docker", "inspect", identifier]))[0]
 
-    def kill(self, service):
-        """Kill the processes of a container from outside; after `docker kill` it would not be
-        restarted."""
-        os.kill(self.container(service)["State"]["Pid"], signal.SIGKILL)
-
-    def is_back(self, service, after):
-        """Whether a killed container runs again; `after` is its earlier number of restarts."""
-        state = self.container(service)
-        return state["RestartCount"] > after and state["State"]["Running"]
-
     def copy(self, name, to):
         """A copy of a run folder out of its volume."""
         source = f"{self.container('serverapp')['Id']}:{RUNS}/{name}"
         subprocess.run(["docker", "cp", source, str(to)], check=True, capture_output=True)
         return to
-
-    def rounds(self, name):
-        """Rounds that the run folder reports."""
-        status, output = self.compose("exec", "-T", "serverapp", "cat", f"{RUNS}/{name}/rounds.csv")
-        return max(0, len(output.splitlines()) - 1) if status == 0 else 0
 
     def simulated(self, folder, *overrides):
         """Parameters of the same run as a simulation."""

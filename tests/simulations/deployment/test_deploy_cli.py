@@ -4,11 +4,8 @@
 import importlib
 import json
 import os
-import re
-import shutil
 import stat
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,6 @@ from typer.testing import CliRunner
 from fedrec.errors import DataError, EngineError, ExperimentError, RunError
 from fedrec.experiment.loading import load
 from simulations.cli import app
-from simulations.cli.deploy import _next
 from simulations.cli.deploy import app as deploy
 from simulations.deployment import client, launch, operator
 from simulations.deployment.client import (
@@ -41,7 +37,6 @@ from simulations.deployment.processes import (
 )
 from tests.runs import assert_close, parameters_in
 from tests.simulations.deployment.composed import (
-    OFTEN,
     RUNS,
     Composed,
     skip_without_an_engine,
@@ -132,7 +127,7 @@ def test_up_waits_for_the_nodes_with_data_and_refuses_wrong_ones(shards, monkeyp
     add_nodes(shards, 0)
     waited = []
     monkeypatch.setattr(operator, "supervisor_of", lambda _: 1)
-    monkeypatch.setattr(operator, "_wait_for", lambda *_: None)
+    monkeypatch.setattr(operator, "_answers", lambda *_: True)
     monkeypatch.setattr(operator, "register_nodes", lambda _: {})
     monkeypatch.setattr(operator, "_wait_for_nodes", lambda _, count, __: waited.append(count))
     operator.up(shards)
@@ -237,14 +232,6 @@ def test_nodes_know_a_run_by_a_key_that_a_resumed_run_has_and_a_new_one_has_not(
     assert launch.run_key(one) == launch.run_key(RunFolder(tmp_path / "a")) != launch.run_key(other)
 
 
-def test_the_flower_bundle_has_a_place_for_what_a_deployment_sends():
-    from pathlib import Path
-
-    with open(Path(__file__).resolve().parents[3] / "pyproject.toml", "rb") as file:
-        keys = tomllib.load(file)["tool"]["flwr"]["app"]["config"]
-    assert {"resolved", "output", "deployment", "run"} <= keys.keys()
-
-
 WRONG_HOSTS = ("", "exämple.org", "-x.org", "a b", "a" * 64, "x;y", "fl.example.org.")
 
 
@@ -264,10 +251,6 @@ def test_addresses_and_ports_that_cannot_be_are_refused(tmp_path, arguments, wor
     done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "d"), *arguments])
     assert isinstance(done.exception, ExperimentError) and words in str(done.exception)
     assert not (tmp_path / "d").exists()
-
-
-def test_nodes_on_other_machines_have_ports_of_their_own():
-    assert DeploymentConfig.parse({"port": 19101, "local-nodes": False}).port == 19101
 
 
 @pytest.mark.parametrize(
@@ -303,28 +286,6 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture(scope="module")
 def table():
     return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-
-
-def test_a_node_by_itself_is_a_node_beside_the_server(table):
-    """But for names, and the way to its folder and the gateway."""
-    text = (ROOT / "docker-compose.node.yml").read_text()
-    own = yaml.safe_load(re.sub(r"\$\{(FEDREC_NODE|FEDREC_GATEWAY):[^}]*\}", r"\1", text))
-    for part in ("supernode", "clientapp"):
-        beside = re.sub(r"\$\{FEDREC_DEPLOYMENT:[^}]*\}", "TOP", json.dumps(table["services"]))
-        beside = json.loads(beside)[f"{part}-1"]
-        beside = json.dumps({**beside, "depends_on": None})
-        for name, other in {
-            "TOP/nodes/node-1": "FEDREC_NODE",
-            "TOP/revoked": "FEDREC_NODE/revoked",
-            "gateway:8443": "FEDREC_GATEWAY",
-            "meeting-1": "meeting",
-            '"node-1"': '"node"',
-            "node-1-": "",
-        }.items():
-            beside = beside.replace(name, other)
-        alone = {**own["services"][part], "depends_on": None}
-        alone.pop("build", None)
-        assert alone == json.loads(beside)
 
 
 def test_flags_are_those_of_processes_without_containers(table, made):
@@ -484,48 +445,6 @@ def test_root_in_a_container_is_refused(monkeypatch):
         check_container_user()
 
 
-def test_the_next_commands_of_a_container_write_into_its_volume_only(table, monkeypatch):
-    folder = Path("/var/lib/fedrec/runs/x")
-    assert _next(folder) == "  fedrec report /var/lib/fedrec/runs/x -o report.html"
-    monkeypatch.setenv("FEDREC_CONTAINER", "1")
-    report, copy = _next(folder).splitlines()
-    assert report.endswith(
-        "operator report /var/lib/fedrec/runs/x -o /var/lib/fedrec/runs/x/report.html"
-    )
-    assert copy == "  docker compose cp serverapp:/var/lib/fedrec/runs/x ."
-    for name in ("operator", "serverapp"):
-        assert "runs:/var/lib/fedrec/runs" in table["services"][name]["volumes"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("file", "given"),
-    [
-        ("docker-compose.yml", {"FEDREC_DEPLOYMENT": "/here"}),
-        ("docker-compose.node.yml", {"FEDREC_NODE": "/here", "FEDREC_GATEWAY": "host:8443"}),
-    ],
-)
-def test_docker_compose_accepts_it(file, given):
-    """By the installed docker compose, which needs no engine for that."""
-    commands = [["docker-compose"], ["docker", "compose"]]
-    here = [
-        c
-        for c in commands
-        if shutil.which(c[0])
-        and not subprocess.run([*c, "version"], capture_output=True).returncode
-    ]
-    if not here:
-        pytest.skip("no docker compose here")
-    for command in here:
-        done = subprocess.run(
-            [*command, "-f", str(ROOT / file), "config", "-q"],
-            capture_output=True,
-            text=True,
-            env={**os.environ, **given},
-        )
-        assert done.returncode == 0, done.stderr
-
-
 # A deployment in real containers: up, register, run, killed containers, reported failures, no root,
 # down.
 
@@ -577,54 +496,6 @@ def test_no_container_is_root_or_may_write_to_the_image(composed):
         assert "CapEff:\t0000000000000000" in output, service
     status, _ = composed.compose("exec", "-T", "supernode-1", "ls", "/data")
     assert status != 0  # the container with a network connection does not see the data
-
-
-@pytest.mark.containers
-def test_an_executor_of_a_node_is_killed_in_mid_round(composed):
-    before = composed.container("clientapp-1")["RestartCount"]
-    running = composed.start_run("killed-node", "rounds=12", "engine.timeout=40")
-    composed.wait_until(lambda: composed.rounds("killed-node") >= 2, "round 2")
-    composed.kill("clientapp-1")
-    output, _ = running.communicate(timeout=400)
-    assert running.returncode == 0, output
-    assert composed.rounds("killed-node") == 12
-    assert composed.is_back("clientapp-1", before)
-
-
-@pytest.mark.containers
-def test_the_server_app_is_killed_in_mid_round_and_its_run_resumed(composed, tmp_path):
-    running = composed.start_run("killed-server", "rounds=25")
-    composed.wait_until(lambda: composed.rounds("killed-server") >= 2, "round 2")
-    composed.kill("serverapp")
-    output, _ = running.communicate(timeout=400)
-    assert (
-        running.returncode != 0 and "the run did not finish" in output and "deploy resume" in output
-    ), output
-    composed.wait_until(lambda: "serverapp" in composed.well(), "the executor's return")
-    assert composed.rounds("killed-server") < 25
-    status, output = composed.operator(
-        "resume", "/deployment", f"{RUNS}/killed-server", timeout=400
-    )
-    assert status == 0, output
-    whole = composed.simulated(tmp_path / "simulated", "rounds=25")
-    found = parameters_in(composed.copy("killed-server", tmp_path / "run"))
-    assert_close(found, whole, **CLOSE)
-
-
-@pytest.mark.containers
-def test_why_a_server_app_failed_reaches_the_operator(composed):
-    status, output = composed.run("too-many-nodes", "engine.nodes=5", "engine.timeout=5")
-    assert status != 0 and "too few nodes" in output and "at least 5" in output, output
-    (composed.path / "broken.yml").write_text(
-        "services: {serverapp: {environment: {FLWR_HOME: /nowhere}}}\n"
-    )
-    files = ("-f", "docker-compose.yml", "-f", OFTEN, "-f", "broken.yml")
-    try:
-        composed.done(*files, "up", "--detach", "--no-build", "serverapp")
-        status, output = composed.run("no-home")
-        assert status != 0 and "Read-only file system" in output, output
-    finally:
-        composed.done("up", "--detach", "--no-build")
 
 
 @pytest.mark.containers

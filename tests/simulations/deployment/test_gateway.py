@@ -44,7 +44,7 @@ from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 
 from simulations import flower_commands
-from simulations.deployment import flower, idle_polls, pki
+from simulations.deployment import idle_polls, pki
 from simulations.deployment.idle_polls import BELIEVED, PULL, AnswerIdleNodes, EmptyQueues
 from simulations.deployment.pki import Authority, NodeKey, write_private
 from tests.simulations.deployment.federation import free_ports
@@ -467,15 +467,6 @@ def test_a_superlink_that_ends_answers_held_calls_and_holds_no_more():
     asyncio.run(ends())
 
 
-def test_a_node_asks_again_at_once_after_an_answer_that_was_held():
-    moment = [0.0]
-    pace = flower.NodePace(lambda: moment[0])
-    sleeps = [pace(3.0) for _ in range(30)]  # answered at once
-    assert sleeps[0] == flower.FIRST_POLL and sleeps[-1] == 3.0
-    moment[0] += sleeps[-1] + flower.HELD_LONG + 1.0
-    assert pace(3.0) == flower.FIRST_POLL
-
-
 class Calls:
     """A SuperLink with one node, and the number of calls of its own code."""
 
@@ -541,23 +532,6 @@ def test_everything_else_is_left_to_flower_with_its_body(calls, call):
     assert calls.ask(**call).content == b"usual"
     asked = PullMessagesRequest(node=Node(node_id=NODE)).SerializeToString()
     assert calls.passed == [call.get("body", asked)]
-
-
-def test_a_key_is_looked_up_once_until_a_node_is_removed(monkeypatch):
-    looked, usual = [], flower.linkstate_factory.SqlLinkState
-
-    def found(_, key):
-        looked.append(key)
-        return NODE if len(looked) == 1 else None
-
-    monkeypatch.setattr(usual, "get_node_id_by_public_key", found)
-    monkeypatch.setattr(usual, "delete_node", lambda *_: None)
-    state = flower.SuperLinkState(":memory:", SimpleNamespace(), SimpleNamespace())
-    assert [state.get_node_id_by_public_key(KEY) for _ in range(2)] == [NODE, NODE]
-    assert len(looked) == 1
-    state.delete_node("", NODE)
-    assert state.get_node_id_by_public_key(KEY) is None
-    assert state.get_node_id_by_public_key(KEY) is None and len(looked) == 3
 
 
 def test_a_web_server_of_a_superlink_asks_it_first(monkeypatch, calls):

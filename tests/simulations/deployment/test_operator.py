@@ -3,10 +3,8 @@
 
 import ast
 import asyncio
-import base64
 import inspect
 import json
-import logging
 import re
 import runpy
 import ssl
@@ -51,19 +49,14 @@ from hypothesis import strategies as st
 
 from fedrec.errors import EngineError
 from fedrec.runs.folder import RunFolder
-from server import run
 from server.callbacks.base import Callback
-from server.exchange import DroppedReplies
 from simulations import runner
-from simulations.deployment import entry as process_entry
 from simulations.deployment import flower, flower_patches, operator, page
 from simulations.deployment import processes as supervisor
 from simulations.deployment.initialise import initialise
 from simulations.deployment.layout import DeploymentConfig
 from simulations.deployment.processes import Process
 from simulations.engines.flower import RunWatch
-from simulations.flower_commands import are_alive
-from tests.fedrec.report.browser import CONTRAST, OUTSIDE
 from tests.simulations.deployment.federation import free_ports
 from tests.test_layers import PACKAGES, ROOT
 
@@ -109,35 +102,6 @@ def test_nodes_that_do_not_come_online_are_reported(superlink, tmp_path):
     with pytest.raises(EngineError, match="not all nodes came online") as caught:
         operator._wait_for_nodes(deployment(tmp_path), 2, time.monotonic() - 1)
     assert "1" in str(caught.value) and superlink.closed
-
-
-@pytest.fixture
-def quiet_log():
-    """The log as Flower's processes leave it."""
-    logger = logging.getLogger("fedrec")
-    before = logger.disabled, logger.propagate, list(logger.handlers)
-    logger.disabled = True
-    yield logger
-    logger.disabled, logger.propagate, logger.handlers[:] = before
-
-
-def test_errors_of_a_nodes_work_are_in_its_own_log(quiet_log, monkeypatch, capfd):
-    def work(*_):
-        try:
-            raise ValueError("row 7 is damaged")
-        except ValueError as error:
-            quiet_log.error("a message failed", exc_info=error)
-
-    monkeypatch.setattr(process_entry.flower, "client_executor", work)
-    process_entry.executor([])
-    said = capfd.readouterr().err
-    assert "ERROR a message failed" in said and "ValueError: row 7 is damaged" in said
-
-
-@pytest.mark.parametrize("content", ["[]", "3", '{"processes": [], "supervisor": 1}', "{"])
-def test_a_damaged_list_of_processes_is_as_none(tmp_path, content):
-    (tmp_path / "processes.json").write_text(content)
-    assert operator.supervisor_of(deployment(tmp_path)) is None and not are_alive(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -204,21 +168,6 @@ def test_rounds_are_told_while_a_run_is_waited_for(load_tiny, tmp_path):
     folder.write_rounds(rows, times)
     watch.look()
     assert told == [(1, 3), 1, 2, 3, "evaluating on the nodes"]
-
-
-def test_people_read_names_of_nodes(load_tiny, tmp_path):
-    """In the log, in rounds.csv and in the sentence at the end."""
-    names = {"8545123412341234898": "node-2"}
-    folder = RunFolder.create(load_tiny(), tmp_path / "run")
-    with run._log_to(folder, names):
-        logging.getLogger("fedrec").warning("node %d failed: %s", 8545123412341234898, "lost")
-        logging.getLogger("fedrec").info("node %d joined; 123456789 rows", 7)
-    log = folder.log_file.read_text()
-    assert "WARNING node-2 failed: lost" in log and "node 7 joined; 123456789 rows" in log
-    dropped = DroppedReplies(called=names)
-    dropped.dropped(8545123412341234898, "failed: no answer")
-    assert dropped.columns()["dropped-or-bounded"] == "node-2: failed: no answer"
-    assert "(node-2 1)" in dropped.report(1)[0][0]
 
 
 # The operator's page: what it says, who sees it, and how a browser shows it.
@@ -341,29 +290,6 @@ def test_it_is_served_with_the_deployments_certificate(deployment_of_operator_pa
     assert found.status_code == 200 and "1 of 2 registered" in found.text
     with pytest.raises(httpx.ConnectError):  # an authority of others
         httpx.get(address, auth=("operator", key))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [360, 1280])
-def test_a_browser_shows_it_and_asks_for_nothing_else(
-    chromium, deployment_of_operator_page, address, width
-):
-    key = page.key_file(deployment_of_operator_page).read_text().strip()
-    chromium.send("Security.setIgnoreCertificateErrors", ignore=True)
-    chromium.send("Network.setExtraHTTPHeaders", headers={"Authorization": basic(key)})
-    chromium.show(width=width, height=740)
-    chromium.visit(address)
-    assert chromium.requests() == [address] and chromium.complaints() == []
-    assert "Newest rounds" in chromium.evaluate("document.body.innerText")
-    chromium.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-    assert chromium.evaluate("document.documentElement.scrollWidth") <= width
-    assert chromium.evaluate(OUTSIDE) == []
-    assert [(ratio, text) for ratio, text in chromium.evaluate(CONTRAST) if ratio < 4.5] == []
-    chromium.send("Network.setExtraHTTPHeaders", headers={})
-
-
-def basic(key):
-    return f"Basic {base64.b64encode(f'operator:{key}'.encode()).decode()}"
 
 
 def named(*contents):
