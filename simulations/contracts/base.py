@@ -17,7 +17,6 @@ import torch
 from fedrec.components.registry import ATTACK, BASELINE, METRIC, Kind, resolve
 from fedrec.config import Config
 from fedrec.data.interactions import Interactions
-from fedrec.errors import FedrecError
 from fedrec.experiment.loading import load
 from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import Section, component_settings
@@ -195,21 +194,6 @@ def unchanged(arrays: Mapping[str, Any]) -> Iterator[None]:
     yield
     changed = [n for n, v in now.items() if not np.array_equal(v, before[n], equal_nan=True)]
     assert_that(not changed, f"changed in place: {changed}")
-
-
-@contextmanager
-def refused(kind: type[FedrecError], word: str, what: str) -> Iterator[None]:
-    """Check that the block raises an error with `expected` and a word."""
-    try:
-        yield
-    except kind as error:
-        assert_that(
-            word in error.text(), f"the error for {what} does not name {word!r}: {error.text()}"
-        )
-        return
-    except Exception as error:
-        fail(f"{what} raises {type(error).__name__} and not {kind.__name__}: {error}")
-    fail(f"{what} is not refused")
 
 
 def columns_of(rows: Interactions) -> dict[str, np.ndarray]:

@@ -106,20 +106,6 @@ class ModelContract(RunContract):
                 alone = model.predict(params, tuple(u[part] for u in users), items[part])
                 _assert_close(predicted[part], alone, "a cohort and single clients")
 
-    def test_compact_tables_give_the_same_predictions(self) -> None:
-        """Check predictions with `rows`, where item tables have only the needed rows."""
-        for model in self._item_models():
-            slices, users, items = _inputs(model, 2, 4)
-            compact = {
-                n: torch.stack([table[rows] for table, rows in zip(v, items, strict=True)])
-                if n in model.item_tables
-                else v
-                for n, v in slices.items()
-            }
-            predicted = model.predict(compact, users, items, rows=torch.arange(4).expand(2, -1))
-            wanted = model.predict(slices, users, items)
-            _assert_close(predicted, wanted, "compact and full tables")
-
     def test_its_kernel_declaration_is_correct(self) -> None:
         """Check that a declared kernel names all parameters and item tables of the model. A class
         that overrides `predict` or `loss` declares its own kernel."""
