@@ -149,24 +149,15 @@ def upstream(certificates):
 
 
 def python_gateway(folder, port, upstream):
-    files = [
-        "--certificate",
-        folder / "gateway.crt",
-        "--key",
-        folder / "gateway.key",
-        "--authority",
-        folder / "ca.crt",
-    ]
-    where = ["--host", "127.0.0.1", "--port", port, "--upstream", upstream]
-    files += ["--nodes", folder / "nodes"]
-    return [
-        sys.executable,
-        "-m",
-        "simulations.cli",
-        "deploy",
-        "gateway",
-        *map(str, [*where, *files]),
-    ]
+    options = {
+        "host": "127.0.0.1",
+        "port": port,
+        "upstream": upstream,
+        **{"certificate": folder / "gateway.crt", "key": folder / "gateway.key"},
+        **{"authority": folder / "ca.crt", "nodes": folder / "nodes"},
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "simulations.cli", "deploy", "gateway", *words]
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +168,7 @@ def gateway(certificates, upstream):
     command = python_gateway(certificates, port, upstream)
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
+    context.verify_flags |= ssl.VERIFY_X509_STRICT  # as newer versions of Python
 
     def ask(method, path, body=b"", headers=None):
         connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=10)

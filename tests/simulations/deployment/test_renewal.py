@@ -6,12 +6,9 @@ import json
 import os
 import shutil
 import signal
-import socket
-import ssl
 import stat
 import subprocess
 import sys
-import threading
 from base64 import b64encode
 from functools import partial
 from pathlib import Path
@@ -34,7 +31,6 @@ from simulations.deployment.client import plan_of, prepare
 from simulations.deployment.initialise import add_nodes, days_to_end, initialise, renew, revoke
 from simulations.deployment.layout import Deployment, DeploymentConfig
 from simulations.deployment.pki import (
-    Authority,
     NodeKey,
     days_left,
     new_secret,
@@ -229,60 +225,6 @@ def test_the_gateway_forgets_a_revoked_key(made, monkeypatch):
 
 
 # Certificates and keys, checked with OpenSSL and OpenSSH's formats.
-
-
-@pytest.fixture
-def files(tmp_path):
-    """An authority, a server's certificate signed by it, and another authority, as files."""
-    own, foreign = Authority.create("own"), Authority.create("foreign")
-    issued = own.issue(["localhost", "127.0.0.1"])
-    for name, content in {
-        "ca.crt": own.issued.certificate,
-        "foreign.crt": foreign.issued.certificate,
-        "server.crt": issued.certificate,
-        "server.key": issued.key,
-    }.items():
-        write_private(tmp_path / name, content)
-    return tmp_path
-
-
-def shake_hands(files, authority, name):
-    """A TLS handshake on loopback; raises what the client raises."""
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(files / "server.crt", files / "server.key")
-    client = ssl.create_default_context(cafile=str(files / authority))
-    # required of every certificate by newer versions of Python
-    client.verify_flags |= ssl.VERIFY_X509_STRICT
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer():
-            try:
-                with server.wrap_socket(listener.accept()[0], server_side=True) as connection:
-                    connection.recv(1)
-            except OSError:
-                pass
-
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        with (
-            socket.create_connection(listener.getsockname()) as bare,
-            client.wrap_socket(bare, server_hostname=name),
-        ):
-            pass
-        thread.join(timeout=5)
-
-
-@pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
-def test_a_client_with_the_authority_accepts_the_server(files, name):
-    shake_hands(files, "ca.crt", name)
-
-
-@pytest.mark.parametrize(
-    ("authority", "name"), [("foreign.crt", "localhost"), ("ca.crt", "elsewhere")]
-)
-def test_another_authority_or_name_is_refused(files, authority, name):
-    with pytest.raises(ssl.SSLCertVerificationError):
-        shake_hands(files, authority, name)
 
 
 def test_node_keys_are_pairs_that_openssh_reads():
