@@ -131,8 +131,9 @@ class Fit(MembershipAttack):
 class LiraConfig(MembershipConfig):
     """Settings of the likelihood-ratio attack."""
 
-    shadows: int = Field(default=16)
-    """Number of shadow systems: even, at least 4."""
+    shadows: int = Field(default=16, ge=4, multiple_of=2)
+    """Number of shadow systems; every user trains half of them, and both halves need a mean and a
+    variance."""
 
 
 class Lira(Fit):
@@ -144,11 +145,7 @@ class Lira(Fit):
     config: LiraConfig
 
     def trainings(self, attacked: Attacked) -> Mapping[str, AttackRun]:
-        """Runs for the attack: the target, and shadow systems of half of the users each.
-
-        Raises:
-            ExperimentError: the number of shadow systems is wrong.
-        """
+        """Runs for the attack: the target, and shadow systems of half of the users each."""
         masks = half_memberships(len(attacked.users), self.config.shadows, self.seed)
         shadows = {
             f"shadow-{number:03d}": AttackRun(mask, attacked.seed_of("attack-run", number))

@@ -167,12 +167,6 @@ def test_an_experiment_that_no_node_runs_is_refused(victim, secret, what):
     refused(lambda: node.theta(changes=table), words)
 
 
-def test_a_setting_of_an_order_names_no_file(victim, secret):
-    node = victim(*DPVAE)
-    order = node.order(step={"priors": {"source": f"glove:{secret}/words", "noise": False}})
-    refused(lambda: node.train(order), "got: step:")
-
-
 def test_the_experiment_comes_whole_and_not_as_a_file_to_be_read(victim, secret):
     node = victim()
     for name in (str(secret / "words"), "/nowhere", "privrec-synthetic"):
@@ -258,27 +252,6 @@ def test_an_order_with_less_protection_than_the_experiment_is_refused(victim, we
     full = {"order": 2, "names": tuple(node.theta()), "clip_norm": 0.5, "noise_scale": 1.0}
     order = node.order(protection=Protection(**{**full, **weaker}))
     refused(lambda: node.train(order), "got: protection:")
-
-
-def test_counts_need_noise_for_sqrt_2_clip_norms(victim):
-    """The same noise as the server's: counts are non-negative, so replacing a user moves them by
-    sqrt(2) S."""
-    node = victim(LOCAL, "sampler.name=full", "step.name=counts", "model.item-bias=true")
-    names = list(node.theta())
-    refused(lambda: node.train(node.order(protection=local(0.7, names=names))), "got: protection:")
-    assert node.train(node.order(protection=local(0.7072, names=names))).clients > 0
-
-
-def test_noise_is_counted_over_all_rounds_where_epsilon_is_given(victim):
-    """Three rounds at epsilon 3 need 1.7 times the noise of one."""
-    node = victim(
-        'privacy={clip-norm=1.0, epsilon=3.0, delta=1e-5, placement="local"}',
-        "sampler.name=full",
-        "rounds=3",
-    )
-    names = list(node.theta())
-    refused(lambda: node.train(node.order(protection=local(2.5, 1.0, names))), "got: protection:")
-    assert node.train(node.order(protection=local(5.0, 1.0, names))).clients > 0
 
 
 def test_parameters_that_stay_on_the_device_stay_there(victim):

@@ -26,6 +26,7 @@ from simulations import runner
 from simulations.attacks.base import run_attack
 from simulations.attacks.canary_users import Reserved
 from simulations.attacks.members import Members, half_members, half_memberships, shadow_parts
+from simulations.attacks.membership import LiraConfig
 from simulations.attacks.system import TrainedSystem
 from tests.clients.oracles import update_under
 from tests.simulations.attacks.tables import experiment_on, synthetic
@@ -278,8 +279,8 @@ def test_every_user_trains_half_of_the_shadow_systems():
 
 @pytest.mark.parametrize("runs", [2, 5])
 def test_a_wrong_number_of_shadow_systems_is_explained(runs):
-    with pytest.raises(ExperimentError, match="shadow systems"):
-        half_memberships(10, runs, seed=0)
+    with pytest.raises(ExperimentError, match="shadows"):
+        LiraConfig.parse({"shadows": runs})
 
 
 def test_only_the_chosen_users_train_and_nothing_else_changes():
