@@ -19,7 +19,7 @@ from scipy.stats import norm
 
 from clients.app import app, ended_after, seconds_left
 from clients.device.node import check_parameters
-from clients.device.policy import train_differences
+from clients.device.policy import train_difference
 from clients.node import Node
 from clients.round import train_clients
 from clients.steps.descent import Update, as_block
@@ -63,7 +63,7 @@ def refused(experiment, phase, protection):
     """Whether a node that takes part in the experiment refuses an order of a phase."""
     number = experiment.rounds if phase.last is None else phase.last
     order = TrainOrder(number, np.arange(3), step=dict(phase.step), protection=protection)
-    return any(train_differences(experiment, phases_of(experiment), order, NAMES))
+    return train_difference(experiment, phases_of(experiment), order, NAMES) is not None
 
 
 @pytest.mark.parametrize(

@@ -192,27 +192,25 @@ def standard(arrays, examples=10):
     )
 
 
+W, B = np.ones((4, 2), np.float32), np.ones(3, np.float32)
+
+
 @pytest.mark.parametrize(
-    ("content", "passes"),
+    ("arrays", "examples", "passes"),
     [
-        (standard({"w": np.ones((4, 2), np.float32), "b": np.ones(3, np.float32)}), True),
-        (standard({"w": np.ones((4, 1), np.float32), "b": np.ones(3, np.float32)}), False),
-        (standard({"b": np.ones(3, np.float32), "w": np.ones((4, 2), np.float32)}), False),
-        (standard({"w": np.full((4, 2), np.nan, np.float32), "b": np.ones(3, np.float32)}), False),
-        (standard({"w": np.ones((4, 2), np.float32), "b": np.ones(3, np.float32)}, -1), False),
-        (
-            standard({"w": np.ones((4, 2), np.float32), "b": np.ones(3, np.float32)}, float("nan")),
-            False,
-        ),
+        ({"w": W, "b": B}, 10, True),
+        ({"w": W[:, :1], "b": B}, 10, False),
+        ({"b": B, "w": W}, 10, False),
+        ({"w": np.nan * W, "b": B}, 10, False),
+        ({"w": W, "b": B}, -1, False),
+        ({"w": W, "b": B}, float("nan"), False),
     ],
 )
-def test_answers_in_flowers_form(content, passes):
+def test_answers_in_flowers_form(arrays, examples, passes):
     config = ConfigRecord({"server-round": 1})
     message = Message(RecordDict({"arrays": to_record(THETA), "config": config}), 2, "train")
-    assert (
-        len(ReplyValidator().trained([message], [Message(content, reply_to=message)], THETA))
-        == passes
-    )
+    reply = Message(standard(arrays, examples), reply_to=message)
+    assert len(ReplyValidator().trained([message], [reply], THETA)) == passes
 
 
 def test_drift_counts_in_the_norm():
