@@ -188,7 +188,7 @@ def _show(deployment: Deployment) -> list[ProcessState]:
             known = control.nodes()
             title, rows = operator.node_rows(deployment, known)
             show(operator.NODE_HEADS, rows, title)
-            names = {str(node.node): node.name for node in known if node.name}
+            names = {str(node.node_id): node.name for node in known if node.name}
             for run in control.runs()[:10]:
                 details = with_names(run.details, names)
                 console.print(f"run {run.run}: {run.status}", details, markup=False)

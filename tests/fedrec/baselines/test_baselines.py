@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.utils import _foreach_utils
 
-from benchmarks.second_device import DEVICE, SecondDevice
 from fedrec.baselines.base import Histories
 from fedrec.baselines.linear import CentralIalsConfig, Ease, solved
 from fedrec.baselines.private.ranking import DpPopularity
@@ -28,6 +27,7 @@ from fedrec.experiment.tables import EvaluationConfig
 from fedrec.nn.layers import Adam
 from simulations.contracts.base import SMALL
 from tests.fedrec.baselines.histories import histories_of
+from tests.second_device import DEVICE, SecondDevice
 
 
 def fitted(baseline, lists, num_items, **options):
