@@ -164,24 +164,15 @@ class CoordinateRule(RobustRule):
 # clip, as honest and malicious ones of a simulation do, `[privacy]` with `clip-norm` bounds them as
 # well, and needs their sum alone.
 #
-# Where this differs from the paper: without `norm`, the bound is the median norm of the round's
-# updates; there it is a fixed number.
-
-
-class NormBoundConfig(ServerRate):
-    """Settings of the bound on norms."""
-
-    norm: float | None = Field(default=None, gt=0)
-    """Bound on the L2 norm of a whole update; default: the median norm of the round's updates."""
+# Where this differs from the paper: the bound is the median norm of the round's updates; there it
+# is a fixed number.
 
 
 class NormBound(RobustRule):
     """Norm bounding: applies the mean of bounded updates."""
 
     name = "norm-bound"
-    Config = NormBoundConfig
     paper = "Sun, Kairouz, Suresh and McMahan 2019"
-    config: NormBoundConfig
 
     def combined(
         self, changes: Mapping[str, ClientChanges], round_number: int
@@ -189,8 +180,7 @@ class NormBound(RobustRule):
         """Compute the mean of the bounded updates, `float64 [R, ...]` by parameter."""
         squares = sum(np.square(change.flat).sum(axis=1) for change in changes.values())
         norms = np.sqrt(squares)
-        bound = float(np.median(norms)) if self.config.norm is None else self.config.norm
-        factors = np.minimum(1.0, bound / np.maximum(norms, 1e-300)) / len(norms)
+        factors = np.minimum(1.0, np.median(norms) / np.maximum(norms, 1e-300)) / len(norms)
         return {
             name: np.tensordot(factors, change.values, axes=1) for name, change in changes.items()
         }
@@ -275,14 +265,7 @@ def nearest(distances: np.ndarray, malicious: int, count: int) -> np.ndarray:
 # random starts.
 
 _REFERENCES = 200  # sets of uniform numbers for comparison with clusters
-
-
-class UnionConfig(ChoiceConfig):
-    """Settings of UNION."""
-
-    sample: int = Field(default=100, ge=2)
-    """Number of items whose embeddings are compared, drawn for each round; fewer in a small
-    catalogue."""
+_SAMPLE = 100  # items whose embeddings are compared, drawn for each round
 
 
 class Union(RobustRule):
@@ -293,9 +276,9 @@ class Union(RobustRule):
     """
 
     name = "union"
-    Config = UnionConfig
+    Config = ChoiceConfig
     paper = "Yu et al. 2023, UNION"
-    config: UnionConfig
+    config: ChoiceConfig
 
     def combined(
         self, changes: Mapping[str, ClientChanges], round_number: int
@@ -304,7 +287,7 @@ class Union(RobustRule):
         table = changes[self._table({name: change.before for name, change in changes.items()})]
         items = len(table.before)
         random = stream(0, "union", round_number)
-        drawn = np.sort(random.choice(items, min(self.config.sample, items), replace=False))
+        drawn = np.sort(random.choice(items, min(_SAMPLE, items), replace=False))
         uniformities = mean_distances(table, drawn)
         expected = self.config.expected(len(uniformities))
         return mean_of(changes, np.flatnonzero(~outlying(uniformities, expected)))

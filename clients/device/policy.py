@@ -119,8 +119,6 @@ class Policy(Config):
     """Seconds: a reply leaves only at a multiple of this after its message arrived, so that its
     time does not tell how many rows the users have; 0: at once. Default: 1 with `least-noise` or
     `least-nodes`, otherwise 0."""
-    opted_in: bool = False
-    """Whether its users take part in phases without noise that train only on volunteers."""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -166,11 +164,6 @@ class Policy(Config):
         # otherwise the strategy runs only on the server
         nested = self._runs(registry.STRATEGY, experiment.strategy.name)
         phases = phases_of(experiment, nested=nested)
-        if any(phase.volunteers for phase in phases) and not self.opted_in:
-            raise _refused(
-                "the users of this node have not opted in to phases for volunteers",
-                "ask the node's owner to set opted-in = true",
-            )
         for phase in phases:
             self._check_noise(experiment, phase)
         return phases
@@ -268,7 +261,7 @@ class Policy(Config):
         if not self.least_noise:
             return
         privacy = experiment.privacy
-        if privacy is not None and privacy.covers(phase.name) and privacy.placement != "central":
+        if privacy is not None and privacy.placement != "central":
             return  # the noise scale is checked in each order
         added = 0.0
         if noise is not None and noise.mode == "sound":
@@ -355,7 +348,7 @@ def train_differences(
             yield f"{key}: {value:g}"
     ordered = order.protection
     privacy = experiment.privacy
-    if privacy is None or not privacy.covers(phase.name):
+    if privacy is None:
         if ordered is not None:
             yield "protection: not in the experiment"
         return
@@ -376,8 +369,6 @@ def train_differences(
     if not least * (1 - _ROUNDING) <= ordered.noise_scale < math.inf:
         yield f"protection: noise scale {ordered.noise_scale}"
         return
-    if privacy.adaptive_clip is not None and 0 < ordered.clip_norm < math.inf:
-        clip = clip.at(ordered.clip_norm)  # follows from a count that only the server knows
     agreed = Protection.of(in_phase, clip, ordered.names, noise_scale=ordered.noise_scale)
     if ordered != agreed:
         yield f"protection: {ordered.text()[:300]}"

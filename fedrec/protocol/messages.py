@@ -223,7 +223,6 @@ _SUM_METRICS: Mapping[str, tuple[str, type[int] | type[float]]] = {
     "weight": ("weight", float),
     "loss": ("loss-sum", float),
     "losses": ("loss-count", int),
-    "unclipped": ("unclipped", int),
     "sent": ("bytes", int),
 }
 """Name in a message and type of each number of a `TrainSum`."""

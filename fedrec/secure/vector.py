@@ -112,7 +112,7 @@ def _representable(most: int) -> float:
 
 # A reply as one vector.
 
-_COUNTED = ("clients", "weight", "examples", "loss", "losses", "unclipped")
+_COUNTED = ("clients", "weight", "examples", "loss", "losses")
 _COUNT_BITS = 20  # binary digits of counts and losses
 _FAR = 64.0  # standard deviations that noise practically never exceeds
 
@@ -233,7 +233,6 @@ def decoded(vector: np.ndarray, shapes: Shapes, bits: int) -> TrainSum:
         examples=round(count["examples"]),
         loss=count["loss"],
         losses=round(count["losses"]),
-        unclipped=round(count["unclipped"]),
         sent=round(count["clients"]) * vector_bytes(shapes),
     )
 

@@ -155,12 +155,12 @@ class Guard(RunExtension):
         return again
 
     def before_upload(self, round_number: int) -> None:
-        """Charge a round before its messages are sent if the clients' replies are the release:
-        without noise, or if clients add it. Central noise is charged by `DpFedAvg`.
+        """Charge a round before its messages are sent if clients add the noise, so that their
+        replies are the release. Central noise is charged by `DpFedAvg`.
         """
         self._lines_before = len(self.ledger.charges)
         phase = self._phase(round_number)
-        if not self.config.covers(phase) or self.plans[phase].client_noise_scale:
+        if self.plans[phase].client_noise_scale:
             self._charge(round_number)
         self._check_joined(phase)
 

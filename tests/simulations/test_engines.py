@@ -252,7 +252,6 @@ PLANS = {
     ),
     "local": ("privacy={clip-norm=0.5, noise-multiplier=1.0, placement='local'}",),
     "laplace": ("privacy={clip-norm=0.5, noise-multiplier=1.0, mechanism='laplace', delta=0.0}",),
-    "adaptive": ("privacy={clip-norm=0.5, noise-multiplier=1.0, adaptive-clip={count-noise=2.0}}",),
     "two phases": ("model.item-bias=true", "strategy={name='popularity-start'}", "rounds=3"),
 }
 

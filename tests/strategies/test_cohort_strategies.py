@@ -112,21 +112,13 @@ def test_reptile_is_equation_6():
 
 
 @pytest.mark.usefixtures("identity")
+@pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize(("round_number", "moved"), [(1, 8), (2, 6), (4, 2), (5, 0), (9, 0)])
-def test_the_server_rate_falls_linearly_to_zero(round_number, moved):
+def test_the_server_rate_falls_linearly_to_zero(round_number, moved, after):
     """Over T = 4 rounds the rate is 1, 3/4, 1/2, 1/4, and nothing after; one client moves w by
     8."""
-    strategy = reptile(1.0, anneal_rounds=4)
-    one, _ = configured(strategy, round_number)
-    arrays, _ = strategy.aggregate_train(round_number, [answer(one, [8, 8], 8, 1, 1)])
-    assert from_record(arrays)["w"].tolist() == [1 + moved, 2 + moved]
-
-
-@pytest.mark.usefixtures("identity")
-@pytest.mark.parametrize(("round_number", "moved"), [(1, 8), (4, 8), (5, 6), (7, 2), (8, 0)])
-def test_the_rate_may_begin_to_fall_later(round_number, moved):
-    """After three rounds at the whole rate, over T = 4 rounds."""
-    strategy = reptile(1.0, anneal_rounds=4, anneal_after=3)
+    round_number += after
+    strategy = reptile(1.0, anneal_rounds=4, anneal_after=after)
     one, _ = configured(strategy, round_number)
     arrays, _ = strategy.aggregate_train(round_number, [answer(one, [8, 8], 8, 1, 1)])
     assert from_record(arrays)["w"].tolist() == [1 + moved, 2 + moved]
@@ -143,16 +135,6 @@ def test_fedavg_divides_by_the_examples():
     found = from_record(arrays)
     np.testing.assert_allclose(found["w"], [2, 1.4], rtol=1e-6)
     assert found["b"] == 11
-
-
-@pytest.mark.usefixtures("identity")
-def test_fedavg_without_any_example_changes_nothing():
-    strategy = fedavg()
-    one, two = configured(strategy)
-    arrays, _ = strategy.aggregate_train(
-        1, [answer(one, [0, 0], 0, 2, 0), answer(two, [0, 0], 0, 1, 0)]
-    )
-    assert all(np.array_equal(from_record(arrays)[name], value) for name, value in THETA.items())
 
 
 def test_only_those_who_answered_count():
@@ -175,14 +157,6 @@ def test_without_any_answer_the_parameters_stay(cohort):
     )
     down = {"bytes-up": 0, "bytes-down": 4 * (2 + 1) * len(cohort)}
     assert arrays is None and dict(metrics) == {"num-clients": 0, "num-examples": 0} | down
-
-
-@pytest.mark.usefixtures("identity")
-def test_a_round_without_anything_to_learn_from_has_no_loss():
-    strategy = reptile()
-    one, _ = configured(strategy)
-    _, metrics = strategy.aggregate_train(1, [answer(one, [0, 0], 0, 2, 2)])
-    assert "loss" not in metrics
 
 
 @pytest.mark.usefixtures("identity")
@@ -296,7 +270,6 @@ def initial(experiment):
     [
         ("FedAdam", {"eta": 0.05}),
         ("FedProx", {"proximal-mu": 0.1}),
-        ("FedMedian", {}),
         ("Krum", {"num-malicious-nodes": 1}),
         ("FedAvgM", {"server-momentum": 0.5}),
     ],
@@ -404,11 +377,11 @@ def applied(made, rounds, theta):
 
 def test_with_one_local_step_it_is_adam_on_the_cohort():
     weight = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
-    adam = torch.optim.Adam([weight], lr=0.1, betas=(0.8, 0.95), eps=1e-3)
+    adam = torch.optim.Adam([weight], lr=0.1, betas=(0.9, 0.999), eps=1e-8)
     for gradient in GRADIENTS:
         weight.grad = torch.from_numpy(gradient)
         adam.step()
-    made = strategy(server_lr=0.1, beta1=0.8, beta2=0.95, tau=1e-3)
+    made = strategy(server_lr=0.1)
     theta = applied(made, range(6), {"w": np.zeros((4, 3))})
     np.testing.assert_allclose(theta["w"], weight.detach().numpy(), rtol=1e-10)
 
