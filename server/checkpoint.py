@@ -73,7 +73,7 @@ class RunExtension:
 
 
 log = logging.getLogger("fedrec")
-_DAMAGE = (
+DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, ValueError, KeyError, IndexError, EOFError, OSError),
     *(RuntimeError, TypeError, AttributeError),
 )
@@ -111,12 +111,7 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        digest: str,
-        *,
-        keep: int,
-        earlier: Iterable[str] = (),
+        self, folder: Path, digest: str, *, keep: int, earlier: Iterable[str] = ()
     ) -> None:
         self.folder = folder
         self.digest = digest
@@ -180,7 +175,7 @@ class Checkpoints:
         """
         try:
             about, arrays = _content(file)
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise _Damaged(f"{type(error).__name__}: {error}") from None
         if about["digest"] not in self._known:
             raise RunError(

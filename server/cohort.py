@@ -193,7 +193,6 @@ def call_roster(grid: Grid, *, timeout: float) -> Roster:
     if not hosts or len(set(partitions)) != len(partitions):
         raise EngineError(
             "the nodes do not form a federation",
-            expected="at least one node, each with its own partition-id",
             got=f"partition-ids {partitions}",
             fix="give every node its own partition-id in its node configuration",
         )
@@ -274,7 +273,6 @@ class SampledCohorts:
         if "cohort" not in options:
             raise ExperimentError(
                 f"over-selection needs a cohort, and the sampler {self.section.name!r} has none",
-                expected="a sampler with a setting 'cohort'",
                 fix="set sampler.name = 'fixed-size', or leave out closing.over-selection",
             )
         more = {**options, "cohort": closing.asked(options["cohort"])}
@@ -325,7 +323,6 @@ class SampledCohorts:
         if self.grid is None:
             raise EngineError(
                 "item requests need a grid, and the cohorts have none",
-                expected="cohorts with a grid",
                 fix="give SampledCohorts the grid of the run",
             )
         step = {"name": self.experiment.step.name, **self.experiment.step.options}

@@ -360,9 +360,7 @@ class Loop:
             "leak": leak_words(experiment),
             "perturb": [] if perturbation is None else perturbation.words(),
             "adversary": _adversary(experiment),
-            "strategy": strategy.remarks(
-                strategy.config, experiment.settings(STEP), state.parameters, state.round
-            )
+            "strategy": strategy.remarks(experiment.settings(STEP), state.parameters, state.round)
             if isinstance(strategy, PerClientStrategy)
             else [],
         }

@@ -444,7 +444,6 @@ def check_additive(strategy: Strategy) -> None:
             raise ExperimentError(
                 f"strategy {type(part).__name__!r} needs more than the sum that secure aggregation"
                 " provides",
-                expected="one of fedrec's additive strategies, such as 'reptile' or 'fedavg'",
                 got=reason,
                 fix="set strategy.name = 'reptile', or leave out secure-aggregation",
             )

@@ -166,11 +166,8 @@ def _stage(section: Section, cohorts: Cohorts, step: dict[str, Any], at: str) ->
     if len(cls.schedule(settings, step)) > 1:
         raise ExperimentError(
             f"strategy {section.name!r} has phases and cannot be a stage",
-            expected="a strategy without phases",
-            fix=(
-                "wrap the two stages in it: strategy.name = 'popularity-start', strategy.main ="
-                " { name = 'two-stage', ... }"
-            ),
+            fix="wrap the two stages in it, such as strategy.name = 'popularity-start' with"
+            " strategy.main = { name = 'two-stage', ... }",
         )
     return cls(settings, cohorts, step)
 
@@ -245,7 +242,6 @@ def _following(config: Any) -> tuple[type[CohortStrategy], Any]:
     if issubclass(cls, FirstRound):
         raise ExperimentError(
             f"strategy {config.main.name!r} would never run its own first round",
-            expected="one strategy with a special first round",
             fix="remove one of the two",
         )
     return cls, settings

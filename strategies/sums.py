@@ -546,11 +546,8 @@ class ContentMapStrategy(ProductsStrategy):
         if MAP not in theta or (wide and theta[LEFT].shape[1] < len(theta[PRODUCTS])):
             raise ExperimentError(
                 "the model has no factors that the strategy 'content-map' could compute",
-                expected="model.name = 'content-map'"
-                + (", with as many factors as items" if wide else ""),
                 got=", ".join(f"{name} {list(value.shape)}" for name, value in theta.items()),
-                fix="set model.name = 'content-map'"
-                + (" and a larger model.factors" if wide else ""),
+                fix="set model.name = 'content-map', for 'ease' with as many factors as items",
             )
 
     def solved(self, theta: Mapping[str, np.ndarray], products: Products) -> dict[str, np.ndarray]:

@@ -53,10 +53,8 @@ class Clip:
     def __post_init__(self) -> None:
         if not 0 < self.norm < math.inf or self.order not in (1, 2):
             raise ExperimentError(
-                "invalid clip norm",
-                expected="a finite number > 0, in L1 or L2",
-                got=f"{self.norm} in L{self.order}",
-                fix="set privacy.clip-norm to a positive number",
+                f"invalid clip norm {self.norm} in L{self.order}",
+                fix="set privacy.clip-norm to a finite number > 0",
             )
 
     def at(self, norm: float) -> Clip:

@@ -367,8 +367,6 @@ class Plan:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ExperimentError(
                     f"no parameter matches the pattern {pattern!r} of 'privacy.parameters'",
-                    expected="patterns of the model's parameters",
-                    got=repr(pattern),
                     fix=did_you_mean(pattern, names),
                 )
         return [

@@ -193,7 +193,6 @@ def _refuses_malformed(
             got = f"{type(error).__name__}: {error}"[:300]
             raise RefusalError(
                 "the order cannot be decoded",
-                expected="an order of the same version of fedrec",
                 got=got,
                 fix="run the same version of fedrec on server and node",
             ) from None

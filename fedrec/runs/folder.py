@@ -390,7 +390,6 @@ class RunFolder:
         if not summary:
             raise RunError(
                 f"{self.path} has no result",
-                expected="a finished run",
                 got=f"a run that is {self.status()['state']} after round {self.status()['round']}",
                 fix=f"fedrec resume {quote(str(self.path))}",
             )
@@ -444,7 +443,6 @@ class RunFolder:
     def _damaged(self, name: str, got: str) -> RunError:
         return RunError(
             f"{self.path / name} cannot be read",
-            expected="an unchanged file written by fedrec",
             got=got,
             fix="restore it from a backup; an unfinished run can be resumed from its checkpoints",
         )

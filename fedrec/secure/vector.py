@@ -86,14 +86,10 @@ def to_fixed_point(values: np.ndarray, bits: int, nodes: int) -> np.ndarray:
     if not (np.abs(scaled) <= _representable(limit(nodes))).all():  # NaN fails too
         raise RefusalError(
             "a sum of updates is too large for secure aggregation",
-            expected=(
-                f"finite numbers up to {math.ldexp(limit(nodes), -bits):.6g} in absolute value"
-            ),
+            expected=f"finite numbers up to {math.ldexp(limit(nodes), -bits):.6g}",
             got="a larger value, or NaN",
-            fix=(
-                "raise secure-aggregation.largest (under [privacy]: privacy.clip-norm), or lower"
-                " step.learning-rate"
-            ),
+            fix="raise secure-aggregation.largest (under [privacy]: privacy.clip-norm), or lower"
+            " step.learning-rate",
         )
     return scaled.astype(np.int64).view(np.uint64)
 

@@ -113,7 +113,6 @@ class PhasePlans:
         if experiment.privacy is None:
             raise ExperimentError(
                 f"experiment {experiment.name!r} has no differential privacy",
-                expected="a table [privacy]",
                 fix="add [privacy] with clip-norm and noise-multiplier (or epsilon)",
             )
         cohorts = SampledCohorts.without_nodes(experiment, clients)
@@ -294,7 +293,6 @@ def _check_phases(config: PrivacyConfig, parts: Mapping[str, CohortStrategy]) ->
         if phase not in parts:
             raise ExperimentError(
                 f"unknown phase {phase!r}",
-                expected="phases of the strategy in privacy.phases",
                 fix=did_you_mean(phase, parts),
             )
     for phase, part in parts.items():

@@ -83,15 +83,6 @@ def test_the_users_umask_determines_who_may_read_a_new_file(tmp_path, umask, mod
     assert (tmp_path / "file").stat().st_mode & 0o777 == mode
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
-def test_a_file_keeps_its_mode(tmp_path, mode):
-    write_atomically(tmp_path / "file", "x")
-    (tmp_path / "file").chmod(mode)
-    write_atomically(tmp_path / "file", "y")
-    assert (tmp_path / "file").read_text() == "y"
-    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
-
-
 SIGNS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 

@@ -288,36 +288,19 @@ def test_errors_are_watched_downwards(run_ratings):
     assert result.best_round == int(np.argmin(errors)) + 1
 
 
+USERS = "split.validation-users=0.25"
+SECURE = "privacy={clip-norm=1.0, noise-multiplier=1.0, mode='secure'}"
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
         ((WATCH,), "needs validation users"),
         (("split.validation-users=0.01", WATCH), "no validation user with"),
-        (
-            ("split.validation-users=0.25", "early-stopping.metric='hits@7'"),
-            "unknown early-stopping metric 'hits@7'",
-        ),
-        (
-            ("split.validation-users=0.25", "early-stopping.metric='epsilon'"),
-            "unknown early-stopping metric",
-        ),
-        (
-            (
-                "split={name='ratio', train=0.6, validation=0.2, test=0.2}",
-                "privacy={clip-norm=1.0, noise-multiplier=1.0, mode='secure'}",
-                WATCH,
-            ),
-            "noiseless metrics",
-        ),
-        (
-            (
-                "split.validation-users=0.25",
-                "evaluation.protocol='reconstruction'",
-                WATCH,
-            ),
-            "whole histories",
-        ),
-        (("split.validation-users=0.25", "early-stopping.patienc=3"), "'patience'"),
+        ((USERS, "early-stopping.metric='hits@7'"), "unknown early-stopping metric 'hits@7'"),
+        ((PRIVATE_VECTORS[1], SECURE, WATCH), "noiseless metrics"),
+        ((USERS, "evaluation.protocol='reconstruction'", WATCH), "whole histories"),
+        ((USERS, "early-stopping.patienc=3"), "'patience'"),
     ],
 )
 def test_what_cannot_be_watched_is_refused_before_anything_runs(

@@ -22,7 +22,6 @@ from fedrec.protocol.serialization import from_record, to_record
 from fedrec.protocol.updates import SparseUpdate
 from fedrec.report.page.sections import curves
 from fedrec.report.rows import named
-from fedrec.rng import stream
 from server.asynchronous import AsynchronousFederation, BufferedTimeline
 from server.cohort import Roster
 from server.devices import closed
@@ -310,27 +309,6 @@ def test_stale_answers_are_weighted_and_start_from_their_own_parameters(timeline
     expected = weight * np.array([-5.0, -1.0, -5.0])
     assert from_record(moved)["w"].ravel() == pytest.approx(expected, rel=1e-6)
     assert metrics["num-clients"] == 1
-
-
-@pytest.mark.usefixtures("identity")
-def test_nobody_is_twice_in_a_buffer_or_in_two_places(load_tiny):
-    """18 clients, 13 at a time and 6 in a buffer, of very different speeds."""
-    experiment = load_tiny("devices={examples=1, compute-spread=3}", "asynchronous.concurrency=13")
-    found = BufferedTimeline(experiment, experiment.devices, experiment.asynchronous)
-    found.announce(THETA)
-    cohorts = types.SimpleNamespace(
-        clients=np.arange(18),
-        section=experiment.sampler,
-        drawn=lambda number, present=None: np.sort(
-            stream(0, "test", number).choice(18, 6, replace=False)
-        ),
-    )
-    for number in range(1, 60):
-        cohort = found.cohort(number, cohorts)
-        queue = [one.client for one in found._queue]
-        assert len(cohort) == len(set(cohort.tolist())) == 6
-        assert len(queue) == len(set(queue)) and len(queue) <= 13
-        found.after_training(number, to_record(THETA))
 
 
 # Which answers a synchronous round takes, and when it closes, by hand.

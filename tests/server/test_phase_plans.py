@@ -134,28 +134,21 @@ def test_a_budget_that_ends_the_run_early_is_reported(plans):
     assert unlimited.forecast().epsilon > 6.0
 
 
+NOISY = "privacy={clip-norm=1.0, noise-multiplier=1.0}"
+
+
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
         ((), "no differential privacy"),
+        ((NOISY, "privacy.phases.manes={clip-norm=2.0}"), "unknown phase 'manes'"),
         (
-            (
-                "privacy={clip-norm=1.0, noise-multiplier=1.0}",
-                "privacy.phases.manes={clip-norm=2.0}",
-            ),
-            "unknown phase 'manes'",
-        ),
-        (
-            (
-                "privacy={clip-norm=1.0, noise-multiplier=1.0}",
-                "strategy={name='flwr.serverapp.strategy:FedAvg'}",
-            ),
+            (NOISY, "strategy={name='flwr.serverapp.strategy:FedAvg'}"),
             "cannot be made private",
         ),
     ],
-    ids=("no privacy", "unknown phase", "a strategy of Flower's"),
 )
-def test_ambiguous_columns_are_refused(plans, overrides, reason):
+def test_plans_that_cannot_be_made_are_refused(plans, overrides, reason):
     with pytest.raises(ExperimentError, match=reason):
         plans(*overrides)
 

@@ -26,18 +26,13 @@ from fedrec.protocol.messages import (
     pack_each,
     pack_sum,
     unpack_each,
-    unpack_parameters,
     unpack_train,
 )
 from fedrec.protocol.orders import TrainEach, TrainOrder, TrainSum
 from fedrec.protocol.serialization import from_record, to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import Reproducible, torch_stream
-from fedrec.runs.folder import RunFolder
 from server.checkpoint import restore_strategy, strategy_state
-from server.run import execute
-from simulations import runner
-from simulations.engines.serial import open_grid
 from strategies.base import Aggregate, more_than_sums
 from strategies.dp import DpFedAvg
 from strategies.optimisers import FedAdam as FedAdamFedAdam
@@ -289,37 +284,6 @@ def test_stock_strategy_trains(run_tiny, name, settings):
         )
     assert not np.array_equal(start["item.id"], end["item.id"])
     assert np.isfinite(result.users["hits@5"]).all()
-
-
-def test_one_step_of_fedadam_by_hand(load_tiny, tmp_path):
-    """Flower's Adam: mean of the nodes by examples, moments from zero, rate corrected with the
-    round's number + 1."""
-    experiment = runner.settle(
-        load_tiny("rounds=1", f"strategy.name={FLOWER}:FedAdam", "strategy.eta=0.05")
-    )
-    replies = []
-    with open_grid(RunFolder.create(experiment, tmp_path / "run")) as grid:
-        send = grid.send_and_receive
-
-        def watch(messages, *, timeout=None):
-            answers = send(messages, timeout=timeout)
-            replies.extend(answer for answer in answers if answer.metadata.message_type == "train")
-            return answers
-
-        grid.send_and_receive = watch
-        result = execute(RunFolder(tmp_path / "run"), grid)
-    assert len(replies) == 2
-    weights = [
-        next(iter(reply.content.metric_records.values()))["num-examples"] for reply in replies
-    ]
-    arrays = [unpack_parameters(reply.content) for reply in replies]
-    beta1, beta2, tau, eta = 0.9, 0.99, 1e-3, 0.05
-    rate = eta * np.sqrt(1 - beta2**2) / (1 - beta1**2)
-    for name, before in initial(experiment).items():
-        mean = np.average([one[name].astype(np.float64) for one in arrays], axis=0, weights=weights)
-        delta = mean - before
-        step = rate * (1 - beta1) * delta / (np.sqrt(1 - beta2) * np.abs(delta) + tau)
-        np.testing.assert_allclose(result.parameters[name], before + step, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["FedAdam", "FedAvgM"])

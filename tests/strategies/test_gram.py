@@ -395,14 +395,6 @@ def test_each_phase_releases_its_own_parameters(run_tiny):
     assert np.array_equal(two["layer0.weight"], plain["layer0.weight"])
 
 
-def test_a_flower_strategy_cannot_follow(run_tiny):
-    with pytest.raises(ExperimentError, match="cannot run the rounds of a phase"):
-        run_tiny(
-            "strategy={name='popularity-start', main={name='flwr.serverapp.strategy:FedAvg'}}",
-            *CHEAP,
-        )
-
-
 def test_only_one_strategy_has_a_first_round(run_tiny):
     with pytest.raises(ExperimentError, match="would never run its own first round"):
         run_tiny("strategy={name='means-start', main={name='popularity-start'}}", *CHEAP)

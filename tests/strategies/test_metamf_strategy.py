@@ -97,25 +97,6 @@ def test_neighbours_above_the_mean_similarity_by_hand():
     np.testing.assert_array_equal(edges(np.ones((2, 2))), [[1, 0], [1, 0]])
 
 
-def test_means_are_those_of_torch_geometric():
-    torch = pytest.importorskip("torch")
-    geometric = pytest.importorskip("torch_geometric")
-    random = np.random.default_rng(0)
-    changes = random.normal(size=(9, 5, 2)).astype(np.float32)
-    start = random.normal(size=(5, 2)).astype(np.float32)
-    tables = (start + changes).reshape(9, -1)
-    weights = edges(cosines(tables.astype(np.float64)))
-    user, neighbour = np.nonzero(weights)
-    layer = geometric.nn.SimpleConv(aggr="mean")
-    index = torch.from_numpy(np.stack([neighbour, user]))
-    requests = ItemRequests.of(np.arange(9), [np.arange(5)] * 9)
-    server = strategy()
-    server._theta, server._uploads = {"item.id": start}, uploads(changes)
-    found = server.sent(requests).rows["item.guide"].reshape(9, -1)
-    wanted = layer(torch.from_numpy(tables), index)
-    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-6)
-
-
 def test_guidance_and_the_shared_step_are_those_of_the_hand_computed_graph():
     """Both items touched by all, one number each: the four users' tables of above."""
     server = strategy(optimiser="sgd", server_lr=1.0)
@@ -130,22 +111,6 @@ def test_guidance_and_the_shared_step_are_those_of_the_hand_computed_graph():
     rows = server.sent(ItemRequests.of(np.array([2, 7]), [np.array([1]), np.arange(2)]))
     np.testing.assert_allclose(rows.rows["item.guide"][:, 0], [3.0, 0.0, 0.0])
     np.testing.assert_allclose(rows.rows["item.id"], 0.0)
-
-
-def test_uploads_are_kept_by_who_was_heard_last_and_survive_a_checkpoint():
-    kept = Uploads(2)
-    for client in (4, 9, 4, 1):
-        remember(kept, client, np.array([1]), np.full((2, 2), client, dtype=np.float32))
-    again = Uploads(2)
-    again.restore(kept.state())
-    changes = again.changes
-    assert changes is not None and changes.clients.tolist() == [1, 4]
-    np.testing.assert_array_equal(changes.values, [[1, 1], [4, 4]])
-    remember(again, 7, np.array([0]), np.zeros((1, 2), dtype=np.float32))
-    changes = again.changes
-    assert changes is not None and changes.clients.tolist() == [1, 7]
-    again.restore({})
-    assert again.changes is None
 
 
 @dataclass

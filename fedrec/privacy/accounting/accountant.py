@@ -260,7 +260,6 @@ def _check_adjacencies(events: Iterable[Event]) -> None:
     if len(adjacencies) > 1:
         raise ExperimentError(
             "events under different adjacencies cannot be composed",
-            expected="replace-one for all events, or add-remove for all",
             got=" and ".join(sorted(adjacencies)),
             fix="use one adjacency for the whole run",
         )

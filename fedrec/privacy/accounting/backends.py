@@ -169,7 +169,6 @@ def _curve_of_all_clients(release: Release) -> np.ndarray:
     if release.mechanism != GAUSSIAN or not isinstance(sampling, FixedSize):
         raise ExperimentError(
             "accountant 'paper' supports only Gaussian noise and cohorts of fixed size",
-            expected="mechanism gaussian, sampler fixed, adjacency replace-one, cohort < clients",
             got=f"{release.mechanism} noise, {sampling}",
             fix="choose the backend autodp or pld",
         )

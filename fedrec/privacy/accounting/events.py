@@ -189,7 +189,6 @@ def from_record(record: dict[str, Any]) -> Event:
     except (ValueError, TypeError, ArithmeticError, ExperimentError) as error:
         raise RunError(
             "invalid privacy event",
-            expected="a record written by fedrec",
             got=f"{record!r} ({error})",
             fix="restore the ledger from a backup; without it the privacy spent is unknown",
         ) from None

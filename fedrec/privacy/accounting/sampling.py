@@ -11,9 +11,9 @@ Poisson sampling with add-remove.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, PositiveInt
+from pydantic import ConfigDict, PositiveInt
 
 from fedrec.errors import ExperimentError
 
@@ -128,9 +128,13 @@ class Scheduled(InLedger):
     cohort: float
     separation: PositiveInt = 1
     participations: PositiveInt | None = None
-    rate: Annotated[float, Field(ge=1, le=1)] = 1.0
+    rate: float = 1.0
     joining: bool = False
     name: Literal["scheduled"] = "scheduled"
+
+    def __post_init__(self) -> None:
+        if self.rate != 1:
+            raise _wrong_cohort("no sampling rate of scheduled cohorts", self.rate)
 
     def most(self, rounds: int) -> int:
         """Largest number of rounds of a client in a run of `rounds` rounds."""

@@ -169,7 +169,7 @@ def test_splits_read_no_folder_of_the_node(victim, secret, folder):
 def test_steps_within_a_strategy_read_no_file(victim, secret):
     node = victim("model.name=vae", "step.name=dpvae", "step.noise=secure")
     inner = {"name": "dpvae", "priors": {"source": f"glove:{secret}/words"}}
-    strategy = {"name": "two-stage", "stage-one": {"rounds": 1, "clients": "all", "step": inner}}
+    strategy = {"name": "two-stage", "stage-one": {"rounds": 1, "step": inner}}
     refused(lambda: node.theta(changes={"strategy": strategy}), "names a file")
 
 
@@ -263,7 +263,6 @@ def test_noise_is_not_averaged_out_by_asking_again_and_again(victim):
         {"clip": 5.0, "scale": 10.0},
         {"order": 1},
         {"mechanism": "laplace"},
-        {"counted": True},
     ],
 )
 def test_an_order_with_less_protection_than_the_experiment_is_refused(victim, weaker):
@@ -453,7 +452,7 @@ SECTIONS = {
     "stage": {
         "strategy": {
             "name": "two-stage",
-            "stage-one": {"rounds": 1, "clients": "all", "step": {"name": "{}"}},
+            "stage-one": {"rounds": 1, "step": {"name": "{}"}},
         }
     },
 }

@@ -79,25 +79,14 @@ def test_the_sensitivity_of_add_remove_is_half_of_that_of_replace_one():
 
 def test_phases_have_their_own_settings():
     phases = {"counts": {"clip-norm": 3.0, "noise-factor": 2.0}, "rest": {"parameters": ["item.*"]}}
-    config = PrivacyConfig.parse(
-        {"clip-norm": 40.0, "noise-multiplier": 1.5, "phases": phases}, at="privacy"
-    )
-    assert (config.in_phase("counts").clip_norm, config.in_phase("counts").parameters) == (
-        3.0,
-        ("*",),
-    )
-    assert (config.in_phase("rest").clip_norm, config.in_phase("rest").parameters) == (
-        40.0,
-        ("item.*",),
-    )
-    assert [config.noise_factor(phase) for phase in ("counts", "rest", "main")] == [2.0, 1.0, 1.0]
-    assert config.in_phase("main") == config
-    found = Plan.of(config.in_phase("counts"), "full", {}, 50, 4, factor=2.0)
-    assert (found.noise_multiplier, found.noise_std, found.denominator) == (
-        3.0,
-        2 * 3.0 * 3.0,
-        50.0,
-    )
+    table = {"clip-norm": 40.0, "noise-multiplier": 1.5, "phases": phases}
+    config = PrivacyConfig.parse(table, at="privacy")
+    found = [config.in_phase(phase) for phase in ("counts", "rest", "main")]
+    assert [one.clip_norm for one in found] == [3.0, 40.0, 40.0] and found[2] == config
+    assert [one.parameters for one in found] == [("*",), ("item.*",), ("*",)]
+    counts = Plan.of(found[0], "full", {}, 50, 4, factor=config.noise_factor("counts"))
+    numbers = counts.noise_multiplier, counts.noise_std, counts.denominator
+    assert numbers == (3.0, 2 * 3.0 * 3.0, 50.0)
 
 
 def test_full_participation_needs_no_cohort_and_goes_with_both_adjacencies():
@@ -415,12 +404,6 @@ def test_a_target_that_cannot_be_proven_is_refused():
     assert "pld" not in str(error.value) and "Rényi" not in str(error.value)
     assert calibrate(0.05, 1e-5, cost, backend="pld") > 100
     assert calibrate(1e9, 1e-5, cost, backend="autodp") == 0.05
-
-
-@pytest.mark.parametrize("delta", [-0.1, 1.0, 2.0, math.nan])
-def test_delta_out_of_range_is_refused(delta):
-    with pytest.raises(ExperimentError, match="delta"):
-        Accountant().epsilon(delta)
 
 
 SIDES = {
