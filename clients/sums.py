@@ -278,7 +278,6 @@ class UpdateSum:
         self.clients = 0
         self.weight = 0.0
         self.examples = 0
-        self.unclipped = 0
         self.loss = 0.0
         self.losses = 0
         self.sent = 0
@@ -317,7 +316,7 @@ class UpdateSum:
         sums |= {name: table.change(self.arrays[name]) for name, table in self.tables.items()}
         ordered = {name: sums[name] for name in self.arrays if name in sums}
         if self.protection is not None and self.protection.silent:
-            return TrainSum(ordered, self.clients, self.weight, 0, 0.0, 0, self.unclipped)
+            return TrainSum(ordered, self.clients, self.weight, 0, 0.0, 0)
         return TrainSum(
             ordered,
             self.clients,
@@ -325,7 +324,6 @@ class UpdateSum:
             self.examples,
             self.loss,
             self.losses,
-            self.unclipped,
             self.sent,
             None if self.compressed is None else self.compressed.passed_on,
         )
@@ -343,8 +341,6 @@ class UpdateSum:
         """Factor of each client's update."""
         if self.protection is None:
             return [1.0 if self.weighting == "uniform" else float(count) for count in examples]
-        if self.protection.counted:
-            self.unclipped += int((norms <= self.protection.clip_norm).sum())
         return self.protection.clip.factors(norms).tolist()
 
     def _dense_sum(self, name: str, total: np.ndarray) -> np.ndarray:

@@ -176,7 +176,7 @@ class MechanismChecks(MechanismContract):
                 caught = np.mean(with_client >= cut) - np.exp(epsilon) * np.mean(without >= cut)
                 least = float(caught) - 5 * (1 + np.exp(epsilon)) / np.sqrt(SIZE)
                 if least > 0:
-                    charged = backend.epsilon(cost, least).epsilon
+                    charged = backend.epsilon(cost, least)
                     assert charged >= epsilon, (
                         f"epsilon {charged:.4g} is charged at delta {least:.3g}; a test of all"
                         f" rounds reaches more than {epsilon:g}"

@@ -63,3 +63,21 @@ def resumed(run, *overrides, after):
     with pytest.raises(KeyboardInterrupt):
         run(*overrides, output="broken", callbacks=[interrupt])
     return runner.resume(interrupt.folder)
+
+
+class Broken(BaseException):
+    """Stands for a crash."""
+
+
+def crash_in_round(monkeypatch, number, where):
+    """Makes one operation fail once, in one round."""
+    healthy = getattr(*where)
+
+    def fails(*of, **more):
+        if number in of and not fails.done:
+            fails.done = True
+            raise Broken
+        return healthy(*of, **more)
+
+    fails.done = False
+    monkeypatch.setattr(*where, fails)

@@ -399,10 +399,10 @@ def test_a_block_sets_what_it_names_with_its_component(text, is_set):
         ({"rounds": 3, "task": "ranking"}, {"Experiment.rounds"}),
         ({"model": {"factors": 3, "name": "mf"}}, {"Experiment.model", "MfConfig.factors"}),
         (
-            {"privacy": {"clip-norm": 1.0, "adaptive-clip": {"quantile": 0.3}}},
+            {"privacy": {"clip-norm": 1.0, "phases": {"main": {"noise-factor": 0.3}}}},
             {
-                "Experiment.privacy", "PrivacyConfig.clip_norm", "PrivacyConfig.adaptive_clip",
-                "AdaptiveClipConfig.quantile",
+                "Experiment.privacy", "PrivacyConfig.clip_norm", "PrivacyConfig.phases",
+                "PhaseConfig.noise_factor",
             },
         ),
         (

@@ -112,8 +112,6 @@ class Policy(Config):
     """Seconds: a reply leaves only at a multiple of this after its message arrived, so that its
     time does not tell how many rows the users have; 0: at once. Default: 1 with `least-noise` or
     `least-nodes`, otherwise 0."""
-    opted_in: bool = False
-    """Whether its users take part in phases without noise that train only on volunteers."""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -161,11 +159,6 @@ class Policy(Config):
         # otherwise the strategy runs only on the server
         nested = self._runs(registry.STRATEGY, experiment.strategy.name)
         phases = phases_of(experiment, nested=nested)
-        if any(phase.volunteers for phase in phases) and not self.opted_in:
-            raise _refused(
-                "the users of this node have not opted in to phases for volunteers",
-                "ask the node's owner to set opted-in = true",
-            )
         for phase in phases:
             self._check_noise(experiment, phase)
         return phases
@@ -263,7 +256,7 @@ class Policy(Config):
         if not self.least_noise:
             return
         privacy = experiment.privacy
-        if privacy is not None and privacy.covers(phase.name) and privacy.placement != "central":
+        if privacy is not None and privacy.placement != "central":
             return  # the noise scale is checked in each order
         added = 0.0
         if noise is not None and noise.mode == "sound":
@@ -349,7 +342,7 @@ def train_difference(
             return f"{key}: {value:g}"
     ordered = order.protection
     privacy = experiment.privacy
-    if privacy is None or not privacy.covers(phase.name):
+    if privacy is None:
         return None if ordered is None else "protection: not in the experiment"
     # the reply to an order for all clients is a plain mean
     if ordered is None or order.clients is None:
@@ -366,8 +359,6 @@ def train_difference(
     )
     if not least * (1 - _ROUNDING) <= ordered.noise_scale < math.inf:
         return f"protection: noise scale {ordered.noise_scale}"
-    if privacy.adaptive_clip is not None and 0 < ordered.clip_norm < math.inf:
-        clip = clip.at(ordered.clip_norm)  # follows from a count that only the server knows
     agreed = Protection.of(in_phase, clip, ordered.names, noise_scale=ordered.noise_scale)
     if ordered != agreed:
         return f"protection: {ordered.text()[:300]}"

@@ -42,7 +42,7 @@ class Setting:
     """Description of a setting.
 
     Attributes:
-        key: as written in TOML, with the enclosing tables: `adaptive-clip.quantile`.
+        key: as written in TOML, with the enclosing tables: `evaluation.fine-tune.epochs`.
         type: such as `number`, `list of integer` or the allowed values.
         default: in TOML syntax; `required` if there is none, empty if the key is left out.
         range: such as `>= 0, < 1`; empty without bounds.

@@ -265,7 +265,7 @@ def _norm(changes: Mapping[str, Change], theta: Mapping[str, np.ndarray]) -> flo
 def _check_counts(
     reply: TrainSum, order: TrainOrder, asked: int, theta: Mapping[str, np.ndarray]
 ) -> None:
-    if not all(0 <= count <= asked for count in (reply.clients, reply.losses, reply.unclipped)):
+    if not all(0 <= count <= asked for count in (reply.clients, reply.losses)):
         raise ValueError(f"{reply.clients} clients, but {asked} were requested")
     if reply.examples < 0 or not abs(reply.loss) <= LARGEST_LOSS * max(reply.losses, 1):
         raise ValueError("invalid counts or losses")

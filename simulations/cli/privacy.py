@@ -124,7 +124,6 @@ def _rows(question: Question, plan: Plan, report: Report) -> dict[str, Any]:
         "mechanism": question.mechanism,
         "backend": question.backend,
         "method": report.method,
-        "order": report.order,
         "attack_epsilon": report.attack,
     }
 

@@ -237,7 +237,7 @@ PLANS = {
         "privacy={clip-norm=0.5, noise-multiplier=1.0, placement='distributed', max-dropouts=2}",
     ),
     "local": ("privacy={clip-norm=0.5, noise-multiplier=1.0, placement='local'}",),
-    "adaptive": ("privacy={clip-norm=0.5, noise-multiplier=1.0, adaptive-clip={count-noise=2.0}}",),
+    "laplace": ("privacy={clip-norm=0.5, noise-multiplier=1.0, mechanism='laplace', delta=0.0}",),
     "two phases": ("model.item-bias=true", "strategy={name='popularity-start'}", "rounds=3"),
 }
 

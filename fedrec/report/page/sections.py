@@ -336,16 +336,13 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _clip_norms(privacy: PrivacyConfig, phases: Iterable[str]) -> dict[str, str]:
-    """Clip norm of each phase; with adaptive clipping the initial one."""
-    moves = " initially (adaptive)" if privacy.adaptive_clip else ""
+    """Clip norm of each phase."""
     norms = {
-        f"clip norm of phase {phase}": f"{privacy.in_phase(phase).clip_norm:g}{moves}"
-        for phase in phases
-        if privacy.covers(phase)
+        f"clip norm of phase {phase}": f"{privacy.in_phase(phase).clip_norm:g}" for phase in phases
     }
     if len(set(norms.values())) > 1:
         return norms
-    return {"clip norm": next(iter(norms.values()), f"{privacy.clip_norm:g}{moves}")}
+    return {"clip norm": next(iter(norms.values()), f"{privacy.clip_norm:g}")}
 
 
 def _attacks(result: Result) -> dict[str, str]:

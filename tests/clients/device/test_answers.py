@@ -40,7 +40,7 @@ from fedrec.runtime.process import Fork
 from server.privacy.phase_plans import PhasePlans
 from tests.clients.device.test_device_node import cut, own
 from tests.clients.device.test_policy import LOCAL, local, victim  # noqa: F401  (a fixture)
-from tests.server.test_secure_sums import Federation
+from tests.server.conftest import Federation
 
 # The protection that a node requires, against the server's plan and the analytic Gaussian
 # mechanism, also for nested strategies.

@@ -238,7 +238,7 @@ def test_a_repeated_charge_pays_for_its_round_and_raises_the_claim():
 
 @pytest.mark.parametrize(
     "change",
-    [{"mechanism": "laplace"}, {"mode": "secure"}, {"placement": "local"}, {"adaptive-clip": {}}],
+    [{"mechanism": "laplace"}, {"mode": "secure"}, {"placement": "local"}],
     ids=lambda change: next(iter(change)),
 )
 def test_claims_that_canaries_cannot_test_are_explained(change):
