@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clients.node import Node, PathName, TrainingPath
-from clients.step import PrivateParameters, Step
+from clients.step import PrivateParameters, Step, private_names, replaced_names
 from clients.step_checks import check_block
 from clients.steps.descent import Update
 from clients.steps.statistics import SufficientStatistics
@@ -25,7 +26,7 @@ from fedrec.experiment.tables import EngineConfig
 from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.rng import stream, streams
 from fedrec.training.block import Batches, Block, OwnData
-from fedrec.training.results import Outcome
+from fedrec.training.results import BlockUpdate
 
 MOST_CLIENTS = 16_384
 """Largest number of clients whose batches, some 7 KB each, are in memory together."""
@@ -41,7 +42,7 @@ def train_in_blocks(
     round_: int,
     before_round: int | None = None,
     given: ClientArrays | None = None,
-) -> Iterator[tuple[list[int], Outcome]]:
+) -> Iterator[tuple[list[int], BlockUpdate]]:
     """Train clients in blocks. Only so many clients' data are in memory together that a round may
     have a million.
 
@@ -67,9 +68,11 @@ def train_in_blocks(
         FedrecError: the step raised one; of the same kind, with the client named before it.
     """
     before = round_ if before_round is None else before_round
-    work = _NodeTraining(node, step, path.name, parameters, stream_name, round_, before, given)
+    work = _Training(node, step, path.name, parameters, stream_name, round_, before, given)
     for start in range(0, len(clients), MOST_CLIENTS):
-        yield from work.blocks(clients[start : start + MOST_CLIENTS], start)
+        for indices, trained in work.blocks(clients[start : start + MOST_CLIENTS]):
+            yield (start + indices).tolist(), trained
+            del trained
 
 
 # The blocks of clients that are trained at once: as many as fit into the memory or, on a processor,
@@ -79,7 +82,7 @@ _ONE_BY_ONE = 64  # clients of a block in compiled code, which takes one after t
 # GiB of a block in compiled code, with all copies counted: 32 clients of PrivRec's network
 _COMPILED_GIB = 3 / 32
 _PRIVATE_BYTES = 1 << 26  # of clients whose private parameters are loaded at once
-_COPIES = 4  # copies of a client's parameters: values, gradients, momentum, and autograd's
+_COPIES = 4  # copies of a client's parameters: values, gradients, and autograd's
 
 
 class Sizes(NamedTuple):
@@ -100,6 +103,22 @@ class Sizes(NamedTuple):
         """Sizes of batches that were drawn."""
         sizes = [(b.items.shape[1], len(b.sizes), b.references()[0].size) for b in batches]
         return cls(*np.array(sizes, dtype=np.int64).reshape(-1, 3).T)
+
+
+class _ClientDraws(NamedTuple):
+    """What some clients draw.
+
+    Attributes:
+        sizes: of their batches.
+        compact: whether their steps return compact tables.
+        together: see `Batches`.
+        build: the block of some of them, by their positions `int64 [C]`.
+    """
+
+    sizes: Sizes
+    compact: bool
+    together: int
+    build: Callable[[np.ndarray], Block]
 
 
 def cut_blocks(
@@ -148,7 +167,7 @@ def block_limits(
 ) -> dict[str, Any]:
     """`memory_gib` and `largest` of `cut_blocks` on a device: blocks have one client if the path
     `reference` is requested, and `together` on a processor unless compiled code takes one after the
-    other (`Step.block_clients`)."""
+    other (`Batches.together`)."""
     memory = engine.memory_gib
     largest = None
     if device.type == "cpu":
@@ -159,7 +178,7 @@ def block_limits(
 
 
 @dataclass(frozen=True, eq=False)
-class _NodeTraining:
+class _Training:
     """Training of the clients of a node; see `train_in_blocks`."""
 
     node: Node
@@ -171,112 +190,110 @@ class _NodeTraining:
     before: int
     given: ClientArrays | None
 
-    def blocks(self, clients: np.ndarray, first: int) -> Iterator[tuple[list[int], Outcome]]:
-        """Indices from `first` on and outcomes, of clients whose data are in memory together.
+    def blocks(self, clients: np.ndarray) -> Iterator[tuple[np.ndarray, BlockUpdate]]:
+        """Positions of clients, whose data are in memory together, and their updates.
 
         On a CPU no variable here has a block while the next one is built, so that there is memory
         for one; see `train_in_blocks`.
         """
-        whole = isinstance(self.step, SufficientStatistics) and self.step.whole
-        if whole and self.path != "reference":
-            yield list(range(first, first + len(clients))), self._whole_block(clients)
+        step = self.step
+        if isinstance(step, SufficientStatistics) and step.whole and self.path != "reference":
+            with self._naming_one_of(clients):
+                whole = step.whole_block(self.parameters, self.node.population, clients)
+            yield np.arange(len(clients)), whole
             return
-        sizes, compact, build = self._drawn(clients)
-        parameters, tables = self._parameters()
-        limits = block_limits(
-            self.node.experiment.engine, self.node.device, self.path, self.step.block_clients
+        drawn = self._drawn(clients)
+        parameters = self.parameters
+        tables = list(self.node.model.item_tables)
+        if self.given is not None:
+            arrays = self.given.values | self.given.rows
+            sent = {name: torch.from_numpy(value[:1]) for name, value in arrays.items()}
+            replaced = self._replaced
+            parameters = sent | {n: v for n, v in parameters.items() if n not in replaced}
+            tables = list(self.given.rows)
+        blocks = cut_blocks(
+            drawn.sizes,
+            parameters,
+            tables if drawn.compact else [],
+            **block_limits(
+                self.node.experiment.engine, self.node.device, self.path, drawn.together
+            ),
         )
-        cut = cut_blocks(sizes, parameters, tables if compact else [], **limits)
         private = self._private(clients)
         if self.node.device.type == "cpu":
-            for indices in cut:
-                block = build(indices)
+            for indices in blocks:
+                block = drawn.build(indices)
                 trained = self._trained(clients[indices], block, private(indices))
                 del block
-                yield (first + indices).tolist(), trained
+                yield indices, trained
                 del trained
             return
-        built = ((indices, build(indices)) for indices in cut)
+        built = ((indices, drawn.build(indices)) for indices in blocks)
         coming = next(built, None)
         while coming is not None:
             indices, block = coming
             trained = self._trained(clients[indices], block, private(indices))
             coming = next(built, None)  # while the device trains the one before
-            yield (first + indices).tolist(), trained
+            yield indices, trained
 
-    def _drawn(self, clients: np.ndarray) -> tuple[Sizes, bool, Callable[[np.ndarray], Block]]:
-        """The sizes of the clients' batches, whether their steps return compact tables, and how to
-        build the block of some of them."""
+    def _drawn(self, clients: np.ndarray) -> _ClientDraws:
+        """What the clients draw."""
         population = self.node.population
-        kind = type(self.step)
+        step = self.step
+        seed = self.node.experiment.seed
+        kind = type(step)
         described = kind.batches is Step.batches and kind.block is Step.block
-        draw = self.step.draw() if described else None
-        if draw is None:
-            data = population.clients(clients)
-            batches = [self._batches(client) for client in data]
+        draw = step.draw() if described else None
+        if draw is not None:
+            examples = draw.of(population, clients)
+            states = streams(seed, self.stream, clients, self.round)
+            codes = population.feature_codes(clients)
 
-            def build(indices: np.ndarray) -> Block:
-                members = [data[i] for i in indices]
-                with self._naming_one_of(clients[indices]):
-                    features = [client.features for client in members]
-                    parts = [batches[i] for i in indices]
-                    return self._tables_of(self.step.block(features, parts, self.node.device))
+            def build_drawn(indices: np.ndarray) -> Block:
+                users = [feature[indices] for feature in codes]
+                return self._on_tables(
+                    examples.block(indices, states[indices], users, self.node.device)
+                )
 
-            compact = not any(isinstance(batch, OwnData) for batch in batches)
-            return Sizes.of(batches), compact, build
-        examples = draw.of(population, clients)
-        states = streams(self.node.experiment.seed, self.stream, clients, self.round)
-        codes = population.feature_codes(clients)
+            steps = examples.steps
+            sizes = Sizes(examples.widths, steps, steps * examples.widths)
+            return _ClientDraws(sizes, True, Batches.together, build_drawn)
+        data = population.clients(clients)
+        batches = []
+        for client in data:
+            with self._naming_one_of(np.array([client.client])):
+                drawn = stream(seed, self.stream, client.client, self.round)
+                batches.append(step.batches(client, drawn))
 
-        def build_drawn(indices: np.ndarray) -> Block:
-            users = [feature[indices] for feature in codes]
-            drawn = examples.block(indices, states[indices], users, self.node.device)
-            return self._tables_of(drawn)
+        def build(indices: np.ndarray) -> Block:
+            with self._naming_one_of(clients[indices]):
+                features = [data[i].features for i in indices]
+                parts = [batches[i] for i in indices]
+                return self._on_tables(step.block(features, parts, self.node.device))
 
-        steps = examples.steps
-        return Sizes(examples.widths, steps, steps * examples.widths), True, build_drawn
+        compact = not any(isinstance(batch, OwnData) for batch in batches)
+        together = max((batch.together for batch in batches), default=Batches.together)
+        return _ClientDraws(Sizes.of(batches), compact, together, build)
 
-    def _tables_of(self, block: Block) -> Block:
+    def _on_tables(self, block: Block) -> Block:
         """A block with the item tables of the path."""
         if self.path == "reference" and self.given is None:
             return block.on_whole_tables(self.node.model.schema.num_items)
         return block
 
-    def _parameters(self) -> tuple[dict[str, Tensor], list[str]]:
-        """One client's parameters, and the item tables among them."""
-        if self.given is None:
-            return self.parameters, list(self.node.model.item_tables)
-        arrays = self.given.values | self.given.rows
-        sent = {name: torch.from_numpy(value[:1]) for name, value in arrays.items()}
-        loaded = {n: value for n, value in self.parameters.items() if n not in self._replaced}
-        return sent | loaded, list(self.given.rows)
-
-    @property
-    def _replaced(self) -> tuple[str, ...]:
-        """Parameters that are not loaded. Fine-tuning, which reads the state after the round, may
-        have no steps, and then leaves clients as they are."""
-        return self.step.replaced if self.before == self.round else ()
-
-    def _batches(self, data: ClientData) -> Batches:
-        drawn = stream(self.node.experiment.seed, self.stream, data.client, self.round)
-        with self._naming_one_of(np.array([data.client])):
-            return self.step.batches(data, drawn)
-
-    def _whole_block(self, clients: np.ndarray) -> Outcome:
-        """All clients as one block, of a step that needs no batches."""
-        step: Any = self.step
-        with self._naming_one_of(clients):
-            return step.whole_block(self.parameters, self.node.population, clients)
-
-    def _trained(self, clients: np.ndarray, block: Block, private: Mapping[str, Tensor]) -> Outcome:
+    def _trained(
+        self, clients: np.ndarray, block: Block, private: Mapping[str, Tensor]
+    ) -> BlockUpdate:
         """The clients of a block, trained."""
         with self._naming_one_of(clients), self.node.products():
             start = self._client_params(block, clients, private)
-            kernel = self.path == "kernel"
-            train = self.step.train_in_kernel if kernel else self.step.train_block
+            kernel = self.step.in_kernel() if self.path == "kernel" else ""
+            train = self.step.train_block if isinstance(kernel, str) else kernel
             arguments = (start,) if start else ()
             trained = train(self.parameters, block, *arguments)
-        check_block(self.step, trained, self.parameters, self._doing(clients.tolist()))
+        whose = f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients"
+        doing = f"for {whose} (round {self.round}, {self.node.name})"
+        check_block(self.step, trained, self.parameters, doing)
         return trained
 
     @contextmanager
@@ -291,24 +308,26 @@ class _NodeTraining:
         except Exception as error:
             raise self._blamed(clients, error) from error
 
+    @property
+    def _replaced(self) -> list[str]:
+        """Parameters that are not loaded. Fine-tuning, which reads the state after the round, may
+        have no steps, and then leaves clients as they are."""
+        return replaced_names(self.step, self.parameters) if self.before == self.round else []
+
     def _private(self, clients: np.ndarray) -> Callable[[np.ndarray], Mapping[str, Tensor]]:
         """Loader of the private parameters of some clients: of all at once, if they are small."""
-        names = self.step.private_names(list(self.parameters))
-        size = len(clients) * sum(self.parameters[name].nbytes for name in names)
-
-        def load(indices: np.ndarray) -> dict[str, Tensor]:
-            return private_parameters(
-                self.node,
-                self.step,
-                self.parameters,
-                clients[indices],
-                self.before,
-                self._replaced,
-            )
-
-        if size > _PRIVATE_BYTES:
-            return load
-        loaded = load(np.arange(len(clients)))
+        load = partial(
+            private_parameters,
+            self.node,
+            self.step,
+            self.parameters,
+            before_round=self.before,
+            without=self._replaced,
+        )
+        names = private_names(self.step, self.parameters)
+        if len(clients) * sum(self.parameters[name].nbytes for name in names) > _PRIVATE_BYTES:
+            return lambda indices: load(clients[indices])
+        loaded = load(clients)
         return lambda indices: {name: value[indices] for name, value in loaded.items()}
 
     def _client_params(
@@ -323,7 +342,7 @@ class _NodeTraining:
             raise ClientError(
                 f"the parameters of round {self.round} are not those that the clients need",
                 expected="the rows of the items that they named",
-                got=f"other rows, for some of the clients {_listed(clients.tolist())}",
+                got=f"other rows, for some of the clients {clients.tolist()}",
                 fix="request the round's items from the nodes before generating parameters",
             )
         return to_device(sent.padded(width), self.node.device) | dict(private)
@@ -331,40 +350,28 @@ class _NodeTraining:
     def _blamed(self, clients: np.ndarray, error: Exception) -> FedrecError:
         """The error of the client that makes a block fail, found by training the clients one by
         one."""
+        step = self.step
         if len(clients) == 1:
-            return self._failed(self.node.population.client(int(clients[0])), error)
+            data = self.node.population.client(int(clients[0]))
+            return ClientError(
+                f"client {data.client} failed in step {type(step).__name__!r} (round {self.round},"
+                f" node {self.node.partition}) of {file_of(step)}",
+                expected=f"an update from {len(data.items)} rows ({len(data.positives)} positives)"
+                f" with {step.config!r}",
+                got=f"{type(error).__name__}: {error} ({line_of(error)})",
+                fix="run with --engine serial --debug for the whole traceback",
+            )
         for client in clients:
             try:
-                list(self.blocks(np.array([client]), 0))
+                list(self.blocks(np.array([client])))
             except FedrecError as error_of_client:
                 return error_of_client
         return ClientError(
-            f"{named('step', self.step)} failed for a block of clients, but for none of them alone"
+            f"{named('step', step)} failed for a block of clients, but for none of them alone"
             f" (round {self.round})",
-            expected=f"updates of clients {_listed(clients.tolist())}",
+            expected=f"updates of clients {clients.tolist()}",
             fix="--set engine.path=reference trains one client after the other",
         )
-
-    def _failed(self, data: ClientData, error: Exception) -> ClientError:
-        step = self.step
-        return ClientError(
-            f"client {data.client} failed in step {type(step).__name__!r} (round {self.round}, node"
-            f" {self.node.partition}) of {file_of(step)}",
-            expected=(
-                f"an update from {len(data.items)} rows ({len(data.positives)} positives) with"
-                f" {step.config!r}"
-            ),
-            got=f"{type(error).__name__}: {error} ({line_of(error)})",
-            fix="run with --engine serial --debug for the whole traceback",
-        )
-
-    def _doing(self, clients: list[int]) -> str:
-        whose = f"for client {clients[0]}" if len(clients) == 1 else f"for {len(clients)} clients"
-        return f"{whose} (round {self.round}, {self.node.name})"
-
-
-def _listed(clients: list[int]) -> str:
-    return ", ".join(map(str, clients))
 
 
 # One client's parameters and its update.
@@ -397,7 +404,7 @@ def private_parameters(
     """The clients' private parameters, which replace the shared values, `[C, ...]` each, `without`
     some. Those of a client that has none yet are the shared values, or its own with
     `private-std`."""
-    names = [name for name in step.private_names(list(parameters)) if name not in without]
+    names = [name for name in private_names(step, parameters) if name not in without]
     if node.private is None or not names:
         return {}
     values = {

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from clients.blocks import private_parameters, to_device, train_in_blocks
 from clients.node import Node
-from clients.step import Step
+from clients.step import Step, private_names
 from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import last_items, recent_weights
 from fedrec.errors import ExperimentError, FedrecError
@@ -124,7 +124,7 @@ def client_scorer(
 ) -> Callable[[np.ndarray], Tensor]:
     """Scores of the catalogue for clients, `float32 [clients, items]` of `int64 [clients]`, each
     with its own fine-tuned parameters. What clients share is computed once."""
-    private = step.private_names(list(parameters))
+    private = private_names(step, parameters)
     if step.config.epochs:
         return partial(_tuned_scores, node, step, parameters, round_)
     if not private:
@@ -149,7 +149,7 @@ def own_parameters(
         private_values = private_parameters(node, step, parameters, clients, round_ + 1)
         return {name: value[0] for name, value in private_values.items()}
     ((_, _, tuned),) = _fine_tuned(node, step, parameters, clients, round_)
-    private = step.private_names(list(parameters))
+    private = private_names(step, parameters)
     return {
         name: value[0].detach()
         for name, value in tuned.items()

@@ -11,17 +11,16 @@ adversary (`clients.device.policy`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Protocol
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clients.step import Step
-from clients.steps.updates import Updates
+from clients.step import Step, private_names
 from fedrec.components import registry
 from fedrec.components.errors import component_errors
 from fedrec.data.malicious_users import Known
@@ -30,7 +29,7 @@ from fedrec.experiment.schema import Experiment
 from fedrec.experiment.sections import component_of
 from fedrec.models.base import Model, Parameters
 from fedrec.training.block import Block, OwnData
-from fedrec.training.results import Outcome
+from fedrec.training.results import BlockUpdate, Dense
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +61,7 @@ class MaliciousBlock:
     round: int
 
     @cached_property
-    def honest(self) -> tuple[Outcome, ...]:
+    def honest(self) -> tuple[BlockUpdate, ...]:
         """`[C]`: each client after honest training on its profile, as a block of one."""
         blocks = []
         for index, member in enumerate(self.clients):
@@ -88,74 +87,62 @@ class MaliciousBlock:
         )
 
 
-class UpdateMaker(Protocol):
-    """An attack as a node uses it, see `simulations.poisoning.base`."""
-
-    def updates(self, block: MaliciousBlock) -> Mapping[str, Tensor]:
-        """The update of each client, `[C, ...]` by parameter."""
-        ...
-
-
 class MaliciousStep(Step):
     """Sends what an attack computes.
 
     Args:
         honest: the step of honest clients.
-        attack: computes the updates.
-        fresh: the initial parameters.
-        known: what the adversary knows.
-        together: expected number of malicious clients in a round.
-        round_number: from 1.
+        attack: computes the updates, see `simulations.poisoning.base`.
+        view: makes a `MaliciousBlock` of what differs between blocks.
     """
 
-    def __init__(
-        self,
-        honest: Step,
-        attack: UpdateMaker,
-        fresh: Parameters,
-        known: Known,
-        together: int,
-        round_number: int,
-    ) -> None:
+    def __init__(self, honest: Step, attack: Any, view: Callable[..., MaliciousBlock]) -> None:
         super().__init__(honest.config, honest.model, honest.device)
-        self.honest = honest
         self.attack = attack
-        self.fresh = fresh
-        self.known = known
-        self.together = together
-        self.round = round_number
+        self.view = view
         self.private = honest.private
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Updates:
+    ) -> BlockUpdate:
         """The updates of a block of malicious clients; zero where the attack gives none. Each
         claims the usual number of examples."""
-        private = self.private_names(list(parameters))
-        shared = tuple(name for name in parameters if name not in private)
-        members = tuple(member for member in block.members if isinstance(member, OwnData))
-        view = MaliciousBlock(
-            parameters,
-            self.fresh,
-            shared,
-            self.model,
-            self.honest,
-            self.known,
-            members,
-            client_params or {},
-            self.together,
-            self.round,
+        private = private_names(self, parameters)
+        view = self.view(
+            parameters=parameters,
+            shared=tuple(name for name in parameters if name not in private),
+            clients=tuple(member for member in block.members if isinstance(member, OwnData)),
+            client_params=client_params or {},
         )
         with component_errors(registry.POISONING.name, self.attack, "in updates"):
             updates = self.attack.updates(view)
-        changes = {
-            name: updates[name].detach().to(value)
-            if name in updates and name in shared
-            else value.new_zeros(len(block), *value.shape)
-            for name, value in parameters.items()
+        sent = {
+            name: Dense(updates[name].detach().to(parameters[name]))
+            for name in view.shared
+            if name in updates
         }
-        claimed = replace(block, examples=(self.known.usual,) * len(block))
-        return Updates(parameters, claimed, changes, [math.nan] * len(block), client_params or {})
+        claimed = replace(block, examples=(view.known.usual,) * len(block))
+        return BlockUpdate(parameters, claimed, sent, [math.nan] * len(block), client_params or {})
+
+
+class PlantedStep(Step):
+    """A step of planted clients; all others run another step, `base`."""
+
+    base: Step
+
+    def is_planted(self, clients: np.ndarray) -> np.ndarray:
+        """`bool [clients]`: which of a round's clients run this step."""
+        raise NotImplementedError
+
+
+def assigned(step: Step, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
+    """Steps and the clients of a round that each trains, `int64 [clients]`."""
+    if isinstance(step, PlantedStep):
+        planted = step.is_planted(clients)
+        yield step.base, clients[~planted]
+        yield step, clients[planted]
+    else:
+        yield step, clients
 
 
 def malicious_workers(
@@ -184,7 +171,7 @@ def malicious_workers(
         return
     attack = component_of(registry.POISONING, adversary.attack)
     if not attack.sends_updates:
-        yield from step.assign(clients)
+        yield from assigned(step, clients)
         return
     if step.generated:
         raise ExperimentError(
@@ -193,12 +180,15 @@ def malicious_workers(
             got=f"step {type(step).__name__!r}, whose parameters the server generates",
             fix="set adversary.attack = 'random', or another attack with made-up profiles",
         )
-    together = _together(experiment, known)
-    yield MaliciousStep(step, attack, fresh, known, together, round_number), clients
-
-
-def _together(experiment: Experiment, known: Known) -> int:
-    """Expected number of malicious clients in a round, at least 1."""
     everyone = known.honest + len(known.malicious)
     cohort = float(experiment.sampler.options.get("cohort", everyone))
-    return max(1, round(min(1.0, cohort / everyone) * len(known.malicious)))
+    view = partial(
+        MaliciousBlock,
+        initial=fresh,
+        model=step.model,
+        step=step,
+        known=known,
+        together=max(1, round(min(1.0, cohort / everyone) * len(known.malicious))),
+        round=round_number,
+    )
+    yield MaliciousStep(step, attack, view), clients

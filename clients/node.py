@@ -20,20 +20,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.malicious import malicious_workers
-from clients.participation import UploadLedger
-from clients.step import Step
+from clients.malicious import assigned, malicious_workers
+from clients.participation import Participation
+from clients.step import Step, Train, keeps_state, private_names
 from clients.step_checks import check_plugin_model, check_private_patterns, settings_at
 from clients.steps.statistics import SufficientStatistics
 from clients.storage import PrivateState, SessionSecrets
 from fedrec.components import registry
-from fedrec.components.errors import named
+from fedrec.components.errors import component_errors, named
 from fedrec.data.population import POPULATIONS, Population
 from fedrec.device import products_in, resolve_device
 from fedrec.errors import ExperimentError
 from fedrec.evaluation.tables import Metrics, user_groups
 from fedrec.experiment.schema import FINE_TUNE, Experiment
-from fedrec.experiment.sections import Section, component_of
+from fedrec.experiment.sections import Section, component_of, component_settings
 from fedrec.experiment.tables import EngineConfig
 from fedrec.models.base import Model
 from fedrec.protocol.orders import EvaluateOrder, ItemQuery, TrainOrder
@@ -80,19 +80,20 @@ def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPat
     """
     if engine.path == "reference":
         return TrainingPath("reference")
-    refusal = _kernel_refusal(step)
-    if step.generated and refusal is not None:
+    kernel = kernel_of(step)
+    if step.generated and isinstance(kernel, str):
         return TrainingPath("blocks")
-    if step.private_names(list(model.item_tables)):
+    if private_names(step, model.item_tables):
         return TrainingPath("reference", "item tables are private")
     if engine.path == "blocks" or isinstance(step, SufficientStatistics):  # nothing is trained
         return TrainingPath("blocks")
     if type(step).batches is Step.batches and step.draw() is None:
         return TrainingPath("blocks", f"step {type(step).__name__} trains one client at a time")
-    if refusal is None and engine.precision != "float32":
-        refusal = f"the kernel computes in float32, not in {engine.precision}"
-    if refusal is None:
+    if not isinstance(kernel, str) and engine.precision == "float32":
         return TrainingPath("kernel")
+    refusal = kernel
+    if not isinstance(refusal, str):
+        refusal = f"the kernel computes in float32, not in {engine.precision}"
     if engine.path == "kernel":
         raise ExperimentError(
             f"{named('step', step)} cannot be trained by the kernel",
@@ -104,16 +105,17 @@ def training_path(step: Step, model: Model, engine: EngineConfig) -> TrainingPat
 
 
 _REPLACED = ("batches", "block", "train_block", "objective", "trained", "settings")
-"""What `train_in_kernel` does, or reads, itself."""
+"""What native code does, or reads, itself."""
 
 
-def _kernel_refusal(step: Step) -> str | None:
-    """The result of `Step.kernel_refusal`, unless a subclass overrides a method that the kernel
+def kernel_of(step: Step) -> Train | str:
+    """The result of `Step.in_kernel`, unless a subclass overrides a method that the kernel
     replaces."""
-    none = type(step).train_in_kernel is Step.train_in_kernel
     replaced = [name for name in _REPLACED if hasattr(type(step), name)]
-    if none or registry.covers_overrides(type(step), "train_in_kernel", replaced):
-        return step.kernel_refusal()
+    if type(step).in_kernel is Step.in_kernel or registry.covers_overrides(
+        type(step), "in_kernel", replaced
+    ):
+        return step.in_kernel()
     return f"step {type(step).__name__} overrides what the kernel of its base class replaces"
 
 
@@ -147,7 +149,7 @@ class Node:
         self.partition = partition
         self.nodes = nodes
         self.private = PrivateState(private / f"node-{partition}.sqlite") if private else None
-        self.uploads = UploadLedger(private / f"uploads-{partition}.sqlite" if private else None)
+        self.uploads = Participation(private / f"uploads-{partition}.sqlite" if private else None)
         self.session_secrets = SessionSecrets(
             private / f"secure-{partition}.sqlite" if private else None
         )
@@ -216,7 +218,7 @@ class Node:
         left_out = (
             compression is not None and component_of(registry.COMPRESSION, compression).keeps_error
         )
-        if left_out or any(self.step(section).keeps for section in self.steps):
+        if left_out or any(keeps_state(self.step(section)) for section in self.steps):
             return None
         return self.population.counts(self.training)
 
@@ -298,15 +300,20 @@ class Node:
         privacy = self.experiment.privacy
         return source_of("reproducible" if privacy is None else privacy.mode, self.experiment.seed)
 
-    def step(self, section: Section) -> Step:
-        """A local step by name and settings.
+    def step(self, section: Section, round_: int | None = None) -> Step:
+        """A local step by name and settings, with those of a training round if one is given.
 
         Raises:
             ExperimentError: it clips its uploads itself, and products are to be rounded, which may
                 pass the clip norm.
         """
-        step: Step = component_of(registry.STEP, section, self.model, self.device)
-        if step.uploads is not None and self.experiment.engine.precision != "float32":
+        cls = registry.resolve(registry.STEP, section.name)
+        config = component_settings(registry.STEP, section)
+        if round_ is not None:
+            config = config.in_round(round_)
+        with component_errors("step", cls, "when it was made"):
+            step: Step = cls(config, self.model, self.device)
+        if config.uploads is not None and self.experiment.engine.precision != "float32":
             raise ExperimentError(
                 f"step {section.name!r} clips its uploads, and rounding could take them beyond"
                 " the clip norm",
@@ -323,10 +330,10 @@ class Node:
         [clients]`: the honest step, and in a simulation with an adversary what its clients do."""
         known = self.population.adversary
         if known is None or not len(known.malicious):
-            yield from step.assign(clients)
+            yield from assigned(step, clients)
             return
         malicious = np.isin(clients, known.malicious)
-        yield from step.assign(clients[~malicious])
+        yield from assigned(step, clients[~malicious])
         yield from malicious_workers(
             self.experiment, known, self.fresh, step, clients[malicious], round_number
         )

@@ -167,40 +167,16 @@ class Participation(DatabaseFile):
 log = logging.getLogger("fedrec")
 
 
-class UploadLedger(Participation):
-    """Uploads by client and round."""
-
-    def take(
-        self, clients: np.ndarray, round_number: int, limit: int, *, fresh: bool
-    ) -> np.ndarray:
-        """Count one upload in a round for each client that may still upload.
-
-        Args:
-            clients: `int64 [clients]`.
-            round_number: the round.
-            limit: largest number of uploads of a client.
-            fresh: whether a repeated round is another release.
-
-        Returns:
-            `bool [clients]`: True for clients that may upload.
-        """
-        limits = Limits(rounds=limit)
-        return np.isin(clients, self.spend("", round_number, clients, 0.0, limits, again=fresh))
-
-
 def permitted(
-    ledger: UploadLedger, step: Step, clients: np.ndarray, round_number: int
+    ledger: Participation, step: Step, clients: np.ndarray, round_number: int
 ) -> np.ndarray:
     """Clients whose devices upload in a round, `int64 [clients]`; all if the step sets no limit."""
-    if step.uploads is None:
+    most = step.config.uploads
+    if most is None:
         return clients
     fresh = isinstance(step.config, PersonalNoise) and step.config.noise == "secure"
-    may = ledger.take(clients, round_number, step.uploads, fresh=fresh)
-    if not may.all():
-        log.warning(
-            "round %d: %d devices refuse, after %d uploads each",
-            round_number,
-            int((~may).sum()),
-            step.uploads,
-        )
-    return clients[may]
+    may = ledger.spend("", round_number, clients, 0.0, Limits(rounds=most), again=fresh)
+    if len(may) < len(clients):
+        message = "round %d: %d devices refuse, after %d uploads each"
+        log.warning(message, round_number, len(clients) - len(may), most)
+    return may

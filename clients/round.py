@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -20,9 +19,8 @@ from torch import Tensor
 from clients.blocks import to_device, train_in_blocks
 from clients.node import Node
 from clients.participation import permitted
-from clients.step import Step
+from clients.step import Step, private_names, replaced_names
 from clients.step_checks import check_finite_sum, check_private_patterns
-from clients.steps.updates import Updates
 from clients.storage import Arrays
 from clients.sums import CompressedUpdates, UpdateSum
 from fedrec.components.registry import MODEL, STEP, ours, resolve
@@ -34,7 +32,7 @@ from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.orders import TrainEach, TrainOrder, TrainSum
 from fedrec.rng import stream
 from fedrec.training.block import Block
-from fedrec.training.results import Outcome
+from fedrec.training.results import BlockUpdate
 
 log = logging.getLogger("fedrec")
 
@@ -47,7 +45,7 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
         ComponentError: the step violated its contract.
         ExperimentError: the step needs parameters that the server generates for each client.
     """
-    work = _Work.of(node, arrays, order)
+    work = _work(node, arrays, order)
     adds_noise = isinstance(work.step.config, PersonalNoise)
     if adds_noise:
         _check_uncompressed(node, "clients' own noise is on every number")
@@ -74,20 +72,12 @@ def train_clients(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrde
     # duration would reveal that one did.
     hides_failures = node.real and (covered or adds_noise)
     private: list[tuple[list[int], Arrays]] = []
-    for block in work.trained(alone=hides_failures):
-        total.add_block(block.clients, block.shared)
+    for block in _trained(node, work, alone=hides_failures):
+        total.add_block(block.clients, block.update)
         private.append(block.private)
         del block  # before the next one is built
     if total.errors:
-        by_client: dict[int, Arrays] = {
-            client: {name: value[index : index + 1] for name, value in values.items()}
-            for clients, values in private
-            for index, client in enumerate(clients)
-        }
-        for client, left_out in total.errors.items():
-            errors = {name: value[None] for name, value in left_out.items()}
-            by_client[client] = {**by_client.get(client, {}), **errors}
-        private = [([client], values) for client, values in by_client.items()]
+        private = _with_errors(private, total.errors)
     _save_private(node, private, order.round)
     reply = total.sum()
     if order.protection is None and not hides_failures:
@@ -113,20 +103,41 @@ def train_each(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) 
             fix="set strategy.name = 'reptile', which needs the sum alone",
         )
     _check_uncompressed(node, "the update of each client is sent uncompressed")
-    work = _Work.of(node, arrays, order)
+    work = _work(node, arrays, order)
     tables = node.model.item_tables if work.given is None else work.given.rows
     answers: list[TrainEach] = []
     private: list[tuple[list[int], Arrays]] = []
-    for block in work.trained():
-        shared = block.shared
-        names = [name for name in shared.names if name not in work.private]
-        updates = shared.each(block.clients, names, [name for name in names if name in tables])
-        examples = np.array(shared.block.examples, dtype=np.int64)
-        answers.append(TrainEach(updates, examples, np.array(shared.losses(), dtype=np.float64)))
+    for block in _trained(node, work):
+        update = block.update
+        names = [name for name in update.names if name not in work.private]
+        updates = update.each(block.clients, names, [name for name in names if name in tables])
+        examples = np.array(update.block.examples, dtype=np.int64)
+        answers.append(TrainEach(updates, examples, np.array(update.losses(), dtype=np.float64)))
         private.append(block.private)
-        del block, shared
+        del block, update
     _save_private(node, private, order.round)
     return TrainEach.joined(answers)
+
+
+class _Work(NamedTuple):
+    """The work of a node's clients in a round.
+
+    Attributes:
+        step: what they do.
+        parameters: the global ones; if the server generated parameters for each client, only those
+            that the clients keep, of a new model.
+        private: names of the parameters that stay with the clients.
+        clients: `int64 [clients]`.
+        round: the round.
+        given: the generated parameters; None: without.
+    """
+
+    step: Step
+    parameters: dict[str, Tensor]
+    private: list[str]
+    clients: np.ndarray
+    round: int
+    given: ClientArrays | None
 
 
 class _Block(NamedTuple):
@@ -134,108 +145,55 @@ class _Block(NamedTuple):
 
     Attributes:
         clients: `[C]`.
-        shared: what they send.
+        update: what they send.
         private: those of them that save private parameters, and these.
     """
 
     clients: list[int]
-    shared: Outcome
+    update: BlockUpdate
     private: tuple[list[int], Arrays]
 
 
-@dataclass(frozen=True, eq=False)
-class _Work:
-    """The work of a node's clients in a round.
+def _work(node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> _Work:
+    """The work of an order.
 
-    Attributes:
-        node: the node.
-        step: what they do.
-        parameters: the global ones; if the server generated parameters for each client, only those
-            that the clients keep, of a new model.
-        clients: `int64 [clients]`.
-        round: the round.
-        given: the generated parameters; None: without.
+    Raises:
+        ExperimentError: model or step need other parameters.
     """
-
-    node: Node
-    step: Step
-    parameters: dict[str, Tensor]
-    clients: np.ndarray
-    round: int
-    given: ClientArrays | None
-
-    @classmethod
-    def of(cls, node: Node, arrays: Mapping[str, np.ndarray], order: TrainOrder) -> Self:
-        """The work of an order.
-
-        Raises:
-            ExperimentError: model or step need other parameters.
-        """
-        step = node.step(_section(node, order)).in_round(order.round)
-        generated = step.generated and order.each
-        if generated != step.generated or (node.model.generated and not generated):
-            raise ExperimentError(
-                "model or step need parameters that the server generates for each client",
-                expected="model, step and strategy all by one name: metamf, gpfedrec or fedgnn",
-                got=f"model {type(node.model).__name__!r}, step {type(step).__name__!r} and shared"
-                " parameters",
-                fix="set strategy.name to that of the step, or another model and step",
-            )
-        given = None
-        if generated:
-            given = ClientArrays.read(arrays)
-            fresh = node.fresh if step.keeps else {}
-            start = {name: fresh[name].to(node.device) for name in step.private_names(list(fresh))}
-            asked = given.requests.clients
-        else:
-            check_private_patterns(step, list(arrays))
-            start = to_device(arrays, node.device)
-            asked = node.training if order.clients is None else np.sort(order.clients)
-        clients = permitted(node.uploads, step, asked, order.round)
-        return cls(node, step, start, clients, order.round, given)
-
-    @property
-    def private(self) -> list[str]:
-        """Names of the parameters that stay with the clients."""
-        return self.step.private_names(list(self.parameters))
-
-    def trained(self, *, alone: bool = False) -> Iterator[_Block]:
-        """Train the clients; with `alone`, one that fails or diverges counts like one without
-        rows."""
-        for worker, clients in self.node.workers(self.step, self.clients, self.round):
-            yield from self._alone(worker, clients) if alone else self._blocks(worker, clients)
-
-    def _blocks(self, step: Step, clients: np.ndarray) -> Iterator[_Block]:
-        names = step.private_names(list(self.parameters))
-        path = self.node.path(step)
-        blocks = train_in_blocks(
-            self.node, step, path, self.parameters, clients, "client", self.round, given=self.given
+    step = node.step(_section(node, order), order.round)
+    generated = step.generated and order.each
+    if generated != step.generated or (node.model.generated and not generated):
+        raise ExperimentError(
+            "model or step need parameters that the server generates for each client",
+            expected="model, step and strategy all by one name: metamf, gpfedrec or fedgnn",
+            got=f"model {type(node.model).__name__!r}, step {type(step).__name__!r} and shared"
+            " parameters",
+            fix="set strategy.name to that of the step, or another model and step",
         )
-        for indices, trained in blocks:
-            members = clients[indices].tolist()
-            shared, values = trained.kept(names)
-            saved: Arrays = {
-                name: value.numpy(force=True) if isinstance(value, Tensor) else value
-                for name, value in values.items()
-            }
-            savers = members
-            if step.replaced:
-                with_rows = np.flatnonzero(trained.block.examples).tolist()
-                savers = [members[i] for i in with_rows]
-                saved = {
-                    name: value[with_rows]
-                    if isinstance(value, np.ndarray)
-                    else [value[i] for i in with_rows]
-                    for name, value in saved.items()
-                }
-            yield _Block(members, shared, (savers, saved))
-            del trained, shared
+    if generated:
+        given = ClientArrays.read(arrays)
+        fresh = node.fresh if step.private else {}
+        start = {name: fresh[name].to(node.device) for name in private_names(step, fresh)}
+        asked = given.requests.clients
+    else:
+        given = None
+        check_private_patterns(step, list(arrays))
+        start = to_device(arrays, node.device)
+        asked = node.training if order.clients is None else np.sort(order.clients)
+    clients = permitted(node.uploads, step, asked, order.round)
+    return _Work(step, start, private_names(step, start), clients, order.round, given)
 
-    def _alone(self, step: Step, clients: np.ndarray) -> Iterator[_Block]:
+
+def _trained(node: Node, work: _Work, *, alone: bool = False) -> Iterator[_Block]:
+    """Train the clients; with `alone`, one that fails or diverges counts like one without rows."""
+    for step, clients in node.workers(work.step, work.clients, work.round):
+        if not alone:
+            yield from _blocks(node, work, step, clients)
+            continue
         for client in clients.tolist():
             try:
-                (block,) = self._blocks(step, np.array([client], dtype=np.int64))
-                if not bool(block.shared.norms().isfinite().all()):
+                (block,) = _blocks(node, work, step, np.array([client], dtype=np.int64))
+                if not bool(block.update.norms().isfinite().all()):
                     raise ClientError(
                         f"client {client} diverged",
                         expected="a finite update",
@@ -243,19 +201,60 @@ class _Work:
                     )
             except Exception as error:
                 message = "round %d: client %d failed and counts like one without rows"
-                log.error(message, self.round, client, exc_info=error)
-                block = _Block([client], self._without_rows(step, client), ([], {}))
+                log.error(message, work.round, client, exc_info=error)
+                block = _Block([client], _without_rows(node, work, step, client), ([], {}))
             yield block
 
-    def _without_rows(self, step: Step, client: int) -> Outcome:
-        """The block of a client without rows: zero, and the noise that its step adds."""
-        if not isinstance(step.config, PersonalNoise):
-            return Updates(self.parameters, Block.without_batches([0]), {}, [math.nan])
-        data = self.node.population.client(client).without_rows()
-        drawn = stream(self.node.experiment.seed, "client", client, self.round)
-        block = step.block([data.features], [step.batches(data, drawn)], self.node.device)
-        names = step.private_names(list(self.parameters))
-        return step.train_block(self.parameters, block).kept(names)[0]
+
+def _blocks(node: Node, work: _Work, step: Step, clients: np.ndarray) -> Iterator[_Block]:
+    names = private_names(step, work.parameters)
+    replaced = replaced_names(step, names)
+    order = work.parameters, clients, "client", work.round
+    blocks = train_in_blocks(node, step, node.path(step), *order, given=work.given)
+    for indices, trained in blocks:
+        members = clients[indices].tolist()
+        update, values = trained.kept(names)
+        saved: Arrays = {
+            name: value.numpy(force=True) if isinstance(value, Tensor) else value
+            for name, value in values.items()
+        }
+        savers = members
+        if replaced:  # what was not loaded is not saved again
+            with_rows = np.flatnonzero(trained.block.examples).tolist()
+            savers = [members[i] for i in with_rows]
+            saved = {
+                name: value[with_rows]
+                if isinstance(value, np.ndarray)
+                else [value[i] for i in with_rows]
+                for name, value in saved.items()
+            }
+        yield _Block(members, update, (savers, saved))
+        del trained, update
+
+
+def _without_rows(node: Node, work: _Work, step: Step, client: int) -> BlockUpdate:
+    """The block of a client without rows: zero, and the noise that its step adds."""
+    if not isinstance(step.config, PersonalNoise):
+        return BlockUpdate(work.parameters, Block.without_batches([0]), {}, [math.nan])
+    data = node.population.client(client).without_rows()
+    drawn = stream(node.experiment.seed, "client", client, work.round)
+    block = step.block([data.features], [step.batches(data, drawn)], node.device)
+    return step.train_block(work.parameters, block).kept(work.private)[0]
+
+
+def _with_errors(
+    private: Iterable[tuple[list[int], Arrays]], errors: Mapping[int, Mapping[str, np.ndarray]]
+) -> list[tuple[list[int], Arrays]]:
+    """The private parameters of each client, and what a compression left out of its update."""
+    by_client: dict[int, Arrays] = {
+        client: {name: value[index : index + 1] for name, value in values.items()}
+        for clients, values in private
+        for index, client in enumerate(clients)
+    }
+    for client, left_out in errors.items():
+        saved = {name: value[None] for name, value in left_out.items()}
+        by_client[client] = {**by_client.get(client, {}), **saved}
+    return [([client], values) for client, values in by_client.items()]
 
 
 def _check_uncompressed(node: Node, why: str) -> None:

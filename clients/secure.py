@@ -50,7 +50,6 @@ from fedrec.protocol.updates import Change
 from fedrec.secure import keys, vector
 
 log = logging.getLogger("fedrec")
-_PLACE_BYTES = 4
 
 
 def channel_key(node: Node) -> tuple[bytes, bytes]:
@@ -72,10 +71,17 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
         ClientError: the session is invalid or began before.
     """
     channels = _channels(node, order)
-    _check_terms(node, order, len(channels))
     nodes = len(channels)
-    quorum = _quorum(node, len(channels))
-    terms = _terms(order)
+    counts = counts_in(order.counts) if len(order.counts) == COUNT_BYTES * nodes else []
+    if len(counts) < nodes or min(counts) < 1:
+        raise _unsound("nodes without clients in the sum")
+    if not 0 <= order.bits <= vector.MOST_BITS:  # fewer would round the others' sums away
+        raise _unsound(f"{order.bits} binary digits")
+    quorum = _quorum(node, nodes)
+    # what must be the same for all nodes of a session
+    bits = _number(order.bits)
+    agreed = order.session, order.channels, order.counts, bits, order.training
+    terms = keys.digest(b"terms", *agreed)
     mask_seed = keys.fresh_seed()
     self_seed = keys.fresh_seed()
     mask_key = keys.public_of(keys.key_of(mask_seed))
@@ -89,7 +95,7 @@ def share(node: Node, order: ShareOrder) -> ShareReply:
             "place": _number(order.position),
             "channels": order.channels,
             "counts": order.counts,
-            "bits": _number(order.bits),
+            "bits": bits,
             "training": order.training,
             "terms": terms,
             "mask-seed": mask_seed,
@@ -264,16 +270,6 @@ def _channels(node: Node, order: ShareOrder) -> list[bytes]:
     return channels
 
 
-def _check_terms(node: Node, order: ShareOrder, nodes: int) -> None:
-    """Check that the other nodes of a session contribute clients, and that the precision does not
-    round their sums away."""
-    counts = counts_in(order.counts) if len(order.counts) == COUNT_BYTES * nodes else []
-    if len(counts) < nodes or min(counts) < 1:
-        raise _unsound("nodes without clients in the sum")
-    if not 0 <= order.bits <= vector.MOST_BITS:
-        raise _unsound(f"{order.bits} binary digits")
-
-
 def _check_order(
     node: Node, order: TrainOrder, counts: Sequence[int], rank: int, bits: int
 ) -> None:
@@ -286,12 +282,6 @@ def _check_order(
     expected = vector.session_bits(order.protection, sum(counts), len(counts), largest)
     if bits != expected:
         raise _unsound(f"{bits} binary digits instead of the experiment's {expected}")
-
-
-def _terms(order: ShareOrder) -> bytes:
-    """Digest of the terms that must be the same for all nodes of a session, 32 bytes."""
-    session = order.session, order.channels, order.counts, _number(order.bits), order.training
-    return keys.digest(b"terms", *session)
 
 
 def _statement(node: Node, key: bytes) -> bytes:
@@ -341,7 +331,7 @@ def _route(terms: bytes, sender: int, receiver: int) -> bytes:
 
 
 def _number(value: int) -> bytes:
-    return value.to_bytes(_PLACE_BYTES, "little")
+    return value.to_bytes(4, "little")
 
 
 def _read(number: bytes) -> int:

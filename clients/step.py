@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -23,7 +23,10 @@ from fedrec.models.base import Model, Parameters
 from fedrec.privacy.accounting.sampling import Contributions
 from fedrec.training.block import Batches, Block, OwnData, UserCodes
 from fedrec.training.draws import ExampleDraw
-from fedrec.training.results import Outcome
+from fedrec.training.results import BlockUpdate
+
+Train: TypeAlias = Callable[..., BlockUpdate]
+"""What trains a block, with the arguments of `Step.train_block`."""
 
 
 @lru_cache(maxsize=4096)  # the same names are asked for in every block
@@ -39,6 +42,16 @@ class StepConfig(Config):
     """Passes over the local data (E2 in PrivRec); 0 trains nothing, which is how the shared model
     is evaluated."""
 
+    def in_round(self, round_number: int) -> Self:
+        """The settings of a training round, from 1; these unless they change over the rounds."""
+        return self
+
+    @property
+    def uploads(self) -> int | None:
+        """Largest number of rounds that a client may take part in, which its device enforces; None:
+        any number."""
+        return None
+
 
 class PrivateParameters(StepConfig):
     """Settings of steps whose users choose which parameters are private."""
@@ -51,11 +64,16 @@ class PrivateParameters(StepConfig):
     parameters start; default: all clients start from the same values, those of the model."""
 
 
+class Replaced(str):
+    """A pattern of private parameters whose former values training does not need. A round does not
+    load them, nor does it save anything for a client without examples, which keeps what it has."""
+
+
 class Step(ABC):
     """A local training procedure.
 
     Raises:
-        ExperimentError: the model, or its task, is not one that it trains.
+        ExperimentError: the model is not one that it trains.
 
     A built-in has a `name` and lives in `clients/steps/`, its configuration class above it. It
     defines `train_block`, and what is drawn for it: by `draw`, which is fast, or client by client
@@ -72,20 +90,10 @@ class Step(ABC):
             data, so that one half is sent. A subclass with other batches or training has none
             unless it declares otherwise.
         trains: class of the models that it trains.
-        tasks: their tasks.
         private: patterns of the parameters that stay on the device between rounds and are never
             sent, each of which must match one; an instance has those of the setting
             `private-parameters`, too.
-        replaced: names of private parameters whose former values training does not need. A round
-            does not load them, nor does it save anything for a client without examples, which
-            keeps what it has. A subclass with other batches or training has none unless it
-            declares otherwise.
         generated: whether its clients start from parameters that the server sends to each of them.
-        block_clients: largest number of clients of a block on a processor, unless compiled code
-            takes one after the other: more do not fit into its cache, from which several gradient
-            steps read them again.
-        kernels: names of the compiled functions that `train_in_kernel` calls
-            (`fedrec.training.kernel`).
     """
 
     Config: ClassVar[type[StepConfig]] = StepConfig
@@ -93,19 +101,14 @@ class Step(ABC):
     contributions: ClassVar[Contributions] = "signed"
     symmetric: ClassVar[tuple[str, ...]] = ()
     trains: ClassVar[type[Model]] = Model
-    tasks: ClassVar[tuple[str, ...]] = ("ranking", "rating")
     private: tuple[str, ...] = ()
-    replaced: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[bool] = False
-    block_clients: ClassVar[int] = 16
-    kernels: ClassVar[tuple[str, ...]] = ("train_clients",)
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
         if not {"draw", "batches", "block", "train_block"}.isdisjoint(vars(cls)):
             cls.contributions = vars(cls).get("contributions", "signed")
             cls.symmetric = vars(cls).get("symmetric", ())
-            cls.replaced = vars(cls).get("replaced", ())
 
     def __init__(self, config: StepConfig, model: Model, device: torch.device) -> None:
         self.config = config
@@ -113,18 +116,16 @@ class Step(ABC):
         self.device = device
         if isinstance(config, PrivateParameters):
             self.private = (*self.private, *config.private_parameters)
-        if isinstance(model, self.trains) and model.schema.task in self.tasks:
+        if isinstance(model, self.trains):
             return
         name = f"{self.trains.__module__}:{self.trains.__name__}"
         if ours(MODEL, self.trains):  # `name` of a plug-in may mean something else
             name = vars(self.trains).get("name", name)
-        task = f" for {self.tasks[0]}" if len(self.tasks) == 1 else ""
-        wanted = f"model.name = {name!r}" + (f" and task = {self.tasks[0]!r}" if task else "")
         raise ExperimentError(
-            f"{named('step', type(self))} trains the model {name!r} only{task}",
-            expected=wanted,
-            got=f"{type(model).__name__} and task = {model.schema.task!r}",
-            fix=f"set {wanted}, or step.name = 'sgd'",
+            f"{named('step', type(self))} trains the model {name!r} only",
+            expected=f"model.name = {name!r}",
+            got=type(model).__name__,
+            fix=f"set model.name = {name!r}, or step.name = 'sgd'",
         )
 
     def draw(self) -> ExampleDraw | None:
@@ -147,17 +148,22 @@ class Step(ABC):
     @abstractmethod
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Outcome:
+    ) -> BlockUpdate:
         """Train every client of a block.
 
         Args:
             parameters: the global ones, without cohort dimension, unchanged.
             block: the clients.
             client_params: what the clients start from instead of the global parameters, `[C, ...]`
-                each, unchanged: their saved private parameters, passed if `private_names` is not
-                empty, in a round without those that are `replaced`, and what the server sent to
-                each (`generated`). Of an item table the block's touched rows, `[C, R, ...]`.
+                each, unchanged: their saved private parameters, in a round without those that are
+                `Replaced`, and what the server sent to each (`generated`). Of an item table the
+                block's touched rows, `[C, R, ...]`.
         """
+
+    def in_kernel(self) -> Train | str:
+        """A function that does what `train_block` does in native code, or the reason why there is
+        none."""
+        return f"step {type(self).__name__} has no kernel"
 
     def check_parameters(self, parameters: Parameters) -> None:  # noqa: B027
         """Check that the settings fit these parameters; by default they do. It is called before the
@@ -170,16 +176,6 @@ class Step(ABC):
             ExperimentError: a setting does not fit; its key begins with `step.`.
         """
 
-    def kernel_refusal(self) -> str | None:
-        """The reason why native code cannot take this step; None: `train_in_kernel` does it."""
-        return f"step {type(self).__name__} has no kernel"
-
-    def train_in_kernel(
-        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Outcome:
-        """Train as `train_block` does, in native code; called if `kernel_refusal` is None."""
-        raise NotImplementedError
-
     def added_parameters(
         self, model: Mapping[str, Tensor], generator: torch.Generator
     ) -> dict[str, Tensor]:
@@ -187,29 +183,19 @@ class Step(ABC):
         none by default."""
         return {}
 
-    def assign(self, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
-        """Steps and the clients of a round that each trains, `int64 [clients]`; by default this
-        step trains all."""
-        yield self, clients
 
-    def in_round(self, round_number: int) -> Step:
-        """The step for a training round, from 1; the step itself unless settings change over the
-        rounds."""
-        return self
+def private_names(step: Step, names: Iterable[str]) -> list[str]:
+    """The parameters among `names` that stay on the device between rounds and are never sent."""
+    return [name for name in names if fits(name, tuple(step.private))]
 
-    @property
-    def uploads(self) -> int | None:
-        """Largest number of rounds that a client may take part in, which its device enforces; None:
-        any number."""
-        return None
 
-    def private_names(self, names: list[str]) -> list[str]:
-        """The parameters among `names` that stay on the device between rounds and are never
-        sent."""
-        return [name for name in names if fits(name, self.private)]
+def replaced_names(step: Step, names: Iterable[str]) -> list[str]:
+    """The private parameters among `names` whose former values training does not need."""
+    patterns = tuple(pattern for pattern in step.private if isinstance(pattern, Replaced))
+    return [name for name in names if fits(name, patterns)]
 
-    @property
-    def keeps(self) -> bool:
-        """True if state stays on the device: private parameters, or the number of rounds that it
-        took part in."""
-        return bool(self.private) or self.uploads is not None
+
+def keeps_state(step: Step) -> bool:
+    """True if state stays on the device: private parameters, or the number of rounds that it took
+    part in."""
+    return bool(step.private) or step.config.uploads is not None

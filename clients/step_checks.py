@@ -15,8 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from clients.step import Step, fits
-from clients.steps.updates import Updates
+from clients.step import Step, fits, private_names
 from fedrec.components import registry
 from fedrec.components.errors import (
     component_errors,
@@ -30,36 +29,37 @@ from fedrec.errors import ClientError, ExperimentError
 from fedrec.models.base import HistoryModel, Model
 from fedrec.protocol.orders import TrainSum
 from fedrec.protocol.updates import SparseUpdate
-from fedrec.training.results import Outcome, Trained
+from fedrec.training.results import BlockChange, BlockUpdate, ChangedRows, Dense
 
 STEP = "step"
 
 
 def check_block(step: Step, trained: object, parameters: Mapping[str, Tensor], doing: str) -> None:
-    """Check that a trained block has an update of every parameter, in its shape.
+    """Check that a trained block has updates of known parameters, in their shapes.
 
     Raises:
         ComponentError: it is none, or has other parameters.
     """
-    if not isinstance(trained, Outcome):
-        expected = "a fedrec.training.results.Trained, or another Outcome"
+    if not isinstance(trained, BlockUpdate):
+        expected = "a fedrec.training.results.BlockUpdate"
         refuse_wrong(STEP, step, doing, expected=expected, got=type(trained).__name__)
         return
-    if not isinstance(trained, Trained | Updates) or step.generated:
+    if step.generated:
         return
-    values = trained.values if isinstance(trained, Trained) else trained.changes
-    if not values or not all(isinstance(value, Tensor) for value in values.values()):
-        return  # nothing is trained, or changes are in another form
-    cohort = len(trained.block)
-    rows = trained.block.touched.shape[1]
-    expected = {
-        name: (cohort, rows, *value.shape[1:])
-        if name in trained.item_tables
-        else (cohort, *value.shape)
-        for name, value in parameters.items()
-        if name in values or isinstance(trained, Updates)
-    }
-    refuse_other_arrays(STEP, step, doing, values, expected)
+    cohort, rows = trained.block.touched.shape
+    values: dict[str, object] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, change in trained.changes.items():
+        shape = tuple(parameters[name].shape) if name in parameters else None
+        if not isinstance(change, BlockChange) or shape is None:
+            values[name] = change  # which has none of the expected names or shapes
+        elif isinstance(change, Dense):
+            values[name] = change.values
+            shapes[name] = (cohort, *shape)
+        elif isinstance(change, ChangedRows) and change.values.dim() == 3:
+            values[name] = change.values
+            shapes[name] = (cohort, rows, *shape[1:])
+    refuse_other_arrays(STEP, step, doing, values, shapes)
 
 
 def check_finite_sum(step: Step, reply: TrainSum, clients: Sequence[int], round_: int) -> None:
@@ -98,7 +98,7 @@ def check_private_patterns(step: Step, names: Sequence[str]) -> None:
                 expected="patterns of the model's parameters",
                 fix=did_you_mean(pattern, names),
             )
-    if step.private and not set(names) - set(step.private_names(list(names))):
+    if step.private and not set(names) - set(private_names(step, names)):
         raise ExperimentError(
             "all parameters are private: 'step.private-parameters' leaves none to share",
             expected="patterns that leave out at least one of the model's parameters",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from fedrec.protocol.updates import (
 )
 from fedrec.rng import NoiseSource
 from fedrec.runtime.ragged import add_prefix, strip_prefix
-from fedrec.training.results import Outcome
+from fedrec.training.results import BlockUpdate, Total
 
 # Compression of the updates of a node's clients: after each one's clip, and before the sum.
 #
@@ -94,7 +95,7 @@ class CompressedUpdates:
     def of_block(
         self,
         clients: Sequence[int],
-        trained: Outcome,
+        trained: BlockUpdate,
         arrays: Arrays,
         sent: Collection[str],
         tables: Collection[str],
@@ -121,7 +122,8 @@ class CompressedUpdates:
         for index, client in enumerate(clients):
             update = {name: changes[index] for name, changes in by_name.items()}
             share = shares[index]
-            if not share or not all(map(_finite, update.values())):
+            arrays_of = (getattr(change, "values", change) for change in update.values())
+            if not share or not all(np.isfinite(array).all() for array in arrays_of):
                 continue  # it counts as zero
             if clip is not None:
                 update = {name: scaled(change, share) for name, change in update.items()}
@@ -131,8 +133,12 @@ class CompressedUpdates:
                     for name, change in update.items()
                 }
             decoded = self._sent(client, update, arrays, clip, share if clip is None else 1.0)
-            if self._keeps_error:
-                left = {name: _left(update[name], decoded[name], arrays[name]) for name in names}
+            if self.codec.compression.keeps_error:
+                whole = {
+                    name: dense_change(update[name], table) - dense_change(decoded[name], table)
+                    for name, table in ((name, arrays[name]) for name in names)
+                }
+                left = {name: value.astype(np.float32) for name, value in whole.items()}
                 self.errors[client] = _kept(
                     {name: _in_form(change, name in tables) for name, change in left.items()}
                 )
@@ -159,25 +165,16 @@ class CompressedUpdates:
             self.passed_on.append(SentUpdate(payloads, share))
         return decoded
 
-    @property
-    def _keeps_error(self) -> bool:
-        return self.codec.compression.keeps_error
-
     def _errors_before(self, clients: Sequence[int], arrays: Arrays) -> list[dict[str, Change]]:
         """The part of its last update that each client retained."""
-        if not self._keeps_error or self.store is None:
-            return [{} for _ in clients]
         before: list[dict[str, Change]] = [{} for _ in clients]
+        if not self.codec.compression.keeps_error or self.store is None:
+            return before
         for positions, saved in self.store.load_all(clients, self.codec.round):
             for row, position in enumerate(positions):
                 left = {name: value[row] for name, value in saved.items()}
                 before[position] = _read(left, arrays)
         return before
-
-
-def _finite(change: Change) -> bool:
-    values = change.values if isinstance(change, SparseUpdate) else change
-    return bool(np.isfinite(values).all())
 
 
 def _in_form(change: Change, table: bool) -> Change:
@@ -216,11 +213,6 @@ def _read(saved: Mapping[str, np.ndarray], arrays: Arrays) -> dict[str, Change]:
         for name, rows in strip_prefix(_ROWS, saved).items()
     }
     return {**strip_prefix(_WHOLE, saved), **tables}
-
-
-def _left(update: Change, sent: Change, table: np.ndarray) -> np.ndarray:
-    """The retained part, a whole array `float32`."""
-    return (dense_change(update, table) - dense_change(sent, table)).astype(np.float32)
 
 
 # The running sums of a node: of weighted updates, or of updates that each client clips (and noises)
@@ -264,14 +256,13 @@ class UpdateSum:
         self.round = round_
         self.compressed = compressed
         self.symmetric = symmetric
-        sent = arrays if protection is None else protection.names
+        self.names = list(arrays if protection is None else protection.names)
         self._noisy = protection is not None and protection.noise_scale > 0  # noise is on every row
-        tables = [] if self._noisy else [name for name in sent if name in item_tables]
-        self.tables = {name: SparseAccumulator(arrays[name].shape) for name in tables}
-        self.dense = {
-            name: torch.zeros(arrays[name].shape, dtype=torch.float64, device=device)
-            for name in sent
-            if name not in tables
+        self.totals: dict[str, Total] = {
+            name: SparseAccumulator(arrays[name].shape)
+            if name in item_tables and not self._noisy
+            else torch.zeros(arrays[name].shape, dtype=torch.float64, device=device)
+            for name in self.names
         }
         self._left_out = 0.0  # variance of noise that is drawn for the sum
         self._first = -1  # client, which tells nodes apart
@@ -282,72 +273,97 @@ class UpdateSum:
         self.losses = 0
         self.sent = 0
 
-    def add_block(self, clients: Sequence[int], trained: Outcome) -> None:
-        """The updates of a whole block."""
+    def add_block(self, clients: Sequence[int], update: BlockUpdate) -> None:
+        """Clip, weight and add the updates of a whole block, all parameters of all clients
+        together."""
         if not self.clients:
             self._first = clients[0]
-        examples = trained.block.examples
-        norms = (
-            trained.norms(self._sent, self.protection.order).numpy()
-            if self.protection
-            else np.zeros(len(clients))
-        )
-        shares = self._shares(examples, norms)
+        shares = self._shares(update)
         if self._noisy:
-            self.sent += len(clients) * sum(map(self._whole_bytes, self._sent))
-            for index, client in enumerate(clients):
-                whole = trained.changes_of(index)
-                update = {name: whole[name].double().numpy(force=True) for name in self._sent}
-                self._add_whole(client, update, shares[index])
+            self._add_noisy(clients, update, shares)
         elif self.compressed is not None:
-            self._add_compressed(self.compressed, clients, trained, shares)
+            self._add_compressed(self.compressed, clients, update, shares)
         else:
-            self.sent += trained.sent_bytes(self._sent)
-            self._add_sums(trained, torch.tensor(shares, dtype=torch.float64))
-        self._count(shares, examples, trained.losses())
+            weights = torch.from_numpy(shares)
+            self.sent += update.sent_bytes(self.names)
+            self._left_out += update.noise_variance(weights)
+            update.add_to(self.totals, weights)
+        self.clients += len(clients)
+        # Protected clients all have weight 1, whatever the factor of their clip.
+        self.weight += float(shares.sum()) if self.protection is None else len(clients)
+        self.examples += sum(update.block.examples)
+        losses = [loss for loss in update.losses() if math.isfinite(loss)]
+        self.loss = sum(losses, self.loss)
+        self.losses += len(losses)
 
     def sum(self) -> TrainSum:
         """The sums so far, in the type of the parameters; for a table with less than half of its
         rows changed, only these rows."""
         sums: dict[str, Change] = {
-            name: self._dense_sum(name, value.cpu().numpy()).astype(self.arrays[name].dtype)
-            for name, value in self.dense.items()
+            name: total.change(self.arrays[name])
+            if isinstance(total, SparseAccumulator)
+            else self._with_noise(name, total.cpu().numpy()).astype(self.arrays[name].dtype)
+            for name, total in self.totals.items()
         }
-        sums |= {name: table.change(self.arrays[name]) for name, table in self.tables.items()}
         ordered = {name: sums[name] for name in self.arrays if name in sums}
+        total = partial(TrainSum, ordered, self.clients, self.weight)
         if self.protection is not None and self.protection.silent:
-            return TrainSum(ordered, self.clients, self.weight, 0, 0.0, 0)
-        return TrainSum(
-            ordered,
-            self.clients,
-            self.weight,
-            self.examples,
-            self.loss,
-            self.losses,
-            self.sent,
-            None if self.compressed is None else self.compressed.passed_on,
-        )
+            return total(0, 0.0, 0)
+        passed_on = None if self.compressed is None else self.compressed.passed_on
+        return total(self.examples, self.loss, self.losses, self.sent, passed_on)
 
     @property
     def errors(self) -> Mapping[int, Mapping[str, np.ndarray]]:
         """The part of its update that each client retains for the next one, by name."""
         return {} if self.compressed is None else self.compressed.errors
 
-    @property
-    def _sent(self) -> list[str]:
-        return list(self.arrays) if self.protection is None else list(self.protection.names)
-
-    def _shares(self, examples: Sequence[int], norms: np.ndarray) -> list[float]:
-        """Factor of each client's update."""
+    def _shares(self, update: BlockUpdate) -> np.ndarray:
+        """Factor of each client's update, `float64 [C]`."""
         if self.protection is None:
-            return [1.0 if self.weighting == "uniform" else float(count) for count in examples]
-        return self.protection.clip.factors(norms).tolist()
+            examples = np.array(update.block.examples, dtype=np.float64)
+            return np.ones_like(examples) if self.weighting == "uniform" else examples
+        norms = update.norms(self.names, self.protection.order).numpy()
+        return self.protection.clip.factors(norms)
 
-    def _dense_sum(self, name: str, total: np.ndarray) -> np.ndarray:
-        """The sum of a parameter. The noise of clients is independent on every number; of symmetric
-        matrices the symmetric part is sent, which is what the server would keep of the whole."""
-        noisy = self._with_noise(name, total)
-        return (noisy + noisy.T) / 2 if self._noisy and name in self.symmetric else noisy
+    def _add_noisy(self, clients: Sequence[int], update: BlockUpdate, shares: np.ndarray) -> None:
+        """Add each client's update as whole arrays with its noise; for a client of share 0, or
+        whose update is not finite, only the noise."""
+        self.sent += len(clients) * sum(map(self._whole_bytes, self.names))
+        for index, client in enumerate(clients):
+            changes = update.changes_of(index)
+            whole = {name: changes[name].double().numpy(force=True) for name in self.names}
+            # its norm may be finite: a block measures only the rows that changed
+            finite = all(np.isfinite(value).all() for value in whole.values())
+            share = shares[index] if finite else 0.0
+            clipped = {
+                name: share * value if share else np.zeros_like(value)
+                for name, value in whole.items()
+            }
+            noisy = self.protection.noisy(clipped, self.source, self.round, client)  # type: ignore
+            for name, value in noisy.items():
+                self._add_array(name, value)
+
+    def _add_compressed(
+        self,
+        compressed: CompressedUpdates,
+        clients: Sequence[int],
+        trained: BlockUpdate,
+        shares: np.ndarray,
+    ) -> None:
+        clip = None if self.protection is None else self.protection.clip
+        tables = [n for n, total in self.totals.items() if isinstance(total, SparseAccumulator)]
+        given = self.arrays, self.names, tables, shares.tolist(), clip
+        for changes in compressed.of_block(clients, trained, *given):
+            for name, change in changes.items():
+                self._add_array(name, change)
+        self.sent = compressed.bytes
+
+    def _add_array(self, name: str, change: Change) -> None:
+        total = self.totals[name]
+        if isinstance(total, SparseAccumulator) and isinstance(change, SparseUpdate):
+            total.add(change.rows, change.values)
+        elif isinstance(total, torch.Tensor) and isinstance(change, np.ndarray):
+            total += torch.from_numpy(change).to(total.device)
 
     def _whole_bytes(self, name: str) -> int:
         """Bytes of a client's update of a parameter whose numbers all change."""
@@ -357,55 +373,10 @@ class UpdateSum:
         return int(bytes_of_triangle(np.array([len(array)]), array.itemsize, array.nbytes)[0])
 
     def _with_noise(self, name: str, total: np.ndarray) -> np.ndarray:
-        """The sum of a parameter with the noise that the blocks left out."""
-        if not self._left_out:
-            return total
-        noise = self.source.gaussian(total.size, f"sum/{name}", self.round, self._first)
-        return total + math.sqrt(self._left_out) * noise.reshape(total.shape)
-
-    def _add_sums(self, trained: Outcome, shares: torch.Tensor) -> None:
-        self._left_out += trained.left_out(shares)
-        trained.add_dense(self.dense, shares)
-        for name in self.tables:
-            trained.add_rows(name, self.tables[name], shares)
-
-    def _add_compressed(
-        self,
-        compressed: CompressedUpdates,
-        clients: Sequence[int],
-        trained: Outcome,
-        shares: Sequence[float],
-    ) -> None:
-        clip = None if self.protection is None else self.protection.clip
-        names = self._sent, self.tables
-        for update in compressed.of_block(clients, trained, self.arrays, *names, shares, clip):
-            for name, change in update.items():
-                if isinstance(change, SparseUpdate):
-                    self.tables[name].add(change.rows, change.values)
-                else:
-                    self.dense[name] += torch.from_numpy(change).to(self.dense[name].device)
-        self.sent = compressed.bytes
-
-    def _add_whole(self, client: int, delta: Mapping[str, np.ndarray], share: float) -> None:
-        """Add one client's update as whole arrays with its noise; for a client of share 0, or whose
-        update is not finite, only the noise."""
-        if not all(np.isfinite(value).all() for value in delta.values()):
-            share = 0.0  # its norm may be finite: a block measures only the rows that changed
-        change = {
-            name: share * value if share else np.zeros_like(value) for name, value in delta.items()
-        }
-        change = self.protection.noisy(change, self.source, self.round, client)  # type: ignore
-        for name, value in change.items():
-            self.dense[name] += torch.from_numpy(value).to(self.dense[name].device)
-
-    def _count(
-        self, shares: Sequence[float], examples: Sequence[int], losses: Sequence[float]
-    ) -> None:
-        self.clients += len(shares)
-        # Protected clients all have weight 1, whatever the factor of their clip.
-        self.weight += sum(shares) if self.protection is None else len(shares)
-        self.examples += sum(examples)
-        for loss in losses:
-            if math.isfinite(loss):
-                self.loss += loss
-                self.losses += 1
+        """The sum of a parameter with the noise that the blocks left out. The noise of clients is
+        independent on every number; of symmetric matrices the symmetric part is sent, which is what
+        the server would keep of the whole."""
+        if self._left_out:
+            noise = self.source.gaussian(total.size, f"sum/{name}", self.round, self._first)
+            total = total + math.sqrt(self._left_out) * noise.reshape(total.shape)
+        return (total + total.T) / 2 if self._noisy and name in self.symmetric else total

@@ -435,7 +435,7 @@ def announce_paths(roster: Roster, steps: Iterable[str], tell: Callable[[str], N
     # in this process, before several nodes of this machine do it at once; other paths need not
     # wait for the import of Numba
     in_kernel = [step for step in steps if (step, "kernel") in reported]
-    needed = {name for step in in_kernel for name in resolve(STEP, step).kernels}
+    needed = {"train_additive" if step == "fedrap" else "train_clients" for step in in_kernel}
     for name, text in _COMPILED.items():
         if name in needed and not is_compiled(name):
             from fedrec.training.kernel import compile_ahead

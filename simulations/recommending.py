@@ -20,7 +20,7 @@ import torch
 from clients.blocks import to_device
 from clients.evaluation import client_scorer
 from clients.node import Node
-from clients.step import Step
+from clients.step import Step, private_names
 from fedrec.components.registry import DATASET
 from fedrec.data.interactions import Interactions
 from fedrec.data.population import POPULATIONS, Population
@@ -287,7 +287,7 @@ def _check_served(node: Node, step: Step, result: Result, clients: np.ndarray) -
     """Check that the run has parameters of these users, and that the categories of features are
     unchanged."""
     known = read_ids(result.folder)
-    private = step.private_names(list(result.parameters))
+    private = private_names(step, result.parameters)
     if known is not None and private and step.config.epochs == 0:
         new = clients[clients >= len(known[0])]
         if len(new):

@@ -319,10 +319,10 @@ class Uploads:
 # FedGNN's server (Wu et al. 2021, algorithm 1), and the messages that it forwards to and from the
 # third party.
 #
-# A round: every client of the cohort requests items, its own among negatives and pseudo items; the
-# server sends their rows and the shared layers, and the third party neighbours of the client's
-# items; the client sends clipped, noisy gradients. Rows and layers move along the mean over the
-# cohort, by one step of `optimiser`.
+# A round: every client of the cohort requests items, its own among negatives; the server sends
+# their rows and the shared layers, and the third party neighbours of the client's items; the client
+# sends clipped, noisy gradients. Rows and layers move along the mean over the cohort, by one step
+# of `optimiser`.
 #
 # **Who learns what.** The server sees each client's message separately, with the rows that it
 # names. The third party sees tokens and user embeddings (`fedrec.graphs`). In this simulation it is
@@ -390,8 +390,8 @@ class FedgnnStrategy(PerClientStrategy):
             hidden,
             f"FedGNN: the paper's formula gives epsilon = 2 S / b = {claim:g}. The values of one"
             f" message of up to {size} numbers cost {once:g}, and those of a client that is in all"
-            f" {rounds} rounds {step.spent(size, rounds):g} (pure differential privacy, clip ="
-            f" {step.clip!r}; the noise is from a seed: a simulation).",
+            f" {rounds} rounds {step.spent(size, rounds):g} (pure differential privacy; the noise"
+            " is from a seed: a simulation).",
         ]
 
     def apply(self, theta: dict[str, np.ndarray], aggregate: Aggregate) -> dict[str, np.ndarray]:

@@ -17,13 +17,13 @@ MF = (
 )
 GPFEDREC = (
     "model={name='gpfedrec', embedding=4, hidden=[6]}",
-    "step={name='gpfedrec', batch-size=8, learning-rate=0.5}",
+    "step={name='gpfedrec', learning-rate=0.5}",
     "strategy={name='gpfedrec', server-lr=0.05}",
     *LAST_OUT,
 )
 FEDGNN = (
     "model={name='fedgnn', embedding=4}",
-    "step={name='fedgnn', pseudo=3, noise=0.001, user-rate=0.5}",
+    "step={name='fedgnn', noise=0.001, user-rate=0.5}",
     "strategy={name='fedgnn', server-lr=0.05, neighbours=3, history=6}",
     *LAST_OUT,
 )
@@ -35,13 +35,13 @@ FEDNCF = (
 )
 PFEDREC = (
     "model={name='pfedrec', embedding=4}",
-    "step={name='pfedrec', batch-size=8}",
+    "step={name='pfedrec'}",
     "strategy={name='fed-adam', server-lr=0.05}",
     *SAME,
 )
 FEDRAP = (
     "model={name='fedrap', embedding=4}",
-    "step={name='fedrap', batch-size=8, decay=0.9}",
+    "step={name='fedrap'}",
     "strategy={name='fed-adam', server-lr=0.05}",
     *SAME,
 )

@@ -25,7 +25,7 @@ from flwr.app import Context
 from clients.device.own_data import own_population
 from clients.device.policy import Policy, client_noise, experiment_of, rho_of, run_key
 from clients.node import Node
-from clients.participation import Limits, Participation, UploadLedger
+from clients.participation import Limits, Participation
 from clients.storage import PrivateState, SessionSecrets
 from fedrec.data.population import Population
 from fedrec.errors import ClientError, RefusalError
@@ -133,7 +133,7 @@ class DeviceNode(Node):
         self.catalogue = catalogue
         self.named_by_number = numbers
         self.private = PrivateState(state / "private" / f"{run}.sqlite")
-        self.uploads = UploadLedger(state / "private" / "uploads.sqlite")
+        self.uploads = Participation(state / "private" / "uploads.sqlite")
         self.session_secrets = SessionSecrets(state / "private" / f"secure-{run}.sqlite")
         self.least_nodes = self.policy.least_nodes
         if experiment.secure_aggregation:

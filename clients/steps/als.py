@@ -27,25 +27,23 @@ no weight; here they have 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.step import Step, StepConfig
+from clients.step import Replaced, Step, StepConfig
 from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import LowRatedConfig
 from fedrec.device import products_in
 from fedrec.models.base import Parameters
 from fedrec.models.mf import Ials
-from fedrec.protocol.updates import SparseAccumulator
 from fedrec.sums.products import packed
 from fedrec.training.block import Batches, Block, UserCodes
-from fedrec.training.results import Trained
+from fedrec.training.results import BlockChange, BlockUpdate, ChangedRows, Dense, Factored
 
 MOMENTS = "item.moments"
 
@@ -62,51 +60,10 @@ class AlsConfig(StepConfig, LowRatedConfig):
     """Lambda, > 0."""
 
 
-@dataclass(frozen=True, eq=False)
-class SolvedUsers(Trained):
-    """A block of users that were solved for; their moments are not copied for each of their items.
+class _Likes(Batches):
+    """One batch, whose rows are read once, and the moments of many clients summed by item."""
 
-    Attributes:
-        shares: `[C, R]`, the weight of each item in its history; 0 for padding.
-        moments: `[C, d (d + 1) / 2]`, of which each sends a share for each of its items; None where
-            none are sent.
-    """
-
-    shares: Tensor
-    moments: Tensor | None = None
-
-    def norms(self, names: Collection[str] | None = None, order: int = 2) -> Tensor:
-        """`float64 [C]`: norm of each client's whole update, sparse and dense parts together."""
-        norms = super().norms(names, order)
-        if self.moments is None or (names is not None and MOMENTS not in names):
-            return norms
-        counts = (self.shares.double().cpu() ** order).sum(1)
-        moment_norms = torch.linalg.vector_norm(self.moments.double().cpu(), order, dim=1)
-        return (norms**order + counts * moment_norms**order) ** (1 / order)
-
-    def add_rows(self, name: str, total: SparseAccumulator, shares: Tensor) -> None:
-        """Add an item table by rows; `shares` is `float64 [C]`."""
-        if name != MOMENTS or self.moments is None:
-            super().add_rows(name, total, shares)
-            return
-        from fedrec.kernel.rows import add_shares
-
-        weights = self.shares.double().numpy(force=True)
-        # a client of weight 0 must not add NaN
-        users, rows = np.nonzero((weights > 0) & (shares.numpy() != 0)[:, None])
-        amounts = shares.numpy()[users] * weights[users, rows]
-        slots = total.slots_of(self.block.touched.numpy(force=True)[users, rows])
-        add_shares(total.values, slots, users, amounts, self.moments.numpy(force=True))
-
-    def parameter_of(self, name: str, index: int) -> Tensor:
-        """One client's value of a parameter, `[1, ...]`, an item table at full size."""
-        value = super().parameter_of(name, index)
-        if name == MOMENTS and self.moments is not None:
-            value = value.clone()
-            count = self.block.touched_counts[index]
-            shares = self.shares[index, :count, None]
-            value[0, self.block.touched[index, :count]] = shares * self.moments[index]
-        return value
+    together = 128
 
 
 class _BlockOfLikes(Block):
@@ -117,53 +74,64 @@ class _BlockOfLikes(Block):
         return self
 
 
+class _Solved(NamedTuple):
+    """Users that were solved for.
+
+    Attributes:
+        factors: `[C, d]`.
+        fitted: `[C, R]`, products with the rows of the items; of no meaning for padding.
+        shares: `[C, R]`, the weight of each item: 1 if it is liked; 0 for padding.
+    """
+
+    factors: Tensor
+    fitted: Tensor
+    shares: Tensor
+
+
 class Als(Step):
     """Solves for the user's factors and sends sums for the items'."""
 
     name = "als"
     Config = AlsConfig
     trains = Ials
-    private = ("user.factors",)
-    replaced = ("user.factors",)
+    private = (Replaced("user.factors"),)
     symmetric = ("user.gram",)
-    block_clients = 128  # rows are read once, and moments of many summed by item
     paper = "FCF (Ammad-ud-din et al. 2019), section 4"
     config: AlsConfig
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
         """One batch, of the items that count and their weights, whose rows the step needs."""
-        if not self.config.epochs:
-            return Batches.whole([])
         items, weights = data.weighted_items(self.config.low_rated)
-        return Batches.whole([(items, weights)] if len(items) else [])
+        return _Likes.whole([(items, weights)] if len(items) and self.config.epochs else [])
 
     def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
         return _BlockOfLikes.of(users, batches, device)
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> SolvedUsers:
+    ) -> BlockUpdate:
         """Train every client of a block. The linear systems of all users are solved together."""
         with products_in("float32", block.touched.device):  # its linear systems
             solved = self._solve(parameters, block)
         factors = solved.factors
-        own_shares = solved.shares.unsqueeze(-1)
+        shares = solved.shares.unsqueeze(-1)
         outer = factors.unsqueeze(2) * factors.unsqueeze(1)
         # in a round nothing is saved for who has nothing to solve for
         before = (client_params or {}).get("user.factors", factors)
         private = torch.where(self._idle(block), before, factors)
-        values = {"user.factors": private, "user.gram": outer}
-        if MOMENTS in parameters:
-            values["item.right"] = factors.unsqueeze(1) * own_shares
+        changes: dict[str, BlockChange] = {
+            "user.factors": Dense(private, parameters["user.factors"]),
+            "user.gram": Dense(outer, parameters["user.gram"]),
+        }
+        if MOMENTS in parameters:  # of which each item gets its share, without copies
+            right = factors.unsqueeze(1) * shares
+            changes[MOMENTS] = Factored(ChangedRows.compact(block, shares), packed(outer))
         else:
             pulls = self.config.weight - (self.config.weight - 1) * solved.fitted
-            values["item.right"] = pulls.unsqueeze(-1) * factors.unsqueeze(1) * own_shares
-        untouched = torch.ones(len(block))
+            right = pulls.unsqueeze(-1) * factors.unsqueeze(1) * shares
+        changes["item.right"] = ChangedRows.compact(block, right, parameters["item.right"])
         losses = self._losses(solved, parameters, block)
-        moments = packed(outer) if MOMENTS in parameters else None
-        return SolvedUsers(
-            parameters, block, values, ("item.right",), untouched, losses, solved.shares, moments
-        )
+        return BlockUpdate(parameters, block, changes, losses)
 
     def _solve(self, parameters: Mapping[str, Tensor], block: Block) -> _Solved:
         shares = torch.zeros(block.touched.shape).to(parameters["item.factors"])
@@ -196,18 +164,3 @@ class Als(Step):
     def _idle(self, block: Block) -> Tensor:
         """`bool [C, 1]`: who has nothing to solve for."""
         return torch.tensor(block.touched_counts, device=block.touched.device)[:, None] == 0
-
-
-@dataclass(frozen=True, eq=False)
-class _Solved:
-    """Users that were solved for.
-
-    Attributes:
-        factors: `[C, d]`.
-        fitted: `[C, R]`, products with the rows of the items; of no meaning for padding.
-        shares: `[C, R]`, the weight of each item: 1 if it is liked; 0 for padding.
-    """
-
-    factors: Tensor
-    fitted: Tensor
-    shares: Tensor

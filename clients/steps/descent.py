@@ -5,7 +5,7 @@ contrastive step."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,7 +15,6 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.step import Step, StepConfig, fits
-from clients.steps.updates import Updates
 from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import Schema
 from fedrec.errors import ExperimentError
@@ -31,7 +30,7 @@ from fedrec.pretext.views import PREFIX
 from fedrec.training.block import UNLIMITED, Batches, Block, OwnData, UserCodes
 from fedrec.training.descent import Objective, descend
 from fedrec.training.draws import ExampleDraw
-from fedrec.training.results import Trained
+from fedrec.training.results import BlockUpdate, Dense
 from fedrec.training.sgd import SgdSettings
 
 # Mini-batch gradient descent on an objective, of many clients at once.
@@ -42,8 +41,6 @@ class GradientConfig(StepConfig):
 
     learning_rate: float = Field(default=0.1, gt=0)
     """Learning rate (alpha1 in PrivRec)."""
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    """Heavy-ball momentum; starts at zero in every round."""
     weight_decay: float = Field(default=0.0, ge=0)
     """L2 penalty added to the gradient."""
     proximal_mu: float = Field(default=0.0, ge=0)
@@ -51,7 +48,7 @@ class GradientConfig(StepConfig):
 
     def sgd(self) -> SgdSettings:
         """The settings for training in blocks."""
-        return SgdSettings(self.learning_rate, self.momentum, self.weight_decay, self.proximal_mu)
+        return SgdSettings(self.learning_rate, self.weight_decay, self.proximal_mu)
 
 
 class DescentConfig(GradientConfig):
@@ -85,7 +82,7 @@ class DescentStep(Step):
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Trained:
+    ) -> BlockUpdate:
         """Train every client of a block."""
         trained = self.trained(parameters)
         settings = self.settings(list(trained))
@@ -140,15 +137,18 @@ class SessionStep(DescentStep):
 # Steps on shuffled batches of positives and of negatives that are drawn once a round.
 
 
+SHUFFLED_BATCH = 256  # examples per gradient step
+_NEGATIVES = 4  # unobserved items per positive (ranking)
+
+
 class ShuffledConfig(StepConfig):
-    """Settings of steps on shuffled batches."""
+    """Settings of steps on shuffled batches of 256 examples, with 4 unobserved items per
+    positive."""
 
     epochs: int = Field(default=1, ge=0)
     """Passes over the examples; 0 trains nothing."""
-    batch_size: int = Field(default=256, ge=1)
-    """Examples per gradient step."""
-    negatives: int = Field(default=4, ge=1)
-    """Unobserved items per positive (ranking only)."""
+    learning_rate: float = Field(default=0.1, gt=0)
+    """Step size of the private network or score function."""
 
 
 class ShuffledStep(Step):
@@ -158,7 +158,7 @@ class ShuffledStep(Step):
 
     def draw(self) -> ExampleDraw:
         """The rows and negatives, shuffled in each epoch."""
-        return ExampleDraw(self.config.epochs, self.config.batch_size, self.config.negatives)
+        return ExampleDraw(self.config.epochs, SHUFFLED_BATCH, _NEGATIVES)
 
 
 # Settings for parameters by patterns of their names, such as `layer*`.
@@ -227,11 +227,32 @@ class Update:
     loss: float = math.nan
 
 
-def as_block(start: Mapping[str, Tensor], update: Update) -> Updates:
-    """The update of a client, as a block of this client alone; `start` are the global
-    parameters."""
-    changes = {name: value.unsqueeze(0) for name, value in update.delta.items()}
-    return Updates(start, Block.without_batches([update.examples]), changes, [update.loss])
+def as_block(
+    start: Mapping[str, Tensor],
+    updates: Sequence[Update],
+    block: Block | None = None,
+    client_params: Mapping[str, Tensor] | None = None,
+) -> BlockUpdate:
+    """The updates of some clients as those of a block (default: one without batches); `start` are
+    the global parameters, and `client_params` what they started from instead."""
+    names = updates[0].delta if updates else {}
+    changes = {name: Dense(torch.stack([u.delta[name] for u in updates])) for name in names}
+    examples = tuple(update.examples for update in updates)
+    counted = replace(block or Block.without_batches(examples), examples=examples)
+    losses = [update.loss for update in updates]
+    return BlockUpdate(start, counted, changes, losses, client_params or {})
+
+
+def unchanged(
+    start: Mapping[str, Tensor],
+    block: Block,
+    client_params: Mapping[str, Tensor],
+    tables: Collection[str],
+) -> BlockUpdate:
+    """Clients that do not train: zero for everything that they start from."""
+    still = {name: torch.zeros_like(value) for name, value in client_params.items()}
+    losses = [math.nan] * len(block)
+    return BlockUpdate.from_changes(start, block, still, tables, losses, client_params)
 
 
 Train = Callable[[dict[str, Tensor], ClientData, np.random.Generator], Update]
@@ -242,7 +263,7 @@ def one_by_one(
     block: Block,
     client_params: Mapping[str, Tensor] | None,
     train: Train,
-) -> Updates:
+) -> BlockUpdate:
     """Train the clients of a block sequentially, as a step's `train_block` does.
 
     Args:
@@ -267,11 +288,7 @@ def one_by_one(
         if not isinstance(update, Update):
             raise TypeError(f"Expected an Update, got {type(update).__name__}.")
         updates.append(update)
-    names = updates[0].delta if updates else {}
-    changes = {name: torch.stack([update.delta[name] for update in updates]) for name in names}
-    counted = replace(block, examples=tuple(update.examples for update in updates))
-    losses = [update.loss for update in updates]
-    return Updates(parameters, counted, changes, losses, client_params or {})
+    return as_block(parameters, updates, block, client_params)
 
 
 # Self-supervised training of the item embedding on a client's own sessions (PrivRec section 2.4.2,
@@ -298,7 +315,8 @@ class Contrastive(SessionStep):
     config: ContrastiveConfig
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        epochs = list(self._epochs(data, random))
+        # the views of each epoch, in the order of training
+        epochs = [self.task.views(data, random) for _ in range(self.config.epochs)]
         return SessionBatches.deal(Batches.none(), epochs, self.config.batch_size, self.task.layout)
 
     def trained(self, parameters: Parameters) -> Parameters:
@@ -308,8 +326,3 @@ class Contrastive(SessionStep):
             for n, value in parameters.items()
             if n == self.task.table or n.startswith(PREFIX)
         }
-
-    def _epochs(self, data: ClientData, random: np.random.Generator) -> Iterator[np.ndarray]:
-        """The views of each epoch, in the order of training."""
-        for _ in range(self.config.epochs):
-            yield self.task.views(data, random)

@@ -32,16 +32,18 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from clients.step import PrivateParameters
+from clients.step import PrivateParameters, private_names
 from clients.steps.descent import Update, labelled, one_by_one
 from clients.steps.own_noise import OwnNoiseConfig, OwnNoiseStep, clipped_mean
-from clients.steps.updates import Updates
 from fedrec.data.client_data import ClientData
 from fedrec.models.base import Parameters
 from fedrec.training.block import Block
+from fedrec.training.results import BlockUpdate
 
 Examples = tuple[np.ndarray, np.ndarray]
 """Items `int64 [n]` and labels `float32 [n]`."""
+_NEGATIVES = 4  # unobserved items per positive (ranking), drawn outside the training positives
+_BATCH = 32  # examples per gradient step on the private parameters
 
 
 class DpSgdConfig(OwnNoiseConfig, PrivateParameters):
@@ -52,13 +54,12 @@ class DpSgdConfig(OwnNoiseConfig, PrivateParameters):
     nothing."""
     upload: bool = True
     """Whether the shared parameters learn; false fits the private ones alone."""
-    negatives: int = Field(default=4, ge=0)
-    """Unobserved items per positive (ranking only), drawn uniformly outside the training
-    positives."""
     private_rate: float = Field(default=0.1, gt=0)
     """Step size on the private parameters."""
-    batch_size: int = Field(default=32, ge=1)
-    """Examples per gradient step on the private parameters."""
+
+    @property
+    def uploads(self) -> int | None:
+        return super().uploads if self.upload else None
 
     @model_validator(mode="after")
     def _the_autoencoder_alone(self) -> Self:
@@ -77,13 +78,9 @@ class DpSgd(OwnNoiseStep):
     paper = "DP-VAE (Fang et al. 2022), algorithm 3 and table 11"
     config: DpSgdConfig
 
-    @property
-    def uploads(self) -> int | None:
-        return super().uploads if self.config.upload else None
-
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Updates:
+    ) -> BlockUpdate:
         """Train every client of a block. In mode `sound` the reported number of examples and the
         loss are constants, so that they reveal nothing of the user."""
         return one_by_one(parameters, block, client_params, self._upload)
@@ -94,7 +91,7 @@ class DpSgd(OwnNoiseStep):
         delta = {name: torch.zeros_like(value) for name, value in parameters.items()}
         if not self.config.epochs:
             return Update(delta, 1, math.nan)
-        examples = labelled(data, self.model.schema, self.config.negatives, "ignore", random)
+        examples = labelled(data, self.model.schema, _NEGATIVES, "ignore", random)
         fitted = self._fitted(parameters, data, examples, random)
         delta |= {name: value - parameters[name] for name, value in fitted.items()}
         if not self.config.upload:
@@ -107,7 +104,7 @@ class DpSgd(OwnNoiseStep):
 
     def shared(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The parameters that are not private."""
-        left_out = set(self.private_names(list(parameters)))
+        left_out = set(private_names(self, parameters))
         return {name: value for name, value in parameters.items() if name not in left_out}
 
     def gradients(
@@ -155,7 +152,7 @@ class DpSgd(OwnNoiseStep):
         random: np.random.Generator,
     ) -> dict[str, Tensor]:
         """The private parameters after their epochs."""
-        names = self.private_names(list(parameters))
+        names = private_names(self, parameters)
         (items, labels) = examples
         if not names:
             return {}
@@ -163,8 +160,8 @@ class DpSgd(OwnNoiseStep):
         values = {name: whole[name].clone() for name in names}
         for _ in range(self.config.epochs):
             order = random.permutation(len(items))
-            for start in range(0, len(items), self.config.batch_size):
-                batch = order[start : start + self.config.batch_size]
+            for start in range(0, len(items), _BATCH):
+                batch = order[start : start + _BATCH]
                 leaves = {name: value.requires_grad_() for name, value in values.items()}
                 given = {**whole, **leaves}
                 loss = self._losses(given, data, (items[batch], labels[batch])).mean()

@@ -48,13 +48,12 @@ from clients.steps.own_noise import (
     OwnNoiseStep,
     Recorder,
 )
-from clients.steps.updates import Updates, outer_products
 from clients.steps.vae import HistoryBlock, HistoryStep, HistoryStepConfig
 from fedrec.data.client_data import ClientData
 from fedrec.device import on_device
 from fedrec.models.base import Parameters
 from fedrec.training.block import Batches, Block
-from fedrec.training.results import Outcome
+from fedrec.training.results import BlockUpdate, Dense, outer_products
 
 
 class DpVaeConfig(OwnNoiseConfig, HistoryStepConfig):
@@ -84,7 +83,7 @@ class DpVae(HistoryStep, OwnNoiseStep):
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Outcome:
+    ) -> BlockUpdate:
         """Train every client of a block. One backward pass for all examples of all clients."""
         if not isinstance(block, HistoryBlock):
             raise TypeError(f"Expected a HistoryBlock, got {type(block).__name__}.")
@@ -109,15 +108,11 @@ class DpVae(HistoryStep, OwnNoiseStep):
             moved = scale.to(weighted) * weighted
             changes[f"{name}.weight"].addcmul_(inputs[:, :, None], moved[:, None, :])
             changes[f"{name}.bias"].add_(moved)
-        changes = {name: change.float() for name, change in changes.items()}
         reported = torch.where(real, losses.detach(), 0.0).sum(1) / real.sum(1)
-        paper = self.config.mode == "paper"
-        return Updates(
-            parameters,
-            block,
-            changes,
-            tuple(reported.tolist()) if paper else (math.nan,) * len(block),
-        )
+        if self.config.mode == "sound":
+            reported = torch.full_like(reported, math.nan)
+        dense = {name: Dense(change.float()) for name, change in changes.items()}
+        return BlockUpdate(parameters, block, dense, reported)
 
     def _noise(
         self, parameters: Parameters, block: HistoryBlock, bounds: Tensor
@@ -144,7 +139,7 @@ class DpVae(HistoryStep, OwnNoiseStep):
         gradients: FactoredGradients,
         weights: Tensor,
         bounds: Tensor,
-    ) -> Updates:
+    ) -> BlockUpdate:
         """The block as one noisy sum; `weights [J, C]` are those of the examples in each client's
         clipped mean, `bounds [C]` the clip norms."""
         clients = [member.client for member in block.histories_of]
@@ -155,7 +150,7 @@ class DpVae(HistoryStep, OwnNoiseStep):
         stds = multipliers * bounds.cpu() * rates * config.epochs
         factors = gradients.weighted(-rates.to(weights) * weights)
         losses = (math.nan,) * len(block)
-        return Updates(parameters, block, outer_products(factors), losses, noise_stds=stds)
+        return BlockUpdate(parameters, block, outer_products(factors), losses, noise_stds=stds)
 
     def _losses(
         self, network: Mapping[str, Tensor], block: HistoryBlock, recorder: Recorder

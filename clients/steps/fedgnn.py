@@ -5,29 +5,27 @@ and noisy.
 The device gets embeddings of the items that it touches and, from the third party, of users who
 share its items. It computes the gradient of its mean cross-entropy once, updates its own user
 embedding with its part of it, and sends the rest: the gradients of the shared layers, of the items'
-rows, and of some pseudo items without interactions, whose gradients are drawn from a normal
-distribution with the mean and standard deviation of the true ones. All of it is clipped and gets
-Laplace noise. Tokens of its items and its user embedding go to the third party
-(`fedrec.graphs`).
+rows, each coordinate clipped and with Laplace noise. Tokens of its items and its user embedding go
+to the third party (`fedrec.graphs`).
 
 **Guarantee of the noise.** Clipping each coordinate to [-S, S] and noise of scale b make *one
 coordinate of one upload* 2 S / b private; the paper calls that the budget (S = 0.1, b = 0.2: 1).
 But an upload has many coordinates (all numbers of its rows and of the layers), and a client is in
-many rounds: `spent` composes them. With `clip = "message"` the whole upload is clipped to L1 norm
-S, and its values cost 2 S / b. In neither case is there a guarantee for which rows are sent:
-positives are hidden among negatives and pseudo items, but the rows that recur in each round are the
-positives. There is none either for the token counts and the user embedding, which the third party
-gets without noise. The noise is drawn from a seed: this is a simulation.
+many rounds: `spent` composes them. There is no guarantee for which rows are sent: positives are
+hidden among negatives, but the rows that recur in each round are the positives. There is none
+either for the token counts and the user embedding, which the third party gets without noise. The
+noise is drawn from a seed: this is a simulation.
 
-Where this differs from the paper: cross-entropy with drawn negatives instead of squared error; all
-of a client's examples are one batch. Its public code clips and perturbs once per central batch.
+Where this differs from the paper: cross-entropy with drawn negatives instead of squared error, and
+no pseudo items beside them; all of a client's examples are one batch. Its public code clips and
+perturbs once per central batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,8 +35,7 @@ from torch.nn import functional as F
 
 from clients.step import Step, StepConfig
 from clients.steps.descent import labelled
-from clients.steps.updates import Updates
-from fedrec.data.client_data import ClientData, draw_negatives
+from fedrec.data.client_data import ClientData
 from fedrec.errors import ExperimentError
 from fedrec.graphs import NOTHING, tokens
 from fedrec.models.base import Parameters
@@ -46,6 +43,7 @@ from fedrec.models.personal import Fedgnn
 from fedrec.nn.layers import gather_rows
 from fedrec.runtime.ragged import distinct
 from fedrec.training.block import Batches, Block
+from fedrec.training.results import BlockUpdate
 
 ITEMS = "item.id"
 USER = "user.id"
@@ -54,7 +52,8 @@ NEIGHBOURS = "third.neighbours"
 COUNTS = "third.counts"
 TOKENS = "third.tokens"
 EMBEDDING = "third.user"
-_PSEUDO = -1.0  # label of a pseudo item
+_PADDING = -1.0  # label of no example
+_NEGATIVES = 4  # unobserved items per positive
 
 
 class FedgnnStepConfig(StepConfig):
@@ -64,14 +63,8 @@ class FedgnnStepConfig(StepConfig):
     """1 in training; 0 gives no gradient."""
     user_rate: float = Field(default=1.0, ge=0)
     """Step size of the private user embedding."""
-    negatives: int = Field(default=4, ge=1)
-    """Unobserved items per positive, trained on as negatives."""
-    pseudo: int = Field(default=0, ge=0)
-    """Pseudo items: further unobserved items, which get random gradients (paper: 1000)."""
-    clip: Literal["coordinate", "message"] = "coordinate"
-    """What is clipped: each coordinate (paper), or the L1 norm of the whole upload."""
     clip_norm: float = Field(default=0.1, ge=1e-9)
-    """S (paper: 0.1)."""
+    """S, the bound of each coordinate (paper: 0.1)."""
     noise: float = Field(default=0.0, ge=0)
     """Scale b of the Laplace noise on each coordinate that is sent (paper: 0.2); 0: none, and no
     privacy."""
@@ -88,19 +81,17 @@ class FedgnnStepConfig(StepConfig):
         """
         if not self.noise:
             return float("inf")
-        once = 2 * self.clip_norm / self.noise
-        return rounds * once * (coordinates if self.clip == "coordinate" else 1)
+        return rounds * coordinates * 2 * self.clip_norm / self.noise
 
 
-@dataclass(frozen=True, eq=False)
-class _Graphs:
+class _Graphs(NamedTuple):
     """The examples and local graphs of C clients. A client's examples are the rows of its compact
     table, as their items are ascending and distinct.
 
     Attributes:
         items: of each client the items of its examples, `int64 [examples]`.
         liked: of each client the items of its local graph.
-        labels: `float32 [C, R]`: 1, 0, or -1 for pseudo items and padding.
+        labels: `float32 [C, R]`: 1, 0, or -1 for padding.
         positions: `int64 [C, n]`, which examples are the items of the local graph, -1 for padding.
     """
 
@@ -119,7 +110,7 @@ class _Graphs:
         given = block.items[0].index_select(0, clients).cpu().numpy()
         labels = block.labels[0, :, :rows].index_select(0, clients)
         real = torch.arange(rows, device=device) < sizes[:, None]
-        labels = torch.where(real, labels, _PSEUDO)
+        labels = torch.where(real, labels, _PADDING)
         chosen = [_chosen(np.flatnonzero(row == 1), slots) for row in labels.cpu().numpy()]
         at = np.full((len(clients), max(map(len, chosen))), -1)
         for index, row in enumerate(chosen):
@@ -135,7 +126,6 @@ class FedgnnStep(Step):
     name = "fedgnn"
     Config = FedgnnStepConfig
     trains = Fedgnn
-    tasks = ("ranking",)
     private = (USER, VECTOR)
     model: Fedgnn
     generated = True
@@ -143,15 +133,17 @@ class FedgnnStep(Step):
     config: FedgnnStepConfig
 
     def batches(self, data: ClientData, random: np.random.Generator) -> Batches:
-        """One client's examples; they name the rows that it needs."""
+        """One client's examples, distinct items and their labels; they name the rows that it
+        needs."""
         if not self.config.epochs:
             return Batches.whole([])
-        items, labels = self._examples(data, random)
-        return replace(Batches.whole([(items, labels)]), examples=int((labels >= 0).sum()))
+        drawn, _ = labelled(data, self.model.schema, _NEGATIVES, "ignore", random)
+        items = distinct(drawn)
+        return Batches.whole([(items, np.isin(items, data.positives).astype(np.float32))])
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Updates:
+    ) -> BlockUpdate:
         """Minus the clipped and noisy gradient of every client of a block, the message to the third
         party, and the change of what it keeps.
 
@@ -159,8 +151,13 @@ class FedgnnStep(Step):
             ExperimentError: there are no neighbours among what the server sent.
         """
         given = client_params or {}
-        still = {name: value for name, value in given.items() if name not in (NEIGHBOURS, COUNTS)}
-        updates = Updates.none(parameters, block, still, (ITEMS,))
+        changes = {
+            name: torch.zeros_like(value)
+            for name, value in given.items()
+            if name not in (NEIGHBOURS, COUNTS)
+        }
+        losses = torch.full((len(block),), torch.nan)
+        updates = BlockUpdate.from_changes(parameters, block, changes, (ITEMS,), losses, given)
         if not self.config.epochs:
             return updates
         if NEIGHBOURS not in given:
@@ -169,17 +166,16 @@ class FedgnnStep(Step):
                 expected="strategy.name = 'fedgnn', and no fine-tuning in evaluation",
                 fix="--set evaluation.fine-tune={epochs=0}",
             )
-        if not block.active:
-            return updates
-        clients = (block.labels[0] == 1).any(1).nonzero()[:, 0]  # padding has label 0
+        # padding has label 0
+        clients = (block.labels[:1] == 1).any(2).any(0).nonzero()[:, 0]
         if not len(clients):
             return updates
         graphs = _Graphs.of(block, clients, given[NEIGHBOURS].shape[1])
         theirs = {name: value.index_select(0, clients) for name, value in given.items()}
-        changed, losses = self._changes(theirs, graphs)
+        changed, measured = self._changes(theirs, graphs)
         for name, value in changed.items():
-            updates.dense(name).index_copy_(0, clients, value)
-        means = losses.new_full((len(block),), torch.nan).index_copy_(0, clients, losses)
+            changes[name].index_copy_(0, clients, value)
+        means = measured.new_full((len(block),), torch.nan).index_copy_(0, clients, measured)
         return replace(updates, last_losses=means)
 
     def _changes(
@@ -231,59 +227,17 @@ class FedgnnStep(Step):
         return self.model.vector(leaves, liked, real, near, there & real.unsqueeze(-1))
 
     def _protect(self, upload: dict[str, Tensor], graphs: _Graphs) -> None:
-        """Replace gradients `[C, ...]` by what is sent: with random rows for pseudo items, clipped,
-        and with noise on all coordinates that are sent, of the item table the named rows."""
-        random = bool(self.config.noise or self.config.pseudo)
-        # the noise of a simulation: a function of the examples, which are drawn from the stream
-        sources = [np.random.default_rng(items) for items in graphs.items] if random else []
-        for index, source in enumerate(sources):
-            size = len(graphs.items[index])
-            _fill_pseudo(upload[ITEMS][index, :size], graphs.labels[index, :size] >= 0, source)
+        """Replace gradients `[C, ...]` by what is sent: clipped, and with noise on all coordinates
+        that are sent, of the item table the named rows."""
         bound = self.config.clip_norm
-        if self.config.clip == "message":
-            norms = sum(value.double().abs().flatten(1).sum(1) for value in upload.values())
-            factors = (bound / torch.as_tensor(norms).clamp(min=1e-30)).clamp(max=1.0)
+        upload |= {name: value.clamp(-bound, bound) for name, value in upload.items()}
+        for index, items in enumerate(graphs.items if self.config.noise else []):
+            # the noise of a simulation: a function of the examples, which are drawn from the stream
+            source = np.random.default_rng(items)
             for name, value in upload.items():
-                upload[name] = value * factors.to(value).view(-1, *[1] * (value.dim() - 1))
-        else:
-            upload |= {name: value.clamp(-bound, bound) for name, value in upload.items()}
-        for index, source in enumerate(sources if self.config.noise else []):
-            for name, value in upload.items():
-                sent = value[index, : len(graphs.items[index])] if name == ITEMS else value[index]
+                sent = value[index, : len(items)] if name == ITEMS else value[index]
                 drawn = self.config.noise * source.laplace(size=tuple(sent.shape))
                 sent += torch.from_numpy(drawn).to(sent)
-
-    def _examples(
-        self, data: ClientData, random: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Distinct items and their labels: 1 and 0, and -1 for pseudo items."""
-        count = self.config.negatives
-        items = self.model.schema.num_items
-        drawn, _ = labelled(data, self.model.schema, count, "ignore", random)
-        real = distinct(drawn)
-        chosen = real
-        if self.config.pseudo and 0 < len(real) < items:
-            room = min(self.config.pseudo, items - len(real))
-            chosen = distinct(np.concatenate([real, draw_negatives(real, items, room, random)]))
-        labels = np.full(len(chosen), _PSEUDO, dtype=np.float32)
-        labels[np.searchsorted(chosen, real)] = 0
-        labels[np.searchsorted(chosen, data.positives)] = 1
-        return chosen, labels
-
-
-def _fill_pseudo(table: Tensor, real: Tensor, source: np.random.Generator) -> None:
-    """Random rows for the pseudo items in a client's gradient of the item table, in place.
-
-    Args:
-        table: `[examples, d]`.
-        real: `bool [examples]`, which of them are no pseudo items.
-        source: of the random numbers.
-    """
-    if bool(real.all()):
-        return
-    true = table[real]
-    drawn = source.standard_normal((len(table) - len(true), table.shape[1]))
-    table[~real] = true.mean() + true.std() * torch.from_numpy(drawn).to(table)
 
 
 def _chosen(liked: np.ndarray, slots: int) -> np.ndarray:

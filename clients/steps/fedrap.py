@@ -8,28 +8,27 @@ item embeddings, with the loss
 
 where the means are over all numbers of the batch's rows. The second term pushes both parts apart,
 the third makes the shared one sparse. Both weights rise with the rounds, a = 0, 1, ...: lambda
-tanh(a / 10) and mu tanh(a / 10) (`schedule = "tanh"`). What is sent is the change of C.
+tanh(a / 10) and mu tanh(a / 10). What is sent is the change of C.
 
-Where this differs from the paper: its public code computes the rising weights and never uses them
-(`schedule = "constant"` is what it does), lowers the rate after each batch as well as after each
-round (here `decay` after each round alone), and draws negatives once for the whole run and outside
-of the held-out positives as well (`split.leaky-negatives`); D, which is never reset, then learns
-which items are held out. The second term has no lower bound: if a weight or rate is too large the
-parts diverge, and the run ends with an error.
+Where this differs from the paper: its public code computes the rising weights and never uses them,
+lowers the rate after each batch and round (here it is constant), and draws negatives once for the
+whole run and outside of the held-out positives as well (`split.leaky-negatives`); D, which is never
+reset, then learns which items are held out. The second term has no lower bound: if a weight or rate
+is too large the parts diverge, and the run ends with an error.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import partial
-from typing import Literal
+from typing import Self
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from clients.step import Train
 from clients.steps.descent import ShuffledConfig, ShuffledStep
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Parameters
@@ -38,7 +37,7 @@ from fedrec.nn.layers import single_output, weighted_cross_entropy
 from fedrec.training.block import Block
 from fedrec.training.kernel import device_refusal
 from fedrec.training.recorded_steps import run_steps
-from fedrec.training.results import Trained, add_to_rows, rows_at
+from fedrec.training.results import BlockUpdate, add_to_rows, rows_at
 
 SHARED = "item.id"
 PERSONAL = "item.personal"
@@ -50,28 +49,21 @@ PRIVATE = (PERSONAL, WEIGHT, BIAS)
 class FedrapStepConfig(ShuffledConfig):
     """Settings of additive personalisation."""
 
-    epochs: int = Field(default=1, ge=0)
-    """Passes over the examples (paper's code: up to 10, until the loss no longer changes); 0 trains
-    nothing."""
-    learning_rate: float = Field(default=0.1, gt=0)
-    """Step size of the score function."""
     shared_rate: float = Field(default=50.0, ge=0)
-    """Factor on it for the shared part C, as a row is in few of a batch's examples; 0: the shared
-    part does not change, and clients learn separately."""
+    """Factor on the learning rate for the shared part C, as a row is in few of a batch's examples;
+    0: the shared part does not change, and clients learn separately."""
     personal_rate: float = Field(default=50.0, ge=0)
-    """Factor on it for the personal part D; 0 leaves it at zero, and all items are shared."""
+    """Factor on the learning rate for the personal part D; 0 leaves it at zero, and all items are
+    shared."""
     apart: float = Field(default=0.1, ge=0)
     """Weight lambda of the squared difference between both parts."""
     sparse: float = Field(default=0.1, ge=0)
     """Weight mu of the absolute values of the shared part."""
-    schedule: Literal["tanh", "constant"] = "tanh"
-    """Whether both weights rise with the rounds (paper), or are constant (paper's code)."""
-    decay: float = Field(default=1.0, gt=0, le=1)
-    """Factor on the step size after each round (paper's code: 0.97)."""
-    batch_size: int = Field(default=256, ge=1)
-    """Examples per gradient step (paper's code: 2048)."""
-    negatives: int = Field(default=4, ge=1)
-    """Unobserved items per positive (paper's code: 4)."""
+
+    def in_round(self, round_number: int) -> Self:
+        """The settings of a training round, from 1: with the round's weights."""
+        risen = math.tanh((round_number - 1) / 10)
+        return self.model_copy(update={"apart": self.apart * risen, "sparse": self.sparse * risen})
 
 
 class FedrapStep(ShuffledStep):
@@ -80,39 +72,25 @@ class FedrapStep(ShuffledStep):
     name = "fedrap"
     Config = FedrapStepConfig
     trains = Fedrap
-    tasks = ("ranking",)
     private = PRIVATE
-    kernels = ("train_additive",)
     paper = "FedRAP (Li et al. 2024), algorithm 1"
     config: FedrapStepConfig
 
-    def in_round(self, round_number: int) -> FedrapStep:
-        """The step as it is in a training round, from 1: with the round's weights and rate."""
-        config = self.config
-        past = round_number - 1
-        risen = math.tanh(past / 10) if config.schedule == "tanh" else 1.0
-        changes = {
-            "apart": config.apart * risen,
-            "sparse": config.sparse * risen,
-            "learning_rate": config.learning_rate * config.decay**past,
-        }
-        return type(self)(config.model_copy(update=changes), self.model, self.device)
-
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Trained:
+    ) -> BlockUpdate:
         """Train every client of a block. Gradients in closed form, for all clients of a block at
         once: of the touched rows of the shared part, and of the whole table of the personal one."""
         values = _start(parameters, block, client_params or {})
         losses = run_steps(block, partial(self._descend_together, values))
         return _trained(parameters, block, values, block.last_epoch_means(losses))
 
-    def kernel_refusal(self) -> str | None:
-        return device_refusal(self.device)
+    def in_kernel(self) -> Train | str:
+        return device_refusal(self.device) or self._train_in_kernel
 
-    def train_in_kernel(
+    def _train_in_kernel(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Trained:
+    ) -> BlockUpdate:
         from fedrec.training.steps import (
             train_additive,  # imports Numba, which the other paths do not need
         )
@@ -195,18 +173,12 @@ def _start(parameters: Parameters, block: Block, client_params: Parameters) -> d
 
 def _trained(
     parameters: Parameters, block: Block, values: dict[str, Tensor], losses: Tensor | np.ndarray
-) -> Trained:
-    _check_finite(values, None)
-    return Trained(parameters, block, values, (SHARED,), torch.ones(len(block)), losses)
-
-
-def _check_finite(values: Mapping[str, Tensor], client: int | None) -> None:
+) -> BlockUpdate:
     # sums are infinite or NaN if a number is, and faster than looking at each
-    if all(math.isfinite(float(value.sum())) for value in values.values()):
-        return
-    raise ExperimentError(
-        "FedRAP's parts of the item embeddings diverged"
-        + ("" if client is None else f" (client {client})"),
-        expected="finite numbers; the term that pushes both parts apart has no lower bound",
-        fix="lower step.apart, step.personal-rate, step.shared-rate or step.learning-rate",
-    )
+    if not all(math.isfinite(float(value.sum())) for value in values.values()):
+        raise ExperimentError(
+            "FedRAP's parts of the item embeddings diverged",
+            expected="finite numbers; the term that pushes both parts apart has no lower bound",
+            fix="lower step.apart, step.personal-rate, step.shared-rate or step.learning-rate",
+        )
+    return BlockUpdate.from_values(parameters, block, values, (SHARED,), losses)

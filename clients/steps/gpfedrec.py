@@ -22,14 +22,15 @@ plain factor; there it is 80 times the network's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from clients.steps.descent import ShuffledConfig, ShuffledStep
-from clients.steps.updates import Updates
+from clients.step import Replaced, Train
+from clients.steps.descent import ShuffledConfig, ShuffledStep, unchanged
 from fedrec.errors import ExperimentError
 from fedrec.models.base import Parameters
 from fedrec.models.personal import Gpfedrec, Pfedrec
@@ -37,7 +38,7 @@ from fedrec.nn.layers import all_rows, single_output, weighted_cross_entropy
 from fedrec.training.block import Block
 from fedrec.training.kernel import Guidance, kernel_refusal, train_block
 from fedrec.training.recorded_steps import run_steps
-from fedrec.training.results import Trained, add_to_rows, rows_at
+from fedrec.training.results import BlockUpdate, ChangedRows, add_to_rows, rows_at
 from fedrec.training.sgd import SgdSettings
 
 # Dual personalisation on the device (PFedRec, Zhang et al. 2023, algorithm 1): first the score
@@ -62,17 +63,9 @@ ITEMS = "item.id"
 class PfedrecStepConfig(ShuffledConfig):
     """Settings of dual personalisation."""
 
-    epochs: int = Field(default=1, ge=0)
-    """Passes over the examples (paper's code: 1); 0 trains nothing."""
-    learning_rate: float = Field(default=0.1, gt=0)
-    """Step size of the score function."""
     item_rate: float = Field(default=50.0, ge=0)
-    """Factor on it for the item embeddings, as a row is in few of a batch's examples and the loss
-    is their mean."""
-    batch_size: int = Field(default=256, ge=1)
-    """Examples per gradient step (paper's code: 256)."""
-    negatives: int = Field(default=4, ge=1)
-    """Unobserved items per positive (paper's code: 4)."""
+    """Factor on the learning rate for the item embeddings, as a row is in few of a batch's
+    examples and the loss is their mean."""
 
 
 class PfedrecStep(ShuffledStep):
@@ -81,14 +74,13 @@ class PfedrecStep(ShuffledStep):
     name = "pfedrec"
     Config = PfedrecStepConfig
     trains = Pfedrec
-    tasks = ("ranking",)
     private = (WEIGHT, BIAS)
     paper = "PFedRec (Zhang et al. 2023), algorithm 1"
     config: PfedrecStepConfig
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Trained:
+    ) -> BlockUpdate:
         """Train all clients of a block at once, with gradients in closed form."""
         score = {
             name: (client_params or {})
@@ -98,11 +90,8 @@ class PfedrecStep(ShuffledStep):
         }
         table = rows_at(parameters[ITEMS], block.touched)
         losses = run_steps(block, partial(self._turns_together, score, table))
-        untouched = torch.ones(len(block))
-        values = {**score, ITEMS: table}
-        return Trained(
-            parameters, block, values, (ITEMS,), untouched, block.last_epoch_means(losses)
-        )
+        means = block.last_epoch_means(losses)
+        return BlockUpdate.from_values(parameters, block, {**score, ITEMS: table}, (ITEMS,), means)
 
     def _turns_together(
         self, score: dict[str, Tensor], table: Tensor, block: Block, step: int, active: int
@@ -136,22 +125,14 @@ _Descent = Callable[[Parameters, Tensor, Block], tuple[dict[str, Tensor], Tensor
 class GpfedrecStepConfig(ShuffledConfig):
     """Settings of guided local training."""
 
-    epochs: int = Field(default=1, ge=0)
-    """Passes over the examples (paper's code: 1); 0 trains nothing."""
-    learning_rate: float = Field(default=0.1, gt=0)
-    """Step size of the network."""
     user_rate: float = Field(default=20.0, ge=0)
-    """Factor on it for the user's embedding."""
+    """Factor on the learning rate for the user's embedding."""
     item_rate: float = Field(default=50.0, ge=0)
-    """Factor on it for the item embeddings, as a row is in few of a batch's examples and the loss
-    is their mean."""
+    """Factor on the learning rate for the item embeddings, as a row is in few of a batch's
+    examples and the loss is their mean."""
     pull: float = Field(default=0.05, ge=0, lt=1)
     """Share of the way towards its guidance that each touched row goes in each batch (paper's code
     on MovieLens-100K: 0.05); 0: no guidance."""
-    batch_size: int = Field(default=256, ge=1)
-    """Examples per gradient step (paper's code: 256)."""
-    negatives: int = Field(default=4, ge=1)
-    """Unobserved items per positive (paper's code: 4)."""
 
 
 class GpfedrecStep(ShuffledStep):
@@ -160,9 +141,7 @@ class GpfedrecStep(ShuffledStep):
     name = "gpfedrec"
     Config = GpfedrecStepConfig
     trains = Gpfedrec
-    tasks = ("ranking",)
-    private = (OWN, "user.id", "layer*")
-    replaced = (OWN,)
+    private = (Replaced(OWN), "user.id", "layer*")
     generated = True
     paper = "GPFedRec (Zhang et al. 2024), algorithm 1"
     config: GpfedrecStepConfig
@@ -170,29 +149,31 @@ class GpfedrecStep(ShuffledStep):
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Updates:
+    ) -> BlockUpdate:
         """Train every client of a block under guidance.
 
         Raises:
             ExperimentError: there is no guidance among what the server sent.
         """
-        return self._guided(parameters, block, client_params or {}, self._descend)
+        return self._guided(self._descend, parameters, block, client_params)
 
-    def kernel_refusal(self) -> str | None:
-        return kernel_refusal(self.model.network(), self._settings(), self.device)
-
-    def train_in_kernel(
-        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Updates:
-        return self._guided(parameters, block, client_params or {}, self._descend_in_kernel)
+    def in_kernel(self) -> Train | str:
+        """All steps in native code."""
+        refusal = kernel_refusal(self.model.network(), self._settings(), self.device)
+        return refusal or partial(self._guided, self._descend_in_kernel)
 
     def _guided(
-        self, parameters: Parameters, block: Block, given: Parameters, descend: _Descent
-    ) -> Updates:
+        self,
+        descend: _Descent,
+        parameters: Parameters,
+        block: Block,
+        client_params: Parameters | None = None,
+    ) -> BlockUpdate:
         """Updates and private state of the clients of a block after their steps."""
+        given = client_params or {}
         if not block.active:
             start = {name: value for name, value in given.items() if name != GUIDE}
-            return Updates.none(parameters, block, start, (ITEMS,))
+            return unchanged(parameters, block, start, (ITEMS,))
         if GUIDE not in given:
             raise ExperimentError(
                 "step 'gpfedrec' learns under the guidance of its server only",
@@ -206,7 +187,9 @@ class GpfedrecStep(ShuffledStep):
         start = {name: value for name, value in given.items() if name not in (GUIDE, OWN)}
         values, means = descend(start, guide, block)
         changes = {name: value - given[name] for name, value in values.items()}
-        return Updates(parameters, block, changes, means, given, (ITEMS,), {OWN: changes[ITEMS]})
+        trained = BlockUpdate.from_changes(parameters, block, changes, (ITEMS,), means, given)
+        table = ChangedRows.compact(block, changes[ITEMS])
+        return replace(trained, changes={**trained.changes, OWN: table})
 
     def _settings(self) -> SgdSettings:
         """Settings of the gradient steps."""
@@ -223,7 +206,8 @@ class GpfedrecStep(ShuffledStep):
         trained = train_block(
             self.model.network(), shared, block, self._settings(), start, guidance
         )
-        return trained.values, torch.as_tensor(trained.last_losses).float()
+        values = {name: trained.values(name) for name in start}
+        return values, torch.as_tensor(trained.last_losses).float()
 
     def _descend(
         self, start: Parameters, guide: Tensor, block: Block

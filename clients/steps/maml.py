@@ -35,7 +35,7 @@ from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.models.base import Parameters
 from fedrec.training.block import Batches, Block
 from fedrec.training.descent import Recommending
-from fedrec.training.results import Trained
+from fedrec.training.results import BlockUpdate
 
 _Examples = tuple[np.ndarray, np.ndarray]
 
@@ -79,11 +79,11 @@ class Maml(Step):
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Trained:
+    ) -> BlockUpdate:
         """Train every client of a block. Clients without examples, which come last in a block, stay
         as they are."""
         tables = tuple(name for name in self.model.item_tables if name in parameters)
-        rates = self._rates(list(parameters))
+        rates = rates_by_name(parameters, self.config.rates)
         active = block.active[0] if block.active else 0
         values = {
             name: value[block.touched]
@@ -103,7 +103,7 @@ class Maml(Step):
             for name, moved in delta.items():
                 values[name][:active] += moved
             losses[:active] = loss.detach().double()
-        return Trained(parameters, block, values, tables, torch.ones(len(block)), losses)
+        return BlockUpdate.from_values(parameters, block, values, tables, losses)
 
     def _moved(
         self,
@@ -149,10 +149,7 @@ class Maml(Step):
 
     def check_parameters(self, parameters: Parameters) -> None:
         """Refuse rates of parameters that do not exist."""
-        self._rates(list(parameters))
-
-    def _rates(self, names: list[str]) -> dict[str, float]:
-        return rates_by_name(names, self.config.rates)
+        rates_by_name(parameters, self.config.rates)
 
     def _divided(
         self, data: ClientData, random: np.random.Generator

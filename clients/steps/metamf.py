@@ -16,11 +16,13 @@ from pydantic import Field
 from torch import Tensor
 
 from clients.step import Step, StepConfig
-from clients.steps.updates import Updates
+from clients.steps.descent import unchanged
 from fedrec.models.base import Parameters
 from fedrec.training.block import Block
 from fedrec.training.draws import ExampleDraw
+from fedrec.training.results import BlockUpdate
 
+_NEGATIVES = 4  # unobserved items per positive (ranking), drawn outside the training positives
 _WIDTH = 64  # examples side by side; clients of a block are padded to multiples of it
 
 
@@ -29,9 +31,6 @@ class MetaMfStepConfig(StepConfig):
 
     epochs: int = Field(default=1, ge=0, le=1)
     """1 in training; 0: no gradient, to evaluate the generated parameters."""
-    negatives: int = Field(default=4, ge=0)
-    """Unobserved items per positive (ranking only), drawn uniformly outside the training
-    positives."""
 
 
 class MetaMfStep(Step):
@@ -45,17 +44,17 @@ class MetaMfStep(Step):
 
     def draw(self) -> ExampleDraw:
         """One client's examples; they name the rows that it needs."""
-        return ExampleDraw(self.config.epochs, _WIDTH, self.config.negatives, shuffled=False)
+        return ExampleDraw(self.config.epochs, _WIDTH, _NEGATIVES, shuffled=False)
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Updates:
+    ) -> BlockUpdate:
         """Minus the gradient of every client's mean loss at its generated parameters."""
         counts = torch.tensor(block.examples, device=self.device)
         given = client_params or {}
         tables = tuple(name for name in self.model.item_tables if name in given)
         if not block.active:
-            return Updates.none(parameters, block, given, tables)
+            return unchanged(parameters, block, given, tables)
         shift = torch.arange(len(block), device=self.device)[:, None] * block.touched.shape[1]
         rows = _side_by_side(block.rows) - shift
         real = _side_by_side(block.weights) > 0
@@ -68,7 +67,7 @@ class MetaMfStep(Step):
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         changes = {name: -gradient for name, gradient in zip(leaves, gradients, strict=True)}
         reported = torch.where(counts > 0, losses.detach(), torch.nan)
-        return Updates(parameters, block, changes, reported.tolist(), given, tables)
+        return BlockUpdate.from_changes(parameters, block, changes, tables, reported, given)
 
 
 def _side_by_side(steps: Tensor) -> Tensor:

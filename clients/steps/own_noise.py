@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -46,6 +45,10 @@ class OwnNoiseConfig(StepConfig, PersonalNoise):
             )
         return self
 
+    @property
+    def uploads(self) -> int | None:
+        return self.participations if self.epochs else None
+
     def upload_weight(self, client: int) -> float:
         """Weight of a client's upload, which is public."""
         return self.weight(client) if self.weighting == "precision" else 1.0
@@ -56,10 +59,6 @@ class OwnNoiseStep(Step):
 
     Config = OwnNoiseConfig
     config: OwnNoiseConfig
-
-    @property
-    def uploads(self) -> int | None:
-        return self.config.participations if self.config.epochs else None
 
     def bound(
         self,
@@ -149,8 +148,7 @@ def clipped_mean(gradients: Tensor, bound: float) -> Tensor:
 # examples share x here, because the encoder's input is the client's whole history.
 
 
-@dataclass(frozen=True, eq=False)
-class FactoredGradients:
+class FactoredGradients(NamedTuple):
     """Gradients of up to J examples of each of C clients.
 
     Attributes:

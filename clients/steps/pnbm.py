@@ -18,17 +18,16 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from clients.step import Step, StepConfig
-from clients.steps.updates import ChangedPart, Parts, Updates
 from fedrec.models.base import Parameters
 from fedrec.models.pnbm import Pnbm
 from fedrec.neighbourhood.learned import Rest, own_gradient
 from fedrec.training.block import Block
 from fedrec.training.draws import ExampleDraw, PreferenceDraw
+from fedrec.training.results import BlockChange, BlockUpdate, ChangedRows
 
 
 class PnbmStepConfig(StepConfig):
@@ -56,32 +55,29 @@ class PnbmStep(Step):
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Updates:
+    ) -> BlockUpdate:
+        config = self.config
         shared = _Shared(self.model, parameters)
-        changes = []
         losses = []
+        clients = []
         for index, steps in enumerate(block.steps):
             count = int(block.sizes[0, index]) if steps else 0
             items, ratings = (
                 part[0, index, :count].numpy(force=True) if count else np.empty(0, np.int64)
                 for part in (block.items, block.labels)
             )
-            parts, loss = self._trained(shared, items, ratings)
-            changes.append(parts)
+            ratings = ratings.astype(np.float64)
+            trained, loss = shared.trained(items, ratings, config.epochs, config.learning_rate)
+            clients.append(trained)
             losses.append(loss)
-        names = dict.fromkeys(name for parts in changes for name in parts)
-        by_name = {name: Parts([parts.get(name) for parts in changes]) for name in names}
-        return Updates(parameters, block, by_name, losses)
-
-    def _trained(
-        self, shared: _Shared, items: np.ndarray, ratings: np.ndarray
-    ) -> tuple[dict[str, ChangedPart], float]:
-        """A client's changes, and its mean squared error before the last step."""
-        if not self.config.epochs or not len(items):
-            return {}, math.nan
-        return shared.trained(
-            items, ratings.astype(np.float64), self.config.epochs, self.config.learning_rate
-        )
+        changes: dict[str, BlockChange] = {}
+        for name in shared.names:
+            parts = [trained[name] for trained in clients if name in trained]
+            counts = [len(trained[name][0]) if name in trained else 0 for trained in clients]
+            if parts:
+                rows, values = (np.concatenate(part) for part in zip(*parts, strict=True))
+                changes[name] = ChangedRows.ragged(np.cumsum([0, *counts]), rows, values)
+        return BlockUpdate(parameters, block, changes, losses)
 
 
 class _Shared:
@@ -91,64 +87,65 @@ class _Shared:
         self._config = model.config
         self._means = parameters["item.mean"][:, 0].double().numpy(force=True)
         self._slots = np.full(len(self._means), -1)
-        self._slots[model.chosen(parameters["item.count"]).numpy(force=True)] = np.arange(
-            model.size
-        )
-        names = (
-            ("similarity",)
-            if self._config.rank is None
-            else ("similarity.left", "similarity.right")
-        )
-        self._learned = {name: parameters[name].numpy(force=True) for name in names}
+        chosen = model.chosen(parameters["item.count"]).numpy(force=True)
+        self._slots[chosen] = np.arange(model.size)
+        square = self._config.rank is None
+        self.names = ("similarity",) if square else ("similarity.left", "similarity.right")
+        self._learned = {name: parameters[name].numpy(force=True) for name in self.names}
 
     def trained(
         self, items: np.ndarray, ratings: np.ndarray, epochs: int, rate: float
-    ) -> tuple[dict[str, ChangedPart], float]:
-        """The change of a client's parts after some steps, and its mean squared error before the
-        last one."""
+    ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], float]:
+        """A client's changes after some steps, and its mean squared error before the last one.
+
+        The changes are rows of the parameter viewed as a table, and their values: single numbers
+        of the similarities between its items, or its items' rows of both factors.
+        """
         slots = self._slots[items]
         inside = slots >= 0
-        deviations = ratings - self._means[items]
-        if not inside.any():
-            return {}, math.nan
         rows = slots[inside]
+        if not len(rows) or not epochs:
+            return {}, math.nan
+        deviations = ratings - self._means[items]
         means = self._means[items[inside]]
         start = self._config.start
         low, high = (bound - means for bound in self._config.scale)
         weight = start * (~inside).sum()
         total = start * deviations[~inside].sum()
         rest = Rest(self._config.prior, weight, total, low, high)
+        cells = rows
         if self._config.rank is None:
-            before = {
-                "similarity": self._learned["similarity"][rows[:, None], rows].astype(np.float64)
-            }
-        else:
-            before = {name: table[rows].astype(np.float64) for name, table in self._learned.items()}
-        after = {name: value.copy() for name, value in before.items()}
-        errors = np.zeros(1)
-        for _ in range(epochs):
-            errors = self._descend(after, deviations[inside], rest, rate)
-        placed = torch.from_numpy(rows)
-        columns = placed if self._config.rank is None else None
-        parts = {
-            name: ChangedPart(placed, columns, torch.from_numpy(value - before[name]))
-            for name, value in after.items()
+            cells = (rows[:, None] * len(self._learned["similarity"]) + rows).ravel()
+        before = {
+            name: (table.ravel()[cells] if self._config.rank is None else table[rows])
+            for name, table in self._learned.items()
         }
+        before = {
+            name: value.astype(np.float64).reshape(len(rows), -1) for name, value in before.items()
+        }
+        learned = before
+        changes: dict[str, np.ndarray] = {}
+        errors = np.zeros(1)
+        for epoch in range(epochs):
+            moves, errors = self._moves(learned, deviations[inside], rest, rate)
+            changes = {n: changes[n] + move if epoch else move for n, move in moves.items()}
+            if epoch + 1 < epochs:
+                learned = {n: value + changes[n] for n, value in before.items()}
+        width = 1 if self._config.rank is None else self._config.rank
+        parts = {name: (cells, value.reshape(-1, width)) for name, value in changes.items()}
         return parts, float(np.square(errors).mean())
 
-    def _descend(
-        self, learned: dict[str, np.ndarray], deviations: np.ndarray, rest: Rest, rate: float
-    ) -> np.ndarray:
-        """One step, in place; gives the errors before it."""
+    def _moves(
+        self, learned: Mapping[str, np.ndarray], deviations: np.ndarray, rest: Rest, rate: float
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """The changes of one step, and the errors before it."""
         if self._config.rank is None:
             gradient, errors = own_gradient(learned["similarity"], deviations, rest)
-            learned["similarity"] -= rate * gradient
-            return errors
+            gradient *= -rate
+            return {"similarity": gradient}, errors
         left = learned["similarity.left"]
         right = learned["similarity.right"]
         gradient, errors = own_gradient(self._config.start + left @ right.T, deviations, rest)
-        to_left = gradient @ right
-        to_right = gradient.T @ left
-        left -= rate * to_left
-        right -= rate * to_right
-        return errors
+        to_left = -rate * (gradient @ right)
+        to_right = -rate * (gradient.T @ left)
+        return {"similarity.left": to_left, "similarity.right": to_right}, errors

@@ -76,7 +76,6 @@ class SequenceStep(DescentStep):
     name = "sequence"
     Config = SequenceStepConfig
     trains = SequenceModel
-    tasks = ("ranking",)
     paper = "SASRec (Kang and McAuley 2018), GRU4Rec (Hidasi et al. 2016)"
     model: SequenceModel
     config: SequenceStepConfig
@@ -165,9 +164,6 @@ class SequenceObjective:
 class JointConfig(SgdConfig, SessionStepConfig):
     """Settings of local SGD and of the self-supervised task."""
 
-    lambda_dssm: float = Field(default=1.0, ge=0)
-    """Weight of the recommender's loss (lambda_DSSM, eq. 11)."""
-
 
 class Joint(SessionStep, Sgd):
     """Local SGD on the recommender's loss plus the loss on masked views of the client's
@@ -186,8 +182,8 @@ class Joint(SessionStep, Sgd):
         )
 
     def objective(self) -> SessionObjective:
-        """Both losses."""
-        return SessionObjective(self.task, Recommending(self.model), self.config.lambda_dssm)
+        """Both losses, of equal weight (lambda_DSSM = 1)."""
+        return SessionObjective(self.task, Recommending(self.model))
 
     def trained(self, parameters: Parameters) -> Parameters:
         """All, the encoders too."""
@@ -198,10 +194,9 @@ class Joint(SessionStep, Sgd):
     ) -> Iterator[tuple[tuple[np.ndarray, np.ndarray], np.ndarray]]:
         """Examples (items, labels) and views of each epoch, in the order of training."""
         config = self.config
-        pool = None
+        if not config.epochs:
+            return
+        pool = labelled(data, self.model.schema, config.negatives, config.low_rated, random)
         for _ in range(config.epochs):
-            if pool is None or config.negatives_policy == "epoch":
-                known = data, self.model.schema, config.negatives, config.low_rated
-                pool = labelled(*known, random)
             order = random.permutation(len(pool[0]))
             yield (pool[0][order], pool[1][order]), self.task.views(data, random)

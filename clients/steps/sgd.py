@@ -18,16 +18,14 @@ of a network differently).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from clients.step import PrivateParameters, fits
+from clients.step import PrivateParameters, Train, fits
 from clients.steps.descent import (
     DescentConfig,
     DescentStep,
@@ -41,7 +39,7 @@ from fedrec.pretext.views import mean_directions, recommender_part
 from fedrec.training.block import Block
 from fedrec.training.draws import ExampleDraw
 from fedrec.training.kernel import kernel_refusal, train_block
-from fedrec.training.results import Trained
+from fedrec.training.results import BlockUpdate, Dense
 from fedrec.training.sgd import SgdSettings
 
 
@@ -49,11 +47,8 @@ class SgdConfig(DescentConfig, PrivateParameters):
     """Settings of local SGD."""
 
     negatives: int = Field(default=4, ge=0)
-    """Unobserved items per positive (ranking only), drawn uniformly outside the training
-    positives."""
-    negatives_policy: Literal["round", "epoch"] = "round"
-    """`round`: drawn once per round; `epoch`: drawn again for each epoch, which touches more of the
-    catalogue."""
+    """Unobserved items per positive (ranking only), drawn once a round uniformly outside the
+    training positives."""
     low_rated: Literal["ignore", "negative"] = "ignore"
     """What a training row that is not positive counts as (ranking only)."""
     rates: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
@@ -78,7 +73,6 @@ class Sgd(DescentStep):
             config.epochs,
             config.batch_size,
             config.negatives,
-            afresh=config.negatives_policy == "epoch",
             low_rated=config.low_rated == "negative",
         )
 
@@ -90,12 +84,14 @@ class Sgd(DescentStep):
         """All but those of self-supervised training."""
         return recommender_part(parameters)
 
-    def kernel_refusal(self) -> str | None:
-        return kernel_refusal(self._kernel, self.config.sgd(), self.device)
+    def in_kernel(self) -> Train | str:
+        """Plain SGD of a model that declares a kernel."""
+        kernel = self._kernel
+        return kernel_refusal(kernel, self.config.sgd(), self.device) or self._train_in_kernel
 
-    def train_in_kernel(
+    def _train_in_kernel(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Trained:
+    ) -> BlockUpdate:
         trained = self.trained(parameters)
         settings = self.settings(list(trained))
         moved = train_block(self._kernel, trained, block, settings, client_params)
@@ -103,12 +99,9 @@ class Sgd(DescentStep):
 
     def settings(self, names: list[str]) -> SgdSettings:
         rates = rates_by_name(names, self.config.rates)
-        return replace(super().settings(names), rates=rates, late=self._late(names))
-
-    def _late(self, names: list[str]) -> frozenset[str]:
-        """The late parameters."""
         check_patterns(names, self.config.late_parameters, "late-parameters")
-        return frozenset(name for name in names if fits(name, self.config.late_parameters))
+        late = frozenset(name for name in names if fits(name, self.config.late_parameters))
+        return replace(super().settings(names), rates=rates, late=late)
 
 
 # Local SGD of PrivRec's network, and a profile of the user's own items: an extension of Wang et al.
@@ -122,67 +115,46 @@ class Sgd(DescentStep):
 # leaves, which ranks worse, in fine-tuning and more so in training.
 
 
-class SgdProfileConfig(SgdConfig):
-    """Settings of local SGD."""
-
-
 class SgdProfile(Sgd):
-    """Local SGD of the network; afterwards the profile of the user's own items.
-
-    Attributes:
-        keeps: the setting's parameters alone, as the profile is taken anew in each round.
-    """
+    """Local SGD of the network; afterwards the profile of the user's own items."""
 
     name = "sgd-profile"
-    Config = SgdProfileConfig
     trains = PrivRecProfile
-    tasks = ("ranking",)
     private = (PROFILE,)
     paper = "an extension of PrivRec (Wang et al. 2021), algorithm 1"
-    config: SgdProfileConfig
 
-    def __init__(
-        self, config: SgdProfileConfig, model: PrivRecProfile, device: torch.device
-    ) -> None:
+    def __init__(self, config: SgdConfig, model: PrivRecProfile, device: torch.device) -> None:
         super().__init__(config, model, device)
         self.model = model.network
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Trained:
-        moved = super().train_block(_network(parameters), block, client_params)
-        return self._with_profiles(moved, parameters, client_params)
+    ) -> BlockUpdate:
+        return self._with_profiles(super().train_block, parameters, block, client_params)
 
-    def train_in_kernel(
-        self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Trained:
-        moved = super().train_in_kernel(_network(parameters), block, client_params)
-        return self._with_profiles(moved, parameters, client_params)
-
-    @property
-    def keeps(self) -> bool:
-        return bool(self.config.private_parameters)
+    def in_kernel(self) -> Train | str:
+        train = super().in_kernel()
+        return train if isinstance(train, str) else partial(self._with_profiles, train)
 
     def _with_profiles(
         self,
-        moved: Trained,
-        start: Mapping[str, Tensor],
-        client_params: Mapping[str, Tensor] | None,
-    ) -> Trained:
+        train: Train,
+        parameters: Parameters,
+        block: Block,
+        client_params: Parameters | None = None,
+    ) -> BlockUpdate:
         """A trained block with the profiles of its clients, `[C, d]`, from the positives in their
         batches."""
-        block = moved.block
-        table = moved.values[ITEMS]
+        network = {name: value for name, value in parameters.items() if name != PROFILE}
+        moved = train(network, block, client_params)
+        start = parameters[PROFILE]
         if self.config.epochs:
+            table = moved.values(ITEMS)
             liked = torch.zeros(table.shape[:2], dtype=torch.bool, device=table.device)
             rows = block.rows[:, :, : block.items.shape[2]]
             liked.view(-1)[rows[block.labels > 0]] = True
             profiles = mean_directions(table, liked)
         else:
-            profiles = (client_params or {}).get(PROFILE, start[PROFILE].expand(len(block), -1))
-        return replace(moved, start=start, values={**moved.values, PROFILE: profiles})
-
-
-def _network(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All parameters but the profile."""
-    return {name: value for name, value in parameters.items() if name != PROFILE}
+            profiles = (client_params or {}).get(PROFILE, start.expand(len(block), -1))
+        changes = {**moved.changes, PROFILE: Dense(profiles, start)}
+        return replace(moved, start=parameters, changes=changes)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from clients.step import Step, StepConfig
 from clients.steps.descent import Update, one_by_one
-from clients.steps.updates import SparseVectors, Updates
 from fedrec.components.registry import covers_overrides
 from fedrec.data.client_data import ClientData
 from fedrec.data.interactions import LowRatedConfig, RecencyConfig
@@ -27,6 +26,7 @@ from fedrec.models.linear import PRODUCTS, WEIGHTS
 from fedrec.neighbourhood.learned import Scale, scaled
 from fedrec.sums.products import BIAS, ItemScaleConfig, chosen_items, item_scale, transitions
 from fedrec.training.block import Batches, Block
+from fedrec.training.results import BlockUpdate, ChangedRows, Factored
 
 # Base of steps that do not train but send sufficient statistics of a client's history, once.
 
@@ -86,7 +86,7 @@ class SufficientStatistics(Step):
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Updates:
+    ) -> BlockUpdate:
         """The sums that every client of a block adds."""
         if not block.active:
             return self._outcome(parameters, block, *_NOTHING)
@@ -103,7 +103,7 @@ class SufficientStatistics(Step):
 
     def whole_block(
         self, parameters: Mapping[str, Tensor], population: Population, clients: np.ndarray
-    ) -> Updates:
+    ) -> BlockUpdate:
         """Train as `train_block` does, for some clients `int64 [clients]` at once."""
         if not self.config.epochs:
             block = Block.without_batches([0] * len(clients))
@@ -112,35 +112,32 @@ class SufficientStatistics(Step):
         block = Block.without_batches(np.diff(offsets).tolist())
         return self._outcome(parameters, block, items, weights)
 
-    def kernel_refusal(self) -> str:
-        """Nothing is trained."""
-        return f"step {type(self).__name__} adds up all clients at once and trains nothing"
-
     def _history(self, data: ClientData) -> tuple[np.ndarray, np.ndarray]:
         """A client's items that count, and their weights."""
-        return data.weighted_items(self._low_rated) if self.config.epochs else _NOTHING
+        return (
+            data.weighted_items(getattr(self.config, "low_rated", 0.0))
+            if self.config.epochs
+            else _NOTHING
+        )
 
     def _histories(
         self, population: Population, clients: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The items of some clients, concatenated, with offsets `int64 [clients + 1]`."""
-        return population.weighted_items(clients, self._low_rated)
-
-    @property
-    def _low_rated(self) -> float:
-        return self.config.low_rated if isinstance(self.config, LowRatedConfig) else 0.0
+        return population.weighted_items(clients, getattr(self.config, "low_rated", 0.0))
 
     def _outcome(
         self, parameters: Mapping[str, Tensor], block: Block, items: np.ndarray, weights: np.ndarray
-    ) -> Updates:
+    ) -> BlockUpdate:
         """The updates of a block from the items of its clients, concatenated."""
         name, rows, values = self.entries(parameters, items, weights)
         sent = rows >= 0
         clients = np.arange(len(block) + 1)
         owners = np.repeat(clients[:-1], block.examples)[sent]
         offsets = np.searchsorted(owners, clients)
-        vectors = SparseVectors(offsets, rows[sent], values[sent], self.outer)
-        return Updates(parameters, block, {name: vectors}, [math.nan] * len(block))
+        vectors = ChangedRows.ragged(offsets, rows[sent], values[sent, None])
+        change = Factored(vectors, None) if self.outer else vectors
+        return BlockUpdate(parameters, block, {name: change}, [math.nan] * len(block))
 
 
 _NOTHING = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))
@@ -232,7 +229,7 @@ class RatingSums(Step):
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Updates:
+    ) -> BlockUpdate:
         """The ratings of every client of a block."""
         return one_by_one(parameters, block, client_params, self._sums)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from clients.step import Step, StepConfig
 from clients.steps.own_noise import Recorder
-from clients.steps.updates import Updates, outer_products
 from fedrec.data.client_data import ClientData
 from fedrec.device import on_device
 from fedrec.models.base import Parameters
@@ -24,7 +23,7 @@ from fedrec.models.vae import Draw, Prior, Tap, Vae
 from fedrec.privacy.personal import PersonalNoise, PriorsConfig
 from fedrec.training.block import Batches, Block, UserCodes
 from fedrec.training.descent import descend
-from fedrec.training.results import Outcome
+from fedrec.training.results import BlockUpdate, outer_products
 from fedrec.training.sgd import SgdSettings
 
 
@@ -51,42 +50,6 @@ class HistoryBatches(Batches):
     drawn: np.ndarray
     random: np.random.Generator
     client: int
-
-    @classmethod
-    def of(
-        cls,
-        history: np.ndarray,
-        amounts: np.ndarray,
-        draws: Sequence[Draw],
-        random: np.random.Generator,
-        *,
-        client: int,
-        prior: tuple[np.ndarray, np.ndarray] | None = None,
-        drawn: np.ndarray | None = None,
-        examples: int | None = None,
-    ) -> Self:
-        """One step per draw (`[1, 1]` each); without a draw nothing is trained. `examples`: default
-        1 with a draw."""
-        steps = len(draws)
-        return cls(
-            items=np.zeros((steps, 0), dtype=np.int64),
-            labels=np.zeros((steps, 0), dtype=np.float32),
-            sizes=np.zeros(steps, dtype=np.int64),
-            examples=min(steps, 1) if examples is None else examples,
-            last_epoch=min(steps, 1),
-            history=history,
-            amounts=amounts,
-            retained=np.array([draw.mask[0, 0].numpy()[history] for draw in draws], bool).reshape(
-                steps, len(history)
-            ),
-            noise=np.array([draw.noise[0, 0].numpy() for draw in draws], np.float32).reshape(
-                steps, -1 if steps else 0
-            ),
-            prior=prior,
-            drawn=np.zeros(0, dtype=np.int64) if drawn is None else drawn,
-            random=random,
-            client=client,
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,6 +186,13 @@ class HistoryStepConfig(StepConfig):
     """Priors of the users' codes from their metadata (equation 11), without noise; default:
     standard normal."""
 
+    def in_round(self, round_number: int) -> Self:
+        """The settings with the beta of a training round, from 1: linear from 0, the whole from
+        round `anneal_rounds` on."""
+        rounds = self.anneal_rounds
+        share = min(1.0, (round_number - 1) / rounds) if rounds else 1.0
+        return self.model_copy(update={"beta": self.beta * share})
+
 
 class HistoryStep(Step):
     """Base of steps that train the variational autoencoder on a client's own history."""
@@ -236,31 +206,37 @@ class HistoryStep(Step):
         noise = config if isinstance(config, PersonalNoise) else None
         self.priors = user_priors(config.priors, noise, model)
 
-    def in_round(self, round_number: int) -> Self:
-        """The step with the beta of a training round, from 1: linear from 0, the whole from round
-        `anneal_rounds` on."""
-        rounds = self.config.anneal_rounds
-        share = min(1.0, (round_number - 1) / rounds) if rounds else 1.0
-        beta = self.config.beta * share
-        return type(self)(self.config.model_copy(update={"beta": beta}), self.model, self.device)
-
     def block(self, users: UserCodes, batches: Sequence[Batches], device: torch.device) -> Block:
         return HistoryBlock.of(users, batches, device, self.model)
 
     def history_batches(
-        self, data: ClientData, steps: int, random: np.random.Generator, **examples: Any
+        self,
+        data: ClientData,
+        steps: int,
+        random: np.random.Generator,
+        drawn: np.ndarray | None = None,
+        examples: int | None = None,
     ) -> HistoryBatches:
-        """The batches of one client, with the draws of each step; `examples` as in
-        `HistoryBatches.of`."""
+        """The batches of one client, with the draws of each step; without a step nothing is
+        trained. `drawn`, `int64 [J]`: see `HistoryBatches`; `examples`: default 1 with a step."""
         draws = [self.model.draw((1, 1), generator_of(random)) for _ in range(steps)]
-        return HistoryBatches.of(
-            data.positives,
-            data.amounts(self.model.form.rated),
-            draws,
-            random,
-            client=data.client,
+        history = data.positives
+        retained = np.array([draw.mask[0, 0].numpy()[history] for draw in draws], bool)
+        noise = np.array([draw.noise[0, 0].numpy() for draw in draws], np.float32)
+        return HistoryBatches(
+            items=np.zeros((steps, 0), dtype=np.int64),
+            labels=np.zeros((steps, 0), dtype=np.float32),
+            sizes=np.zeros(steps, dtype=np.int64),
+            examples=min(steps, 1) if examples is None else examples,
+            last_epoch=min(steps, 1),
+            history=history,
+            amounts=data.amounts(self.model.form.rated),
+            retained=retained.reshape(steps, len(history)),
+            noise=noise.reshape(steps, -1 if steps else 0),
             prior=None if self.priors is None else self.priors.of(data),
-            **examples,
+            drawn=history[:0] if drawn is None else drawn,
+            random=random,
+            client=data.client,
         )
 
 
@@ -306,7 +282,7 @@ class VaeStep(HistoryStep):
 
     def train_block(
         self, parameters: Parameters, block: Block, client_params: Parameters | None = None
-    ) -> Outcome:
+    ) -> BlockUpdate:
         """Train every client of a block. One epoch is one backward pass for all clients
         together."""
         config = self.config
@@ -321,4 +297,4 @@ class VaeStep(HistoryStep):
         rates = torch.where(trains, -config.learning_rate, 0.0).double()
         factors = recorder.gradients(losses[:, None]).weighted(rates[None])
         reported = torch.where(trains, losses.detach(), math.nan)
-        return Updates(parameters, block, outer_products(factors), tuple(reported.tolist()))
+        return BlockUpdate(parameters, block, outer_products(factors), reported)

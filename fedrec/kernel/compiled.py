@@ -29,6 +29,9 @@ FAST = {
 }
 INNER = {**FAST, "no_cpython_wrapper": True}
 """Flags of functions that only compiled code calls; to call one from Python ends the process."""
+INLINED = {**INNER, "inline": "always"}
+"""The same of functions that are called in each step with records of many arrays, whose references
+would be counted at every call: that took as long as the step of a small model."""
 
 
 def compiled(function: Callable[..., Any], flags: Mapping[str, Any] = FAST) -> Any:

@@ -203,7 +203,7 @@ def _shuffle(states, client, order):
 
 
 @compiled
-def draw(states, clients, rows, avoided, num_items, negatives, epochs, kind, pools, orders):
+def draw(states, clients, rows, avoided, num_items, negatives, epochs, shuffled, pools, orders):
     """Draw the examples of C clients and their order in each epoch.
 
     Args:
@@ -214,14 +214,13 @@ def draw(states, clients, rows, avoided, num_items, negatives, epochs, kind, poo
         num_items: of the catalogue.
         negatives: `int64 [clients]`, how many a client draws.
         epochs: how many.
-        kind: whether negatives are drawn again for each epoch, and whether epochs are shuffled.
+        shuffled: whether each epoch is.
         pools: items `int64 [P]` and labels `float32 [P]`, written: the rows of each client and then
-            its negatives, again for each epoch if these are.
+            its negatives.
         orders: `int32 [Q]`, written: for each epoch of a client the places of its examples in the
             client's pool.
     """
     offsets, items, labels = rows
-    afresh, shuffled = kind
     pool_items, pool_labels = pools
     begin = 0
     at = 0
@@ -231,29 +230,26 @@ def draw(states, clients, rows, avoided, num_items, negatives, epochs, kind, poo
         count = offsets[client + 1] - first
         size = count + negatives[client]
         known = avoided[1][avoided[0][client] : avoided[0][client + 1]]
-        pool = begin
-        for epoch in range(epochs):
-            if epoch == 0 or afresh:
-                pool = begin
-                begin += size
-                for n in range(count):
-                    pool_items[pool + n] = items[first + n]
-                    pool_labels[pool + n] = labels[first + n]
-                if negatives[client]:
-                    drawn = pool_items[pool + count : begin]
-                    _draw_negatives(states, c, known, num_items, drawn)
-                    pool_labels[pool + count : begin] = 0
+        if epochs:
+            for n in range(count):
+                pool_items[begin + n] = items[first + n]
+                pool_labels[begin + n] = labels[first + n]
+            drawn = pool_items[begin + count : begin + size]
+            if negatives[client]:
+                _draw_negatives(states, c, known, num_items, drawn)
+                pool_labels[begin + count : begin + size] = 0
+            begin += size
+        for _ in range(epochs):
             order = orders[at : at + size]
             at += size
-            start = size * epoch if afresh else 0
             for n in range(size):
-                order[n] = start + n
+                order[n] = n
             if shuffled:
                 _shuffle(states, c, order)
 
 
 @compiled
-def lay_out(orders, pools, sizes, epochs, copies, width, batches):
+def lay_out(orders, pools, sizes, epochs, width, batches):
     """Put the examples of C clients into batches, step by step.
 
     Args:
@@ -261,7 +257,6 @@ def lay_out(orders, pools, sizes, epochs, copies, width, batches):
         pools: items, labels and the number of each item among those of its client, `[P]` each.
         sizes: `int64 [C]`, examples in an epoch.
         epochs: how many.
-        copies: how many pools a client has.
         width: how far apart the first rows of two clients are.
         batches: items, rows `int64 [S, C, B]`, labels `float32 [S, C, B]` and sizes `int64 [S, C]`,
             0 before; written.
@@ -287,4 +282,4 @@ def lay_out(orders, pools, sizes, epochs, copies, width, batches):
                 at += count
                 step += 1
         rows[step:, c, :] = first
-        pool += sizes[c] * copies
+        pool += sizes[c]

@@ -403,30 +403,27 @@ def _scale(values, factor):
 @njit(**INNER)
 def _add_outer(alpha, column, row, out):
     for r in range(len(out)):
-        target = out[r]
         factor = alpha * column[r]
-        for c in range(target.size):
-            target[c] += factor * row[c]
+        for c in range(row.size):
+            out[r, c] += factor * row[c]
 
 
 @njit(**INNER)
 def _add_rows(alpha, factors, matrix, out):
     """out += alpha factors matrix: a weighted sum of the matrix's rows."""
     for r in range(len(matrix)):
-        row = matrix[r]
         factor = alpha * factors[r]
         for c in range(out.size):
-            out[c] += factor * row[c]
+            out[c] += factor * matrix[r, c]
 
 
 @njit(**INNER)
 def _add_dots(alpha, matrix, vector, out):
     """out += alpha matrix vector: inner products with the matrix's rows."""
     for r in range(len(matrix)):
-        row = matrix[r]
         total = np.float32(0)
         for c in range(vector.size):
-            total += row[c] * vector[c]
+            total += matrix[r, c] * vector[c]
         out[r] += alpha * total
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fedrec.kernel.compiled import FAST, compiled
+from fedrec.kernel.compiled import FAST, INNER, compiled
 
 # Working memory of compiled code.
 
@@ -49,7 +49,8 @@ def copy_row(row, target):
 def repeat_row(row, targets):
     """Copy a row into each of several, `float32 [n, d]`."""
     for n in range(len(targets)):
-        copy_row(row, targets[n])
+        for k in range(row.size):
+            targets[n, k] = row[k]
 
 
 @njit(**FAST)
@@ -63,12 +64,19 @@ def add_row(row, total):
 def add_rows(rows, total):
     """Add rows `float32 [n, d]` to one."""
     for n in range(len(rows)):
-        add_row(rows[n], total)
+        for k in range(total.size):
+            total[k] += rows[n, k]
 
 
 # Sums of clients' updates, and steps of rows, without large temporary arrays.
 
 _SPAN = 512  # elements per block of the sum, which stays in the L1 cache over all clients
+
+
+@njit(**INNER)
+def _power(change, order):
+    """A square (order 2) or a magnitude (1)."""
+    return np.float64(change) ** 2 if order == 2 else np.float64(abs(change))
 
 
 @compiled
@@ -77,7 +85,7 @@ def add_dense(totals, start, values, stride, shares):
 
     Args:
         totals: `float64 [n]`.
-        start: `float32 [n]`.
+        start: `float32 [n]`; `[0]`: zeros.
         values: those of a client after those of the one before, `float32 [(C - 1) * stride + n]`;
             of rows that lie apart Numba does not know that their numbers are side by side.
         stride: how far apart the first numbers of clients are.
@@ -91,26 +99,30 @@ def add_dense(totals, start, values, stride, shares):
         for client in range(len(shares)):
             share = shares[client]
             client_values = values[client * stride + begin : client * stride + end]
-            if share != 0:
+            if share != 0 and start.size:
                 for i in range(sums.size):
                     sums[i] += share * (np.float64(client_values[i]) - np.float64(before[i]))
+            elif share != 0:
+                for i in range(sums.size):
+                    sums[i] += share * np.float64(client_values[i])
 
 
 @compiled
-def add_changed_rows(totals, slots, rows, used, start, touched, counts, values, shares):
+def add_changed_rows(totals, slots, slot_rows, used, start, rows, firsts, counts, values, shares):
     """Add share times (row - its row of start) to a sum, for all clients and the rows that each
-    touched.
+    changed.
 
     Args:
         totals: `float64 [slots, d]`; 0 in those that are not used yet.
         slots: `int64 [items]`, the slot of each item, -1 for none; an item without a slot gets the
-            next one.
-        rows: `int64 [slots]`, the item of each slot, written.
+            next one. `[0]`: items are slots.
+        slot_rows: `int64 [slots]`, the item of each slot, written.
         used: number of slots that are used.
-        start: `float32 [items, d]`.
-        touched: `int64 [C, R]`, items of the rows.
-        counts: `int64 [C]`, number of rows of each client; later ones are padding.
-        values: `float32 [C, R, d]`.
+        start: `[items, d]`, as the values; `[0, d]`: zeros.
+        rows: `int64 [n]`, items of the values.
+        firsts: `int64 [C]`, where each client's first row is.
+        counts: `int64 [C]`, number of rows of each client.
+        values: `float32 [n, d]`, or `float64`.
         shares: `float64 [C]`; a client with share 0 adds nothing, even if its values are not
             finite.
 
@@ -121,17 +133,24 @@ def add_changed_rows(totals, slots, rows, used, start, touched, counts, values, 
         share = shares[client]
         if share == 0:
             continue
-        for position in range(counts[client]):
-            item = touched[client, position]
-            if slots[item] < 0:
-                slots[item] = used
-                rows[used] = item
-                used += 1
-            total = totals[slots[item]]
-            before = start[item]
-            after = values[client, position]
-            for i in range(total.size):
-                total[i] += share * (np.float64(after[i]) - np.float64(before[i]))
+        for entry in range(firsts[client], firsts[client] + counts[client]):
+            item = rows[entry]
+            slot = item
+            if len(slots):
+                if slots[item] < 0:
+                    slots[item] = used
+                    slot_rows[used] = item
+                    used += 1
+                slot = slots[item]
+            total = totals[slot]
+            after = values[entry]
+            if len(start):
+                before = start[item]
+                for i in range(total.size):
+                    total[i] += share * (np.float64(after[i]) - np.float64(before[i]))
+            else:
+                for i in range(total.size):
+                    total[i] += share * np.float64(after[i])
     return used
 
 
@@ -176,31 +195,35 @@ def powers(start, values, stride, clients, order):
     """Sums over n of squares (order 2) or magnitudes (1) of values - start, `float64 [C]`, of so
     many clients; see `add_dense`."""
     sums = np.zeros(clients)
+    size = start.size if start.size else len(values) - (clients - 1) * stride
     for client in range(clients):
-        client_values = values[client * stride : client * stride + start.size]
+        after = values[client * stride : client * stride + size]
         total = 0.0
-        if order == 2:
-            for i in range(start.size):
-                total += np.float64(client_values[i] - start[i]) ** 2
+        if start.size:
+            for i in range(size):
+                total += _power(after[i] - start[i], order)
         else:
-            for i in range(start.size):
-                total += abs(np.float64(client_values[i] - start[i]))
+            for i in range(size):
+                total += _power(after[i], order)
         sums[client] = total
     return sums
 
 
 @compiled
-def row_powers(start, touched, counts, values, order):
-    """The same sums over the rows that clients touched, see `add_changed_rows`."""
+def row_powers(start, rows, firsts, counts, values, order):
+    """The same sums over the rows that clients changed, see `add_changed_rows`."""
     sums = np.zeros(len(counts))
     for client in range(len(counts)):
         total = 0.0
-        for position in range(counts[client]):
-            before = start[touched[client, position]]
-            after = values[client, position]
-            for i in range(before.size):
-                change = np.float64(after[i] - before[i])
-                total += change * change if order == 2 else abs(change)
+        for entry in range(firsts[client], firsts[client] + counts[client]):
+            after = values[entry]
+            if len(start):
+                before = start[rows[entry]]
+                for i in range(after.size):
+                    total += _power(after[i] - before[i], order)
+            else:
+                for i in range(after.size):
+                    total += _power(after[i], order)
         sums[client] = total
     return sums
 

@@ -40,6 +40,7 @@ class Gpfedrec(Model):
     name = "gpfedrec"
     Config = GpfedrecConfig
     paper = "GPFedRec (Zhang et al. 2024), section 4"
+    tasks = ("ranking",)
     item_tables = ("item.id",)
     config: GpfedrecConfig
 
@@ -116,6 +117,7 @@ class Fedgnn(Model):
     name = "fedgnn"
     Config = FedgnnConfig
     paper = "FedGNN (Wu et al. 2021), section 3.2"
+    tasks = ("ranking",)
     item_tables = ("item.id",)
     config: FedgnnConfig
 
@@ -188,6 +190,7 @@ class Pfedrec(Model):
     name = "pfedrec"
     Config = PfedrecConfig
     paper = "PFedRec (Zhang et al. 2023)"
+    tasks = ("ranking",)
     item_tables = ("item.id",)
     config: PfedrecConfig
 
@@ -241,6 +244,7 @@ class Fedrap(Model):
     name = "fedrap"
     Config = FedrapConfig
     paper = "FedRAP (Li et al. 2024), section 3"
+    tasks = ("ranking",)
     item_tables = ("item.id",)
     config: FedrapConfig
 

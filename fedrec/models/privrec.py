@@ -321,6 +321,7 @@ class PrivRecProfile(Model):
 
     name = "privrec-profile"
     Config = PrivRecProfileConfig
+    tasks = ("ranking",)
     paper = "an extension of PrivRec (Wang et al. 2021)"
     config: PrivRecProfileConfig
 

@@ -33,7 +33,12 @@ class Batches:
         sizes: `int64 [S]`, number of examples in each batch, in `[0, B]`.
         examples: number of examples in the last epoch.
         last_epoch: number of steps in the last epoch.
+        together: largest number of clients of a block on a processor, unless compiled code takes
+            one after the other: more do not fit into its cache, from which several gradient steps
+            read them again.
     """
+
+    together: ClassVar[int] = 16
 
     items: np.ndarray
     labels: np.ndarray
@@ -248,17 +253,6 @@ class Block:
         """Number of steps of each client."""
         return (np.array(self.active)[:, None] > np.arange(len(self))).sum(0).tolist()
 
-    def changed_rows(self, moved: bool, compact: bool) -> np.ndarray | None:
-        """Number of rows of a parameter that each client may have changed, `int64 [C]`; None: all.
-
-        Args:
-            moved: whether it is trained.
-            compact: whether clients have the rows that they touch alone.
-        """
-        if not moved:
-            return np.zeros(len(self), dtype=np.int64)
-        return np.array(self.touched_counts) if compact else None
-
     def requests(self, clients: Sequence[int]) -> ItemRequests:
         """The items of each client's real rows; `clients` are the ids, `[C]`."""
         touched = self.touched.numpy(force=True)
@@ -279,11 +273,6 @@ class Block:
     def _ends(self) -> Tensor:
         """`int64 [C]`: `steps`, on the device."""
         return on_device(np.array(self.steps, dtype=np.int64), self.touched.device)
-
-    @property
-    def last_epoch_begins(self) -> Tensor:
-        """`int64 [C]`: the step in which the last epoch of each client begins."""
-        return torch.tensor(self.steps) - torch.tensor(self.last_epoch)
 
     def last_epoch_means(self, losses: Tensor) -> Tensor:
         """Mean over the steps of each client's last epoch.

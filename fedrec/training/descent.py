@@ -15,7 +15,7 @@ from fedrec.models.base import Model
 from fedrec.nn.layers import all_rows
 from fedrec.training.block import Block
 from fedrec.training.recorded_steps import run_steps
-from fedrec.training.results import Trained, rows_at
+from fedrec.training.results import BlockUpdate, rows_at
 from fedrec.training.sgd import Group, SgdSettings, descend_all, of_clients
 
 
@@ -73,7 +73,7 @@ def descend(
     sgd: SgdSettings,
     objective: Objective | None = None,
     client_params: Mapping[str, Tensor] | None = None,
-) -> Trained:
+) -> BlockUpdate:
     """Train every client of a block on its batches.
 
     Args:
@@ -89,14 +89,14 @@ def descend(
         The trained parameters of every client.
 
     Raises:
-        ValueError: rows that are in no batch change (weight decay, momentum or a proximal term),
-            and item tables differ in their rates or in being late, so that one factor per client
-            cannot describe the change.
+        ValueError: rows that are in no batch change (weight decay or a proximal term), and item
+            tables differ in their rates or in being late, so that one factor per client cannot
+            describe the change.
     """
     item_tables = [name for name in model.item_tables if name in start]
     if not sgd.plain and len({(sgd.rate(name), name in sgd.late) for name in item_tables}) > 1:
         raise ValueError(
-            "Expected item tables of one rate, all late or none, with decay, momentum or a pull."
+            "Expected item tables of one rate, all late or none, with decay or a pull."
         )
     cohort = _Cohort.of(start, client_params or {}, block, sgd, item_tables)
     objective = objective or Recommending(model)
@@ -105,8 +105,8 @@ def descend(
     losses = run_steps(block, partial(cohort.step, objective), cohort.moving, capturable)
     means = block.last_epoch_means(losses)
     values = {name: group.make_own() for name, group in {**cohort.dense, **cohort.tables}.items()}
-    still = torch.ones(len(block)) if sgd.plain else cohort.untouched.value.view(-1)
-    return Trained(start, block, values, tuple(item_tables), still, means)
+    untouched = None if sgd.plain else cohort.untouched.value.view(-1)
+    return BlockUpdate.from_values(start, block, values, item_tables, means, untouched)
 
 
 @dataclass(frozen=True, eq=False)

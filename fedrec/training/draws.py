@@ -36,7 +36,6 @@ class ExampleDraw:
         epochs: passes over the examples; 0: none are drawn.
         batch_size: examples per step at most.
         negatives: items per positive that are drawn outside the positives (ranking only).
-        afresh: whether negatives are drawn again for each epoch.
         low_rated: whether rows that are not positive are negatives, too (ranking only).
         shuffled: whether each epoch has an order of its own.
     """
@@ -44,7 +43,6 @@ class ExampleDraw:
     epochs: int
     batch_size: int
     negatives: int = 0
-    afresh: bool = False
     low_rated: bool = False
     shuffled: bool = True
 
@@ -208,16 +206,15 @@ class ClientExamples:
 
         of = self.draw
         counts = self.counts[clients]
-        copies = of.epochs if of.afresh else min(of.epochs, 1)
-        items = np.empty(int(counts.sum()) * copies, np.int64)
+        items = np.empty(int(counts.sum()), np.int64)
         labels = np.empty(len(items), np.float32)
-        orders = np.empty(int(counts.sum()) * of.epochs, np.int32)
+        orders = np.empty(len(items) * of.epochs, np.int32)
         given = (*self.rows, self.labels), self.avoided, self.num_items, self.negatives
-        draw(states, clients, *given, of.epochs, (of.afresh, of.shuffled), (items, labels), orders)
-        touched, touched_counts, numbers = number_items(items, np.cumsum(counts * copies))
+        draw(states, clients, *given, of.epochs, of.shuffled, (items, labels), orders)
+        touched, touched_counts, numbers = number_items(items, np.cumsum(counts))
         width = int(self.widths[clients].max(initial=0))
         pools = items, labels, numbers
-        sizes = counts, self.epoch[clients], of.epochs, copies, width
+        sizes = counts, self.epoch[clients], of.epochs, width
         return _Drawn(pools, orders, touched, touched_counts, *sizes)
 
 
@@ -232,7 +229,6 @@ class _Drawn(NamedTuple):
         counts: `int64 [C]`, examples in an epoch.
         epoch: `int64 [C]`, steps in an epoch.
         epochs: how many.
-        copies: how many pools a client has.
         width: examples of a step.
     """
 
@@ -243,7 +239,6 @@ class _Drawn(NamedTuple):
     counts: np.ndarray
     epoch: np.ndarray
     epochs: int
-    copies: int
     width: int
 
     @property
@@ -264,7 +259,7 @@ def _in_compiled_code(drawn: _Drawn, device: torch.device) -> list[Tensor]:
     kinds = (np.int64, np.int64, np.float32)
     batches = [np.zeros(drawn.shape, kind) for kind in kinds]
     sizes = np.zeros(drawn.shape[:2], np.int64)
-    counts = drawn.counts, drawn.epochs, drawn.copies
+    counts = drawn.counts, drawn.epochs
     lay_out(drawn.orders, drawn.pools, *counts, drawn.touched.shape[1], (*batches, sizes))
     return [torch.from_numpy(part) for part in (*batches, sizes)]
 
@@ -283,7 +278,7 @@ def _on_device(drawn: _Drawn, device: torch.device) -> list[Tensor]:
     within = position % counts[owner]
     step = position // counts[owner] * epoch[owner] + within // width
     target = (step * clients + owner) * width + within % width
-    source = orders + (begins * drawn.copies)[owner]
+    source = orders + begins[owner]
     first = every * drawn.touched.shape[1]
     rows = first[:, None].expand(drawn.shape).flatten()
     rows.index_copy_(0, target, numbers[source] + first[owner])

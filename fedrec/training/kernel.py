@@ -7,9 +7,9 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +20,12 @@ from fedrec.nn.layers import ItemFeature, KernelModel, Layer
 from fedrec.protocol.updates import SparseAccumulator
 from fedrec.training.arrays import ParameterLayout, check_block, dense_vectors, table_rows
 from fedrec.training.block import Batches, Block
-from fedrec.training.results import Trained
+from fedrec.training.results import BlockUpdate
 from fedrec.training.sgd import SgdSettings
 from fedrec.training.steps import train_additive, train_clients
 
 
-@dataclass(frozen=True, eq=False)
-class Guidance:
+class Guidance(NamedTuple):
     """Targets that each step moves the rows of an item table towards, beside its gradient
     (GPFedRec).
 
@@ -46,7 +45,7 @@ def train_block(
     sgd: SgdSettings,
     client_params: Mapping[str, Tensor] | None = None,
     guidance: Guidance | None = None,
-) -> Trained:
+) -> BlockUpdate:
     """Train every client of a block on its batches.
 
     Args:
@@ -74,6 +73,9 @@ def train_block(
     dense = dense_vectors(layout, start, params, len(block))
     names = (model.item_table, model.item_bias, model.product_table)
     tables = tuple(table_rows(start, params, name, block) for name in names)
+    pulled = np.float32(0), tables[0][:, :0]
+    if guidance is not None:
+        pulled = np.float32(guidance.share), guidance.rows.contiguous().numpy()
     losses = np.full(len(block), np.nan)
     train_clients(
         layout.network,
@@ -86,7 +88,7 @@ def train_block(
         dense,
         tables,
         torch.cat([*users, first[:, :0]], 1).numpy(),
-        _numbers(guidance, tables[0]),
+        pulled,
         losses,
     )
     values = {}
@@ -95,7 +97,7 @@ def train_block(
         values[name] = columns.reshape(len(block), *start[name].shape)
     values |= {name: table for name, table in zip(names, tables, strict=True) if name is not None}
     trained = {name: torch.from_numpy(value) for name, value in values.items()}
-    return Trained(start, block, trained, model.item_tables, torch.ones(len(block)), losses)
+    return BlockUpdate.from_values(start, block, trained, model.item_tables, losses)
 
 
 @functools.lru_cache(maxsize=16)  # of the models of a process, for all of their blocks
@@ -103,13 +105,6 @@ def _layout(
     model: KernelModel, shapes: tuple[tuple[str, tuple[int, ...]], ...], widths: tuple[int, ...]
 ) -> ParameterLayout:
     return ParameterLayout(model, dict(shapes), widths)
-
-
-def _numbers(guidance: Guidance | None, rows: np.ndarray) -> tuple[np.float32, np.ndarray]:
-    """The guidance for compiled code, of rows `[C, R, d]`."""
-    if guidance is None:
-        return np.float32(0), rows[:, :0]
-    return np.float32(guidance.share), guidance.rows.contiguous().numpy()
 
 
 # Whether native code can train a model with given settings, and why not.
@@ -138,7 +133,7 @@ def kernel_refusal(
     if elsewhere is not None:
         return elsewhere
     if not sgd.plain:
-        return "the kernel takes plain SGD, without momentum, weight decay and proximal term"
+        return "the kernel takes plain SGD, without weight decay and proximal term"
     if declared is None:
         return "the model declares no kernel"
     most = max((feature.categories for feature in declared.item_features), default=0)
@@ -151,10 +146,7 @@ def kernel_refusal(
 # SGD.
 #
 # This takes half a minute to a minute, once per machine; otherwise the first training round takes
-# that much longer. Other kernels, of which `Step.kernels` names those that a step calls, are
-# compiled before the first round of a run that needs them.
-
-_SGD = SgdSettings(0.1)
+# that much longer. Other kernels are compiled before the first round of a run that needs them.
 
 
 def compile_ahead(name: str) -> None:
@@ -197,38 +189,27 @@ def compile_kernel(name: str = "train_clients") -> None:
     }
     batches = Batches.cut([(np.arange(3), np.ones(3, dtype=np.float32))], 2)
     block = Block.of([(np.zeros(1, dtype=np.int64),)] * 2, [batches] * 2, torch.device("cpu"))
-    trained = _KERNELS[name](model, start, block)
+    if name == "train_clients":
+        trained = train_block(model, start, block, SgdSettings(0.1))
+    else:  # FedRAP's, for items of two numbers; the weight is only summed
+        values = {"weight": torch.zeros(2, 6, 1), "items": torch.zeros(*block.touched.shape, 2)}
+        losses = np.full(2, np.nan)
+        train_additive(
+            (block.items.numpy(), block.rows.numpy(), block.labels.numpy(), block.sizes.numpy()),
+            np.array(block.steps, dtype=np.int64),
+            np.array(block.last_epoch, dtype=np.int64),
+            (np.zeros((2, 2), dtype=np.float32), np.zeros(2, dtype=np.float32)),
+            values["items"].numpy(),
+            np.zeros((2, 3, 2), dtype=np.float32),
+            np.zeros(3, dtype=np.float32),
+            np.zeros(2, dtype=np.float32),
+            losses,
+        )
+        trained = BlockUpdate.from_values(start, block, values, ("items",), losses)
+    trained.norms()
     shares = torch.ones(2, dtype=torch.float64)
-    trained.add_dense({"weight": torch.zeros(6, 1, dtype=torch.float64)}, shares)
-    trained.add_rows("items", SparseAccumulator((3, 2)), shares)
-
-
-def _by_sgd(model: KernelModel, start: Mapping[str, Tensor], block: Block) -> Trained:
-    return train_block(model, start, block, _SGD)
-
-
-def _by_additive_parts(model: KernelModel, start: Mapping[str, Tensor], block: Block) -> Trained:
-    """Train by FedRAP's kernel, for items of two numbers; the weight is only summed."""
-    values = {"weight": torch.zeros(2, 6, 1), "items": torch.zeros(*block.touched.shape, 2)}
-    losses = np.full(2, np.nan)
-    train_additive(
-        (block.items.numpy(), block.rows.numpy(), block.labels.numpy(), block.sizes.numpy()),
-        np.array(block.steps, dtype=np.int64),
-        np.array(block.last_epoch, dtype=np.int64),
-        (np.zeros((2, 2), dtype=np.float32), np.zeros(2, dtype=np.float32)),
-        values["items"].numpy(),
-        np.zeros((2, 3, 2), dtype=np.float32),
-        np.zeros(3, dtype=np.float32),
-        np.zeros(2, dtype=np.float32),
-        losses,
-    )
-    return Trained(start, block, values, ("items",), torch.ones(2), losses)
-
-
-_KERNELS: Mapping[str, Callable[[KernelModel, Mapping[str, Tensor], Block], Trained]] = {
-    "train_clients": _by_sgd,
-    "train_additive": _by_additive_parts,
-}
+    weight = torch.zeros(6, 1, dtype=torch.float64)
+    trained.add_to({"weight": weight, "items": SparseAccumulator((3, 2))}, shares)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ class SgdSettings:
 
     Attributes:
         learning_rate: step size, > 0.
-        momentum: heavy-ball momentum in [0, 1); starts at zero.
         weight_decay: L2 penalty added to the gradient, >= 0.
         proximal_mu: weight of the proximal term (FedProx), >= 0.
         rates: by name, factors >= 0 on the learning rate; 1 for a parameter that is not named.
@@ -32,7 +31,6 @@ class SgdSettings:
     """
 
     learning_rate: float
-    momentum: float = 0.0
     weight_decay: float = 0.0
     proximal_mu: float = 0.0
     rates: Mapping[str, float] = field(default_factory=dict)
@@ -42,7 +40,7 @@ class SgdSettings:
     def plain(self) -> bool:
         """True if a parameter without a gradient stays as it is, so that only the rows of a batch
         need an update."""
-        return not (self.momentum or self.weight_decay or self.proximal_mu)
+        return not (self.weight_decay or self.proximal_mu)
 
     def rate(self, name: str) -> float:
         """Step size of one parameter."""
@@ -61,7 +59,6 @@ class Group:
         name: of the parameter.
         block: the clients.
         given: whether `value` is not to be changed.
-        buffer: momentum, like `value`; None without.
         rate: step size.
     """
 
@@ -71,17 +68,16 @@ class Group:
     name: str
     block: Block
     given: bool = False
-    buffer: Tensor | None = field(init=False)
 
     def __post_init__(self) -> None:
         if self.given and not self.sgd.plain:
             self.make_own()
-        self.buffer = torch.zeros_like(self.value) if self.sgd.momentum else None
         if isinstance(self.anchor, Tensor) and self.anchor.dim() < self.value.dim():
             self.anchor = self.anchor.expand_as(self.value)
         self.rate = self.sgd.rate(self.name)
         self.late = self.name in self.sgd.late
-        begins = self.block.last_epoch_begins if self.late else None
+        block = self.block
+        begins = torch.tensor(block.steps) - torch.tensor(block.last_epoch) if self.late else None
         self._first = 0 if begins is None else int(begins.min())
         self._begins = None if begins is None else on_device(begins, self.value.device)
 
@@ -137,8 +133,6 @@ class Group:
         gradient = gradient + self.sgd.weight_decay * value
         anchor = self.anchor[:active] if isinstance(self.anchor, Tensor) else self.anchor
         gradient = gradient + self.sgd.proximal_mu * (value - anchor)
-        if self.buffer is not None:
-            gradient = self.buffer[:active].mul_(self.sgd.momentum).add_(gradient)
         value.sub_(self._held(gradient, step), alpha=self.rate)
 
     def _held(self, gradient: Tensor, step: Number) -> Tensor:

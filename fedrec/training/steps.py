@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from fedrec.kernel.compiled import FAST, INNER, compiled
+from fedrec.kernel.compiled import FAST, INLINED, compiled
 from fedrec.kernel.products import (
     VECTOR,
     activate,
@@ -31,7 +31,7 @@ from fedrec.training.arrays import Client, batch_of, scratch_for
 _ZERO = np.float32(0)
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def start_base(network, params, scratch):
     """The part of bias and user in the outputs of the first layer, in `scratch.base`."""
     base = _bias_alone(network, params, scratch)
@@ -39,7 +39,7 @@ def start_base(network, params, scratch):
         _add_user(network.users[number], network, params, scratch, base)
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def forward_inputs(network, params, batch, scratch, hidden):
     """Outputs `[n, out]` of the first layer, before the activation, given the part of bias and user
     in `scratch.base`."""
@@ -48,14 +48,16 @@ def forward_inputs(network, params, batch, scratch, hidden):
     if width:
         gathered = scratch.gathered[: len(hidden)]
         for example in range(len(hidden)):
-            copy_row(params.rows[batch.rows[example] - params.first_row], gathered[example])
+            row = batch.rows[example] - params.first_row
+            for i in range(width):
+                gathered[example, i] = params.rows[row, i]
         weights = _weights(network, params, network.item_start, width)
         add_outputs(gathered, weights, hidden, scratch.room)
     for number in range(len(network.features)):
         _add_feature(network.features[number], network, params, batch, scratch, hidden)
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def backward_inputs(network, params, batch, rates, scratch, gradient):
     """The step of all parameters of the first layer, given the gradient `[n, out]` of its outputs;
     `scratch.base` is that of the next step then."""
@@ -80,7 +82,7 @@ def backward_inputs(network, params, batch, rates, scratch, gradient):
         _descend_feature(feature, network, params, batch, rate, weight_rate, scratch, gradient)
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _bias_alone(network, params, scratch):
     """`scratch.base` with the bias, or zeros."""
     base = scratch.base
@@ -90,14 +92,14 @@ def _bias_alone(network, params, scratch):
     return base
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _weights(network, params, start, rows):
     """Some rows of the first layer's weights."""
     out = network.layers[0, 2]
     return matrix(params.dense, network.layers[0, 0] + start * out, rows, out)
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _codes(codes):
     """Number of codes in a row that are not padding."""
     count = 0
@@ -106,7 +108,7 @@ def _codes(codes):
     return count
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _add_user(user, network, params, scratch, base):
     """The part of one of the user's features; the mean of its rows is kept for the backward
     pass."""
@@ -130,7 +132,7 @@ def _add_user(user, network, params, scratch, base):
             base[o] += mean[i] * row[o]
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _descend_user(user, network, params, rate, weight_rate, scratch, base):
     """The step of one of the user's features, row by row of its weights, and its part of the next
     base: a row is in the L1 cache then."""
@@ -161,7 +163,7 @@ def _descend_user(user, network, params, rate, weight_rate, scratch, base):
             base[o] += mean[i] * row[o]
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _dot(row, vector):
     first = vector.size - vector.size % VECTOR
     total = _ZERO
@@ -173,7 +175,7 @@ def _dot(row, vector):
     return total
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _descend_rows(network, params, batch, rates, scratch, gradient):
     """The step of the items' own rows and of the weights that multiply them; a row that was
     gathered twice gets both gradients."""
@@ -188,13 +190,12 @@ def _descend_rows(network, params, batch, rates, scratch, gradient):
         descend_weights(rates.weights[0], gathered, gradient, weights, scratch.room)
     if rates.item:
         for example in range(examples):
-            target = params.rows[batch.rows[example] - params.first_row]
-            source = to_rows[example]
+            row = batch.rows[example] - params.first_row
             for i in range(width):
-                target[i] -= rates.item * source[i]
+                params.rows[row, i] -= rates.item * to_rows[example, i]
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _add_feature(feature, network, params, batch, scratch, hidden):
     first = feature[3]
     last = feature[4]
@@ -220,7 +221,7 @@ def _add_feature(feature, network, params, batch, scratch, hidden):
                 target[o] += share * source[o]
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _descend_feature(feature, network, params, batch, rate, weight_rate, scratch, gradient):
     table = feature[0]
     width = feature[1]
@@ -256,7 +257,7 @@ def _descend_feature(feature, network, params, batch, rate, weight_rate, scratch
                 target[i] -= rate * to_rows[number, i]
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _copy_categories(feature, network, params, batch, scratch):
     """Find the categories that occur in a batch, and copy their rows; all is in `scratch`, see
     `_rows_of_categories`."""
@@ -282,7 +283,7 @@ def _copy_categories(feature, network, params, batch, scratch):
         copy_row(params.dense[table + categories[number] * width :], rows[number])
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _rows_of_categories(feature, scratch):
     """The rows `[P, width]`, as they were before the step, of the P categories that occur in a
     batch."""
@@ -353,7 +354,7 @@ def train_clients(
             losses[client] = total / last_epoch[client]
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _step(network, params, batch, rates, guide, scratch, measured):
     """One step on a batch; returns the mean loss before it, or 0 if it is not measured."""
     outputs = _forward(network, params, batch, scratch)
@@ -375,14 +376,14 @@ def _step(network, params, batch, rates, guide, scratch, measured):
     return loss
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def layer_at(network, layer):
     """Offset of a layer's weight, number of inputs and outputs, and offset of its bias."""
     numbers = network.layers[layer]
     return numbers[0], numbers[1], numbers[2], numbers[3]
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _forward(network, params, batch, scratch):
     """Predictions `[n, 1]`; the outputs of each layer are kept in `scratch.hidden`."""
     n = len(batch.items)
@@ -412,7 +413,7 @@ def _forward(network, params, batch, scratch):
     return hidden
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _add_product(network, params, batch, scratch, outputs):
     """Add the last layer's result for the product."""
     user, width, weight = network.product
@@ -427,7 +428,7 @@ def _add_product(network, params, batch, scratch, outputs):
             outputs[example, 0] += total
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def mean_loss(outputs, labels, logistic):
     total = 0.0
     for n in range(len(outputs)):
@@ -440,7 +441,7 @@ def mean_loss(outputs, labels, logistic):
     return total / len(outputs)
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _descend_sums(network, params, batch, rates, gradient):
     """The step of offsets and item biases, which are added to the outputs."""
     total = _ZERO
@@ -453,7 +454,7 @@ def _descend_sums(network, params, batch, rates, gradient):
             params.biases[batch.rows[n] - params.first_row, 0] -= rates.item_bias * gradient[n, 0]
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _descend_product(network, params, batch, rates, scratch, gradient):
     """The step of both rows in the product and of the weight that it meets; a row that is in two
     examples gets both gradients, each of the values before."""
@@ -480,7 +481,7 @@ def _descend_product(network, params, batch, rates, scratch, gradient):
         params.dense[weight + k] = of_weight - weight_rate * of_user * summed[k]
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _follow(rows, share, guide):
     """Move rows `[R, d]` a share of the way to others."""
     for r in range(len(guide)):
@@ -488,7 +489,7 @@ def _follow(rows, share, guide):
             rows[r, i] += share * (guide[r, i] - rows[r, i])
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _backward(network, params, batch, rates, scratch, gradient):
     """The step of all layers and of the inputs; each layer propagates its gradient before it is
     updated."""

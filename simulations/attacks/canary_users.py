@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -15,9 +15,9 @@ import torch
 from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor
 
-from clients.step import Step, StepConfig
+from clients.malicious import PlantedStep
+from clients.step import StepConfig
 from clients.steps.descent import Update, one_by_one
-from clients.steps.updates import Updates
 from fedrec.attacks.canaries import CanaryPlan, Directions, Kind
 from fedrec.components import registry
 from fedrec.components.registry import DATASET, MODEL, STEP, STRATEGY, resolve
@@ -36,6 +36,7 @@ from fedrec.models.base import HistoryModel, Model, Parameters, ProductsModel, U
 from fedrec.nn.layers import KernelModel
 from fedrec.privacy.accounting.sampling import Adjacency, Contributions
 from fedrec.training.block import Block
+from fedrec.training.results import BlockUpdate
 from simulations.attacks.system import section
 
 # Another model with additional rows in its parameters that nothing depends on, for the canaries of
@@ -163,8 +164,13 @@ class CanaryConfig(StepConfig):
         """Kind of contributions of the other step, and so of the canaries."""
         return registry.resolve(registry.STEP, self.base).contributions
 
+    @property
+    def uploads(self) -> int | None:
+        """Largest number of rounds per client, enforced by its device; None: unlimited."""
+        return self.other().uploads
 
-class Canary(Step):
+
+class Canary(PlantedStep):
     """Step that uploads fixed updates for the canaries; all other clients run another step.
 
     Raises:
@@ -177,25 +183,20 @@ class Canary(Step):
 
     def __init__(self, config: CanaryConfig, model: Model, device: torch.device) -> None:
         super().__init__(config, model, device)
-        self.base: Step = registry.resolve(registry.STEP, config.base)(
-            config.other(), model, device
-        )
+        self.base = registry.resolve(registry.STEP, config.base)(config.other(), model, device)
         self.private = self.base.private
         self._directions: Directions | None = None
 
-    def assign(self, clients: np.ndarray) -> Iterator[tuple[Step, np.ndarray]]:
-        """Assign the canaries among a round's clients to this step, the others to the other step;
-        `int64 [clients]` each."""
-        canary = self.config.canaries.is_canary(clients)
-        yield self.base, clients[~canary]
-        yield self, clients[canary]
+    def is_planted(self, clients: np.ndarray) -> np.ndarray:
+        """Which clients are canaries, `bool [clients]`."""
+        return self.config.canaries.is_canary(clients)
 
     def train_block(
         self,
         parameters: Mapping[str, Tensor],
         block: Block,
         client_params: Mapping[str, Tensor] | None = None,
-    ) -> Updates:
+    ) -> BlockUpdate:
         """Return the fixed updates of a block of canaries."""
         return one_by_one(parameters, block, client_params, self._fixed)
 
@@ -217,11 +218,6 @@ class Canary(Step):
     ) -> dict[str, Tensor]:
         """Initialise the parameters that this step trains with those of the `model`."""
         return self.base.added_parameters(model, generator)
-
-    @property
-    def uploads(self) -> int | None:
-        """Largest number of rounds per client, enforced by its device; None: unlimited."""
-        return self.base.uploads
 
 
 # The canary clients of an audit in the data: another dataset with users without rows and features

@@ -84,16 +84,17 @@ class TrainedSystem:
             ExperimentError: the system has private parameters.
         """
         from clients.evaluation import client_scorer
+        from clients.step import private_names
 
         node = self._node
         tuned = self.experiment.fine_tune_step()
         untuned = Section.model_validate({**tuned.options, "name": tuned.name, "epochs": 0})
         step = node.step(tuned if fine_tune else untuned)
-        if step.private_names(list(self.parameters)):
+        if private_names(step, self.parameters):
             raise ExperimentError(
                 "systems with private parameters cannot be attacked",
                 expected="a system with only shared parameters",
-                got=", ".join(step.private_names(list(self.parameters))),
+                got=", ".join(private_names(step, self.parameters)),
                 fix="--set step.private-parameters=[]",
             )
         scores_of = client_scorer(node, step, self._tensors, self.experiment.rounds)
@@ -141,6 +142,7 @@ class TrainedSystem:
             users: `int64 [users]`.
         """
         from clients.blocks import update_of
+        from clients.step import private_names
 
         node = self._node
         if node.model.generated:
@@ -148,7 +150,7 @@ class TrainedSystem:
                 yield np.concatenate(list(table.values()))
             return
         step = node.step(self.experiment.step)
-        private = set(step.private_names(list(self.parameters)))
+        private = set(private_names(step, self.parameters))
         names = [name for name in self.parameters if name not in private]
         for user in users.tolist():
             drawn = stream(self.experiment.seed, "client", user, self.experiment.rounds + 1)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from clients.node import Node
 from clients.round import train_clients
+from clients.step import keeps_state
 from fedrec.components.registry import MODEL, covers_overrides
 from fedrec.data.features import FeatureNames, FeatureTable
 from fedrec.data.interactions import Schema
@@ -177,7 +178,7 @@ class ModelContract(RunContract):
 
 def _private(node: Node) -> dict[str, np.ndarray]:
     """Private parameters of a node's clients after the first round."""
-    if node.private is None or not node.step(node.experiment.step).keeps:
+    if node.private is None or not keeps_state(node.step(node.experiment.step)):
         return {}
     return {
         f"{client}/{name}": np.asarray(value, dtype=np.float64)

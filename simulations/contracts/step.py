@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from clients.blocks import update_of
+from clients.malicious import assigned
 from clients.node import Node
 from clients.round import train_clients
-from clients.step import Step
+from clients.step import Step, private_names
 from clients.steps.descent import Update
 from fedrec.components.registry import STEP
 from fedrec.data.client_data import ClientData
@@ -67,7 +68,7 @@ class StepContract(RunContract):
         """Check that the same stream gives the same bits and another stream another update, without
         state between calls."""
         node, start = self._node_and_start()
-        step = node.step(node.experiment.step).in_round(1)
+        step = node.step(node.experiment.step, 1)
         differ = False
         for client in node.training.tolist()[:FEW]:
             first, again, other = (
@@ -143,7 +144,7 @@ class StepContract(RunContract):
     def test_private_parameters_are_kept_and_never_sent(self, tmp_path: Path) -> None:
         """Check that private parameters are zero in the update, and stored."""
         node = self.node(private=tmp_path)
-        names = node.step(node.experiment.step).private_names(list(node.initial()))
+        names = private_names(node.step(node.experiment.step), node.initial())
         if not names:
             pytest.skip("has no private parameters")
         sums = self._sums(node, node.training)
@@ -167,8 +168,8 @@ class StepContract(RunContract):
         seed: int = 0,
         step: Step | None = None,
     ) -> Update:
-        step = node.step(node.experiment.step).in_round(1) if step is None else step
-        worker = next(worker for worker, part in step.assign(np.array([client])) if len(part))
+        step = node.step(node.experiment.step, 1) if step is None else step
+        worker = next(worker for worker, part in assigned(step, np.array([client])) if len(part))
         rows = node.population.client(client) if data is None else data
         return update_of(worker, start, rows, stream(seed, "client", client, 1))
 

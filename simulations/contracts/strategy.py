@@ -198,7 +198,7 @@ def _answer(
     start = {name: torch.from_numpy(value) for name, value in theta.items()}
     present = {client: update for client in clients if (update := updates[client]) is not None}
     for client, update in present.items():
-        total.add_block([client], as_block(start, update))
+        total.add_block([client], as_block(start, [update]))
     return Message(pack_sum(total.sum()), reply_to=message) if present else None
 
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from clients.evaluation import history_of, own_parameters
 from clients.node import Node
-from clients.step import Step
+from clients.step import Step, private_names
 from fedrec.data.interactions import Interactions
 from fedrec.errors import ExperimentError
 from fedrec.models.base import HistoryModel, Model, Parameters
@@ -128,7 +128,7 @@ def _check_client(step: Step, values: Mapping[str, Tensor], client: int | None) 
         ExperimentError: the client is missing.
     """
     device = [
-        *step.private_names(list(values)),
+        *private_names(step, values),
         *(name for name in values if name.startswith(FEATURE)),
     ]
     if client is None and (device or step.config.epochs):

@@ -15,11 +15,11 @@ from clients.steps import descent as contrastive
 from clients.steps import sgd as sgd_profile
 from clients.steps.als import MOMENTS
 from clients.steps.descent import Update, one_by_one
-from clients.steps.fedrap import PERSONAL, SHARED, _check_finite
+from clients.steps.fedrap import PERSONAL, SHARED
 from clients.steps.gpfedrec import BIAS, ITEMS, WEIGHT
 from clients.steps.maml import _minus_gradients
 from clients.steps.own_noise import clipped_mean
-from clients.steps.sgd import PROFILE, _network
+from clients.steps.sgd import PROFILE
 from clients.steps.vae import generator_of
 from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.data.interactions import Schema
@@ -66,7 +66,7 @@ class OneByOne:
     def train_block(self, parameters, block, client_params=None):
         return one_by_one(parameters, block, client_params, self.alone)
 
-    def kernel_refusal(self):
+    def in_kernel(self):
         return "an oracle"
 
 
@@ -85,9 +85,6 @@ class LocalDescent:
         self.start = start
         self.sgd = sgd
         self.values = {name: value.detach().unsqueeze(0).clone() for name, value in start.items()}
-        self._buffers = (
-            {name: torch.zeros_like(v) for name, v in self.values.items()} if sgd.momentum else {}
-        )
 
     def step(self, loss, held=frozenset()):
         leaves = {name: value.requires_grad_() for name, value in self.values.items()}
@@ -101,8 +98,6 @@ class LocalDescent:
                     gradient = gradient + self.sgd.weight_decay * value
                 if self.sgd.proximal_mu:
                     gradient = gradient + self.sgd.proximal_mu * (value - self.start[name])
-                if self.sgd.momentum:
-                    gradient = self._buffers[name].mul_(self.sgd.momentum).add_(gradient)
                 value.detach_().sub_(gradient, alpha=0.0 if name in held else self.sgd.rate(name))
         return measured.detach()
 
@@ -128,11 +123,10 @@ def in_batches(epochs, size, device, step):
 def epochs(step, data, random):
     """Items and labels of each epoch of local SGD, in the order of training."""
     config = step.config
-    pool = None
+    if not config.epochs:
+        return
+    pool = labelled(data, step.model.schema, config.negatives, config.low_rated, random)
     for _ in range(config.epochs):
-        if pool is None or config.negatives_policy == "epoch":
-            known = data, step.model.schema, config.negatives, config.low_rated
-            pool = labelled(*known, random)
         order = random.permutation(len(pool[0]))
         yield pool[0][order], pool[1][order]
 
@@ -175,7 +169,7 @@ class Contrastive(OneByOne, contrastive.Contrastive):
         descent = LocalDescent(self.trained(parameters), self.config.sgd())
         examples = 0
         loss = float("nan")
-        for views in self._epochs(data, random):
+        for views in [self.task.views(data, random) for _ in range(self.config.epochs)]:
             examples = len(views)
             parts = np.array_split(views, -(-examples // self.config.batch_size) or 1)
             losses = [descent.step(self._loss(part)) for part in parts if len(part)]
@@ -224,7 +218,7 @@ class Joint(OneByOne, sequence.Joint):
         recommending = self._loss(users, items, labels)
 
         def loss(parameters):
-            supervised = self.config.lambda_dssm * recommending(parameters) if len(items) else 0.0
+            supervised = recommending(parameters) if len(items) else 0.0
             return supervised + loss_from_table(self.task, parameters, batch)
 
         return loss
@@ -235,7 +229,8 @@ class SgdProfile(OneByOne, sgd_profile.SgdProfile):
     _held = Sgd._held
 
     def alone(self, parameters, data, random):
-        found = super().update(_network(parameters), data, random)
+        network = {name: value for name, value in parameters.items() if name != PROFILE}
+        found = super().update(network, data, random)
         old = parameters[PROFILE]
         change = torch.zeros_like(old)
         if self.config.epochs:
@@ -342,7 +337,7 @@ def epochs_of(step, data, random):
     """Items and labels of each epoch, in the order of training."""
     if not step.config.epochs:
         return
-    items, labels = labelled(data, step.model.schema, step.config.negatives, "ignore", random)
+    items, labels = labelled(data, step.model.schema, contrastive._NEGATIVES, "ignore", random)
     for _ in range(step.config.epochs if len(items) else 0):
         order = random.permutation(len(items))
         yield items[order], labels[order]
@@ -353,11 +348,10 @@ class Fedrap(OneByOne, fedrap.FedrapStep):
         values = {name: value.clone() for name, value in parameters.items()}
         examples, loss = in_batches(
             epochs_of(self, data, random),
-            self.config.batch_size,
+            contrastive.SHUFFLED_BATCH,
             self.device,
             functools.partial(self._descend, values),
         )
-        _check_finite(values, data.client)
         return Update(
             {name: values[name] - value for name, value in parameters.items()}, examples, loss
         )
@@ -382,7 +376,7 @@ class Pfedrec(OneByOne, gpfedrec.PfedrecStep):
         values = {name: value.clone() for name, value in parameters.items()}
         examples, loss = in_batches(
             epochs_of(self, data, random),
-            self.config.batch_size,
+            contrastive.SHUFFLED_BATCH,
             self.device,
             functools.partial(self._turns, values),
         )
@@ -422,7 +416,7 @@ class Maml(OneByOne, maml.Maml):
         users = tuple(
             torch.from_numpy(codes).to(self.device).unsqueeze(0) for codes in data.features
         )
-        rates = self._rates(list(parameters))
+        rates = maml.rates_by_name(parameters, self.config.rates)
         start = {n: v.detach().unsqueeze(0).clone().requires_grad_() for n, v in parameters.items()}
         values = start
         loss = torch.tensor(math.nan)
@@ -454,8 +448,8 @@ def with_oracle(node):
     made = node.step
     by_step = {oracle.__mro__[2]: oracle for oracle in ORACLES}
 
-    def step(section):
-        own = made(section)
+    def step(section, round_=None):
+        own = made(section, round_)
         return by_step[type(own)](own.config, node.model, node.device)
 
     node.step = step

@@ -79,7 +79,7 @@ def test_the_fastest_supported_path_is_taken_with_the_reason(load_tiny):
     assert path_of(node, rates={"item.id": 2.0}, **{"late-parameters": ["item.*"]}) == TrainingPath(
         "kernel"
     )
-    for option in ("momentum", "weight-decay", "proximal-mu"):
+    for option in ("weight-decay", "proximal-mu"):
         found = path_of(node, **{option: 0.5})
         assert found.name == "blocks" and "plain SGD" in str(found)
     assert path_of(node, **{"private-parameters": ["item.*"]}).name == "reference"
@@ -102,9 +102,9 @@ def test_the_kernel_is_refused_with_the_reason_where_it_does_not_fit(load_tiny, 
         ExperimentError,
         match=r"(?s)cannot be trained by the kernel.*got: .*plain SGD.*leave out engine",
     ):
-        path_of(node, momentum=0.5)
-    with pytest.raises(ExperimentError, match="without momentum"):
-        run_tiny("engine.path=kernel", "step.momentum=0.5")
+        path_of(node, proximal_mu=0.5)
+    with pytest.raises(ExperimentError, match="without weight decay"):
+        run_tiny("engine.path=kernel", "step.proximal-mu=0.5")
 
 
 def test_bfloat16_and_gpus_train_in_blocks(load_tiny):
@@ -133,7 +133,7 @@ def test_a_run_reports_its_training_path(run_tiny, capsys):
 
     run_tiny("rounds=1", callbacks=[Progress()])
     assert "training paths: step sgd: kernel" in capsys.readouterr().err
-    run_tiny("rounds=1", "step.momentum=0.5", callbacks=[Progress()], output="other")
+    run_tiny("rounds=1", "step.proximal-mu=0.5", callbacks=[Progress()], output="other")
     assert "step sgd: blocks (the kernel takes plain SGD" in capsys.readouterr().err
 
 
@@ -145,7 +145,7 @@ def test_a_phase_that_trains_nothing_is_no_obstacle_to_the_kernel(load_tiny):
 
 # The items that a client needs, named before its parameters are generated.
 
-STEP = {"name": "gpfedrec", "epochs": 2, "batch-size": 8, "negatives": 2, "learning-rate": 0.1}
+STEP = {"name": "gpfedrec", "epochs": 2, "learning-rate": 0.1}
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def node(tiny_experiment, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("name", "kind", "settings"),
-    [("gpfedrec", GpfedrecStep, STEP), ("fedgnn", FedgnnStep, {"name": "fedgnn", "pseudo": 7})],
+    [("gpfedrec", GpfedrecStep, STEP), ("fedgnn", FedgnnStep, {"name": "fedgnn"})],
 )
 def test_a_client_asks_for_the_items_of_its_batches(node, name, kind, settings):
     own = node(settings, {"name": name, "embedding": 4})

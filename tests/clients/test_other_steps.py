@@ -2,7 +2,6 @@
 """The steps of counts, meta-learning, MetaMF and PNBM."""
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from clients.evaluation import requested_items
 from clients.node import Node
 from clients.round import train_clients, train_each
 from clients.steps.maml import Maml, MamlConfig
-from clients.steps.metamf import MetaMfStep
 from clients.steps.statistics import Counts
 from fedrec.data.client_data import ClientData
 from fedrec.data.features import FeatureTable
@@ -30,9 +28,7 @@ from fedrec.protocol.client_arrays import ClientArrays
 from fedrec.protocol.messages import TrainOrder as MamlStepTrainOrder
 from fedrec.protocol.orders import ItemQuery, TrainOrder
 from fedrec.protocol.updates import dense_change
-from fedrec.rng import stream, torch_stream
-from fedrec.training.descent import Recommending
-from tests.clients.oracles import with_oracle
+from fedrec.rng import torch_stream
 
 # Counting: the sum of the clients' updates is the number of clients who like each item, on every
 # path.
@@ -97,12 +93,6 @@ def test_every_path_counts_alike_for_all_models(tiny_experiment, path, model):
     assert clipped["item.bias"][:, 0] == pytest.approx(expected, rel=1e-5)
 
 
-def test_with_no_epochs_nothing_is_counted(tiny_experiment):
-    table = {**tiny_experiment(), "step": {"name": "counts", "epochs": 0}}
-    found = summed(Node(load({**table, "model": {"name": "item-weights"}}), 0, 1, None))
-    assert not any(change.any() for change in found.values())
-
-
 # MAML against its closed form for quadratic losses, and in its limiting cases.
 
 ITEMS, WIDTH, RATE = 12, 3, 0.3
@@ -161,7 +151,7 @@ def test_the_gradient_is_the_closed_form(order, steps):
             [()], [step.batches(data, np.random.default_rng(number))], torch.device("cpu")
         )
         together = step.train_block({"w": start}, block)
-        torch.testing.assert_close(together.values["w"][0] - start, -wanted, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(together.values("w")[0] - start, -wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -296,22 +286,6 @@ def test_blocks_give_what_single_clients_give(nodes, task):
     assert not any(value[got.examples == 0].any() for value in got.updates.values.values())
 
 
-def test_a_repeated_rating_counts_repeatedly(nodes):
-    """Client 1 has only the ratings 5 and 4 of item 1 in training: the gradient depends on their
-    mean."""
-    node = nodes("rating")["auto"]
-    given = message(node, np.array([1]))
-    reply = train_each(node, given.arrays(), order(np.array([1])))
-    values = {name: torch.from_numpy(value) for name, value in given.values.items()}
-    assert given.requests.items.tolist() == [1]
-    low = torch.from_numpy(given.rows["item.low"]).requires_grad_()
-    predicted = node.model.predict({**values, "item.low": low[None]}, (), torch.tensor([[0]]))
-    loss = ((predicted[0, 0] - torch.tensor([5.0, 4.0])) ** 2).mean()
-    loss.backward()
-    assert reply.losses[0] == pytest.approx(float(loss.detach()), rel=1e-5)
-    np.testing.assert_allclose(-reply.updates.rows["item.low"], low.grad.numpy(), rtol=1e-4)
-
-
 def test_rows_that_were_not_requested_are_refused(nodes):
     node = nodes("rating")["auto"]
     arrays = message(node).arrays()
@@ -326,120 +300,6 @@ def test_evaluation_requests_held_out_items_once(nodes):
     assert requests.clients.tolist() == [0, 1]
     assert np.split(requests.items, requests.offsets[1:-1])[0].tolist() == [2, 3]
     assert requests.items[2:].tolist() == [4]
-
-
-def test_an_error_in_a_block_is_that_of_the_client_at_fault(nodes, monkeypatch):
-    node = nodes("rating")["auto"]
-    batches = MetaMfStep.batches
-    train_block = MetaMfStep.train_block
-
-    def marked(self, data, random):
-        found = batches(self, data, random)
-        return replace(found, examples=-1) if data.client == 1 else found
-
-    def failing(self, parameters, block, client_params=None):
-        if len(block) > 1 or block.examples == (-1,):
-            raise RuntimeError("no such row" if len(block) == 1 else "something in this block")
-        return train_block(self, parameters, block, client_params)
-
-    monkeypatch.setattr(MetaMfStep, "batches", marked)
-    monkeypatch.setattr(MetaMfStep, "train_block", failing)
-    with pytest.raises(
-        ClientError,
-        match=r"(?s)client 1 failed in step 'MetaMfStep' \(round 1, node 0\).*no such row",
-    ):
-        train_each(node, message(node).arrays(), order())
-    others = np.array([0, 2])
-    with pytest.raises(ClientError, match=r"(?s)for none of them alone.*path=reference"):
-        train_each(node, message(node, others).arrays(), order(others))
-
-
-# Gradients of `blocks` can be differentiated again, as second-order methods need, with the
-# reference's result.
-
-
-def curvature(loss, values, directions):
-    """Product of the Hessian and a direction, by parameter, and its part from the gradients of all
-    parameters."""
-    leaves = [value.clone().requires_grad_() for value in values]
-    first = torch.autograd.grad(
-        loss(leaves).sum(), leaves, create_graph=True, allow_unused=True, materialize_grads=True
-    )
-    product = sum(
-        (gradient * direction).sum() for gradient, direction in zip(first, directions, strict=True)
-    )
-    return torch.autograd.grad(product, leaves, allow_unused=True, materialize_grads=True)
-
-
-@pytest.mark.parametrize("task", ["ranking", "rating"])
-def test_second_derivatives_are_those_of_the_reference(load_tiny, world, task):
-    """For three clients at once on gathered item rows, against one at a time on whole tables, in
-    float64."""
-    overrides = [
-        "model.hidden=[6, 5]",
-        "model.activation='tanh'",
-        "model.item-bias=true",
-        "step.batch-size=4",
-    ]
-    node = Node(load_tiny(*overrides), 0, 1, None)
-    node.__dict__["population"] = world(task)
-    step, model, clients = node.step(node.experiment.step), node.model, [0, 1]
-    oracle = with_oracle(node).step(node.experiment.step)
-    start = {name: value.double() for name, value in model.initial(torch_stream(0, "init")).items()}
-    start = {
-        n: v + 0.3 * torch.randn(v.shape, generator=torch.Generator().manual_seed(1), dtype=v.dtype)
-        for n, v in start.items()
-    }
-    data = [node.population.client(client) for client in clients]
-    batches = [step.batches(one, stream(0, "client", one.client, 1)) for one in data]
-    order = sorted(range(len(clients)), key=lambda place: -len(batches[place].sizes))
-    block = step.block(
-        [data[place].features for place in order], [batches[place] for place in order], node.device
-    )
-    object.__setattr__(block, "labels", block.labels.double())
-    names, active = list(start), block.active[0]
-    directions = {
-        name: torch.randn(
-            value.shape, generator=torch.Generator().manual_seed(2), dtype=value.dtype
-        )
-        for name, value in start.items()
-    }
-
-    def of_all(name, value):
-        """A dense parameter of all clients, or the rows of the first step's items of a table."""
-        return (
-            value[block.items[0, :active]]
-            if name in model.item_tables
-            else value.expand(active, *value.shape)
-        )
-
-    objective = Recommending(model)
-    got = curvature(
-        lambda leaves: objective(dict(zip(names, leaves, strict=True)), block, 0, active),
-        [of_all(name, start[name]).clone() for name in names],
-        [of_all(name, directions[name]) for name in names],
-    )
-    for member, place in enumerate(order[:active]):
-        size = int(batches[place].sizes[0])
-        items = batches[place].items[0, :size]
-        labels = batches[place].labels[0, :size].astype(np.float64)
-        users = tuple(torch.from_numpy(codes).unsqueeze(0) for codes in data[place].features)
-        one = oracle._loss(users, items, labels)
-        wanted = curvature(
-            lambda leaves, one=one: one(
-                {n: leaf.unsqueeze(0) for n, leaf in zip(names, leaves, strict=True)}
-            ),
-            list(start.values()),
-            list(directions.values()),
-        )
-        for name, mine, whole in zip(names, got, wanted, strict=True):
-            if name in model.item_tables:
-                table = torch.zeros_like(whole)
-                mine = table.index_add(0, block.items[0, member, :size], mine[member, :size])
-            else:
-                mine = mine[member]
-            torch.testing.assert_close(mine, whole, rtol=1e-9, atol=1e-12)
-            assert not name.startswith("layer0") or bool(whole.any())
 
 
 # A client's part in the neighbourhood model against autograd, and against central training.

@@ -20,7 +20,7 @@ CLIENTS = np.arange(18)
 CASES = {
     "plain": (),
     "weight-decay": ("step.weight-decay=0.1",),
-    "everything": ("step.momentum=0.5", "step.weight-decay=0.05", "step.proximal-mu=0.3"),
+    "everything": ("step.weight-decay=0.05", "step.proximal-mu=0.3"),
 }
 SUBSETS = {"all": r".*", "tables": r"item\..*", "layers": r"layer.*"}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clients.node import Node
-from clients.participation import UploadLedger
+from clients.participation import Limits, Participation
 from clients.round import train_clients
 from clients.storage import PrivateState, SessionSecrets
 from fedrec.errors import ClientError, RunError
@@ -240,29 +240,35 @@ def ids(*clients):
     return np.array(clients, dtype=np.int64)
 
 
+def take(ledger, clients, round_number, most, fresh):
+    """Which clients may upload."""
+    limits = Limits(rounds=most)
+    return np.isin(clients, ledger.spend("", round_number, clients, 0.0, limits, again=fresh))
+
+
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_a_client_has_so_many_and_no_more(tmp_path, on_disk):
-    ledger = UploadLedger(tmp_path / "uploads.sqlite" if on_disk else None)
-    assert ledger.take(ids(1, 2), 1, 2, fresh=False).tolist() == [True, True]
-    assert ledger.take(ids(2, 3), 2, 2, fresh=False).tolist() == [True, True]
+    ledger = Participation(tmp_path / "uploads.sqlite" if on_disk else None)
+    assert take(ledger, ids(1, 2), 1, 2, fresh=False).tolist() == [True, True]
+    assert take(ledger, ids(2, 3), 2, 2, fresh=False).tolist() == [True, True]
     if on_disk:
-        ledger = UploadLedger(tmp_path / "uploads.sqlite")
-    assert ledger.take(ids(1, 2, 3), 3, 2, fresh=False).tolist() == [True, False, True]
+        ledger = Participation(tmp_path / "uploads.sqlite")
+    assert take(ledger, ids(1, 2, 3), 3, 2, fresh=False).tolist() == [True, False, True]
 
 
 def test_what_a_round_costs_does_not_grow_with_earlier_uploads():
     """In thousands of instructions of SQLite, which go through 20,000 rows in a hundred."""
-    ledger, thousands = UploadLedger(None), []
-    ledger.take(np.arange(20_000), 1, 1, fresh=False)
+    ledger, thousands = Participation(None), []
+    take(ledger, np.arange(20_000), 1, 1, fresh=False)
     ledger._memory.set_progress_handler(lambda: thousands.append(1) and None, 1000)
-    assert not ledger.take(np.arange(20), 2, 1, fresh=False).any()
+    assert not take(ledger, np.arange(20), 2, 1, fresh=False).any()
     assert len(thousands) <= 5
 
 
 def test_a_repeated_round_counts_once_from_a_seed_and_each_time_without(tmp_path):
-    seeded, fresh = UploadLedger(None), UploadLedger(None)
-    assert [seeded.take(ids(1), 1, 2, fresh=False)[0] for _ in range(5)] == [True] * 5
-    assert [fresh.take(ids(1), 1, 2, fresh=True)[0] for _ in range(5)] == [
+    seeded, fresh = Participation(None), Participation(None)
+    assert [take(seeded, ids(1), 1, 2, fresh=False)[0] for _ in range(5)] == [True] * 5
+    assert [take(fresh, ids(1), 1, 2, fresh=True)[0] for _ in range(5)] == [
         True,
         True,
         False,
@@ -272,11 +278,11 @@ def test_a_repeated_round_counts_once_from_a_seed_and_each_time_without(tmp_path
 
 
 def test_a_run_that_goes_back_takes_later_uploads_back(tmp_path):
-    ledger = UploadLedger(None)
+    ledger = Participation(None)
     for round_number in (1, 2, 3):
-        ledger.take(ids(1), round_number, 3, fresh=False)
-    assert ledger.take(ids(1), 2, 3, fresh=False)[0] and ledger.take(ids(1), 3, 3, fresh=False)[0]
-    assert not ledger.take(ids(1), 4, 3, fresh=False)[0]
+        take(ledger, ids(1), round_number, 3, fresh=False)
+    assert take(ledger, ids(1), 2, 3, fresh=False)[0] and take(ledger, ids(1), 3, 3, fresh=False)[0]
+    assert not take(ledger, ids(1), 4, 3, fresh=False)[0]
 
 
 @pytest.mark.parametrize("path", ["auto", "reference"])

@@ -234,13 +234,13 @@ META = {kind: {"name": "metamf"} for kind in ("model", "step", "strategy")} | {
 }
 GUIDED = {
     "model": {"name": "gpfedrec", "embedding": 4, "hidden": [6]},
-    "step": {"name": "gpfedrec", "batch-size": 8},
+    "step": {"name": "gpfedrec"},
     "strategy": {"name": "gpfedrec"},
     "split": {"name": "leave-one-out"},
 }
 GRAPH = {
     "model": {"name": "fedgnn", "embedding": 4},
-    "step": {"name": "fedgnn", "pseudo": 3},
+    "step": {"name": "fedgnn"},
     "strategy": {"name": "fedgnn", "neighbours": 2, "history": 5},
     "split": {"name": "leave-one-out"},
 }

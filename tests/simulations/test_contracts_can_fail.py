@@ -89,14 +89,14 @@ class OtherwiseInBlocks(Sgd):
     def train_block(self, parameters, block, client_params=None):
         trained = super().train_block(parameters, block, client_params)
         compact = block.touched.shape[1] < self.model.schema.num_items
-        trained.values["layer0.bias"][:] += 0.01 * compact
+        trained.values("layer0.bias")[:] += 0.01 * compact
         return trained
 
 
 class Crowded(Sgd):
     def train_block(self, parameters, block, client_params=None):
         trained = super().train_block(parameters, block, client_params)
-        trained.values["layer0.bias"][:] += 0.01 * len(block)
+        trained.values("layer0.bias")[:] += 0.01 * len(block)
         return trained
 
 

@@ -66,7 +66,7 @@ SYSTEMS = {
     },
     "gpfedrec": {
         "model": {"name": "gpfedrec", "embedding": 4, "hidden": [6]},
-        "step": {"name": "gpfedrec", "batch-size": 8},
+        "step": {"name": "gpfedrec"},
         "strategy": {"name": "gpfedrec"},
         **ORDERED,
     },

@@ -250,6 +250,7 @@ from fedrec.data.interactions import Interactions
 from fedrec.data.readers.synthetic import Synthetic
 from fedrec.data.splits.rules import UserHoldout
 from fedrec.models.privrec import PrivRec
+from fedrec.training.results import Dense
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from server.callbacks.base import Callback
 from server.samplers import Sampler

@@ -13,6 +13,7 @@ import torch
 
 from clients.malicious import MaliciousBlock
 from clients.node import Node
+from clients.step import private_names
 from fedrec.components.registry import POISONING, resolve
 from fedrec.data.malicious_users import Known
 from fedrec.errors import ExperimentError
@@ -44,7 +45,7 @@ def block_of(load_tiny, tmp_path):
         start = node.initial()
         noise = torch.Generator().manual_seed(3)
         moved = {n: v + 0.1 * torch.randn(v.shape, generator=noise) for n, v in start.items()}
-        private = step.private_names(list(start))
+        private = private_names(step, start)
         data = [node.population.client(client) for client in known.malicious.tolist()]
         members = tuple(OwnData.of(one, stream(0, "client", one.client, 2)) for one in data)
         own = {n: start[n].expand(3, *start[n].shape).clone() for n in private}

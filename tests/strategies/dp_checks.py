@@ -174,7 +174,7 @@ class Federation:
             return Message(Error(2, "gone"), reply_to=message)
         start = {name: torch.from_numpy(value) for name, value in self.parts.start.items()}
         for client in present:
-            total.add_block([client], as_block(start, updates[client]))
+            total.add_block([client], as_block(start, [updates[client]]))
         return Message(pack_sum(total.sum()), reply_to=message)
 
     def applied(self, replies: list[Message]) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ import fedrec
 from clients.blocks import to_device, update_of
 from clients.evaluation import client_scorer
 from clients.node import Node
+from clients.step import private_names
 from fedrec.baselines.base import Histories
 from fedrec.baselines.linear import CentralIalsConfig, solved
 from fedrec.baselines.private.ranking import DpFoldIn, DpFoldInConfig
@@ -114,7 +115,7 @@ def test_a_block_of_users_sends_what_each_would_alone(table, moments):
     np.testing.assert_allclose(found.losses(), [one.loss for one in expected], rtol=1e-5)
     for name in names[1:]:
         total = SparseAccumulator(tuple(parameters[name].shape))
-        found.add_rows(name, total, shares)
+        found.add_to({name: total}, shares)
         table = parameters[name].numpy()
         wanted = sum(s * one.delta[name].double() for s, one in zip(shares, expected, strict=True))
         summed_up = dense_change(total.change(table), table)
@@ -253,7 +254,7 @@ def test_user_factors_stay_on_the_device(table):
     node = Node(experiment, 0, 1, None)
     start = node.initial()
     arrays = {name: value.numpy() for name, value in start.items()}
-    assert node.step(experiment.step).private_names(list(arrays)) == ["user.factors"]
+    assert private_names(node.step(experiment.step), arrays) == ["user.factors"]
     idle = node.population.client(int(node.training[0]))
     idle = type(idle)(
         idle.client, idle.features, idle.items[:0], idle.labels[:0], idle.positives[:0]
@@ -261,7 +262,7 @@ def test_user_factors_stay_on_the_device(table):
     batches = node.step(experiment.step).batches(idle, np.random.default_rng(0))
     block = node.step(experiment.step).block([idle.features], [batches], node.device)
     trained = node.step(experiment.step).train_block(start, block)
-    assert not any(value.any() for value in trained.values.values())
+    assert not any(change.any() for change in trained.changes_of(0).values())
     assert np.isnan(trained.losses()[0])
 
 

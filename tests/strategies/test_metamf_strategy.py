@@ -25,7 +25,7 @@ from tests.runs import parameters_in
 
 GUIDED = (
     "model={name='gpfedrec', embedding=4, hidden=[6]}",
-    "step={name='gpfedrec', batch-size=8}",
+    "step={name='gpfedrec'}",
     "split={name='leave-one-out'}",
     "evaluation.fine-tune={epochs=0}",
 )

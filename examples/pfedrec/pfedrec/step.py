@@ -26,10 +26,10 @@ from torch.nn import functional as F
 
 from clients.step import Step, StepConfig
 from clients.steps.descent import Update, one_by_one
-from clients.steps.updates import Updates
 from fedrec.data.client_data import ClientData, draw_negatives
 from fedrec.models.base import Model
 from fedrec.training.block import Block
+from fedrec.training.results import BlockUpdate
 from pfedrec.model import LinearScore
 
 WEIGHT = "score.weight"
@@ -80,7 +80,7 @@ class DualPersonal(Step):
         parameters: Mapping[str, Tensor],
         block: Block,
         client_params: Mapping[str, Tensor] | None = None,
-    ) -> Updates:
+    ) -> BlockUpdate:
         """Train a block of clients one after the other; the private part of an update is what the
         device adds to its own state."""
         return one_by_one(parameters, block, client_params, self._train)

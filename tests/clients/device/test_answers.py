@@ -374,7 +374,7 @@ def test_clients_whose_training_diverges_send_their_noise_alone(load_tiny, path,
     start = {name: torch.from_numpy(value) for name, value in theta.items()}
     zeros = UpdateSum(theta, (), "uniform", protection, node.noise, 1)
     for client in range(24):
-        zeros.add_block([client], as_block(start, Update({})))
+        zeros.add_block([client], as_block(start, [Update({})]))
     assert answer.clients == 24
     noise = zeros.sum()
     for name, start in theta.items():

@@ -44,12 +44,10 @@ def client_of(random, items, rows, rating):
 
 def by_numpy(draw, data, schema, random):
     """The batches that `draw` describes."""
-    pool = None
     epochs = []
+    low_rated = "negative" if draw.low_rated else "ignore"
+    pool = labelled(data, schema, draw.negatives, low_rated, random) if draw.epochs else ()
     for _ in range(draw.epochs):
-        if pool is None or draw.afresh:
-            low_rated = "negative" if draw.low_rated else "ignore"
-            pool = labelled(data, schema, draw.negatives, low_rated, random)
         order = random.permutation(len(pool[0])) if draw.shuffled else slice(None)
         epochs.append((pool[0][order], pool[1][order]))
     return Batches.cut(epochs, draw.batch_size)
@@ -57,7 +55,6 @@ def by_numpy(draw, data, schema, random):
 
 DRAWS = [
     ExampleDraw(3, 4, 2),
-    ExampleDraw(3, 4, 2, afresh=True),
     ExampleDraw(2, 1_000_000, 3, low_rated=True),
     ExampleDraw(1, 8, 1, shuffled=False),
     ExampleDraw(0, 8, 1),

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fedrec.kernel import products
 from fedrec.kernel.compiled import compiled
 from fedrec.kernel.products import tile, transpose
-from fedrec.kernel.rows import add_changed_rows, add_dense, aligned, powers
+from fedrec.kernel.rows import add_changed_rows, add_dense, aligned, powers, row_powers
 from fedrec.nn.layers import ItemFeature, KernelModel, Layer, Product
 from fedrec.training.block import Batches, Block
 from fedrec.training.kernel import Guidance, train_block
@@ -176,22 +176,30 @@ def test_powers_of_changes(order):
 
 def test_row_sums_give_each_item_a_slot():
     random = np.random.default_rng(0)
-    start, values = (
-        random.normal(size=(9, 3)).astype(KERNEL_PARTS_F),
-        random.normal(size=(3, 2, 3)).astype(KERNEL_PARTS_F),
-    )
-    touched = np.array([[4, 7], [7, 0], [1, 2]])
+    start = random.normal(size=(9, 3)).astype(KERNEL_PARTS_F)
+    values = random.normal(size=(6, 3)).astype(KERNEL_PARTS_F)
+    changed = np.array([4, 7, 7, 0, 1, 2])
+    firsts = np.array([0, 2, 4])
     counts = np.array([2, 1, 2])
     shares = np.array([1.0, 2.0, 0.0])
     totals, slots, rows = np.zeros((5, 3)), np.full(9, -1), np.zeros(5, dtype=np.int64)
-    used = add_changed_rows(totals, slots, rows, 0, start, touched, counts, values, shares)
-    assert (
-        used == 2 and rows[:2].tolist() == [4, 7] and np.flatnonzero(slots >= 0).tolist() == [4, 7]
-    )
-    seventh = values[0, 1].astype(float) - start[7] + 2 * (values[1, 0].astype(float) - start[7])
-    np.testing.assert_allclose(
-        totals[:2], [values[0, 0].astype(float) - start[4], seventh], rtol=1e-12
-    )
+    given = changed, firsts, counts, values
+    used = add_changed_rows(totals, slots, rows, 0, start, *given, shares)
+    assert used == 2 and rows[:2].tolist() == [4, 7]
+    assert np.flatnonzero(slots >= 0).tolist() == [4, 7]
+    moved = values.astype(float) - start[changed]
+    np.testing.assert_allclose(totals[:2], [moved[0], moved[1] + 2 * moved[2]], rtol=1e-12)
+    whole = np.zeros((9, 3))
+    none = np.empty(0, np.int64)
+    add_changed_rows(whole, none, none, 0, start[:0], *given, shares)
+    wide = values.astype(float)
+    np.testing.assert_allclose(whole[[4, 7]], [wide[0], wide[1] + 2 * wide[2]], rtol=1e-12)
+    for order in (1, 2):
+        powers_of = row_powers(start, *given, order)
+        wanted = [
+            (np.abs(moved[a : a + n]) ** order).sum() for a, n in zip(firsts, counts, strict=True)
+        ]
+        np.testing.assert_allclose(powers_of, wanted, rtol=1e-6)
 
 
 # The kernel against autograd in float64: every activation, depth, loss, kind of input, late
@@ -393,7 +401,7 @@ def test_guidance_moves_all_touched_rows_in_each_step(share):
         guide = guides[place].double()
         wanted, _ = by_autograd(model, begin, (), own_batches, sgd, share, guide)
         touched = block.touched[place, : block.touched_counts[place]]
-        got = {name: value[place].double() for name, value in trained.values.items()}
+        got = {name: trained.values(name)[place].double() for name in trained.changes}
         got["items"] = got["items"][: len(touched)]
         wanted["items"] = wanted["items"][touched]
         for name, value in got.items():

@@ -9,6 +9,7 @@ import torch
 
 from clients.node import Node
 from clients.round import train_clients
+from clients.step import keeps_state, private_names
 from fedrec.attacks.canaries import CanaryPlan
 from fedrec.data.features import Feature, FeatureTable
 from fedrec.data.population import Population
@@ -202,7 +203,7 @@ META = {
     **ATTRIBUTE_DRIVER_ATTACKED,
     "model": {"name": "metamf", "rank": 2}
     | dict.fromkeys(("user", "memory", "generator", "embedding", "hidden"), 4),
-    "step": {"name": "metamf", "negatives": 1},
+    "step": {"name": "metamf"},
     "strategy": {"name": "metamf", "server-lr": 0.05},
     "split": {"name": "ratio"},
     "evaluation": {"ks": [5], "baselines": []},
@@ -445,3 +446,42 @@ def test_a_round_is_the_plain_round_and_the_planted_rows(nodes, path, weighting)
     assert (with_them.clients, with_them.examples) == (alone.clients + 2, alone.examples + 100)
     assert (with_them.loss, with_them.losses) == (alone.loss, alone.losses)
     assert with_them.weight == alone.weight + 2 * share
+
+
+def test_the_others_are_trained_in_blocks(nodes, monkeypatch):
+    audited, _ = nodes()
+    from clients import round
+
+    blocks = []
+    real = round.train_in_blocks
+    monkeypatch.setattr(
+        round, "train_in_blocks", lambda *a, **k: blocks.append(a[4].tolist()) or real(*a, **k)
+    )
+    train_clients(
+        audited, parameters(audited), TrainOrder(1, np.array([*audited.training[:4], USERS + 1]))
+    )
+    assert blocks == [audited.training[:4].tolist(), [USERS + 1]]
+
+
+def test_a_cohort_of_canaries_alone(nodes):
+    audited, _ = nodes()
+    reply = train_clients(audited, parameters(audited), TrainOrder(1, USERS + np.arange(CANARIES)))
+    assert reply.clients == CANARIES and reply.losses == 0
+    initial = parameters(audited)
+    total = {name: dense_change(change, initial[name]) for name, change in reply.total.items()}
+    norms = np.linalg.norm(total.pop("item.id"), axis=1)
+    assert norms == pytest.approx([0.0] * 30 + [3.0] * CANARIES)
+    assert not any(change.any() for change in total.values())
+
+
+def test_what_belongs_to_the_other_step_is_the_others(nodes):
+    """Its settings in fine-tuning, and what stays on a device."""
+    audited, _ = nodes()
+    section = audited.experiment.step
+    canary = audited.step(section)
+    tuned = audited.step(audited.experiment.fine_tune_step())
+    assert tuned.base.config.epochs == 1 and tuned.base.config.batch_size == 8
+    private = type(section).model_validate({**section.model_dump(), "private-parameters": ["w"]})
+    step = audited.step(private)
+    assert keeps_state(step) and not keeps_state(canary)
+    assert private_names(step, ["w", "v"]) == ["w"]

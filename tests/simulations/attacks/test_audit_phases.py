@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from clients.steps.updates import Updates
-from clients.sums import UpdateSum
 from fedrec.experiment.loading import load
 from fedrec.privacy.clipping import Clip
 from fedrec.privacy.ledger import Ledger
 from fedrec.privacy.mechanisms.base import Mechanism
 from fedrec.privacy.plan import Plan
+from fedrec.training.results import BlockUpdate
 from simulations.attacks.base import run_attack
 from tests.simulations.attacks.tables import experiment_on, synthetic
 
@@ -150,22 +149,21 @@ def test_a_phase_that_is_charged_for_more_noise_than_it_has_is_found(tmp_path, m
     ],
 )
 def test_one_parameter_that_skips_the_clip_is_found(tmp_path, monkeypatch, parameter, error):
-    norms = Updates.norms
+    norms = BlockUpdate.norms
+    add_to = BlockUpdate.add_to
 
     def part(self, names=None, order=2):
         return norms(self, [name for name in names if name != parameter], order)
 
-    def scaled(self, trained, shares):
-        ones = torch.ones_like(shares)
-        for name, total in self.dense.items():
-            trained.add_dense({name: total}, ones if name == parameter else shares)
-        for name, table in self.tables.items():
-            trained.add_rows(name, table, ones if name == parameter else shares)
+    def scaled(self, totals, shares):
+        for name, total in totals.items():
+            factors = torch.ones_like(shares) if name == parameter else shares
+            add_to(self, {name: total}, factors)
 
     if error == "not measured":
-        monkeypatch.setattr(Updates, "norms", part)
+        monkeypatch.setattr(BlockUpdate, "norms", part)
     else:
-        monkeypatch.setattr(UpdateSum, "_add_sums", scaled)
+        monkeypatch.setattr(BlockUpdate, "add_to", scaled)
     single = {**SGD, "privacy": {"clip-norm": 0.5, "noise-multiplier": 1.0}}
     (run,) = audit({**single, "strategy": {"name": "reptile"}}, tmp_path).runs
     names = {check.name for check in run.checks if not check.passed}
