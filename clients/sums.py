@@ -122,7 +122,10 @@ class CompressedUpdates:
         for index, client in enumerate(clients):
             update = {name: changes[index] for name, changes in by_name.items()}
             share = shares[index]
-            arrays_of = (getattr(change, "values", change) for change in update.values())
+            arrays_of = (
+                change.values if isinstance(change, SparseUpdate) else change
+                for change in update.values()
+            )
             if not share or not all(np.isfinite(array).all() for array in arrays_of):
                 continue  # it counts as zero
             if clip is not None:

@@ -113,6 +113,7 @@ class PhasePlans:
         if experiment.privacy is None:
             raise ExperimentError(
                 f"experiment {experiment.name!r} has no differential privacy",
+                expected="a table [privacy]",
                 fix="add [privacy] with clip-norm and noise-multiplier (or epsilon)",
             )
         cohorts = SampledCohorts.without_nodes(experiment, clients)

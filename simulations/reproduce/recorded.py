@@ -94,7 +94,8 @@ def find(paper: str, item: str | None) -> list[Study]:
     if wanted not in items:
         if why := NOT_HERE.get(f"{paper} {wanted}"):
             raise ExperimentError(
-                f"{paper} has no study {item!r}: {why}", expected="one of " + ", ".join(items)
+                f"{paper} has no study {item!r}: {why}",
+                fix=f"choose one of {', '.join(items)}",
             )
         raise unknown(f"study of {paper}", wanted, items)
     return [items[wanted]]

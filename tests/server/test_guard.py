@@ -245,18 +245,18 @@ def test_secure_runs_never_repeat_and_keep_who_took_part_and_what_was_lost(
     from server import cohort as server_cohorts
 
     cohorts, losses = [], []
-    draw, count = server_cohorts.secure_fixed_size, update_sum.UpdateSum._count
+    draw, add = server_cohorts.secure_fixed_size, update_sum.UpdateSum.add_block
 
     def drawing(*of):
         cohorts.append(draw(*of))
         return cohorts[-1]
 
-    def counting(self, shares, examples, found):
-        losses.extend(found)
-        count(self, shares, examples, found)
+    def adding(self, clients, update):
+        losses.extend(update.losses())
+        add(self, clients, update)
 
     monkeypatch.setattr(server_cohorts, "secure_fixed_size", drawing)
-    monkeypatch.setattr(update_sum.UpdateSum, "_count", counting)
+    monkeypatch.setattr(update_sum.UpdateSum, "add_block", adding)
     first, second = (
         run_tiny(
             PRIVATE, "privacy.mode=secure", "rounds=3", "sampler.cohort=9", *CHEAP, output=output

@@ -459,7 +459,10 @@ def test_several_seeds_and_scores_of_training_users_are_refused(plan):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ("privacy={clip-norm=1.0, noise-multiplier=0.0, delta=1e-5}", "with noise in all phases"),
+        (
+            "privacy={clip-norm=1.0, noise-multiplier=0.0, delta=1e-5}",
+            "a table [privacy] with noise",
+        ),
         ("privacy.placement=local", "'central' or 'distributed'"),
         ("split={name='leave-one-out', validation=true}", "validation users who do not train"),
     ],
