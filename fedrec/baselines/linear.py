@@ -116,10 +116,13 @@ def solved(liked: Sparse, fixed: Tensor, config: CentralIalsConfig) -> Tensor:
         cholesky = torch.linalg.cholesky(matrix)
         factors[rows] = torch.cholesky_solve(right[..., None], cholesky)[..., 0]
 
+    if fixed.device.type != "cpu":
+        for group in _groups(liked, width):
+            solve(*group)
+        return factors
     # each group on one thread: its products are too small for several
     threads = torch.get_num_threads()
-    workers = threads if fixed.device.type == "cpu" else 1
-    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         list(pool.map(lambda group: solve(*group), _groups(liked, width)))
     torch.set_num_threads(threads)  # the products of this thread were set back with the others
     return factors

@@ -168,7 +168,7 @@ SETTINGS = {
     "empty": {"masked-place": "empty", "temperature": 0.5},
 }
 JOINT_ONLY = {
-    "low-rated": {"low-rated": "negative", "lambda-dssm": 0.3},
+    "low-rated": {"low-rated": "negative"},
     "no-negatives": {"negatives": 0},
     "late": {"late-parameters": ["item.id", "layer1.*"], "rates": {"layer0.*": 0.5}},
 }

@@ -32,6 +32,7 @@ from fedrec.protocol.orders import TrainEach, TrainOrder, TrainSum
 from fedrec.protocol.serialization import from_record, to_record
 from fedrec.protocol.updates import dense_change
 from fedrec.rng import Reproducible, torch_stream
+from fedrec.training.results import Dense
 from server.checkpoint import restore_strategy, strategy_state
 from strategies.base import Aggregate, more_than_sums
 from strategies.dp import DpFedAvg
@@ -425,33 +426,32 @@ class Believing(DpFedAvg):
 
 
 class Unclipped(UpdateSum):
-    def _shares(self, examples, norms):
-        return [float(np.isfinite(norm)) for norm in norms]
+    def _shares(self, update):
+        return np.ones(len(update.block.examples))
 
 
 class Weighted(UpdateSum):
     """Clips, and then weights by examples."""
 
-    def _shares(self, examples, norms):
-        return [
-            share * count
-            for share, count in zip(super()._shares(examples, norms), examples, strict=True)
-        ]
+    def _shares(self, update):
+        return super()._shares(update) * np.array(update.block.examples)
 
 
 class ClippedByTensor(UpdateSum):
     """Clips every parameter separately."""
 
-    def _shares(self, examples, norms):
-        return [1.0] * len(examples)
+    def _shares(self, update):
+        return np.ones(len(update.block.examples))
 
-    def add_block(self, clients, trained):
+    def add_block(self, clients, update):
         clip = Clip(self.protection.clip_norm)
-        changes = {
-            name: torch.from_numpy(clip({name: change.numpy()})[name])
-            for name, change in trained.changes.items()
-        }
-        super().add_block(clients, replace(trained, changes=changes))
+        changes = {}
+        for name, change in update.changes.items():
+            values = change.changes.double().flatten(1)
+            factors = torch.from_numpy(clip.factors(values.norm(dim=1).numpy()))
+            shape = (-1, *[1] * (change.changes.dim() - 1))
+            changes[name] = Dense(change.changes * factors.reshape(shape).float())
+        super().add_block(clients, replace(update, changes=changes))
 
 
 class Survivors(Reptile):
