@@ -106,6 +106,10 @@ def test_a_block_of_users_sends_what_each_would_alone(table, moments):
     names = ["user.gram", "item.right", *(["item.moments"] if moments else [])]
     shares = torch.arange(1.0, len(order) + 1, dtype=torch.float64)
     norms = found.norms(names)
+    if moments:  # 15 numbers for each item that changes, with its index or as a whole table
+        changed = sum(int(one.delta["item.moments"].any(1).sum()) for one in expected)
+        sent = found.sent_bytes(["item.moments"])
+        assert 4 * 15 * changed <= sent <= (4 * 15 + 16) * changed
     for place, one in enumerate(expected):
         whole = torch.cat([one.delta[name].flatten() for name in names]).double()
         assert float(norms[place]) == pytest.approx(float(whole.norm()), rel=1e-5, abs=1e-9)
